@@ -1,0 +1,22 @@
+"""Communication-efficient data-parallel training with the Lion optimizer."""
+
+from importlib.metadata import version as _version
+
+from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
+from distlion.exchange import Direct, Gather
+from distlion.optim import DistributedLion, Lion
+
+__version__ = _version("distlion")
+
+__all__ = [
+    "Average",
+    "Direct",
+    "DistributedLion",
+    "FullPrecision",
+    "Gather",
+    "Lion",
+    "MajorityVote",
+    "QuantizedVote",
+    "TernaryVote",
+    "__version__",
+]

@@ -1,0 +1,19 @@
+"""What a worker sends, how votes combine, what comes back: one file for each rule."""
+
+from distlion.aggregation.average import Average
+from distlion.aggregation.base import Aggregation
+from distlion.aggregation.full_precision import FullPrecision
+from distlion.aggregation.majority import MajorityVote
+from distlion.aggregation.quantized import QuantizedVote
+from distlion.aggregation.registry import parse_rule
+from distlion.aggregation.ternary import TernaryVote
+
+__all__ = [
+    "Aggregation",
+    "Average",
+    "FullPrecision",
+    "MajorityVote",
+    "QuantizedVote",
+    "TernaryVote",
+    "parse_rule",
+]

@@ -1,0 +1,55 @@
+"""One bit up, the number of +1 votes down: the mean of the signs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from distlion.aggregation.base import Aggregation
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.layout import Bucket
+
+
+@dataclass(frozen=True)
+class Average(Aggregation):
+    """Move every coordinate by the mean of the workers' signs.
+
+    Equation:
+        Delta = (1 / n) sum_i sign(c_i) = (2 * count - n) / n
+        count: +1 votes; n: workers present for the parameter, carried in the reply
+        (Distributed Lion, arXiv:2404.00438, Algorithm 1, Avg)
+
+    Notes:
+        ceil(log2(N + 1)) bits down. A direction that is exactly 0 votes by a coin of its worker.
+    """
+
+    @property
+    def vote_planes(self) -> int:
+        return 1
+
+    def reply_planes(self, n_workers: int) -> int:
+        return n_workers.bit_length()
+
+    @property
+    def reply_format(self) -> ReplyFormat:
+        return ReplyFormat.COUNT
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> list[bool]:
+        return kernels.encode_signs(segments, coins.zero, out=out)
+
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None:
+        kernels.count_ones(votes, present, bucket, first_block, out=out)

@@ -1,0 +1,73 @@
+"""What every rule says: how a worker's direction becomes a vote, and how votes become a reply."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.layout import Bucket
+
+
+class Aggregation(ABC):
+    """A rule: what a worker sends, how votes combine, what comes back.
+
+    Rules are frozen dataclasses without state; a rule's ``repr`` rebuilds it. Tensors are packed as
+    ``distlion.layout`` says, (blocks, planes, 8) int64.
+    """
+
+    @property
+    @abstractmethod
+    def vote_planes(self) -> int:
+        """Bits a coordinate on the way up."""
+
+    @abstractmethod
+    def reply_planes(self, n_workers: int) -> int:
+        """Bits a coordinate on the way down."""
+
+    @property
+    @abstractmethod
+    def reply_format(self) -> ReplyFormat:
+        """How a reply spells S."""
+
+    @abstractmethod
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> list[bool]:
+        """Write this worker's vote on one bucket; reads only.
+
+        Args:
+            kernels: The arithmetic.
+            segments: The bucket's parameters, in order.
+            coins: This worker's coins of this step.
+            out: (blocks, vote_planes, 8) int64. Overwritten.
+
+        Returns:
+            For each parameter, whether gradient, direction and new momentum are finite.
+        """
+
+    @abstractmethod
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None:
+        """Write the reply to the votes on some blocks of a bucket.
+
+        Args:
+            kernels: The arithmetic.
+            votes: (workers, blocks, vote_planes, 8) int64, in rank order.
+            present: (workers, n_params) bool on the CPU: who votes for which parameter.
+            bucket: Where parameters lie.
+            first_block: The bucket's block that ``votes`` begin with.
+            coins: The coins of this step; only those that are equal on all workers are used.
+            out: (blocks, reply_planes, 8) int64. Overwritten.
+        """

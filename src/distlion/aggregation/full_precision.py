@@ -1,0 +1,70 @@
+"""Whole directions up, two bits down: global Lion, the yardstick of the other rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation.base import Aggregation
+from distlion.errors import InvalidArgumentError
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.layout import Bucket
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class FullPrecision(Aggregation):
+    """Move every coordinate with the sign of the mean direction.
+
+    Equation:
+        S = sign(sum_i c_i), sign(0) = 0, added in float32 in rank order
+        c_i is linear in m_i and g_i, so this is Lion on the mean gradient (Lion Cub,
+        arXiv:2411.16462), although no momentum is exchanged
+
+    Args:
+        dtype: What directions are rounded to on the way up: torch.float32 or torch.bfloat16.
+
+    Raises:
+        InvalidArgumentError: ``dtype`` is another one.
+    """
+
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidArgumentError(
+                f"FullPrecision(dtype={self.dtype}): expected torch.float32 or torch.bfloat16"
+            )
+
+    @property
+    def vote_planes(self) -> int:
+        return 8 * self.dtype.itemsize
+
+    def reply_planes(self, n_workers: int) -> int:
+        return 2
+
+    @property
+    def reply_format(self) -> ReplyFormat:
+        return ReplyFormat.TERNARY
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> list[bool]:
+        return kernels.encode_directions(segments, dtype=self.dtype, out=out)
+
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None:
+        kernels.sum_directions(votes, present, bucket, first_block, dtype=self.dtype, out=out)

@@ -1,0 +1,72 @@
+"""One bit up, one bit down: the sign of the sum of signs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from distlion.aggregation.base import Aggregation
+from distlion.errors import InvalidArgumentError
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.layout import Bucket
+
+
+@dataclass(frozen=True)
+class MajorityVote(Aggregation):
+    """Move every coordinate with the majority of the workers' signs.
+
+    Equation:
+        vote_i = sign(c_i), c_i = beta1 * m_i + (1 - beta1) * g_i
+        S = sign(sum_i vote_i), over the workers present for the parameter
+        (Distributed Lion, arXiv:2404.00438, Algorithm 1, MaVo)
+
+    Args:
+        tie: "coin" decides a tie by an unbiased coin, equal on all workers: 1 bit down. "zero"
+            leaves the coordinate to weight decay alone: 2 bits down.
+
+    Raises:
+        InvalidArgumentError: ``tie`` is something else.
+
+    Notes:
+        A direction that is exactly 0 votes by a coin of its worker. Both coins are inverted at odd
+        steps.
+    """
+
+    tie: Literal["coin", "zero"] = "coin"
+
+    def __post_init__(self) -> None:
+        if self.tie not in ("coin", "zero"):
+            raise InvalidArgumentError(f"MajorityVote(tie={self.tie!r}): expected 'coin' or 'zero'")
+
+    @property
+    def vote_planes(self) -> int:
+        return 1
+
+    def reply_planes(self, n_workers: int) -> int:
+        return 1 if self.tie == "coin" else 2
+
+    @property
+    def reply_format(self) -> ReplyFormat:
+        return ReplyFormat.SIGN if self.tie == "coin" else ReplyFormat.TERNARY
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> list[bool]:
+        return kernels.encode_signs(segments, coins.zero, out=out)
+
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None:
+        tie = coins.tie if self.tie == "coin" else None
+        kernels.count_signs(votes, present, bucket, first_block, tie, out=out)

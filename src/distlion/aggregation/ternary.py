@@ -1,0 +1,55 @@
+"""Two bits up, two bits down: the papers' formula itself, with its zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from distlion.aggregation.base import Aggregation
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.layout import Bucket
+
+
+@dataclass(frozen=True)
+class TernaryVote(Aggregation):
+    """Move every coordinate with the sign of the sum of votes in {-1, 0, 1}.
+
+    Equation:
+        S = sign(sum_i sign(c_i)), sign(0) = 0
+        (Distributed Lion, arXiv:2404.00438, Algorithm 1, MaVo)
+
+    Notes:
+        Coordinates that no worker touches (rows of an embedding, masked weights) stay where they
+        are.
+    """
+
+    @property
+    def vote_planes(self) -> int:
+        return 2
+
+    def reply_planes(self, n_workers: int) -> int:
+        return 2
+
+    @property
+    def reply_format(self) -> ReplyFormat:
+        return ReplyFormat.TERNARY
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> list[bool]:
+        return kernels.encode_ternary(segments, out=out)
+
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None:
+        kernels.count_ternary(votes, present, bucket, first_block, out=out)

@@ -1,0 +1,35 @@
+"""The commands and what they have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from distlion import __version__
+from distlion.cli.train import EXAMPLE, train_command
+
+app = typer.Typer(
+    name="distlion",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", epilog=EXAMPLE)(train_command)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"distlion {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def distlion(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train with workers that vote: one bit per parameter and step instead of full gradients."""

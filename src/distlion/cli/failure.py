@@ -1,0 +1,48 @@
+"""Errors as users see them: one clear message and an exit status, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from distlion.errors import DistlionError, PeerLostError, StepTimeoutError
+
+_FAILED = 1
+_INTERRUPTED = 130
+
+
+@contextlib.contextmanager
+def shown_failures(console: Console) -> Iterator[None]:
+    """Turn distlion's errors and Ctrl-C into a message and an exit status, 1 or 130.
+
+    Any other exception is a bug and keeps its traceback; so does one that broke a worker.
+    """
+    try:
+        yield
+    except DistlionError as error:
+        if error.__cause__ is not None and not isinstance(error.__cause__, OSError | ValueError):
+            console.print(Text(str(error.__cause__).strip()))
+        _show(console, f"{type(error).__name__}: {error}")
+        if isinstance(error, PeerLostError | StepTimeoutError):
+            # The collective stays open inside Gloo, and the interpreter would wait for it.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_FAILED)
+        raise typer.Exit(_FAILED) from None
+    except KeyboardInterrupt:
+        _show(console, "interrupted; all workers have ended")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _show(console: Console, message: str) -> None:
+    if console.is_terminal:
+        console.print(Panel(Text(message), title="distlion", title_align="left", style="red"))
+    else:
+        console.print(Text(f"distlion: {message}"), soft_wrap=True)

@@ -1,0 +1,48 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from distlion.training import FIGURE_NAME, RECORD_NAME, Record
+
+_MEGABYTE = 1_000_000
+
+
+def build_summary(record: Record, run_dir: Path) -> Table:
+    """Lay out what a run reached and what it cost."""
+    settings = record.settings
+    table = Table(
+        title=f"{settings['task']}, {settings['rule']}, {record.world_size} workers, "
+        f"{settings['steps']} steps",
+        show_header=False,
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("final training loss", f"{record.final_train_loss:.4f}")
+    table.add_row("first held-out loss", f"{record.first_heldout_loss:.4f}")
+    table.add_row("final held-out loss", f"{record.final_heldout_loss:.4f}")
+    table.add_row("held-out accuracy", f"{record.final_heldout_accuracy:.1%}")
+    table.add_row("wall time", f"{record.wall_s:.1f} s")
+    table.add_row("sent by each worker, measured", _format_bytes(record.sent_bytes_per_worker))
+    table.add_row(
+        "fp32 all-reduce would have sent", _format_bytes(record.full_precision_bytes_per_worker)
+    )
+    table.add_row("times less", _format_ratio(record))
+    table.add_row("bits per parameter and step", f"{record.bits_per_parameter:.3f}")
+    table.add_row("replicas equal to the bit", "yes" if record.replicas_equal else "NO")
+    table.add_row("record", str(run_dir / RECORD_NAME))
+    table.add_row("figure", str(run_dir / FIGURE_NAME))
+    return table
+
+
+def _format_bytes(n_bytes: int) -> str:
+    return f"{n_bytes / _MEGABYTE:,.2f} MB"
+
+
+def _format_ratio(record: Record) -> str:
+    if record.sent_bytes_per_worker == 0:
+        return "nothing was sent"
+    return f"{record.full_precision_bytes_per_worker / record.sent_bytes_per_worker:.1f}"

@@ -1,0 +1,167 @@
+"""``distlion train``: train a model with workers that vote, and account for every byte."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from distlion.cli.failure import shown_failures
+from distlion.cli.progress import ProgressDisplay
+from distlion.cli.summary import build_summary
+from distlion.errors import ReplicaMismatchError
+from distlion.tasks import Tokenizer
+from distlion.training import (
+    ExchangeName,
+    Norm,
+    RuleName,
+    Schedule,
+    TaskName,
+    TrainSettings,
+    train,
+)
+
+EXAMPLE = (
+    "Example: distlion train --task text --workers 4 --rule majority --steps 200 --data my_text.txt"
+)
+_RUNS = Path("runs")
+
+# The options, in the order of the help.
+_Task = Annotated[TaskName, typer.Option(help="What to train.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
+]
+_Rule = Annotated[
+    RuleName,
+    typer.Option(help="How workers agree: votes, or global-*: an fp32 all-reduce of gradients."),
+]
+_Bits = Annotated[
+    int | None,
+    typer.Option(help="Bits of a vote, 1 to 8; only with the rule quantized.", show_default="4"),
+]
+_Norm = Annotated[
+    Norm | None,
+    typer.Option(help="Scale of a vote; only with the rule quantized.", show_default="l1"),
+]
+_Exchange = Annotated[ExchangeName, typer.Option(help="Who sends votes to whom.")]
+_Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
+_Lr = Annotated[
+    float | None, typer.Option(help="Highest learning rate.", show_default="by the rule")
+]
+_WeightDecay = Annotated[float, typer.Option(help="Decoupled weight decay.")]
+_Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
+_WarmupSteps = Annotated[
+    int | None, typer.Option(help="Steps of linear warm-up.", show_default="20")
+]
+_BatchSize = Annotated[
+    int | None,
+    typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
+]
+_Seed = Annotated[int, typer.Option(help="Of weights, data order and coins.")]
+_Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Text: a file, hf:NAME or hf:NAME:CONFIGURATION. Images: cifar-10-batches-py.",
+        show_default="Python's standard library; scikit-learn's digits",
+    ),
+]
+_Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
+_ModelConfig = Annotated[
+    Path | None,
+    typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
+]
+_EvalEvery = Annotated[
+    int | None, typer.Option(help="Steps between held-out evaluations.", show_default="50")
+]
+_RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder for record and figure.", show_default="a new one in runs"),
+]
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the record without its series to standard output.")
+]
+
+
+def train_command(
+    *,
+    task: _Task = TaskName.TEXT,
+    workers: _Workers = None,
+    rule: _Rule = RuleName.MAJORITY,
+    bits: _Bits = None,
+    norm: _Norm = None,
+    exchange: _Exchange = ExchangeName.AUTO,
+    steps: _Steps = None,
+    lr: _Lr = None,
+    weight_decay: _WeightDecay = 0.1,
+    schedule: _Schedule = Schedule.COSINE,
+    warmup_steps: _WarmupSteps = None,
+    batch_size: _BatchSize = None,
+    seed: _Seed = 0,
+    threads: _Threads = 1,
+    data: _Data = None,
+    tokenizer: _Tokenizer = None,
+    model_config: _ModelConfig = None,
+    eval_every: _EvalEvery = None,
+    run_dir: _RunDir = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Train a model from random weights and show what it reached and what it cost.
+
+    Alone it starts local workers; under torchrun it joins that world.
+
+    The run folder gets record.json and loss.png.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        settings = TrainSettings.with_defaults(
+            task,
+            rule,
+            workers=workers,
+            bits=bits,
+            norm=norm,
+            exchange=exchange,
+            steps=steps,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            warmup_steps=warmup_steps,
+            batch_size=batch_size,
+            seed=seed,
+            threads=threads,
+            data=data,
+            tokenizer=tokenizer,
+            model_config=model_config,
+            eval_every=eval_every,
+        )
+        _train_and_show(settings, run_dir or _choose_run_dir(settings), messages, as_json=as_json)
+
+
+def _choose_run_dir(settings: TrainSettings) -> Path:
+    """Name a folder that does not exist yet."""
+    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{moment}-{settings.task.value}-{settings.rule.value}-{settings.workers}-workers"
+    attempt = 1
+    while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
+        attempt += 1
+    return folder
+
+
+def _train_and_show(
+    settings: TrainSettings, run_dir: Path, messages: Console, *, as_json: bool
+) -> None:
+    with ProgressDisplay(messages, workers=settings.workers) as display:
+        record = train(settings, run_dir=run_dir, observe=display)
+    if record is None:  # another rank of torchrun's world shows it
+        return
+    if as_json:
+        typer.echo(json.dumps(record.summary() | {"run_dir": str(run_dir)}, indent=1))
+    else:
+        Console().print(build_summary(record, run_dir))
+    if not record.replicas_equal:
+        raise ReplicaMismatchError(f"the workers ended with different parameters; see {run_dir}")

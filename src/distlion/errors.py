@@ -1,0 +1,118 @@
+"""Every exception and warning of distlion.
+
+A caller can catch all of them by ``DistlionError``; each also derives from the built-in exception
+that PyTorch would raise in its place, so that existing handlers keep working.
+"""
+
+from __future__ import annotations
+
+
+class DistlionError(Exception):
+    """Base class of every exception that distlion raises."""
+
+
+class InvalidArgumentError(DistlionError, ValueError):
+    """An argument has the right type and a wrong value."""
+
+
+class UnsupportedTypeError(DistlionError, TypeError):
+    """An argument, parameter or tensor is of a kind that cannot be used here."""
+
+
+class KernelBackendError(DistlionError, RuntimeError):
+    """No kernels exist for the device at hand, or the ones asked for are missing."""
+
+
+class MissingDependencyError(DistlionError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class DataError(DistlionError, ValueError):
+    """A data set, or a file of one, cannot be used."""
+
+
+class WorkerFailedError(DistlionError, RuntimeError):
+    """A worker process that distlion started has died."""
+
+
+class CheckpointError(DistlionError, ValueError):
+    """A saved state does not fit this optimizer."""
+
+
+class ProcessGroupError(DistlionError, RuntimeError):
+    """The process group is missing, was destroyed or replaced, or is dead since a failed step."""
+
+
+class StepError(DistlionError, RuntimeError):
+    """A step was abandoned; parameters, momenta and step counter are those of before it.
+
+    Errors of construction and of comparisons carry the number of the step that comes next.
+
+    Attributes:
+        rank: Rank of this worker in the voting group.
+        step: The step that was abandoned, counted from 0; None for an optimizer that does not
+            count.
+        culprits: Ranks that caused it, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = 0,
+        step: int | None = None,
+        culprits: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message if step is None else f"[rank {rank}, step {step}] {message}")
+        self.rank = rank
+        self.step = step
+        self.culprits = culprits
+
+    @property
+    def committed_step(self) -> int | None:
+        """Number of steps that this worker has committed: those before ``step``."""
+        return self.step
+
+
+class PeerLostError(StepError):
+    """A peer closed its connection: it has crashed, was killed, or left the group."""
+
+
+class StepTimeoutError(StepError):
+    """A peer did not answer within ``step_timeout_s``.
+
+    The collective stays under way inside Gloo, and an interpreter that ends in the usual way waits
+    for it as long as the silent peer lives: after this error, leave by ``os._exit``.
+    """
+
+
+class StepMismatchError(StepError):
+    """Workers are at different steps, because one of them left out or repeated a step."""
+
+
+class ConfigMismatchError(StepError):
+    """Workers disagree on parameters, settings or library version."""
+
+
+class CorruptFrameError(StepError):
+    """Bytes arrived that are not what was sent."""
+
+
+class NonFiniteError(StepError):
+    """A gradient, a direction or a new momentum is not finite."""
+
+
+class SparseGradientError(StepError):
+    """A parameter has a sparse gradient, which cannot be voted on coordinate by coordinate."""
+
+
+class GradientChangedError(StepError):
+    """A gradient changed between encoding and committing a step."""
+
+
+class ReplicaMismatchError(StepError):
+    """Parameters that must be equal to the bit differ between workers."""
+
+
+class IdenticalGradientsWarning(UserWarning):
+    """All workers have the same raw gradients, so that their votes carry the information of one."""

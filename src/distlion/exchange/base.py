@@ -1,0 +1,117 @@
+"""What every pattern says: who sends which bytes to whom."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from distlion import faults
+from distlion.exchange.frame import Header, Verdict
+from distlion.exchange.link import Link, Plan
+
+
+@dataclass(frozen=True)
+class BucketShape:
+    """Sizes of a bucket on the wire.
+
+    Attributes:
+        n_shards: Owners, the world size.
+        n_params: Parameters.
+        vote_bytes: Bytes of a vote on one shard.
+        reply_bytes: Bytes of the reply on one shard.
+        has_counts: Whether replies say how many workers voted for each parameter.
+    """
+
+    n_shards: int
+    n_params: int
+    vote_bytes: int
+    reply_bytes: int
+    has_counts: bool
+
+
+class Reducer(Protocol):
+    """What a pattern needs of a rule: votes in, reply out, both opaque."""
+
+    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        """Count votes.
+
+        Args:
+            votes: (workers, n_shards * vote_bytes) uint8, in rank order.
+            present: (workers, n_params) bool on the CPU.
+            first_shard: The shard that ``votes`` begin with.
+
+        Returns:
+            (n_shards * reply_bytes,) uint8.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """One worker's part in an exchange.
+
+    Attributes:
+        header: Header of its votes; ``kind`` is VOTE.
+        votes: (n_shards, vote_bytes) uint8 on the link's device.
+        present: (n_params,) bool on the CPU: what it votes for.
+    """
+
+    header: Header
+    votes: Tensor
+    present: Tensor
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What comes back.
+
+    Attributes:
+        verdict: What went wrong, if anything: then nothing may be committed.
+        present: (n_params,) int64 on the CPU: how many voted for each parameter; where the rule
+            does not need the number, whether any did.
+        payload: (n_shards, reply_bytes) uint8; without meaning unless the verdict is OK.
+        details: For each rank, the detail of its header.
+    """
+
+    verdict: Verdict
+    present: Tensor
+    payload: Tensor
+    details: tuple[int, ...] = ()
+
+
+class Exchange(ABC):
+    """A pattern: which bytes go to whom.
+
+    Patterns never look into a payload, and all of them return the same bits.
+
+    Patterns are frozen dataclasses without state; a pattern's ``repr`` rebuilds it.
+    """
+
+    @abstractmethod
+    def plan(self, shape: BucketShape) -> Plan:
+        """Declare what ``exchange`` will hand to the network for one bucket."""
+
+    @abstractmethod
+    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+        """Send one bucket's votes and bring back the reply; every rank calls it, in the same order.
+
+        A worker that found an error takes part all the same, and says so in its header.
+
+        Raises:
+            PeerLostError: A peer's connection closed.
+            StepTimeoutError: A peer did not answer in time.
+        """
+
+
+def fire_framed(link: Link, header: Header, chunks: Tensor) -> None:
+    """Let a test break bytes that are about to leave."""
+    faults.fire(rank=link.rank, step=header.step, point="framed", subject=chunks)
+
+
+def empty(link: Link, *shape: int) -> Tensor:
+    """Allocate an uninitialised uint8 tensor where the link wants it."""
+    return torch.empty(shape, dtype=torch.uint8, device=link.device)

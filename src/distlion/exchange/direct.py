@@ -1,0 +1,127 @@
+"""Every rank counts its own shard: traffic for each rank does not grow with the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from distlion.exchange.base import (
+    Ballot,
+    BucketShape,
+    Exchange,
+    Reducer,
+    Reply,
+    empty,
+    fire_framed,
+)
+from distlion.exchange.frame import (
+    Chunk,
+    ChunkShape,
+    Header,
+    Kind,
+    Status,
+    Verdict,
+    judge,
+    read_chunks,
+    write_chunk,
+)
+from distlion.exchange.link import Link, Plan
+
+
+@dataclass(frozen=True)
+class Direct(Exchange):
+    """Scatter shards to their owners, count there, gather the replies.
+
+    Notes:
+        Each rank sends (N - 1) / N of its votes and N - 1 times its own shard's reply: 2 (N - 1) /
+        N bits a parameter for one bit up and one bit down (Lion Cub, arXiv:2411.16462, 1-bit
+        all-reduce).
+    """
+
+    def plan(self, shape: BucketShape) -> Plan:
+        vote, reply = _chunk_shapes(shape)
+        peers = shape.n_shards - 1
+        n_bytes = peers * (vote.n_bytes + reply.n_bytes)
+        return Plan(n_bytes, n_bytes, 2 * peers)
+
+    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+        """Exchange one bucket: 1 scatter shards, 2 count, 3 gather."""
+        vote_shape, reply_shape = _chunk_shapes(shape)
+
+        # 1 scatter shards
+        chunks = empty(link, shape.n_shards, vote_shape.n_bytes)
+        for chunk, votes in zip(chunks, ballot.votes, strict=True):
+            write_chunk(chunk, vote_shape, ballot.header, ballot.present, votes)
+        fire_framed(link, ballot.header, chunks)
+        received = torch.empty_like(chunks)
+        link.all_to_all(received, chunks, step=ballot.header.step)
+
+        # 2 count
+        header, present, payload = _count(received, vote_shape, reply_shape, ballot.header, reducer)
+
+        # 3 gather
+        reply = empty(link, reply_shape.n_bytes)
+        write_chunk(reply, reply_shape, header, present, payload)
+        fire_framed(link, header, reply)
+        replies = empty(link, shape.n_shards, reply_shape.n_bytes)
+        link.all_gather(replies, reply, step=ballot.header.step)
+        return _read_replies(replies, reply_shape, header)
+
+
+def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
+    return (
+        ChunkShape(shape.n_params, shape.vote_bytes),
+        ChunkShape(shape.n_params, shape.reply_bytes, shape.has_counts),
+    )
+
+
+def _count(
+    received: Tensor, vote_shape: ChunkShape, reply_shape: ChunkShape, own: Header, reducer: Reducer
+) -> tuple[Header, Tensor, Tensor]:
+    """Check the votes on this rank's shard and count them; reply with an error instead, if any."""
+    chunks = read_chunks(received, vote_shape, kind=Kind.VOTE, bucket=own.bucket)
+    header = _find_errors(chunks, replace(own, kind=Kind.REPLY))
+    whole = [chunk for chunk in chunks if chunk is not None]
+    if header.status is not Status.OK:
+        nothing = torch.zeros(vote_shape.n_params, dtype=torch.int64)
+        return header, nothing, received.new_zeros(reply_shape.payload_bytes)
+    present = torch.stack([chunk.present for chunk in whole])
+    votes = torch.stack([chunk.payload for chunk in whole])
+    return header, present.sum(0), reducer.reduce(votes, present.bool(), own.sender)
+
+
+def _find_errors(chunks: list[Chunk | None], own: Header) -> Header:
+    """Put the worst of what this rank found in the votes, or knows of itself, into its header."""
+    worst = own
+    for sender, chunk in enumerate(chunks):
+        if chunk is None:
+            found = replace(own, status=Status.CORRUPT, culprit=sender, detail=0)
+        elif chunk.header.step != own.step:
+            found = replace(own, status=Status.STEP, culprit=sender, detail=0)
+        elif chunk.header.settings != own.settings:
+            found = replace(own, status=Status.CONFIG, culprit=sender, detail=0)
+        else:
+            theirs = chunk.header
+            found = replace(own, status=theirs.status, culprit=theirs.culprit, detail=theirs.detail)
+        if found.status > worst.status:
+            worst = found
+    return worst
+
+
+def _read_replies(replies: Tensor, shape: ChunkShape, own: Header) -> Reply:
+    chunks = read_chunks(replies, shape, kind=Kind.REPLY, bucket=own.bucket)
+    nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+    lost = tuple(owner for owner, chunk in enumerate(chunks) if chunk is None)
+    if lost:
+        return Reply(Verdict(Status.CORRUPT, lost), nothing, replies)
+    whole = [chunk for chunk in chunks if chunk is not None]
+    verdict = judge([chunk.header for chunk in whole])
+    present = whole[0].present
+    if verdict.status is Status.OK and not all(
+        torch.equal(chunk.present, present) for chunk in whole
+    ):
+        verdict = Verdict(Status.CORRUPT)
+    payload = torch.stack([chunk.payload for chunk in whole])
+    return Reply(verdict, present, payload, tuple(chunk.header.detail for chunk in whole))

@@ -1,0 +1,76 @@
+"""Every rank gets all votes and counts them itself: one round, but traffic that grows with N."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from distlion.exchange.base import (
+    Ballot,
+    BucketShape,
+    Exchange,
+    Reducer,
+    Reply,
+    empty,
+    fire_framed,
+)
+from distlion.exchange.frame import (
+    ChunkShape,
+    Kind,
+    Status,
+    Verdict,
+    judge,
+    read_chunks,
+    write_chunk,
+)
+from distlion.exchange.link import Link, Plan
+
+
+@dataclass(frozen=True)
+class Gather(Exchange):
+    """Gather everybody's votes and count all shards at every rank.
+
+    Notes:
+        Each rank sends its votes to N - 1 others: N - 1 bits a parameter for one-bit votes. Worth
+        it for tiny buckets, where one round costs less than two, and at N = 2, where it sends no
+        more than ``Direct``. There is no reply in which one rank could tell the others that bytes
+        were damaged on the way to it alone: that rank raises ``CorruptFrameError`` by itself, and
+        the others lose it in their next step.
+    """
+
+    def plan(self, shape: BucketShape) -> Plan:
+        peers = shape.n_shards - 1
+        n_bytes = peers * _chunk_shape(shape).n_bytes
+        return Plan(n_bytes, n_bytes, peers)
+
+    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+        """Exchange one bucket: 1 gather votes, 2 count."""
+        chunk_shape = _chunk_shape(shape)
+
+        # 1 gather votes
+        chunk = empty(link, chunk_shape.n_bytes)
+        write_chunk(chunk, chunk_shape, ballot.header, ballot.present, ballot.votes.flatten())
+        fire_framed(link, ballot.header, chunk)
+        received = empty(link, shape.n_shards, chunk_shape.n_bytes)
+        link.all_gather(received, chunk, step=ballot.header.step)
+
+        # 2 count
+        chunks = read_chunks(received, chunk_shape, kind=Kind.VOTE, bucket=ballot.header.bucket)
+        whole = [chunk for chunk in chunks if chunk is not None]
+        lost = tuple(rank for rank, chunk in enumerate(chunks) if chunk is None)
+        verdict = (
+            Verdict(Status.CORRUPT, lost) if lost else judge([chunk.header for chunk in whole])
+        )
+        if verdict.status is not Status.OK:
+            nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+            return Reply(verdict, nothing, received)
+        present = torch.stack([chunk.present for chunk in whole])
+        votes = torch.stack([chunk.payload for chunk in whole])
+        reply = reducer.reduce(votes, present.bool(), 0)
+        details = tuple(chunk.header.detail for chunk in whole)
+        return Reply(verdict, present.sum(0), reply.view(shape.n_shards, -1), details)
+
+
+def _chunk_shape(shape: BucketShape) -> ChunkShape:
+    return ChunkShape(shape.n_params, shape.n_shards * shape.vote_bytes)

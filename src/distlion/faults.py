@@ -1,0 +1,72 @@
+"""Fault points: where tests make a chosen rank fail at a chosen step. Inert until armed.
+
+Example:
+    >>> fault = arm(rank=1, step=5, point="after_encode", action=lambda optimizer: os.abort())
+    >>> ...  # run; then check that it happened
+    >>> assert fault.fired == 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from distlion.errors import InvalidArgumentError
+
+Point = Literal["before_step", "after_encode", "framed", "before_commit"]
+POINTS: tuple[Point, ...] = ("before_step", "after_encode", "framed", "before_commit")
+
+
+@dataclass
+class Fault:
+    """One armed fault; ``fired`` counts how often it has happened."""
+
+    rank: int
+    step: int
+    point: Point
+    action: Callable[[object], None]
+    fired: int = 0
+
+
+_armed: list[Fault] = []
+
+
+def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None]) -> Fault:
+    """Arm ``action`` for one rank, step and point of this process.
+
+    Args:
+        rank: Rank in the voting group.
+        step: Step, counted from 0.
+        point: "before_step" (nothing has happened), "after_encode" (votes packed, checks of the
+            gradients still to come), "framed" (a checksummed chunk is about to be sent; ``action``
+            gets its bytes, a uint8 tensor), "before_commit" (all replies are in). At the other
+            points ``action`` gets the optimizer.
+        action: Called once each time that rank, step and point meet.
+
+    Returns:
+        The fault, whose ``fired`` a test must check.
+
+    Raises:
+        InvalidArgumentError: There is no such point.
+    """
+    if point not in POINTS:
+        raise InvalidArgumentError(f"point={point!r}: expected one of {', '.join(POINTS)}")
+    fault = Fault(rank, step, point, action)
+    _armed.append(fault)
+    return fault
+
+
+def disarm_all() -> None:
+    """Forget every armed fault."""
+    _armed.clear()
+
+
+def fire(*, rank: int, step: int, point: Point, subject: object) -> None:
+    """Run the faults armed for this rank, step and point; ``subject`` is what they may break."""
+    if not _armed:
+        return
+    for fault in _armed:
+        if (fault.rank, fault.step, fault.point) == (rank, step, point):
+            fault.fired += 1
+            fault.action(subject)

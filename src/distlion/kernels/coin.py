@@ -1,0 +1,92 @@
+"""The coin: unbiased random bits that are the same on every machine and in every backend.
+
+Equation:
+    mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB;
+            z ^= z >> 31                                                          (modulo 2^64)
+    key = mix(mix(mix(seed) + t) + domain)
+    coin(w) = mix(key + (w + 1) * 0x9E3779B97F4A7C15): 64 bits, one for each coordinate of word w
+
+Ties and zeros take t = step // 2 and the inverse of the coin at odd steps, so that a coordinate
+about which nobody knows anything is back in its place after every second step, instead of walking
+away.
+
+Reference:
+    splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
+
+TIE_DOMAIN = 0
+ROUNDING_DOMAIN = 1
+ZERO_DOMAIN = 2
+
+
+def mix(value: int) -> int:
+    """Finalise ``value`` modulo 2^64 as splitmix64 does: a bijection that spreads every bit."""
+    value &= MASK
+    value = ((value ^ (value >> 30)) * MULTIPLIER_1) & MASK
+    value = ((value ^ (value >> 27)) * MULTIPLIER_2) & MASK
+    return value ^ (value >> 31)
+
+
+def derive_key(seed: int, t: int, domain: int) -> int:
+    """Derive the key of one domain at time ``t``: mix(mix(mix(seed) + t) + domain)."""
+    return mix(mix(mix(seed) + t) + domain)
+
+
+@dataclass(frozen=True)
+class Coin:
+    """A row of random words, addressed by global word.
+
+    Attributes:
+        key: 64 bits, unsigned.
+        inverted: Whether every bit is flipped.
+    """
+
+    key: int
+    inverted: bool = False
+
+    def word(self, w: int) -> int:
+        """Draw word ``w``, unsigned: the plain form of the kernel op ``coin``."""
+        bits = mix(self.key + (w + 1) * GOLDEN)
+        return bits ^ MASK if self.inverted else bits
+
+
+@dataclass(frozen=True)
+class Coins:
+    """The coins of one step on one worker.
+
+    Attributes:
+        seed: The optimizer's seed, equal on all workers.
+        step: The step, counted from 0.
+        rank: The worker's rank in the voting group.
+    """
+
+    seed: int
+    step: int
+    rank: int
+
+    @property
+    def tie(self) -> Coin:
+        """Decide ties; equal on all workers."""
+        return self._paired(TIE_DOMAIN)
+
+    @property
+    def zero(self) -> Coin:
+        """Vote for directions that are 0; each worker has its own."""
+        return self._paired(ZERO_DOMAIN + self.rank)
+
+    @property
+    def rounding(self) -> Coin:
+        """Round stochastically; equal on all workers, so that replicas stay equal."""
+        return Coin(derive_key(self.seed, self.step, ROUNDING_DOMAIN))
+
+    def _paired(self, domain: int) -> Coin:
+        return Coin(derive_key(self.seed, self.step // 2, domain), inverted=self.step % 2 == 1)

@@ -1,0 +1,334 @@
+"""The ops of the arithmetic: signatures, shapes, dtypes, and what holds to the last bit.
+
+Notation:
+    g, m, x   gradient, momentum (``exp_avg``) and parameter of one coordinate, widened to float32
+    fl(...)   one rounding to float32, to nearest even
+    constants beta1, 1 - beta1, beta2, 1 - beta2, d = 1 - lr * weight_decay and a = lr / n are
+              computed in double and rounded once to float32
+
+    g  = fl(gradient * grad_scale), left out where grad_scale is 1
+    c  = fl(fl(beta1 * m) + fl((1 - beta1) * g))                       the direction
+    m' = fl(fl(beta2 * m) + fl((1 - beta2) * g))                       the new momentum
+    x' = fl(fl(d * x) - fl(a * S))                                     the new parameter
+
+    One final rounding takes m' and x' to their storage dtype. S is the integer of the reply; n = 1,
+    except for a reply of counts: n = workers present. No fused multiply-add, no division inside an
+    op. Given equal inputs, every backend returns equal bits, whatever its instruction set and
+    number of threads.
+
+Dtypes:
+    parameter and gradient float32, bfloat16 or float16; exp_avg float32 or bfloat16.
+
+Packed tensors:
+    (blocks, planes, 8) int64 on the device of the parameters, contiguous; ``distlion.layout`` says
+    which bit is whose. Spare bits, and the bits of parameters that a worker abstains for, are 0.
+
+``reference.py`` defines the truth; ``dispatch.py`` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from distlion.kernels.coin import Coin
+from distlion.layout import Bucket, Slot
+
+PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EXP_AVG_DTYPES = (torch.float32, torch.bfloat16)
+SCALE_BLOCK_ELEMENTS = 4096
+
+# (seed, step, rank, domain of ``Coins``) -> words 0, 1 and 2**33 of the coin; computed with Python
+# integers from the equations of coin.py, and checked against a published value: splitmix64 seeded
+# with 0 first gives 0xE220A8397B1DCDAF.
+SPLITMIX64_FIRST = 0xE220A8397B1DCDAF
+COIN_VECTORS: dict[tuple[int, int, int, str], tuple[int, int, int]] = {
+    (0, 0, 0, "tie"): (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0xBECADFBDE9F35965),
+    (0, 1, 0, "tie"): (0x1DDF57C684E23250, 0x918761955E469A0B, 0x41352042160CA69A),
+    (0, 7, 0, "rounding"): (0x64BF6909D6AB6A2A, 0xFF277A88778DFBFD, 0x2CEB51AA1B67ED8C),
+    (1234567, 10, 3, "zero"): (0xFF3B76BA34571444, 0x99F18A07EC515D26, 0x12ED06D06B867CE2),
+    (1234567, 11, 3, "zero"): (0x00C48945CBA8EBBB, 0x660E75F813AEA2D9, 0xED12F92F9479831D),
+    (2**64 - 1, 2**40, 1023, "zero"): (0x71AD5BD2E211A276, 0x0EC420E6FA114147, 0xDA17181C2B4FBC32),
+}
+
+
+class ReplyFormat(Enum):
+    """How a reply spells the integer S of a coordinate."""
+
+    SIGN = "sign"
+    """One plane: S = +1 where the bit is 1, else -1."""
+    TERNARY = "ternary"
+    """Sign plane, non-zero plane: S = 0 where the second bit is 0."""
+    COUNT = "count"
+    """Binary number of the +1 votes, lowest bit first: S = 2 * count - n, n present; a = lr / n."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The hyperparameters of one parameter in this step, in double.
+
+    Attributes:
+        beta1, beta2: Weights of the momentum in the direction and in the new momentum, in [0, 1).
+        lr: Learning rate.
+        weight_decay: Decoupled weight decay.
+        grad_scale: What the raw gradient is multiplied by: 1, or 1 / the scale of a GradScaler.
+    """
+
+    beta1: float
+    beta2: float
+    lr: float
+    weight_decay: float
+    grad_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One parameter as the ops see it: three flat tensors, its place and its hyperparameters.
+
+    Attributes:
+        slot: Its place in the bucket and among the coins.
+        param: (n,) contiguous.
+        grad: (n,) contiguous, the dtype of ``param``; None where this worker abstains.
+        exp_avg: (n,) contiguous.
+        coefficients: Its hyperparameters.
+    """
+
+    slot: Slot
+    param: Tensor
+    grad: Tensor | None
+    exp_avg: Tensor
+    coefficients: Coefficients
+
+
+class Kernels(Protocol):
+    """What a backend implements. Encoding only reads its segments; ``out`` is overwritten whole."""
+
+    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
+        """Draw words ``first_word`` ... of a coin: (n_words,) int64."""
+        ...
+
+    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
+        """Encode directions as signs.
+
+        Equation:
+            bit = 1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its coordinate
+
+        Args:
+            segments: Those of one bucket, in order.
+            zero: The worker's coin for directions that are exactly 0.
+            out: (blocks, 1, 8) int64.
+
+        Returns:
+            For each segment, whether g, c and the stored m' are finite everywhere; True where it
+            abstains. A segment that is not finite is written as zeros.
+        """
+        ...
+
+    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
+        """Encode directions as -1, 0, 1: a sign plane (1 where c > 0) and a non-zero plane.
+
+        Args:
+            segments: Those of one bucket, in order.
+            out: (blocks, 2, 8) int64.
+
+        Returns:
+            As ``encode_signs``.
+        """
+        ...
+
+    def encode_levels(
+        self,
+        segments: Sequence[Segment],
+        zero: Coin,
+        *,
+        norm: Literal["l1", "linf"],
+        step: float,
+        out: Tensor,
+    ) -> list[bool]:
+        """Encode directions as odd levels -(2**p - 1), ..., -1, 1, ..., 2**p - 1.
+
+        Equation:
+            s = mean |c| ("l1") or max |c| ("linf") over 4,096 coordinates, counted from the
+                parameter's start
+            r = min(fl(1 / (s * step)), FLT_MAX), the division in double; 0 where s = 0
+            a = min(floor(fl(|c| * r)), 2**(p - 1) - 1), clamped as float
+            vote = sign(c) * (2 a + 1); the sign of c = 0 is the zero coin
+
+            The mean widens |c| to double, pads with zeros, adds x[j] + x[j + h] for h = 2048, 1024,
+            ..., 1, divides by the true count and is rounded to float32 once.
+
+        Args:
+            segments: Those of one bucket, in order.
+            zero: The worker's coin for directions that are exactly 0.
+            norm: Which s.
+            step: Width of a level in units of s, > 0.
+            out: (blocks, p, 8) int64: the sign plane, then a from its lowest bit.
+
+        Returns:
+            As ``encode_signs``.
+        """
+        ...
+
+    def encode_directions(
+        self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
+    ) -> list[bool]:
+        """Write the directions themselves, rounded to ``dtype``.
+
+        Args:
+            segments: Those of one bucket, in order.
+            dtype: float32 or bfloat16.
+            out: (blocks, 32 or 16, 8) int64, whose bytes are the 512 values of each block in order.
+
+        Returns:
+            As ``encode_signs``, the rounded c counting as c.
+        """
+        ...
+
+    def count_signs(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        tie: Coin | None,
+        *,
+        out: Tensor,
+    ) -> None:
+        """Take the majority of signs.
+
+        Equation:
+            S = sign(sum over workers present of +-1). On a tie the bit is the tie coin's; without a
+            coin, S = 0.
+
+        Args:
+            votes: (workers, blocks, 1, 8) int64, part of the bucket.
+            present: (workers, n_params) bool on the CPU: who votes for which parameter of the
+                bucket.
+            bucket: Where parameters lie.
+            first_block: The bucket's block that ``votes`` begin with.
+            tie: The coin, or None for S = 0.
+            out: (blocks, 1, 8) int64 with a coin (SIGN), (blocks, 2, 8) without (TERNARY).
+        """
+        ...
+
+    def count_ternary(
+        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+    ) -> None:
+        """Take the sign of the sum of votes in {-1, 0, 1}.
+
+        Arguments as ``count_signs``; ``votes`` and ``out`` have 2 planes.
+        """
+        ...
+
+    def count_ones(
+        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+    ) -> None:
+        """Count the +1 votes of those present.
+
+        Arguments as ``count_signs``; ``out`` has the planes of a COUNT.
+        """
+        ...
+
+    def count_levels(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        tie: Coin,
+        *,
+        out: Tensor,
+    ) -> None:
+        """Take the sign of the sum of odd levels, ties by the coin.
+
+        Arguments as ``count_signs``; ``votes`` has p planes, ``out`` 1.
+        """
+        ...
+
+    def sum_directions(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        *,
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        """Take the sign of the sum of directions, added in float32 in rank order; 0 stays 0.
+
+        Arguments as ``count_signs``, ``votes`` with 32 or 16 planes, ``out`` with 2.
+        """
+        ...
+
+    def commit(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        *,
+        reply_format: ReplyFormat,
+        rounding: Coin | None,
+    ) -> None:
+        """Apply a reply and update the momentum: ``apply_reply``, then ``update_momentum``.
+
+        Args:
+            segments: Those of one bucket, in order; ``param`` and ``exp_avg`` are written.
+            present: For each segment, how many workers voted (COUNT), or whether any did. Where it
+                is 0, parameter and momentum are left alone; where the segment has no gradient, the
+                momentum is.
+            reply: (blocks, planes, 8) int64 of the whole bucket.
+            reply_format: How it spells S.
+            rounding: Coin for bfloat16 parameters; None rounds to nearest even. Word 16 *
+                first_word + j // 4 serves coordinates 4 (j // 4) ... + 3 with 16 bits each, added
+                below the kept mantissa, then truncated.
+        """
+        ...
+
+    def apply_reply(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        *,
+        reply_format: ReplyFormat,
+        rounding: Coin | None,
+    ) -> None:
+        """Write x' and leave the momentum; arguments as ``commit``."""
+        ...
+
+    def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
+        """Write m' and leave the parameter; arguments as ``commit``."""
+        ...
+
+    def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
+        """Do a step of plain Lion: S = sign(c), 0 where c = 0.
+
+        Segments without gradient are left alone.
+        """
+        ...
+
+    def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
+        """Tell for each segment what the encoders tell, without encoding."""
+        ...
+
+    def digest(self, tensor: Tensor) -> int:
+        """Digest the bits of a flat tensor.
+
+        Equation:
+            mix(n + sum over j of mix(u_j + (j + 1) * 0x9E3779B97F4A7C15)) modulo 2^64, u_j the bits
+            of element j as an unsigned integer
+
+        Returns:
+            Signed 64-bit integer.
+        """
+        ...
+
+    def checksum(self, data: Tensor, start: int = 0) -> int:
+        """Compute the CRC-32 (IEEE 802.3, as zlib) of contiguous uint8, going on from ``start``."""
+        ...

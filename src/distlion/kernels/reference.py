@@ -1,0 +1,450 @@
+"""Plain torch for every op of ``contract.py``, short enough to check by eye. It defines the truth.
+
+What each function promises stands with its namesake in ``contract.Kernels``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distlion.kernels.coin import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Coin, mix
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, ReplyFormat, Segment
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
+
+FLT_MAX = torch.finfo(torch.float32).max
+DIGEST_CHUNK_ELEMENTS = 1 << 20
+
+
+# Integers modulo 2^64, held in int64, whose sums and products wrap around.
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift_right(z, 30)) * _signed(MULTIPLIER_1)
+    z = (z ^ _shift_right(z, 27)) * _signed(MULTIPLIER_2)
+    return z ^ _shift_right(z, 31)
+
+
+def coin(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
+    w = torch.arange(first_word + 1, first_word + n_words + 1, dtype=torch.int64, device=device)
+    words = _mix(w * _signed(GOLDEN) + _signed(coin.key))
+    return ~words if coin.inverted else words
+
+
+# Bits, words and planes.
+
+
+def _pack(bits: Tensor) -> Tensor:
+    """(n,) of 0 and 1, any dtype -> (ceil(n / 64),) int64, spare bits 0."""
+    padded = torch.zeros(
+        count_words(bits.numel()) * WORD_ELEMENTS, dtype=torch.uint8, device=bits.device
+    )
+    padded[: bits.numel()] = bits
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (padded.view(-1, 8) << shifts).sum(1, dtype=torch.uint8).view(torch.int64)
+
+
+def _unpack(words: Tensor, n_elements: int) -> Tensor:
+    """(..., w) int64 -> (..., n_elements) uint8 of 0 and 1, n_elements <= 64 w."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    octets = words.contiguous().view(torch.uint8)
+    return ((octets.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :n_elements]
+
+
+def _planes(packed: Tensor) -> Tensor:
+    """(..., blocks, planes, 8) as it travels -> (..., planes, 8 * blocks)."""
+    return packed.transpose(-3, -2).flatten(-2)
+
+
+def _interleave(planes: Tensor, out: Tensor) -> None:
+    """(planes, 8 * blocks) -> ``out`` (blocks, planes, 8) as it travels."""
+    out.copy_(planes.view(planes.shape[0], -1, BLOCK_WORDS).transpose(0, 1))
+
+
+# Directions and momenta.
+
+
+def _round32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float64).to(torch.float32).item()
+
+
+def _widened_grad(grad: Tensor, coefficients: Coefficients) -> Tensor:
+    g = grad.float()
+    return g if coefficients.grad_scale == 1.0 else g.mul(_round32(coefficients.grad_scale))
+
+
+def _blend(beta: float, exp_avg: Tensor, g: Tensor) -> Tensor:
+    """Blend as fl(fl(beta * m) + fl((1 - beta) * g)): c for beta1, the new momentum for beta2."""
+    return exp_avg.float().mul(_round32(beta)).add(g.mul(_round32(1.0 - beta)))
+
+
+def _direction(segment: Segment, grad: Tensor) -> Tensor:
+    g = _widened_grad(grad, segment.coefficients)
+    return _blend(segment.coefficients.beta1, segment.exp_avg, g)
+
+
+def _new_momentum(segment: Segment, grad: Tensor) -> Tensor:
+    g = _widened_grad(grad, segment.coefficients)
+    return _blend(segment.coefficients.beta2, segment.exp_avg, g).to(segment.exp_avg.dtype)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Tell whether all is finite: the smallest and the largest value are, and NaN is both."""
+    return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in tensor.aminmax())
+
+
+def _finite_direction(
+    segment: Segment, grad: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    """Compute the direction, rounded to ``dtype``; None where it or the new momentum is not finite.
+
+    A gradient that is not finite shows in the direction, since 1 - beta1 > 0.
+    """
+    c = _direction(segment, grad).to(dtype)
+    return c if _is_finite(c) and _is_finite(_new_momentum(segment, grad)) else None
+
+
+def check_finite(segments: Sequence[Segment]) -> list[bool]:
+    return [
+        segment.grad is None or _finite_direction(segment, segment.grad) is not None
+        for segment in segments
+    ]
+
+
+# Encoding.
+
+
+def _encode(
+    segments: Sequence[Segment],
+    out: Tensor,
+    planes_of: Callable[[Tensor, Slot], Sequence[Tensor]],
+) -> list[bool]:
+    """Write the words ``planes_of(c, slot)`` of every finite direction; all else is zeros."""
+    planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
+    finite = []
+    for segment in segments:
+        slot = segment.slot
+        c = None if segment.grad is None else _finite_direction(segment, segment.grad)
+        finite.append(c is not None or segment.grad is None)
+        for plane, words in enumerate(() if c is None else planes_of(c, slot)):
+            planes[plane, slot.bucket_word : slot.bucket_word + slot.n_words] = words
+    _interleave(planes, out)
+    return finite
+
+
+def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
+    """One bit for each coordinate: 1 where c > 0, the coin's where c = 0."""
+    flips = coin(zero, slot.first_word, slot.n_words, device=c.device)
+    return _pack(c > 0) | (_pack(c == 0) & flips)
+
+
+def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
+    return _encode(segments, out, lambda c, slot: [_sign_words(c, slot, zero)])
+
+
+def encode_ternary(segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
+    return _encode(segments, out, lambda c, slot: [_pack(c > 0), _pack(c != 0)])
+
+
+def encode_levels(
+    segments: Sequence[Segment],
+    zero: Coin,
+    *,
+    norm: Literal["l1", "linf"],
+    step: float,
+    out: Tensor,
+) -> list[bool]:
+    n_magnitude_bits = out.shape[1] - 1
+
+    def planes_of(c: Tensor, slot: Slot) -> list[Tensor]:
+        levels = _levels(c, norm, step, highest=2**n_magnitude_bits - 1)
+        return [_sign_words(c, slot, zero)] + [
+            _pack((levels >> bit) & 1) for bit in range(n_magnitude_bits)
+        ]
+
+    return _encode(segments, out, planes_of)
+
+
+def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -> Tensor:
+    """Quantise: a = min(floor(fl(|c| * r)), highest), (n,) uint8."""
+    n_blocks = -(-c.numel() // SCALE_BLOCK_ELEMENTS)
+    blocks = c.new_zeros(n_blocks, SCALE_BLOCK_ELEMENTS)
+    blocks.view(-1)[: c.numel()] = c.abs()
+    scale = _mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
+    inverse = (1.0 / (scale.double() * step)).clamp(max=FLT_MAX).float()
+    inverse[scale == 0] = 0.0
+    levels = (blocks * inverse.unsqueeze(1)).floor().clamp(max=float(highest))
+    return levels.to(torch.uint8).view(-1)[: c.numel()]
+
+
+def _mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
+    """(k, 4096) float32, zero-padded -> (k,) float32 means, by a fixed tree of sums in double."""
+    sums = blocks.double()
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    counts = torch.full_like(sums[:, 0], float(SCALE_BLOCK_ELEMENTS))
+    counts[-1] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
+    return (sums[:, 0] / counts).float()
+
+
+def encode_directions(
+    segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
+) -> list[bool]:
+    values = out.zero_().view(-1).view(dtype)
+    finite = []
+    for segment in segments:
+        c = None if segment.grad is None else _finite_direction(segment, segment.grad, dtype)
+        finite.append(c is not None or segment.grad is None)
+        if c is not None:
+            start = segment.slot.bucket_word * WORD_ELEMENTS
+            values[start : start + c.numel()] = c
+    return finite
+
+
+# Counting, at the owner.
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The part of one parameter that lies in the blocks at hand.
+
+    Attributes:
+        voters: (workers,) bool: who is present; at least one.
+        words: Its words within the blocks.
+        n_elements: Its coordinates there.
+        first_word: Global number of its first word there.
+    """
+
+    voters: Tensor
+    words: slice
+    n_elements: int
+    first_word: int
+
+    def bits(self, planes: Tensor, plane: int) -> Tensor:
+        """Take the bits of those present, (voters, n_elements), from (workers, planes, words)."""
+        return _unpack(planes[self.voters, plane, self.words], self.n_elements)
+
+
+def _runs(bucket: Bucket, present: Tensor, first_block: int, n_blocks: int) -> Iterator[_Run]:
+    """Cut the bucket's parameters to a run of blocks; leave out those that nobody votes for."""
+    begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
+    for index, slot in enumerate(bucket.slots):
+        first = max(begin, slot.bucket_word)
+        last = min(end, slot.bucket_word + slot.n_words)
+        voters = present[:, index]
+        if first < last and bool(voters.any()):
+            skipped = first - slot.bucket_word
+            n_elements = min(
+                (last - first) * WORD_ELEMENTS, slot.n_elements - skipped * WORD_ELEMENTS
+            )
+            yield _Run(
+                voters, slice(first - begin, last - begin), n_elements, slot.first_word + skipped
+            )
+
+
+def _count(
+    present: Tensor,
+    bucket: Bucket,
+    first_block: int,
+    out: Tensor,
+    reply_of: Callable[[_Run], Sequence[Tensor]],
+) -> None:
+    """Write the planes ``reply_of(run)``, (n_elements,) of 0 and 1 each; all else is zeros."""
+    planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
+    for run in _runs(bucket, present, first_block, out.shape[0]):
+        for plane, bits in enumerate(reply_of(run)):
+            planes[plane, run.words] = _pack(bits)
+    _interleave(planes, out)
+
+
+def _sign_or_coin(total: Tensor, tie: Coin, run: _Run) -> Tensor:
+    """Turn (n,) sums into sign bits, the coin's on a tie."""
+    flips = coin(tie, run.first_word, count_words(run.n_elements), device=total.device)
+    return torch.where(total == 0, _unpack(flips, run.n_elements), (total > 0).to(torch.uint8))
+
+
+def count_signs(
+    votes: Tensor,
+    present: Tensor,
+    bucket: Bucket,
+    first_block: int,
+    tie: Coin | None,
+    *,
+    out: Tensor,
+) -> None:
+    planes = _planes(votes)
+
+    def reply_of(run: _Run) -> list[Tensor]:
+        bits = run.bits(planes, 0)
+        total = 2 * bits.sum(0, dtype=torch.int64) - bits.shape[0]
+        return [total > 0, total != 0] if tie is None else [_sign_or_coin(total, tie, run)]
+
+    _count(present, bucket, first_block, out, reply_of)
+
+
+def count_ternary(
+    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+) -> None:
+    planes = _planes(votes)
+
+    def reply_of(run: _Run) -> list[Tensor]:
+        sign, non_zero = run.bits(planes, 0).to(torch.int64), run.bits(planes, 1)
+        total = ((2 * sign - 1) * non_zero).sum(0)
+        return [total > 0, total != 0]
+
+    _count(present, bucket, first_block, out, reply_of)
+
+
+def count_ones(
+    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+) -> None:
+    planes = _planes(votes)
+
+    def reply_of(run: _Run) -> list[Tensor]:
+        ones = run.bits(planes, 0).sum(0, dtype=torch.int64)
+        return [(ones >> bit) & 1 for bit in range(out.shape[1])]
+
+    _count(present, bucket, first_block, out, reply_of)
+
+
+def count_levels(
+    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, tie: Coin, *, out: Tensor
+) -> None:
+    planes = _planes(votes)
+
+    def reply_of(run: _Run) -> list[Tensor]:
+        level = torch.ones_like(run.bits(planes, 0), dtype=torch.int64)
+        for plane in range(1, votes.shape[2]):
+            level += run.bits(planes, plane).to(torch.int64) << plane
+        total = ((2 * run.bits(planes, 0).to(torch.int64) - 1) * level).sum(0)
+        return [_sign_or_coin(total, tie, run)]
+
+    _count(present, bucket, first_block, out, reply_of)
+
+
+def sum_directions(
+    votes: Tensor,
+    present: Tensor,
+    bucket: Bucket,
+    first_block: int,
+    *,
+    dtype: torch.dtype,
+    out: Tensor,
+) -> None:
+    values = votes.flatten(1).view(dtype)
+
+    def reply_of(run: _Run) -> list[Tensor]:
+        start = run.words.start * WORD_ELEMENTS
+        directions = values[run.voters, start : start + run.n_elements]
+        total = torch.zeros_like(directions[0], dtype=torch.float32)
+        for direction in directions:
+            total = total + direction.float()
+        return [total > 0, total != 0]
+
+    _count(present, bucket, first_block, out, reply_of)
+
+
+# Committing.
+
+
+def _replied(planes: Tensor, slot: Slot, present: int, reply_format: ReplyFormat) -> Tensor:
+    """Read the integers S of one parameter, (n,) float32, from (planes, words)."""
+    words = planes[:, slot.bucket_word : slot.bucket_word + slot.n_words]
+    bits = _unpack(words, slot.n_elements).to(torch.int32)
+    if reply_format is ReplyFormat.COUNT:
+        weights = 2 ** torch.arange(bits.shape[0], dtype=torch.int32, device=bits.device)
+        return (2 * (bits * weights.unsqueeze(1)).sum(0) - present).float()
+    sign = 2 * bits[0] - 1
+    return (sign if reply_format is ReplyFormat.SIGN else sign * bits[1]).float()
+
+
+def _move(segment: Segment, s: Tensor, divisor: int, rounding: Coin | None) -> None:
+    """Write fl(fl(d * x) - fl(a * S)), rounded to the parameter's dtype; a = lr / divisor."""
+    hyper = segment.coefficients
+    decay = _round32(1.0 - hyper.lr * hyper.weight_decay)
+    x = segment.param.float().mul(decay).sub(s.mul(_round32(hyper.lr / divisor)))
+    if rounding is not None and segment.param.dtype == torch.bfloat16:
+        x = _round_stochastically(x, rounding, segment.slot)
+    segment.param.copy_(x)
+
+
+def _round_stochastically(x: Tensor, rounding: Coin, slot: Slot) -> Tensor:
+    """Round to what bfloat16 holds: add 16 random bits below its mantissa, then cut them off."""
+    n_words = -(-x.numel() // 4)
+    words = coin(rounding, slot.first_word * WORD_ELEMENTS // 4, n_words, device=x.device)
+    noise = words.view(torch.int16).to(torch.int32)[: x.numel()] & 0xFFFF
+    rounded = ((x.view(torch.int32) + noise) & ~0xFFFF).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded, x)
+
+
+def apply_reply(
+    segments: Sequence[Segment],
+    present: Sequence[int],
+    reply: Tensor,
+    *,
+    reply_format: ReplyFormat,
+    rounding: Coin | None,
+) -> None:
+    planes = _planes(reply)
+    for segment, n in zip(segments, present, strict=True):
+        if n:
+            s = _replied(planes, segment.slot, n, reply_format)
+            _move(segment, s, n if reply_format is ReplyFormat.COUNT else 1, rounding)
+
+
+def update_momentum(segments: Sequence[Segment], present: Sequence[int]) -> None:
+    for segment, n in zip(segments, present, strict=True):
+        if n and segment.grad is not None:
+            segment.exp_avg.copy_(_new_momentum(segment, segment.grad))
+
+
+def commit(
+    segments: Sequence[Segment],
+    present: Sequence[int],
+    reply: Tensor,
+    *,
+    reply_format: ReplyFormat,
+    rounding: Coin | None,
+) -> None:
+    apply_reply(segments, present, reply, reply_format=reply_format, rounding=rounding)
+    update_momentum(segments, present)
+
+
+def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
+    for segment in segments:
+        if segment.grad is not None:
+            _move(segment, _direction(segment, segment.grad).sign(), 1, rounding)
+            segment.exp_avg.copy_(_new_momentum(segment, segment.grad))
+
+
+# Checks.
+
+
+def digest(tensor: Tensor) -> int:
+    unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    mask = (1 << 8 * tensor.element_size()) - 1
+    total = 0
+    for start in range(0, tensor.numel(), DIGEST_CHUNK_ELEMENTS):
+        u = tensor[start : start + DIGEST_CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
+        j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
+        total += int(_mix(u + j * _signed(GOLDEN)).sum())
+    return _signed(mix(tensor.numel() + total))
+
+
+def checksum(data: Tensor, start: int = 0) -> int:
+    return zlib.crc32(data.cpu().numpy().data, start)

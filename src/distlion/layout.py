@@ -1,0 +1,142 @@
+"""Where a coordinate lives on the wire: words, blocks, shards and buckets.
+
+A parameter is a flat row of coordinates, padded to whole words of 64. Parameters that share a rule,
+a dtype and a device lie one after the other in a *bucket*, which is padded to ``n_shards`` equal
+*shards* of whole *blocks*; shard i is counted by its *owner*, rank i. A vote of several bits a
+coordinate is cut into bit *planes*.
+
+    word    64 coordinates of one parameter: coordinate j is bit j % 64, lowest first, of word
+            j // 64
+    block   8 words (512 coordinates, 64 bytes) of each plane in turn
+    shard   whole blocks, the same number for every owner
+    wire    (n_shards * shard_blocks, n_planes, 8) little-endian int64: owner, block, plane
+
+docs/algorithms.md draws it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+WORD_ELEMENTS = 64
+BLOCK_WORDS = 8
+PLANE_BYTES = 8 * BLOCK_WORDS
+
+
+def count_words(n_elements: int) -> int:
+    """Count the words that ``n_elements`` coordinates of one parameter fill, perhaps in part."""
+    return -(-n_elements // WORD_ELEMENTS)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one parameter.
+
+    Attributes:
+        name: What errors call it.
+        n_elements: Number of coordinates.
+        first_word: Its first word among all trainable parameters in group order. Coins are drawn by
+            this number, so that they depend neither on buckets nor on shards.
+        bucket_word: Its first word inside its bucket.
+    """
+
+    name: str
+    n_elements: int
+    first_word: int
+    bucket_word: int
+
+    @property
+    def n_words(self) -> int:
+        """Number of words, the last one perhaps partly spare."""
+        return count_words(self.n_elements)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel together.
+
+    Attributes:
+        index: Number of the bucket, in the order in which buckets are exchanged.
+        members: For each slot, the position of its parameter among the trainable ones.
+        slots: Their places, in group order.
+        n_shards: Number of owners, the world size.
+    """
+
+    index: int
+    members: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    n_shards: int
+
+    @property
+    def shard_blocks(self) -> int:
+        """Blocks that each owner counts."""
+        n_words = self.slots[-1].bucket_word + self.slots[-1].n_words
+        return -(-n_words // (BLOCK_WORDS * self.n_shards))
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of the whole bucket, padding included."""
+        return self.shard_blocks * self.n_shards
+
+    def shard_bytes(self, n_planes: int) -> int:
+        """Bytes of one shard of ``n_planes`` bits a coordinate."""
+        return self.shard_blocks * n_planes * PLANE_BYTES
+
+
+def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, ...]:
+    """Give every trainable parameter its global words, in group order.
+
+    Their ``bucket_word`` is set by ``fill_buckets``.
+    """
+    ends = itertools.accumulate((count_words(size) for size in sizes), initial=0)
+    return tuple(
+        Slot(name, size, word, 0) for name, size, word in zip(names, sizes, ends, strict=False)
+    )
+
+
+def fill_buckets(
+    slots: Sequence[Slot], kinds: Sequence[Hashable], *, n_shards: int, bucket_elements: int
+) -> tuple[Bucket, ...]:
+    """Put parameters of one kind (rule, dtype, device) into buckets, in group order.
+
+    Args:
+        slots: All trainable parameters.
+        kinds: What must be equal within a bucket, for each slot. Buckets come in the order in which
+            kinds appear.
+        n_shards: The world size.
+        bucket_elements: A bucket takes no further parameter once it would hold more coordinates
+            than this. A parameter is never cut: a larger one has a bucket of its own.
+    """
+    by_kind: dict[Hashable, list[int]] = {}
+    for position, (slot, kind) in enumerate(zip(slots, kinds, strict=True)):
+        if slot.n_elements:
+            by_kind.setdefault(kind, []).append(position)
+    groups = [part for kind in by_kind.values() for part in _split(slots, kind, bucket_elements)]
+    return tuple(
+        Bucket(index, tuple(part), _pack(slots[i] for i in part), n_shards)
+        for index, part in enumerate(groups)
+    )
+
+
+def _split(slots: Sequence[Slot], positions: list[int], bucket_elements: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    filled = bucket_elements
+    for position in positions:
+        n_elements = slots[position].n_words * WORD_ELEMENTS
+        if not parts or filled + n_elements > bucket_elements:
+            parts.append([])
+            filled = 0
+        parts[-1].append(position)
+        filled += n_elements
+    return parts
+
+
+def _pack(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+    packed: list[Slot] = []
+    word = 0
+    for slot in slots:
+        packed.append(Slot(slot.name, slot.n_elements, slot.first_word, word))
+        word += slot.n_words
+    return tuple(packed)

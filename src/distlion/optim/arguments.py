@@ -1,0 +1,204 @@
+"""Checks of what users hand to an optimizer: every mistake has its message, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
+
+
+def list_params(params: Any) -> list[Any]:
+    """Turn the ``params`` argument of an optimizer into a list that may be looked at twice.
+
+    Raises:
+        UnsupportedTypeError: A bare tensor, or a set, whose order differs between processes.
+        InvalidArgumentError: Nothing in it.
+    """
+    if isinstance(params, Tensor):
+        raise UnsupportedTypeError(
+            f"params is a tensor of shape {tuple(params.shape)}; expected an iterable: [tensor]"
+        )
+    _refuse_set(params)
+    if isinstance(params, Mapping) or not isinstance(params, Iterable):
+        raise UnsupportedTypeError(
+            f"params is a {type(params).__name__}; expected model.parameters(), a list of tensors, "
+            "or a list of groups"
+        )
+    listed = list(params)
+    if not listed:
+        raise InvalidArgumentError(
+            "params is empty; expected at least one parameter (was the generator used up?)"
+        )
+    return listed
+
+
+def list_group(group: Any) -> dict[str, Any]:
+    """Copy one param group, its ``params`` as a list."""
+    if not isinstance(group, Mapping) or "params" not in group:
+        raise UnsupportedTypeError(
+            f"a param group must be a dict with the key 'params'; got {type(group).__name__}"
+        )
+    params = group["params"]
+    _refuse_set(params)
+    if not isinstance(params, Iterable):
+        raise UnsupportedTypeError(
+            f"'params' of a group is a {type(params).__name__}; expected a list of tensors"
+        )
+    return {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
+
+
+def _refuse_set(params: Any) -> None:
+    if isinstance(params, set | frozenset):
+        raise UnsupportedTypeError(
+            "params is a set, whose order differs between processes; expected a list, or "
+            "model.parameters()"
+        )
+
+
+def split_names(params: Sequence[Any]) -> tuple[list[str | None], list[Any]]:
+    """Take (name, tensor) pairs apart; plain tensors have no name."""
+    pairs = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    return [name for name, _ in pairs], [param for _, param in pairs]
+
+
+def check_params(
+    params: Sequence[Any], names: Sequence[str], *, known: Mapping[Tensor, str]
+) -> None:
+    """Check that every parameter can be voted on, and is none of those ``known`` already.
+
+    Raises:
+        UnsupportedTypeError: Not a tensor, or of a kind, dtype or device without support.
+        InvalidArgumentError: Not a leaf, given twice, or with memory that overlaps itself.
+    """
+    seen = {id(param): name for param, name in known.items()}
+    for param, name in zip(params, names, strict=True):
+        _check_kind(param, name)
+        if not (param.is_leaf or param.retains_grad):
+            raise InvalidArgumentError(
+                f"{name} is not a leaf: an optimizer moves parameters, not results of a graph"
+            )
+        if any(
+            size > 1 and stride == 0
+            for size, stride in zip(param.shape, param.stride(), strict=True)
+        ):
+            raise InvalidArgumentError(
+                f"{name} overlaps itself in memory (strides {param.stride()}); call .clone() first"
+            )
+        if id(param) in seen:
+            raise InvalidArgumentError(
+                f"{name} is {seen[id(param)]} once more; give each parameter once"
+            )
+        seen[id(param)] = name
+
+
+def _check_kind(param: Any, name: str) -> None:
+    if not isinstance(param, Tensor):
+        raise UnsupportedTypeError(f"{name} is a {type(param).__name__}; expected a torch.Tensor")
+    if hasattr(param, "to_local"):
+        raise UnsupportedTypeError(
+            f"{name} is a DTensor; give its local shard, and the replicate axis as process_group"
+        )
+    if param.device.type == "meta":
+        raise UnsupportedTypeError(
+            f"{name} is on the meta device; materialise the model first (model.to_empty)"
+        )
+    if param.dtype.is_complex or not param.dtype.is_floating_point:
+        raise UnsupportedTypeError(
+            f"{name} has dtype {param.dtype}; expected {_spell_dtypes()}; leave out what needs no "
+            "gradient"
+        )
+    if not param.requires_grad:
+        return
+    if param.layout is not torch.strided:
+        raise UnsupportedTypeError(f"{name} has the layout {param.layout}; expected a dense tensor")
+    if param.dtype not in PARAM_DTYPES:
+        raise UnsupportedTypeError(f"{name} has dtype {param.dtype}; expected {_spell_dtypes()}")
+
+
+def _spell_dtypes() -> str:
+    return "one of " + ", ".join(str(dtype) for dtype in PARAM_DTYPES)
+
+
+def check_hyperparameters(group: Mapping[str, Any]) -> None:
+    """Check lr, betas and weight_decay of a param group.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+        UnsupportedTypeError: A value is no number.
+    """
+    lr = check_number("lr", group["lr"])
+    if not lr >= 0:
+        raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise InvalidArgumentError(f"betas={betas!r}: expected two numbers, (beta1, beta2)")
+    for index, beta in enumerate(betas):
+        if not 0 <= check_number(f"betas[{index}]", beta) < 1:
+            raise InvalidArgumentError(f"betas={tuple(betas)}: expected both in [0, 1)")
+    weight_decay = check_number("weight_decay", group["weight_decay"])
+    if not weight_decay >= 0:
+        raise InvalidArgumentError(
+            f"weight_decay={weight_decay}: expected a finite number, 0 or more"
+        )
+    if lr * weight_decay >= 1:
+        raise InvalidArgumentError(
+            f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
+        )
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return ``value`` as a float: a number, or a tensor with one element.
+
+    Raises:
+        UnsupportedTypeError: It is something else.
+        InvalidArgumentError: It is not finite.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
+    if not math.isfinite(value):
+        raise InvalidArgumentError(f"{name}={value}: expected a finite number")
+    return float(value)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
+        )
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise InvalidArgumentError unless ``value`` is None or above 0."""
+    if value is not None and not check_number(name, value) > 0:
+        raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
+
+
+def check_exp_avg_dtype(dtype: torch.dtype | None) -> None:
+    """Raise InvalidArgumentError unless ``dtype`` is None, float32 or bfloat16."""
+    if dtype is not None and dtype not in EXP_AVG_DTYPES:
+        raise InvalidArgumentError(
+            f"exp_avg_dtype={dtype}: expected torch.float32, torch.bfloat16, or None"
+        )
+
+
+def check_rounding(rounding: str, dtypes: Collection[torch.dtype]) -> None:
+    """Raise InvalidArgumentError where stochastic rounding has nothing to round, or cannot."""
+    if rounding != "stochastic":
+        return
+    if torch.bfloat16 not in dtypes:
+        raise InvalidArgumentError(
+            "rounding='stochastic' rounds bfloat16 parameters, and there is none; use 'nearest'"
+        )
+    if torch.float16 in dtypes:
+        raise InvalidArgumentError(
+            "rounding='stochastic' cannot round float16 parameters; use 'nearest' or bfloat16"
+        )

@@ -1,0 +1,498 @@
+"""Lion whose workers vote: a step is encode, exchange, commit, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from distlion import faults
+from distlion.aggregation import Aggregation, MajorityVote
+from distlion.errors import (
+    InvalidArgumentError,
+    ProcessGroupError,
+    ReplicaMismatchError,
+    UnsupportedTypeError,
+)
+from distlion.exchange import (
+    Exchange,
+    Header,
+    Kind,
+    Link,
+    Plan,
+    Status,
+    Verdict,
+)
+from distlion.kernels import Coin, Coins, choose_kernels
+from distlion.layout import Slot
+from distlion.optim.arguments import check_exp_avg_dtype, check_rounding, list_group
+from distlion.optim.gradients import IdenticalGradientsWatch
+from distlion.optim.group import VotingGroup
+from distlion.optim.lion import LionBase, step_alone
+from distlion.optim.replicas import (
+    broadcast_params,
+    digest_lines,
+    digest_settings,
+    explain_difference,
+    shake_hands,
+    verify_replicas,
+)
+from distlion.optim.route import Route, build_routes
+from distlion.optim.saved_state import parse_groups, spell_groups
+from distlion.optim.settings import Settings, describe_hyperparameters, describe_params
+from distlion.optim.traffic import Traffic
+from distlion.optim.verdict import log_skip, raise_verdict, worst_of
+from distlion.optim.vote import StepInputs, abstain, cast_vote, check_unchanged, find_nonfinite
+
+
+class DistributedLion(LionBase):
+    """Train with Lion on many workers that vote on every coordinate, one bit each.
+
+    Equation:
+        worker i   c_i = beta1 * m_i + (1 - beta1) * g_i, and sends a vote on c_i
+                   m_i = beta2 * m_i + (1 - beta2) * g_i
+        all        x = x - lr * (S / n + weight_decay * x)
+                   S is what ``aggregation`` makes of the votes; n = 1, but for ``Average``
+
+        (Distributed Lion, arXiv:2404.00438, Algorithm 1.) Gradients stay local: no all-reduce, no
+        DistributedDataParallel. Every worker keeps its own momentum ``exp_avg``; parameters stay
+        equal to the bit.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups, in the same order on all workers;
+            float32, bfloat16 or float16. Groups may carry their own lr, betas, weight_decay and
+            aggregation. Those that do not require a gradient are skipped. All are overwritten by
+            those of the group's first rank.
+        lr: Learning rate, 0 or more.
+        betas: (beta1, beta2), each in [0, 1).
+        weight_decay: Decoupled weight decay, 0 or more.
+        aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(bits=4)``
+            or ``FullPrecision()``.
+        exchange: ``Direct()``, ``Gather()``, or "auto": for each bucket, ``Gather`` where it sends
+            at most 16 KiB more.
+        process_group: The workers that vote; None is the default group. Without any group, and
+            WORLD_SIZE unset or 1, this is ``Lion``.
+        nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" on
+            all workers, "skip" the step on all workers, or that worker's "abstain" for that
+            parameter.
+        rounding: "nearest", or "stochastic" for bfloat16 parameters, whose small updates are lost
+            otherwise.
+        exp_avg_dtype: torch.float32 or torch.bfloat16; None is the parameter's dtype, float32 for
+            float16.
+        bucket_elements: Coordinates up to which parameters share a bucket; None is 64 Mi.
+        check_every: Steps between comparisons of the replicas' digests, the first step included;
+            None is never.
+        init_timeout_s: Seconds for the handshake and the broadcast of the initial parameters.
+        step_timeout_s: Seconds for each collective of a step.
+        seed: Of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or a parameter is given twice.
+        UnsupportedTypeError: A parameter or argument is of a kind without support.
+        ProcessGroupError: No group, or one that cannot carry these parameters.
+        ConfigMismatchError: Workers differ in parameters, settings or version.
+
+    Notes:
+        ``step()`` either is committed or leaves parameters, momenta and ``committed_step`` as they
+        were, and raises the same on every rank: NonFiniteError, SparseGradientError or
+        GradientChangedError, after which training may go on; StepMismatchError,
+        ConfigMismatchError or CorruptFrameError, after which this optimizer is dead, as after
+        PeerLostError and StepTimeoutError; ReplicaMismatchError from a comparison.
+        Buffers such as BatchNorm's statistics are not replicated.
+
+    Example:
+        >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
+        >>> for batch in loader:
+        ...     model(batch).loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        *,
+        weight_decay: float = 0.0,
+        aggregation: Aggregation | None = None,
+        exchange: Exchange | Literal["auto"] = "auto",
+        process_group: dist.ProcessGroup | None = None,
+        nonfinite: Literal["raise", "skip", "abstain"] = "raise",
+        rounding: Literal["nearest", "stochastic"] = "nearest",
+        exp_avg_dtype: torch.dtype | None = None,
+        bucket_elements: int | None = None,
+        check_every: int | None = 1000,
+        init_timeout_s: float = 300,
+        step_timeout_s: float = 60,
+        seed: int = 0,
+    ) -> None:
+        check_exp_avg_dtype(exp_avg_dtype)
+        self._settings = Settings(
+            exchange=exchange,
+            nonfinite=nonfinite,
+            rounding=rounding,
+            bucket_elements=bucket_elements,
+            check_every=check_every,
+            init_timeout_s=init_timeout_s,
+            step_timeout_s=step_timeout_s,
+            seed=seed,
+        )
+        self._group = VotingGroup(process_group)
+        self._traffic = Traffic()
+        self._watch = IdenticalGradientsWatch()
+        self._links: dict[torch.device, Link] = {}
+        self._routes: list[Route] = []
+        self._verified = False
+        self._dead: str | None = None
+        self._ready = False
+        rule = MajorityVote() if aggregation is None else aggregation
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "aggregation": rule,
+            "step": 0,
+        }
+        super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype)
+        check_rounding(rounding, {param.dtype for param in self._all_params()})
+        self._connect()
+        self._ready = True
+
+    @property
+    def committed_step(self) -> int:
+        """Number of steps committed so far; also the number, counted from 0, of the next one."""
+        return int(self.param_groups[0]["step"])
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of this rank, in the last step and in total."""
+        return self._traffic
+
+    @property
+    def plan(self) -> Plan:
+        """What this rank will hand to the network in one step."""
+        return sum((route.pattern.plan(route.shape) for route in self._routes), Plan())
+
+    def verify_replicas(self) -> None:
+        """Compare the parameters of all workers, bit by bit; every worker must call it.
+
+        Raises:
+            ReplicaMismatchError: On every rank; names the parameters, and the ranks that left the
+                majority.
+            ConfigMismatchError: Another worker is at another call; on every rank.
+            ProcessGroupError: The group is gone.
+        """
+        self._check_usable()
+        if self._group.world_size > 1:
+            with self._fatal("verify_replicas()"):
+                self._meet("verify_replicas()", self._describe())
+                self._compare_replicas()
+
+    def _compare_replicas(self) -> None:
+        link = self._link(self._params[0].device, self._settings.step_timeout_s)
+        names = [slot.name for slot in self._slots]
+        verify_replicas(link, self._params, names, step=self.committed_step)
+        sent_bytes = self._traffic.check_sent_bytes + link.take_counted().sent_bytes
+        self._traffic = replace(self._traffic, check_sent_bytes=sent_bytes)
+        self._verified = True
+
+    @contextmanager
+    def _fatal(self, what: str) -> Iterator[None]:
+        """Declare this optimizer dead if what follows is left by an error.
+
+        Whatever interrupts an exchange leaves peers at an unknown place. Who knows better, because
+        all ranks raise the same error, clears ``_dead`` first.
+        """
+        self._dead = f"{what} is under way"
+        try:
+            yield
+        except ReplicaMismatchError:
+            self._dead = None
+            raise
+        except BaseException as error:
+            if self._dead is not None:
+                self._dead = f"{what} failed ({type(error).__name__}: {error})"
+            raise
+        self._dead = None
+
+    def _do_step(self) -> None:
+        self._check_usable()
+        if self._group.world_size == 1:
+            self._step_alone()
+            return
+        self._fire("before_step")
+        with self._fatal(f"step {self.committed_step}"):
+            committed = self._vote_and_commit()
+            every = self._settings.check_every
+            if committed and every is not None and self.committed_step % every == 0:
+                self._compare_replicas()
+
+    def _vote_and_commit(self) -> bool:
+        """Encode and exchange every bucket; then commit all of them, or none."""
+        inputs = self._gather_inputs()
+        votes = [
+            cast_vote(
+                route,
+                [self._params[member] for member in route.bucket.members],
+                inputs,
+                after_encode=lambda: self._fire("after_encode"),
+            )
+            for route in self._routes
+        ]
+        self._count_traffic()
+        bucket, verdict = worst_of([(vote.route.bucket, vote.reply.verdict) for vote in votes])
+        if verdict.status is not Status.OK:
+            return self._abandon(bucket.slots, verdict, self._describe())
+        self._check_frozen()
+        if self._settings.check_every is not None and not self._verified:
+            self._compare_replicas()
+        self._fire("before_commit")
+        check_unchanged(votes, rank=self._group.rank, step=self.committed_step)
+        for vote in votes:
+            vote.commit(self._rounding(inputs.coins))
+        self._advance()
+        self._watch.observe([vote.reply.details for vote in votes])
+        return True
+
+    def _meet(self, call: str, lines: Sequence[str], step: int | None = None) -> None:
+        """Meet all workers before collectives out of turn: a step in which nobody votes.
+
+        A peer that is at a step or at another call sees other settings, and all ranks raise.
+
+        Args:
+            call: What this worker is at.
+            lines: What must be equal on all workers.
+            step: The step that must be equal; None for the present one.
+        """
+        lines = [f"call: {call}", *lines]
+        step = self.committed_step if step is None else step
+        rank = self._group.rank
+        header = Header(Kind.VOTE, step, 0, rank, digest_settings(lines))
+        coins = Coins(self._settings.seed, step, rank)
+        replies = [(route.bucket, route.abstain(header, coins)) for route in self._routes]
+        for link in self._links.values():
+            link.take_counted()
+        bucket, verdict = worst_of([(bucket, reply.verdict) for bucket, reply in replies])
+        if verdict.status is not Status.OK:
+            self._abandon(bucket.slots, verdict, lines)
+
+    def _gather_inputs(self) -> StepInputs:
+        step, rank = self.committed_step, self._group.rank
+        return StepInputs(
+            header=Header(Kind.VOTE, step, 0, rank, digest_settings(self._describe_briefly())),
+            coins=Coins(self._settings.seed, step, rank),
+            coefficients=self._coefficients(),
+            state=self.state,
+            nonfinite=self._settings.nonfinite,
+            found_inf=self._found_inf(),
+            wants_digest=self._watch.is_watching,
+        )
+
+    def _abandon(
+        self, slots: Sequence[Slot], verdict: Verdict, lines: Sequence[str]
+    ) -> Literal[False]:
+        """Raise what the verdict says, or skip the step where that is the policy."""
+        rank, step = self._group.rank, self.committed_step
+        if verdict.status < Status.CONFIG:
+            self._dead = None
+        if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
+            log_skip(slots, verdict, rank=rank, step=step)
+            return False
+        if verdict.status is Status.CONFIG:
+            link = self._link(self._params[0].device, self._settings.step_timeout_s)
+            explain_difference(link, lines, step=step)
+        return raise_verdict(slots, verdict, rank=rank, step=step)
+
+    def _step_alone(self) -> None:
+        """Do a step of ``Lion``, under the same policy for values that are not finite."""
+        self._check_frozen()
+        inputs = self._gather_inputs()
+        self._count_traffic()
+        segments = self._make_segments(self._params, self._slots, self.committed_step)
+        finite = [
+            choose_kernels(segment.param.device).check_finite([segment])[0] for segment in segments
+        ]
+        if inputs.nonfinite == "abstain":
+            finite = [is_finite and not inputs.found_inf for is_finite in finite]
+            segments = abstain(segments, finite, rank=0, step=self.committed_step)
+        elif (position := find_nonfinite(finite, inputs)) is not None:
+            self._abandon(self._slots, Verdict(Status.NON_FINITE, (0,), position), [])
+            return
+        step_alone(self._params, segments, self._rounding(inputs.coins))
+        self._advance()
+
+    def _advance(self) -> None:
+        for group in self.param_groups:
+            group["step"] = int(group["step"]) + 1
+
+    def _rounding(self, coins: Coins) -> Coin | None:
+        return coins.rounding if self._settings.rounding == "stochastic" else None
+
+    def _count_traffic(self) -> None:
+        """Move what the links have counted since the last step into ``traffic``."""
+        sent = Plan()
+        for link in self._links.values():
+            sent += link.take_counted()
+        n_elements = sum(slot.n_elements for slot in self._slots)
+        self._traffic = self._traffic.add_step(sent, n_elements)
+
+    def _fire(self, point: faults.Point) -> None:
+        faults.fire(rank=self._group.rank, step=self.committed_step, point=point, subject=self)
+
+    def _check_usable(self) -> None:
+        if self._dead is not None:
+            raise ProcessGroupError(
+                f"this optimizer is dead: {self._dead}; restart the workers from a checkpoint"
+            )
+        self._group.check_alive()
+
+    def _thawed(self) -> list[str]:
+        return [name for param, name in self._frozen.items() if param.requires_grad]
+
+    def _check_frozen(self) -> None:
+        """Refuse parameters that were thawed, on all workers alike: else settings differ."""
+        thawed = self._thawed()
+        if thawed:
+            self._dead = None
+            raise InvalidArgumentError(
+                f"{thawed[0]} was frozen when this optimizer was made and requires a gradient now; "
+                "make a new optimizer on all workers and load the state into it"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; after construction, every worker must call it with the same group.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: As in the constructor;
+                nothing has been changed then.
+        """
+        group = list_group(param_group)
+        if not self._ready:
+            super().add_param_group(group)
+            return
+        self._check_usable()
+        super().add_param_group({**group, "step": self.committed_step})
+        with self._fatal("add_param_group()"):
+            try:
+                fixed = self._describe_fixed()
+                if self._group.world_size > 1:
+                    self._meet("add_param_group()", fixed + self._describe_step())
+            except BaseException:
+                for param in self.param_groups.pop()["params"]:
+                    self.state.pop(param, None)
+                raise
+            self._lay_out()
+            self._broadcast(self.param_groups[-1]["params"])
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        super()._check_group(group)
+        if not isinstance(group["aggregation"], Aggregation):
+            raise UnsupportedTypeError(
+                f"aggregation={group['aggregation']!r}: expected a rule such as "
+                "distlion.MajorityVote()"
+            )
+
+    def _connect(self) -> None:
+        """Lay out buckets, compare settings with all workers, and make replicas equal."""
+        self._lay_out()
+        if self._group.world_size == 1:
+            return
+        if not self._routes:
+            raise InvalidArgumentError(
+                "no parameter requires a gradient, so there is nothing to vote on"
+            )
+        link = self._link(self._params[0].device, self._settings.init_timeout_s)
+        shake_hands(link, self._describe(), step=self.committed_step)
+        self._broadcast(self._all_params())
+
+    def _broadcast(self, params: Sequence[Tensor]) -> None:
+        """Overwrite parameters with those of the group's first rank."""
+        self._verified = False
+        if self._group.world_size > 1:
+            timeout_s = self._settings.init_timeout_s
+            links = {param.device: self._link(param.device, timeout_s) for param in params}
+            broadcast_params(links, params, step=self.committed_step)
+
+    def _lay_out(self) -> None:
+        """Place parameters into buckets and choose what carries each."""
+        self._params, self._slots = self._place_trainable()
+        names = self._param_names()
+        self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
+        self._fixed_lines = self._describe_fixed()
+        self._fixed_digest = digest_lines(self._fixed_lines).hex()
+        rules = {
+            param: group["aggregation"] for group in self.param_groups for param in group["params"]
+        }
+        self._links, self._routes = {}, []
+        if self._group.world_size == 1:
+            return
+        timeout_s = self._settings.step_timeout_s
+        for param in self._params:
+            if param.device not in self._links:
+                self._links[param.device] = self._link(param.device, timeout_s)
+        self._routes = build_routes(
+            self._params,
+            self._slots,
+            [rules[param] for param in self._params],
+            self._links,
+            exchange=self._settings.exchange,
+            bucket_elements=self._settings.bucket_limit,
+        )
+
+    def _link(self, device: torch.device, timeout_s: float) -> Link:
+        assert self._group.process_group is not None
+        return Link(self._group.process_group, device, timeout_s=timeout_s)
+
+    def _describe(self) -> list[str]:
+        """Describe all that must be equal on all workers in this step."""
+        return self._fixed_lines + self._describe_step()
+
+    def _describe_briefly(self) -> list[str]:
+        return [self._fixed_digest, *self._describe_step()]
+
+    def _describe_fixed(self) -> list[str]:
+        return [
+            f"distlion version: {version('distlion')}",
+            f"world size: {self._group.world_size}",
+            *self._settings.describe(),
+            f"exp_avg_dtype: {self._exp_avg_dtype}",
+            *describe_params(self.param_groups, self._param_names()),
+        ]
+
+    def _describe_step(self) -> list[str]:
+        return describe_hyperparameters(self.param_groups) + [
+            f"no longer frozen: {name}" for name in self._thawed()
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
+        return spell_groups(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this worker, or that of another Lion; every worker must call it.
+
+        Keys that the state lacks keep their present values.
+
+        Raises:
+            CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
+            StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
+                every rank. Nothing has been changed after any of these.
+        """
+        filled = self._check_state(parse_groups(state_dict, step=self.committed_step))
+        if self._group.world_size > 1:
+            self._check_usable()
+            with self._fatal("load_state_dict()"):
+                loaded = describe_hyperparameters(filled["param_groups"])
+                step = filled["param_groups"][0]["step"]
+                self._meet("load_state_dict()", self._fixed_lines + loaded, step)
+        self._load_state(filled)
+        self._lay_out()
+        self._verified = False

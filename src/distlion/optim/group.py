@@ -1,0 +1,87 @@
+"""Which process group votes, and whether it is still the one that an optimizer was made for."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from distlion.errors import ProcessGroupError
+from distlion.exchange import MAX_WORKERS
+
+
+class VotingGroup:
+    """The workers that vote, as they were when the optimizer was made.
+
+    Args:
+        process_group: The group; None for the default one, or for a single worker where there is
+            none.
+
+    Raises:
+        ProcessGroupError: Without a group although WORLD_SIZE promises one, or this process is not
+            in it.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        self._process_id = os.getpid()
+        self.process_group = _find_group(process_group)
+        self.rank = 0 if self.process_group is None else dist.get_rank(self.process_group)
+        self.world_size = (
+            1 if self.process_group is None else dist.get_world_size(self.process_group)
+        )
+        self._is_default = process_group is None
+        if self.world_size > MAX_WORKERS:
+            raise ProcessGroupError(
+                f"{self.world_size} workers vote; expected {MAX_WORKERS} at most"
+            )
+
+    def check_alive(self) -> None:
+        """Raise ProcessGroupError unless group and process are those from the start."""
+        if os.getpid() != self._process_id:
+            raise ProcessGroupError(
+                f"this optimizer was made in process {self._process_id} and cannot vote in its "
+                f"fork {os.getpid()}; make it after the fork"
+            )
+        ready = dist.is_available() and dist.is_initialized()
+        if self.process_group is None:
+            if ready:
+                raise ProcessGroupError(
+                    "a process group appeared after this optimizer was made for one worker; call "
+                    "init_process_group before DistributedLion"
+                )
+            return
+        if not ready or not self._is_registered():
+            raise ProcessGroupError(
+                "the process group of this optimizer was destroyed or replaced; make a new "
+                "optimizer and load its state"
+            )
+
+    def _is_registered(self) -> bool:
+        if self._is_default:
+            return dist.group.WORLD is self.process_group
+        try:
+            return dist.get_rank(self.process_group) >= 0
+        except (ValueError, RuntimeError):
+            return False
+
+
+def _find_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    ready = dist.is_available() and dist.is_initialized()
+    if process_group is not None:
+        # torch hands non-members a placeholder instead of a group.
+        is_member = isinstance(process_group, dist.ProcessGroup)
+        if not ready or not is_member or dist.get_rank(process_group) < 0:
+            raise ProcessGroupError(
+                "this process is not a member of process_group=; make the optimizer on members only"
+            )
+        return process_group
+    if ready:
+        return dist.group.WORLD
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise ProcessGroupError(
+            f"WORLD_SIZE={world_size}, but there is no process group; call "
+            "torch.distributed.init_process_group before DistributedLion (or unset WORLD_SIZE to "
+            "train alone)"
+        )
+    return None

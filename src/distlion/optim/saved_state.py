@@ -1,0 +1,126 @@
+"""What ``load_state_dict`` accepts: states of this optimizer and of other Lions that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from distlion.aggregation import parse_rule
+from distlion.errors import CheckpointError
+
+
+def spell_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Replace the rules in a state by their ``repr``: a file holds no objects of ours."""
+    groups = [
+        {**group, "aggregation": repr(group["aggregation"])} for group in state_dict["param_groups"]
+    ]
+    return {**state_dict, "param_groups": groups}
+
+
+def parse_groups(state_dict: Mapping[str, Any], *, step: int) -> dict[str, Any]:
+    """Rebuild the rules in a saved state.
+
+    Args:
+        state_dict: What was saved.
+        step: The present step, for groups that were saved without one.
+
+    Raises:
+        CheckpointError: A rule is unknown, or groups are at different steps.
+    """
+    groups = [dict(group) for group in state_dict.get("param_groups", [])]
+    for group in groups:
+        if isinstance(group.get("aggregation"), str):
+            group["aggregation"] = parse_rule(group["aggregation"])
+    steps = {group.get("step", step) for group in groups}
+    if not all(isinstance(number, int) and number >= 0 for number in steps):
+        raise CheckpointError(
+            f"the saved groups are at steps {steps}; expected a number, 0 or more"
+        )
+    if len(steps) > 1:
+        raise CheckpointError(f"the saved groups are at different steps: {sorted(steps)}")
+    return {**state_dict, "param_groups": groups}
+
+
+def fill_absent_keys(
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Check a saved state against the present groups, and fill keys that it lacks from them.
+
+    Returns:
+        A new state dict, sharing the tensors.
+
+    Raises:
+        CheckpointError: The number of groups or parameters, a shape or a momentum does not fit.
+    """
+    saved_groups = state_dict.get("param_groups")
+    if not isinstance(saved_groups, Sequence) or not isinstance(state_dict.get("state"), Mapping):
+        raise CheckpointError(
+            "not the state of an optimizer: expected the keys 'state' and 'param_groups'"
+        )
+    saved_sizes = [len(group["params"]) for group in saved_groups]
+    sizes = [len(group["params"]) for group in groups]
+    if saved_sizes != sizes:
+        raise CheckpointError(
+            f"saved groups hold {saved_sizes} parameters, this optimizer's hold {sizes}"
+        )
+    for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
+        for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
+            name = f"parameter {index} of group {number}"
+            if param.requires_grad or key in state_dict["state"]:
+                is_ours = "aggregation" in saved
+                _check_momentum(state_dict["state"], key, param, name, is_ours=is_ours)
+    filled = [
+        {**{name: value for name, value in group.items() if name != "params"}, **saved}
+        for saved, group in zip(saved_groups, groups, strict=True)
+    ]
+    return {**state_dict, "param_groups": filled}
+
+
+def _check_momentum(
+    state: Mapping[Any, Any], key: Any, param: Tensor, name: str, *, is_ours: bool
+) -> None:
+    """Check one momentum; other Lions have none for a parameter that never had a gradient."""
+    if key not in state and not is_ours:
+        return
+    entry = state.get(key, {})
+    foreign = sorted(set(entry) - {"exp_avg", "step"})
+    if foreign:
+        raise CheckpointError(
+            f"{name}: the saved state holds {', '.join(foreign)}, which Lion does not have; did "
+            "another optimizer save it?"
+        )
+    exp_avg = entry.get("exp_avg")
+    if exp_avg is None:
+        raise CheckpointError(
+            f"{name} has no momentum 'exp_avg' in the saved state; did another optimizer save it?"
+        )
+    if not isinstance(exp_avg, Tensor) or exp_avg.shape != param.shape:
+        found = tuple(exp_avg.shape) if isinstance(exp_avg, Tensor) else type(exp_avg).__name__
+        raise CheckpointError(
+            f"{name}: saved momentum has shape {found}, the parameter has {tuple(param.shape)}"
+        )
+    if not exp_avg.dtype.is_floating_point:
+        raise CheckpointError(
+            f"{name}: saved momentum has dtype {exp_avg.dtype}; expected a floating-point one"
+        )
+
+
+def restore_exp_avg(
+    optimizer: Optimizer, state_dict: Mapping[str, Any], dtype_of: Callable[[Tensor], torch.dtype]
+) -> None:
+    """Put the saved momenta into the optimizer's state in their own dtype, and nothing else.
+
+    torch casts a loaded state to the dtype of its parameter, which would round float32 momenta of
+    bfloat16 parameters.
+    """
+    for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        for key, param in zip(saved["params"], group["params"], strict=True):
+            exp_avg = state_dict["state"].get(key, {}).get("exp_avg")
+            if exp_avg is None and not param.requires_grad:
+                continue
+            fresh = torch.zeros(param.shape, dtype=dtype_of(param), device=param.device)
+            optimizer.state[param] = {"exp_avg": fresh if exp_avg is None else fresh.copy_(exp_avg)}

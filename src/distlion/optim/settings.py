@@ -1,0 +1,90 @@
+"""The settings of ``DistributedLion`` that do not change from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import Exchange
+from distlion.optim.arguments import check_choice, check_positive
+
+DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of ``DistributedLion``, which documents them; validated when made."""
+
+    exchange: Exchange | Literal["auto"]
+    nonfinite: Literal["raise", "skip", "abstain"]
+    rounding: Literal["nearest", "stochastic"]
+    bucket_elements: int | None
+    check_every: int | None
+    init_timeout_s: float
+    step_timeout_s: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
+            raise UnsupportedTypeError(
+                f"exchange={self.exchange!r}: expected 'auto', Direct() or Gather()"
+            )
+        check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
+        check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+        for name in ("bucket_elements", "check_every", "seed"):
+            value = getattr(self, name)
+            optional = name != "seed" and value is None
+            if not optional and (not isinstance(value, int) or isinstance(value, bool)):
+                raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
+        for name in ("bucket_elements", "check_every", "init_timeout_s", "step_timeout_s"):
+            check_positive(name, getattr(self, name))
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")
+
+    @property
+    def bucket_limit(self) -> int:
+        """Coordinates up to which a bucket takes further parameters.
+
+        None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
+        nothing.
+        """
+        return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
+
+    def describe(self) -> list[str]:
+        """One line for each setting that must be equal on all workers."""
+        local = ("init_timeout_s", "step_timeout_s")
+        return [
+            f"{field.name}: {getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name not in local
+        ]
+
+
+def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each thing that may change from step to step, as the arithmetic takes it."""
+    return [
+        line
+        for number, group in enumerate(groups)
+        for line in (
+            f"lr of group {number}: {float(group['lr'])!r}",
+            f"betas of group {number}: {tuple(float(beta) for beta in group['betas'])!r}",
+            f"weight_decay of group {number}: {float(group['weight_decay'])!r}",
+            f"aggregation of group {number}: {group['aggregation']!r}",
+            f"step of group {number}: {int(group['step'])}",
+        )
+    ]
+
+
+def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> list[str]:
+    """One line for each parameter."""
+    lines = []
+    for number, group in enumerate(groups):
+        for index, param in enumerate(group["params"]):
+            trained = "trained" if param.requires_grad else "frozen"
+            kind = f"{tuple(param.shape)}, {param.dtype}, {param.device.type}, {trained}"
+            lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")
+    return lines

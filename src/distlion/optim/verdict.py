@@ -1,0 +1,88 @@
+"""What all workers found out together, as an exception or a log line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NoReturn
+
+from distlion.errors import (
+    ConfigMismatchError,
+    CorruptFrameError,
+    GradientChangedError,
+    NonFiniteError,
+    SparseGradientError,
+    StepError,
+    StepMismatchError,
+)
+from distlion.exchange import Status, Verdict
+from distlion.layout import Bucket, Slot
+from distlion.optim.gradients import describe_sparse
+from distlion.optim.replicas import spell_ranks
+
+logger = logging.getLogger("distlion")
+
+NOT_COMMITTED = "nothing was committed"
+
+
+def worst_of(verdicts: Sequence[tuple[Bucket, Verdict]]) -> tuple[Bucket, Verdict]:
+    """Pick the gravest verdict of a step, the first one among equals."""
+    return max(verdicts, key=lambda pair: pair[1].status)
+
+
+def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> NoReturn:
+    """Raise the error that a verdict on the parameters of ``slots`` stands for."""
+    culprits = verdict.culprits
+    who = spell_ranks(culprits) if culprits else "a worker"
+    name = name_param(slots, verdict.detail)
+    steps = ", ".join(f"rank {rank}: step {step}" for rank, step in enumerate(verdict.steps))
+    errors: dict[Status, tuple[type[StepError], str]] = {
+        Status.NON_FINITE: (
+            NonFiniteError,
+            f"gradient, direction or new momentum of {name} is not finite on {who}; "
+            f"{NOT_COMMITTED}. nonfinite='skip' drops such a step on all workers (what a "
+            "GradScaler needs), 'abstain' only that worker's votes",
+        ),
+        Status.SPARSE_GRADIENT: (
+            SparseGradientError,
+            f"on {who}: {describe_sparse(name)}; {NOT_COMMITTED}",
+        ),
+        Status.GRADIENT_CHANGED: (
+            GradientChangedError,
+            f"the gradient of {name} changed on {who} after it was encoded; {NOT_COMMITTED}. "
+            "Change gradients (clip, unscale) before step()",
+        ),
+        Status.CONFIG: (ConfigMismatchError, f"settings differ on {who}; {NOT_COMMITTED}"),
+        Status.STEP: (
+            StepMismatchError,
+            f"workers are at different steps ({steps}); {NOT_COMMITTED}. Did a worker load "
+            "another checkpoint, or leave out a step that the others committed?",
+        ),
+        Status.CORRUPT: (
+            CorruptFrameError,
+            f"bytes from {who} were damaged on the way; {NOT_COMMITTED}",
+        ),
+    }
+    error, message = errors[verdict.status]
+    raise error(message, rank=rank, step=step, culprits=culprits)
+
+
+def name_param(slots: Sequence[Slot], position: int) -> str:
+    """Name a parameter; -1 stands for none in particular."""
+    return slots[position].name if position >= 0 else "some parameter"
+
+
+def log_skip(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> None:
+    """Say that all workers drop this step."""
+    logger.warning(
+        "[rank %d, step %d] all workers skip this step: %s is not finite on %s",
+        rank,
+        step,
+        name_param(slots, verdict.detail),
+        spell_ranks(verdict.culprits),
+    )
+
+
+def log_abstention(names: Sequence[str], *, rank: int, step: int) -> None:
+    """Say that this worker does not vote for some parameters."""
+    logger.warning("[rank %d, step %d] abstains, not finite: %s", rank, step, ", ".join(names))

@@ -1,0 +1,17 @@
+"""Real training jobs: data and model, from embedded data up to a user's own."""
+
+from distlion.tasks.base import Batch, Score, Task, batch_loss, score_batch, seeded_generator
+from distlion.tasks.images import ImageTask
+from distlion.tasks.text import TextTask, Tokenizer
+
+__all__ = [
+    "Batch",
+    "ImageTask",
+    "Score",
+    "Task",
+    "TextTask",
+    "Tokenizer",
+    "batch_loss",
+    "score_batch",
+    "seeded_generator",
+]

@@ -1,0 +1,101 @@
+"""What every training task gives to the run loop: batches, a model, and one way to score them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Hold the examples of one forward pass.
+
+    Args:
+        inputs: Keyword arguments of the model's ``forward``; dim 0 of each tensor is the example.
+        targets: (...) int64 class of each prediction, shaped as the logits without their last dim.
+    """
+
+    inputs: Mapping[str, Tensor]
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Score:
+    """Hold sums over the predictions of a batch, so that batches add up exactly.
+
+    Args:
+        loss_sum: Cross entropy summed over predictions, in nats.
+        correct: Predictions whose most likely class is the target.
+        count: Predictions.
+    """
+
+    loss_sum: float
+    correct: int
+    count: int
+
+
+class Task(Protocol):
+    """A real training job: data that is sharded by rank, and a model with random weights."""
+
+    @property
+    def name(self) -> str:
+        """Return the name that the command line uses."""
+
+    @property
+    def unit(self) -> str:
+        """Return what throughput counts: ``tokens`` or ``images``."""
+
+    @property
+    def units_per_batch(self) -> int:
+        """Return how many units a worker sees in a step."""
+
+    def build_model(self, *, seed: int) -> nn.Module:
+        """Return a model whose random weights depend on ``seed`` alone."""
+
+    def training_batch(self, *, seed: int, step: int, rank: int, world_size: int) -> Batch:
+        """Return the batch of one rank at one step: a pure function of the arguments.
+
+        Ranks draw from disjoint shards of the training data.
+        """
+
+    def heldout_batches(self) -> Sequence[Batch]:
+        """Return the same held-out batches at every call, whatever the settings of the run."""
+
+    def describe(self) -> dict[str, str | int]:
+        """Return the facts about data and model that belong in a record."""
+
+
+def seeded_generator(*parts: int) -> torch.Generator:
+    """Make a generator whose stream non-negative integers fix, such as seed, step and rank."""
+    state = np.random.SeedSequence(parts).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Compute the mean cross entropy of a batch, in nats per prediction.
+
+    Returns:
+        () float32, with a graph to the parameters.
+    """
+    logits = model(**batch.inputs).logits
+    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), batch.targets.flatten())
+
+
+def score_batch(model: nn.Module, batch: Batch) -> Score:
+    """Score a batch without gradients; the model's training mode is put back afterwards."""
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        logits = model(**batch.inputs).logits.flatten(0, -2).float()
+    model.train(was_training)
+    targets = batch.targets.flatten()
+    return Score(
+        loss_sum=float(nn.functional.cross_entropy(logits, targets, reduction="sum")),
+        correct=int((logits.argmax(dim=-1) == targets).sum()),
+        count=targets.numel(),
+    )

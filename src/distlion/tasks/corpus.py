@@ -1,0 +1,176 @@
+"""Texts to train on: the standard library's source, a file, or a Hugging Face data set."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlion.errors import DataError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # type: ignore[import-untyped]
+
+# Enough for several epochs of the default run; keeps start-up below a second.
+STDLIB_BYTES = 4_000_000
+# A hub data set can be larger than memory; rows beyond this many bytes are left out.
+HUB_BYTES = 64_000_000
+HUB_PREFIX = "hf:"
+HELDOUT_SHARE = 0.05
+_HELDOUT_EVERY = round(1 / HELDOUT_SHARE)
+# Tests, generated tables and bundled packages say little about the language.
+_EXCLUDED_FOLDERS = frozenset(
+    {
+        "dist-packages",
+        "encodings",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "pydoc_data",
+        "site-packages",
+        "test",
+        "tests",
+        "turtledemo",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Hold a text, split into a part to train on and a part held out.
+
+    Args:
+        source: Where it came from, for records.
+        train: Bytes of the training part, UTF-8 as a rule.
+        heldout: Bytes of the held-out part.
+    """
+
+    source: str
+    train: bytes
+    heldout: bytes
+
+
+def load_corpus(source: str | None) -> Corpus:
+    """Read the text that a user named.
+
+    Args:
+        source: None for the Python standard library's source; ``hf:NAME`` or
+            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a text file's path.
+
+    Raises:
+        DataError: It does not exist, cannot be read, or is empty.
+        MissingDependencyError: ``hf:`` was asked for and ``datasets`` is not installed.
+    """
+    if source is None:
+        corpus = _load_stdlib(Path(sysconfig.get_path("stdlib")))
+    elif source.startswith(HUB_PREFIX):
+        corpus = _load_hub(source)
+    else:
+        corpus = _load_file(Path(source))
+    if not corpus.train or not corpus.heldout:
+        raise DataError(f"text data {corpus.source}: the training or the held-out part is empty")
+    return corpus
+
+
+def _load_stdlib(folder: Path) -> Corpus:
+    """Split by whole file, so that no half of a file helps to predict its other half."""
+    train: list[bytes] = []
+    heldout: list[bytes] = []
+    size = 0
+    for index, path in enumerate(_list_sources(folder)):
+        if size >= STDLIB_BYTES:
+            break
+        text = path.read_bytes()
+        size += len(text)
+        (heldout if index % _HELDOUT_EVERY == _HELDOUT_EVERY - 1 else train).append(text)
+    return Corpus("Python standard library", b"".join(train), b"".join(heldout))
+
+
+def _list_sources(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _EXCLUDED_FOLDERS]
+        files += [Path(parent, name) for name in names if name.endswith(".py")]
+    return sorted(files)
+
+
+def _load_file(path: Path) -> Corpus:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"text data {str(path)!r} cannot be read ({error.strerror}); give the path of a text "
+            f"file, {HUB_PREFIX}NAME, or nothing for the Python standard library's source"
+        ) from error
+    return _split_at_line(str(path), text)
+
+
+def _split_at_line(source: str, text: bytes) -> Corpus:
+    """Hold out the last part, beginning after a line end where there is one."""
+    wanted = int(len(text) * (1 - HELDOUT_SHARE))
+    cut = text.rfind(b"\n", 0, wanted) + 1 or wanted
+    return Corpus(source, text[:cut], text[cut:])
+
+
+def _load_hub(source: str) -> Corpus:
+    name, _, configuration = source.removeprefix(HUB_PREFIX).partition(":")
+    splits = _open_hub(name, configuration or None)
+    if "train" not in splits:
+        raise DataError(f"data set {source} has no split 'train', only {sorted(splits)}")
+    train = _join_rows(splits["train"], source)
+    for split in ("validation", "test"):
+        if split in splits:
+            return Corpus(source, train, _join_rows(splits[split], source))
+    return _split_at_line(source, train)
+
+
+def _open_hub(name: str, configuration: str | None) -> dict[str, Dataset]:
+    """Open a data set of the hub, a folder of data files, or what ``save_to_disk`` wrote."""
+    try:
+        import datasets  # imported when asked for: it costs a second and most runs do without
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{HUB_PREFIX}{name} needs the package 'datasets': pip install \"distlion[train]\""
+        ) from error
+    try:
+        folder = Path(name)
+        if any((folder / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
+            opened: Any = datasets.load_from_disk(name)
+        else:
+            opened = datasets.load_dataset(name, configuration)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"data set {HUB_PREFIX}{name} cannot be opened: {error}") from error
+    return {"train": opened} if isinstance(opened, datasets.Dataset) else dict(opened)
+
+
+def _join_rows(rows: Dataset, source: str) -> bytes:
+    texts = rows[_find_text_column(rows, source)]
+    return b"\n".join(_take_bytes(texts, HUB_BYTES))
+
+
+def _find_text_column(rows: Dataset, source: str) -> str:
+    columns: list[str] = [
+        name
+        for name, feature in rows.features.items()
+        if getattr(feature, "dtype", None) in ("string", "large_string")
+    ]
+    if "text" in columns:
+        return "text"
+    if len(columns) == 1:
+        return columns[0]
+    raise DataError(
+        f"data set {source}: expected a column 'text' or a single one of strings, found {columns}"
+    )
+
+
+def _take_bytes(texts: Iterable[str | None], limit_bytes: int) -> Iterable[bytes]:
+    size = 0
+    for text in texts:
+        encoded = (text or "").encode(errors="replace")
+        yield encoded
+        size += len(encoded)
+        if size >= limit_bytes:
+            return

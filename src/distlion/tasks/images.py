@@ -1,0 +1,173 @@
+"""Image classification: scikit-learn's digits, or CIFAR-10."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distlion.errors import DataError, MissingDependencyError
+from distlion.tasks.base import Batch, seeded_generator
+from distlion.tasks.cifar import CLASSES, read_cifar10
+from distlion.tasks.models import build_vision_model, default_vision_config, read_model_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+HELDOUT_IMAGES = 2000
+_HELDOUT_BATCH = 100
+_DIGITS_HELDOUT_EVERY = 5
+_DIGITS_MAX = 16
+
+
+@dataclass(frozen=True)
+class _LabelledImages:
+    """Hold images (n, channels, size, size) float32, standardised, and classes (n,) int64."""
+
+    source: str
+    train_images: Tensor
+    train_labels: Tensor
+    heldout_images: Tensor
+    heldout_labels: Tensor
+
+
+class ImageTask:
+    """Train a ViT with random weights to classify images.
+
+    Rank r of N owns every N-th image of a permutation that the seed fixes, and goes through them in
+    a new order in every epoch. Held out: every fifth digit, or the first 2,000 images of CIFAR-10's
+    test batch.
+
+    Args:
+        data: Path of the folder ``cifar-10-batches-py``; None for scikit-learn's digits.
+        model_config: Path of a transformers config; None for a preset.
+        batch_size: Images of a worker in a step.
+
+    Raises:
+        DataError: The data or the config cannot be used, or they do not fit each other.
+        MissingDependencyError: A package of the extra ``train`` is not installed.
+    """
+
+    name = "images"
+    unit = "images"
+
+    def __init__(self, *, data: str | None, model_config: Path | None, batch_size: int) -> None:
+        self._data = _load_digits() if data is None else _load_cifar(Path(data))
+        self._config = self._read_config(model_config)
+        self._batch_size = batch_size
+
+    def _read_config(self, path: Path | None) -> PreTrainedConfig:
+        _, channels, _, size = self._data.train_images.shape
+        if path is None:
+            return default_vision_config(image_size=size, channels=channels, classes=CLASSES)
+        config = read_model_config(path)
+        given = tuple(
+            getattr(config, field, None) for field in ("image_size", "num_channels", "num_labels")
+        )
+        if given[:2] != (size, channels) or (given[2] or 0) < CLASSES:
+            raise DataError(
+                f"model config {str(path)!r} has (image_size, num_channels, num_labels) {given}, "
+                f"but {self._data.source} needs {(size, channels, CLASSES)}"
+            )
+        return config
+
+    @property
+    def units_per_batch(self) -> int:
+        """Return the images that a worker sees in a step."""
+        return self._batch_size
+
+    def build_model(self, *, seed: int) -> nn.Module:
+        """Build the classifier; its random weights depend on ``seed`` alone."""
+        return build_vision_model(self._config, seed=seed)
+
+    def training_batch(self, *, seed: int, step: int, rank: int, world_size: int) -> Batch:
+        """Return the next images of the shard of ``rank``: a pure function of the arguments.
+
+        Raises:
+            DataError: There are fewer images than workers.
+        """
+        total = len(self._data.train_images)
+        shard = torch.randperm(total, generator=seeded_generator(seed))[rank::world_size]
+        if not len(shard):
+            raise DataError(
+                f"image data {self._data.source}: {total} images for {world_size} workers"
+            )
+        first = step * self._batch_size
+        epochs = range(first // len(shard), (first + self._batch_size - 1) // len(shard) + 1)
+        order = torch.cat(
+            [
+                torch.randperm(len(shard), generator=seeded_generator(seed, epoch, rank))
+                for epoch in epochs
+            ]
+        )
+        offset = first - epochs.start * len(shard)
+        chosen = shard[order[offset : offset + self._batch_size]]
+        images = self._data.train_images[chosen]
+        return Batch({"pixel_values": images}, self._data.train_labels[chosen])
+
+    def heldout_batches(self) -> Sequence[Batch]:
+        """Return the held-out images, always the same."""
+        images, labels = self._data.heldout_images, self._data.heldout_labels
+        parts = [
+            slice(first, first + _HELDOUT_BATCH) for first in range(0, len(labels), _HELDOUT_BATCH)
+        ]
+        return [Batch({"pixel_values": images[part]}, labels[part]) for part in parts]
+
+    def describe(self) -> dict[str, str | int]:
+        """Return source, sizes in images, and the side of an image in pixels."""
+        return {
+            "name": self.name,
+            "data": self._data.source,
+            "train_images": len(self._data.train_images),
+            "heldout_images": len(self._data.heldout_images),
+            "image_size": self._data.train_images.shape[-1],
+            "model_type": str(self._config.model_type),
+        }
+
+
+def _load_digits() -> _LabelledImages:
+    try:
+        # It costs 2.5 s, so only when its data is asked for.
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the digits need the package 'scikit-learn': pip install \"distlion[train]\""
+        ) from error
+    digits = load_digits()
+    pixels = torch.from_numpy(digits.images.astype(np.float32))[:, None] / _DIGITS_MAX
+    labels = torch.from_numpy(digits.target.astype(np.int64))
+    heldout = torch.arange(len(labels)) % _DIGITS_HELDOUT_EVERY == _DIGITS_HELDOUT_EVERY - 1
+    return _standardize(
+        "scikit-learn digits", pixels[~heldout], labels[~heldout], pixels[heldout], labels[heldout]
+    )
+
+
+def _load_cifar(folder: Path) -> _LabelledImages:
+    train, train_labels, test, test_labels = read_cifar10(folder)
+    return _standardize(
+        str(folder),
+        torch.from_numpy(train).float() / 255,
+        torch.from_numpy(train_labels),
+        torch.from_numpy(test[:HELDOUT_IMAGES]).float() / 255,
+        torch.from_numpy(test_labels[:HELDOUT_IMAGES]),
+    )
+
+
+def _standardize(
+    source: str, train: Tensor, train_labels: Tensor, heldout: Tensor, heldout_labels: Tensor
+) -> _LabelledImages:
+    """Shift and scale each channel by the mean and deviation of the training images."""
+    mean = train.mean(dim=(0, 2, 3), keepdim=True)
+    deviation = train.std(dim=(0, 2, 3), keepdim=True).clamp(min=1e-6)
+    return _LabelledImages(
+        source,
+        (train - mean) / deviation,
+        train_labels,
+        (heldout - mean) / deviation,
+        heldout_labels,
+    )

@@ -1,0 +1,108 @@
+"""Models with random weights, out of transformers configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distlion.errors import DataError, MissingDependencyError
+
+try:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import (
+        CONFIG_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        GPT2Config,
+        PreTrainedConfig,
+        ViTConfig,
+    )
+except ImportError as error:
+    raise MissingDependencyError(
+        "the training tasks need the package 'transformers': pip install \"distlion[train]\""
+    ) from error
+
+
+def read_model_config(path: Path) -> PreTrainedConfig:
+    """Read a transformers config, a JSON object with ``model_type``.
+
+    Raises:
+        DataError: The file cannot be read, is no config, or names an unknown model type.
+    """
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"model config {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(fields, dict) or fields.get("model_type") not in CONFIG_MAPPING:
+        given = fields.get("model_type") if isinstance(fields, dict) else fields
+        raise DataError(
+            f"model config {str(path)!r}: expected a JSON object with a model_type that "
+            f"transformers knows, such as 'gpt2' or 'vit'; got {given!r}"
+        )
+    model_type = fields.pop("model_type")
+    try:
+        return CONFIG_MAPPING[model_type](**fields)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise DataError(f"model config {str(path)!r} is not valid: {error}") from error
+
+
+def default_language_config(vocabulary_size: int, *, context: int) -> PreTrainedConfig:
+    """Describe a GPT-2 of 0.8 million parameters for a vocabulary of bytes."""
+    return GPT2Config(
+        vocab_size=vocabulary_size,
+        n_positions=context,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+
+
+def default_vision_config(*, image_size: int, channels: int, classes: int) -> PreTrainedConfig:
+    """Describe a ViT that cuts an image into 4 x 4 patches (8 x 8 above 16 pixels)."""
+    config = ViTConfig(
+        image_size=image_size,
+        patch_size=max(1, image_size // (4 if image_size <= 16 else 8)),
+        num_channels=channels,
+        hidden_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=384,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    config.num_labels = classes
+    return config
+
+
+def build_language_model(config: PreTrainedConfig, *, seed: int) -> nn.Module:
+    """Build a causal language model; its random weights depend on ``seed`` alone."""
+    return _build(AutoModelForCausalLM, config, seed)
+
+
+def build_vision_model(config: PreTrainedConfig, *, seed: int) -> nn.Module:
+    """Build an image classifier; its random weights depend on ``seed`` alone."""
+    return _build(AutoModelForImageClassification, config, seed)
+
+
+def _build(factory: Any, config: PreTrainedConfig, seed: int) -> nn.Module:
+    # transformers initialises from the global generator only: lend it ours, then put it back.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model: nn.Module = factory.from_config(config)
+        except (TypeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"transformers cannot build this model from a config of type "
+                f"{config.model_type!r}: {error}"
+            ) from error
+    return model.float().train()

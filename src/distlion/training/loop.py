@@ -1,0 +1,213 @@
+"""The run loop of one worker: forward, backward, step, and now and then an evaluation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
+
+from distlion.errors import NonFiniteError
+from distlion.tasks import Task, batch_loss, score_batch, seeded_generator
+from distlion.training.methods import build_method, gather_rows, ring_all_reduce_bytes
+from distlion.training.record import Record, describe_versions
+from distlion.training.settings import Schedule, TrainSettings
+
+_FINAL_LOSS_STEPS = 20
+_COSINE_FLOOR = 0.1
+# Streams of chance that must not follow the data's: seeded_generator(seed, step, rank, stream).
+_DROPOUT_STREAM = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tell an observer how far a run is, as rank 0 sees it.
+
+    Args:
+        step: Steps done, 0 before the first.
+        steps: Steps in all.
+        seconds: Since the start of the loop.
+        train_loss: Of the last batch of rank 0, in nats; None before the first step.
+        heldout_loss: In nats, if the model has just been evaluated.
+        unit: What throughput counts.
+        units_per_s: Over all workers, evaluations included.
+        sent_bytes: By this worker so far.
+        bits_per_parameter: Of the last step.
+    """
+
+    step: int
+    steps: int
+    seconds: float
+    train_loss: float | None
+    heldout_loss: float | None
+    unit: str
+    units_per_s: float
+    sent_bytes: int
+    bits_per_parameter: float
+
+
+Observer = Callable[[Progress], None]
+
+
+def lr_factor(step: int, *, settings: TrainSettings) -> float:
+    """Return the factor of ``lr`` at a step counted from 0.
+
+    Equation:
+        (s + 1) / w while s < w, then 1, or 0.1 + 0.9 (1 + cos(pi (s - w) / (T - w))) / 2
+        s is ``step``, w is ``warmup_steps``, T is ``steps``.
+    """
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule is Schedule.CONSTANT:
+        return 1.0
+    done = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    return _COSINE_FLOOR + (1 - _COSINE_FLOOR) * (1 + math.cos(math.pi * done)) / 2
+
+
+class TrainingLoop:
+    """Train a task over the default process group.
+
+    Args:
+        settings: The run's settings; ``workers`` is the group's size.
+        task: The data and model.
+        observe: Called on rank 0 after every step and evaluation.
+    """
+
+    def __init__(self, settings: TrainSettings, task: Task, observe: Observer) -> None:
+        self._settings = settings
+        self._task = task
+        self._observe = observe
+        self._rank = dist.get_rank()
+        self._world_size = dist.get_world_size()
+        self._method = build_method(settings, task.build_model(seed=settings.seed))
+        self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
+        self._losses: dict[str, list[float]] = {"step": [], "seconds": [], "loss": [], "lr": []}
+        self._evaluations: dict[str, list[float]] = {
+            "step": [],
+            "seconds": [],
+            "loss": [],
+            "accuracy": [],
+        }
+        self._start_s = time.perf_counter()
+
+    def run(self) -> Record:
+        """Train from the first step to the last.
+
+        Returns:
+            The record; all ranks return equal ones but for times and rank 0's account of traffic.
+
+        Raises:
+            NonFiniteError: The loss is no longer finite.
+            StepError: A step failed, as DistributedLion tells it.
+        """
+        self._start_s = time.perf_counter()
+        self._report(0, heldout_loss=self._evaluate(0))
+        for step in range(self._settings.steps):
+            self._step(step)
+            done = step + 1
+            due = done % self._settings.eval_every == 0 or done == self._settings.steps
+            self._report(done, heldout_loss=self._evaluate(done) if due else None)
+        return self._conclude()
+
+    def _step(self, step: int) -> None:
+        batch = self._task.training_batch(
+            seed=self._settings.seed, step=step, rank=self._rank, world_size=self._world_size
+        )
+        generator = seeded_generator(self._settings.seed, step, self._rank, _DROPOUT_STREAM)
+        # Dropout draws from the global generator: lend it one fixed by seed, step and rank.
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(generator.get_state())
+            loss = batch_loss(self._method.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._losses["lr"].append(float(self._schedule.get_last_lr()[0]))
+        self._method.optimizer.step()
+        self._method.optimizer.zero_grad()
+        self._schedule.step()
+        # Checked after the step, in which the ranks agree on errors of their gradients.
+        self._check_finite(float(loss.detach()), "training", step)
+        self._losses["step"].append(step)
+        self._losses["seconds"].append(self._elapsed_s())
+        self._losses["loss"].append(float(loss.detach()))
+
+    def _evaluate(self, done: int) -> float:
+        """Score held-out batch i on rank i mod N and add the sums in batch order.
+
+        The result is the same to the bit for any number of ranks.
+        """
+        batches = self._task.heldout_batches()
+        sums = torch.zeros(len(batches), 3, dtype=torch.float64)
+        for index in range(self._rank, len(batches), self._world_size):
+            score = score_batch(self._method.model, batches[index])
+            sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
+        # One rank fills a row, the others add zeros to it: exact.
+        rows = gather_rows(sums).sum(dim=0).tolist()
+        loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
+        self._check_finite(loss_sum, "held-out", done)
+        self._evaluations["step"].append(done)
+        self._evaluations["seconds"].append(self._elapsed_s())
+        self._evaluations["loss"].append(loss_sum / count)
+        self._evaluations["accuracy"].append(correct / count)
+        return loss_sum / count
+
+    def _check_finite(self, loss: float, kind: str, step: int) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the {kind} loss is {loss}; try a smaller lr than {self._settings.lr}",
+                rank=self._rank,
+                step=step,
+            )
+
+    def _elapsed_s(self) -> float:
+        return round(time.perf_counter() - self._start_s, 6)
+
+    def _report(self, done: int, *, heldout_loss: float | None) -> None:
+        if self._rank != 0:
+            return
+        seconds = self._elapsed_s()
+        units = done * self._task.units_per_batch * self._world_size
+        self._observe(
+            Progress(
+                step=done,
+                steps=self._settings.steps,
+                seconds=seconds,
+                train_loss=self._losses["loss"][-1] if done else None,
+                heldout_loss=heldout_loss,
+                unit=self._task.unit,
+                units_per_s=units / seconds,
+                sent_bytes=self._method.sent_bytes,
+                bits_per_parameter=self._method.bits_per_parameter,
+            )
+        )
+
+    def _conclude(self) -> Record:
+        wall_s = self._elapsed_s()
+        losses = gather_rows(torch.tensor(self._losses["loss"], dtype=torch.float64)).mean(dim=0)
+        sent = gather_rows(torch.tensor(self._method.sent_bytes, dtype=torch.int64)).max()
+        params = [p for p in self._method.model.parameters() if p.requires_grad]
+        trainable = sum(param.numel() for param in params)
+        return Record(
+            settings=self._settings.to_json(),
+            versions=describe_versions(),
+            task=self._task.describe(),
+            trainable_parameters=trainable,
+            world_size=self._world_size,
+            first_heldout_loss=self._evaluations["loss"][0],
+            final_heldout_loss=self._evaluations["loss"][-1],
+            final_heldout_accuracy=self._evaluations["accuracy"][-1],
+            final_train_loss=float(losses[-_FINAL_LOSS_STEPS:].mean()),
+            wall_s=wall_s,
+            sent_bytes_per_worker=int(sent),
+            full_precision_bytes_per_worker=ring_all_reduce_bytes(
+                trainable * self._settings.steps, self._world_size
+            ),
+            bits_per_parameter=self._method.bits_per_parameter,
+            replicas_equal=self._method.replicas_equal(),
+            traffic=self._method.traffic(),
+            losses=self._losses | {"loss": losses.tolist()},
+            evaluations=self._evaluations,
+        )

@@ -1,0 +1,130 @@
+"""Train: join the world that torchrun made, or start local workers; then write the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from distlion.errors import InvalidArgumentError
+from distlion.report import draw_loss_figure
+from distlion.tasks import ImageTask, Task, TextTask, Tokenizer
+from distlion.training.launch import Emit, run_workers
+from distlion.training.loop import Observer, TrainingLoop
+from distlion.training.record import Record, claim_run_dir, write_record
+from distlion.training.settings import TaskName, TrainSettings, torchrun_world_size
+
+FIGURE_NAME = "loss.png"
+
+
+def train(settings: TrainSettings, *, run_dir: Path, observe: Observer) -> Record | None:
+    """Train and write ``record.json`` and ``loss.png`` into the run folder.
+
+    Args:
+        settings: What to train and how.
+        run_dir: Folder of the run; made if need be.
+        observe: Called with the progress of rank 0, in the process that calls this function.
+
+    Returns:
+        The record; under torchrun only on rank 0, None on the other ranks.
+
+    Raises:
+        InvalidArgumentError: The folder holds a record, or ``workers`` is not torchrun's world.
+        DataError: Data or model config cannot be used.
+        WorkerFailedError: A local worker died or raised.
+        StepError: Under torchrun, a step failed.
+    """
+    joined = torchrun_world_size()
+    if joined is not None and joined != settings.workers:
+        raise InvalidArgumentError(
+            f"workers is {settings.workers}, but torchrun started {joined}; leave --workers away"
+        )
+    writes = joined is None or int(os.environ["RANK"]) == 0
+    with _claimed(run_dir) if writes else contextlib.nullcontext():
+        record = (
+            _train_locally(settings, observe)
+            if joined is None
+            else _train_joined(settings, observe)
+        )
+        if writes:
+            draw_loss_figure(write_record(record, run_dir), run_dir / FIGURE_NAME)
+    return record if writes else None
+
+
+def load_task(settings: TrainSettings) -> Task:
+    """Load the data of a run and check that it fits its model and its number of workers.
+
+    Raises:
+        DataError: It does not.
+    """
+    task: Task
+    if settings.task is TaskName.TEXT:
+        task = TextTask(
+            data=settings.data,
+            tokenizer=settings.tokenizer or Tokenizer.BYTE,
+            model_config=settings.model_config,
+            batch_size=settings.batch_size,
+        )
+    else:
+        task = ImageTask(
+            data=settings.data,
+            model_config=settings.model_config,
+            batch_size=settings.batch_size,
+        )
+    last = settings.workers - 1
+    task.training_batch(seed=settings.seed, step=0, rank=last, world_size=settings.workers)
+    return task
+
+
+@contextlib.contextmanager
+def _claimed(run_dir: Path) -> Iterator[None]:
+    """Make the run folder; a failed run does not leave an empty one."""
+    claim_run_dir(run_dir)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            run_dir.rmdir()
+        raise
+
+
+def _train_locally(settings: TrainSettings, observe: Observer) -> Record:
+    task = load_task(settings)  # so that a mistake is told before any worker is started
+    record = run_workers(
+        _work,
+        settings,
+        world_size=settings.workers,
+        observe=observe,
+        preload=_list_slow_imports(settings, task),
+    )
+    assert isinstance(record, Record)
+    return record
+
+
+def _list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
+    """List modules that every worker imports; the launcher passes over those that do not exist."""
+    model_type = task.describe()["model_type"]
+    digits = settings.task is TaskName.IMAGES and settings.data is None
+    return [
+        __name__,
+        "torch._dynamo",  # by the first optimizer
+        f"transformers.models.{model_type}.modeling_{model_type}",
+        *(["sklearn.datasets"] if digits else []),
+    ]
+
+
+def _train_joined(settings: TrainSettings, observe: Observer) -> Record:
+    dist.init_process_group("gloo")
+    record = _work(observe, settings)
+    # Not after an error: a collective that a peer left open could keep this from returning.
+    dist.destroy_process_group()
+    return record
+
+
+def _work(observe: Emit, settings: TrainSettings) -> Record:
+    torch.set_num_threads(settings.threads)
+    return TrainingLoop(settings, load_task(settings), observe).run()

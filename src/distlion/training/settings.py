@@ -1,0 +1,209 @@
+"""The settings of a training run, checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from distlion.errors import InvalidArgumentError
+from distlion.tasks import Tokenizer
+
+DEFAULT_WORKERS = 4
+DEFAULT_BITS = 4
+
+
+class TaskName(str, Enum):
+    """What to train."""
+
+    TEXT = "text"
+    IMAGES = "images"
+
+
+class RuleName(str, Enum):
+    """How workers agree on a step: a vote of DistributedLion, or an all-reduce of gradients."""
+
+    MAJORITY = "majority"
+    TERNARY = "ternary"
+    AVERAGE = "average"
+    QUANTIZED = "quantized"
+    FULL = "full"
+    GLOBAL_LION = "global-lion"
+    GLOBAL_ADAMW = "global-adamw"
+
+    @property
+    def votes(self) -> bool:
+        """Return whether DistributedLion runs it, so that gradients stay local."""
+        return self not in (RuleName.GLOBAL_LION, RuleName.GLOBAL_ADAMW)
+
+
+class Norm(str, Enum):
+    """The norm that scales the levels of a quantized vote."""
+
+    L1 = "l1"
+    LINF = "linf"
+
+
+class ExchangeName(str, Enum):
+    """The exchange pattern of DistributedLion."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    GATHER = "gather"
+
+
+class Schedule(str, Enum):
+    """The course of the learning rate after the warm-up."""
+
+    COSINE = "cosine"
+    CONSTANT = "constant"
+
+
+_DEFAULTS: Mapping[TaskName, Mapping[str, Any]] = {
+    TaskName.TEXT: {"steps": 200, "batch_size": 8, "eval_every": 50, "warmup_steps": 20},
+    TaskName.IMAGES: {"steps": 200, "batch_size": 32, "eval_every": 50, "warmup_steps": 20},
+}
+# Small sweeps of one seed, in docs/lab-notebook.md.
+_LION_LR = 5e-4
+_ADAMW_LR = 1e-3
+
+
+def torchrun_world_size() -> int | None:
+    """Return the number of workers if torchrun or its like started this process, else None."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Say all that the losses of a run depend on.
+
+    Args:
+        task: What to train.
+        workers: Processes that train together, at least 1.
+        rule: How they agree on a step.
+        bits: Bits of a quantized vote, 1 to 8; None for other rules.
+        norm: Scale of a quantized vote; None for other rules.
+        exchange: Exchange pattern; only ``auto`` for rules that all-reduce gradients.
+        steps: Optimizer steps, at least 1.
+        lr: Highest learning rate, above 0.
+        weight_decay: Decoupled weight decay, at least 0.
+        schedule: Course of the learning rate: cosine falls to a tenth of ``lr`` at the last step.
+        warmup_steps: Steps of linear rise to ``lr``, at least 0.
+        batch_size: Examples of one worker in a step, at least 1.
+        eval_every: Steps between held-out evaluations, at least 1; there is always one before the
+            first step and one after the last.
+        seed: Of weights, data order, dropout and the votes' coins; 0 or above.
+        threads: Threads of a worker, at least 1. Losses are equal to the bit for equal threads.
+        data: What to train on; None for the task's embedded data.
+        tokenizer: Level of text; None for other tasks.
+        model_config: A transformers config; None for the task's preset.
+
+    Raises:
+        InvalidArgumentError: A number is out of its range, or two settings do not go together.
+    """
+
+    task: TaskName
+    workers: int
+    rule: RuleName
+    bits: int | None
+    norm: Norm | None
+    exchange: ExchangeName
+    steps: int
+    lr: float
+    weight_decay: float
+    schedule: Schedule
+    warmup_steps: int
+    batch_size: int
+    eval_every: int
+    seed: int
+    threads: int
+    data: str | None
+    tokenizer: Tokenizer | None
+    model_config: Path | None
+
+    @classmethod
+    def with_defaults(
+        cls, task: TaskName = TaskName.TEXT, rule: RuleName = RuleName.MAJORITY, **given: Any
+    ) -> TrainSettings:
+        """Fill what is absent or None by the defaults of the task and the rule.
+
+        Raises:
+            InvalidArgumentError: As the class.
+            TypeError: A name is not a setting.
+        """
+        settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(cls))
+        settings |= {
+            "task": task,
+            "workers": torchrun_world_size() or DEFAULT_WORKERS,
+            "rule": rule,
+            "exchange": ExchangeName.AUTO,
+            "lr": _ADAMW_LR if rule is RuleName.GLOBAL_ADAMW else _LION_LR,
+            "weight_decay": 0.1,
+            "schedule": Schedule.COSINE,
+            "seed": 0,
+            "threads": 1,
+            **_DEFAULTS[task],
+        }
+        if rule is RuleName.QUANTIZED:
+            settings |= {"bits": DEFAULT_BITS, "norm": Norm.L1}
+        if task is TaskName.TEXT:
+            settings["tokenizer"] = Tokenizer.BYTE
+        return cls(**settings | {name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
+            self._check_least(name, 1)
+        for name in ("warmup_steps", "seed", "weight_decay"):
+            self._check_least(name, 0)
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise InvalidArgumentError(f"lr is {self.lr}; expected a finite number above 0")
+        self._check_pairs()
+
+    def _check_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not (math.isfinite(value) and value >= least):
+            raise InvalidArgumentError(f"{name} is {value}; expected a number of at least {least}")
+
+    def _check_pairs(self) -> None:
+        quantized = self.rule is RuleName.QUANTIZED
+        for name in ("bits", "norm"):
+            if (getattr(self, name) is not None) != quantized:
+                raise InvalidArgumentError(
+                    f"{name} is {_show(getattr(self, name))} with the rule {self.rule.value}; it "
+                    f"belongs to the rule {RuleName.QUANTIZED.value} and to no other"
+                )
+        if self.bits is not None and not 1 <= self.bits <= 8:
+            raise InvalidArgumentError(f"bits is {self.bits}; expected 1 to 8")
+        if not self.rule.votes and self.exchange is not ExchangeName.AUTO:
+            raise InvalidArgumentError(
+                f"exchange is {self.exchange.value} with the rule {self.rule.value}, which "
+                f"all-reduces gradients and exchanges no votes; leave exchange at auto"
+            )
+        if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
+            raise InvalidArgumentError(
+                f"tokenizer is {_show(self.tokenizer)} with the task {self.task.value}; it belongs "
+                f"to the task {TaskName.TEXT.value} and to no other"
+            )
+
+    def to_json(self) -> dict[str, str | int | float | None]:
+        """Return the settings as JSON can hold them."""
+        return {
+            field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def _show(value: Any) -> str:
+    return str(_to_json(value))

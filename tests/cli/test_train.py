@@ -1,0 +1,74 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from distlion.cli import app
+
+SHORT = ["train", "--task", "images", "--steps", "2", "--batch-size", "4", "--eval-every", "2"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def json_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return invoke(*SHORT, "--rule", "average", "--workers", "3", "--json", "--run-dir", str(folder))
+
+
+def test_help_shows_an_example():
+    result = invoke("train", "--help")
+    assert result.exit_code == 0
+    assert "Example: distlion train" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--rule", "no-such"], ["train", "--steps", "many"], ["train", "--nonsense"], ["x"]],
+)
+def test_usage_error_exits_with_2(arguments):
+    assert invoke(*arguments).exit_code == 2
+
+
+def test_wrong_value_is_one_clear_line_and_exits_with_1(tmp_path):
+    result = invoke("train", "--lr", "-1", "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    assert "lr is -1.0" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_missing_data_exits_with_1_and_names_the_file(tmp_path):
+    result = invoke("train", "--data", str(tmp_path / "absent.txt"), "--run-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "absent.txt" in result.stderr
+
+
+def test_run_folder_with_a_record_exits_with_1(tmp_path):
+    (tmp_path / "record.json").write_text("{}")
+    result = invoke(*SHORT, "--run-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "holds a record.json already" in result.stderr
+
+
+@pytest.mark.distributed
+def test_images_train_with_three_workers_that_average(json_run):
+    assert json_run.exit_code == 0, json_run.stderr
+    record = json.loads(json_run.stdout)
+    assert record["world_size"] == 3
+    assert record["settings"]["rule"] == "average"
+    assert record["replicas_equal"] is True
+
+
+@pytest.mark.distributed
+def test_progress_goes_to_standard_error(json_run):
+    assert "step 2/2" in json_run.stderr
+
+
+@pytest.mark.distributed
+def test_summary_table_tells_what_the_run_cost(tmp_path):
+    result = invoke(*SHORT, "--workers", "2", "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 0, result.stderr
+    for row in ("final held-out loss", "sent by each worker", "fp32 all-reduce", "replicas equal"):
+        assert row in result.stdout

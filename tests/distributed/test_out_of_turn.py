@@ -1,0 +1,134 @@
+"""Workers at different calls all learn it by a typed error, and none of them aborts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import distlion
+from cluster import run_workers
+from distlion import errors
+from failures import (
+    Caught,
+    assert_all_raised,
+    assert_raised,
+    caught,
+    make_optimizer,
+    params_of,
+    set_grads,
+)
+
+pytestmark = pytest.mark.distributed
+
+Action = Callable[[distlion.DistributedLion], object]
+
+OUT_OF_TURN: dict[str, Action] = {
+    "verify_replicas": lambda optimizer: optimizer.verify_replicas(),
+    "add_param_group": lambda optimizer: optimizer.add_param_group(
+        {"params": [("added", torch.nn.Parameter(torch.zeros(5)))]}
+    ),
+    "load_state_dict": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+}
+
+
+def call_on_one_rank(rank: int, world_size: int, call: str, buckets: int | None) -> Caught | None:
+    optimizer = make_optimizer(bucket_elements=buckets)
+    for step in range(2):
+        set_grads(optimizer, step, rank)
+        if step == 1 and rank == 1:
+            return caught(optimizer, lambda: OUT_OF_TURN[call](optimizer))
+        found = caught(optimizer, optimizer.step)
+        if found is not None:
+            return found
+    return None
+
+
+@pytest.mark.parametrize("buckets", [None, 64])
+@pytest.mark.parametrize("call", OUT_OF_TURN)
+def test_a_call_on_one_rank_while_others_step_is_an_error_on_every_rank(
+    call: str, buckets: int | None
+) -> None:
+    outcomes = run_workers(call_on_one_rank, 3, call, buckets)
+    assert_all_raised(outcomes, errors.ConfigMismatchError, call, r"rank 1")
+
+
+def load_other_rules(rank: int, world_size: int) -> Caught | None:
+    optimizer = make_optimizer()
+    state = optimizer.state_dict()
+    if rank == 1:
+        state["param_groups"][0]["aggregation"] = repr(distlion.TernaryVote())
+    return caught(optimizer, lambda: optimizer.load_state_dict(state))
+
+
+def test_states_with_different_rules_are_refused_on_every_rank() -> None:
+    outcomes = run_workers(load_other_rules, 3)
+    assert_all_raised(outcomes, errors.ConfigMismatchError, "TernaryVote", "rank 1")
+
+
+def change_tensor_lr(rank: int, world_size: int) -> Caught | None:
+    optimizer = make_optimizer(lr=torch.tensor(1e-4))
+    set_grads(optimizer, 0, rank)
+    optimizer.param_groups[0]["lr"] = torch.tensor(1.01e-4 if rank == 1 else 1.02e-4)
+    return caught(optimizer, optimizer.step)
+
+
+def test_tensor_learning_rates_that_print_alike_still_differ() -> None:
+    outcomes = run_workers(change_tensor_lr, 3)
+    assert_all_raised(outcomes, errors.ConfigMismatchError, "lr of group 0", "rank 1")
+
+
+def thaw(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
+    frozen = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
+    trained = torch.nn.Parameter(torch.zeros(9))
+    optimizer = make_optimizer([("frozen", frozen), ("trained", trained)])
+    assert "exp_avg" not in optimizer.state[frozen]
+    frozen.requires_grad_(rank in ranks)
+    trained.grad = torch.ones(9)
+    return caught(None, optimizer.step)
+
+
+def test_a_parameter_thawed_on_one_rank_is_an_error_on_every_rank() -> None:
+    for found in run_workers(thaw, 3, (1,)):
+        assert_raised(found, errors.ConfigMismatchError, "no longer frozen: frozen", "rank 1")
+
+
+def test_a_parameter_thawed_on_all_ranks_is_refused_by_name() -> None:
+    for found in run_workers(thaw, 2, (0, 1)):
+        assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
+
+
+def step_after_add(rank: int, world_size: int) -> tuple[float, bool]:
+    optimizer = make_optimizer()
+    added = torch.nn.Parameter(torch.full((5,), float(rank)))
+    optimizer.add_param_group({"params": [("added", added)]})
+    set_grads(optimizer, 0, rank)
+    optimizer.step()
+    optimizer.verify_replicas()
+    return float(optimizer.committed_step), all(
+        bool(torch.isfinite(param).all()) for param in params_of(optimizer)
+    )
+
+
+def test_parameters_added_on_all_ranks_are_broadcast_and_step_along() -> None:
+    assert run_workers(step_after_add, 3) == [(1.0, True)] * 3
+
+
+def overflow_then_go_on(rank: int, world_size: int) -> tuple[str, float]:
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = make_optimizer([("only", param)], betas=(0.9, 0.99))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(1))
+    param.grad = torch.full((4,), float("inf") if rank == 1 else 1024.0)
+    found = caught(None, lambda: scaler.step(optimizer))
+    assert found is not None
+    param.grad = torch.full((4,), 1.0)
+    optimizer.step()
+    return found.kind, float(optimizer.state[param]["exp_avg"][0])
+
+
+def test_an_error_leaves_no_scale_of_a_grad_scaler_behind() -> None:
+    for kind, momentum in run_workers(overflow_then_go_on, 2):
+        assert kind == "NonFiniteError"
+        assert momentum == pytest.approx(0.01)

@@ -1,0 +1,83 @@
+"""Replicas that differ are found, and the rank and parameter are named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster import run_workers
+from distlion import errors
+from failures import (
+    Caught,
+    assert_all_raised,
+    assert_raised,
+    caught,
+    make_optimizer,
+    params_of,
+    set_grads,
+)
+
+pytestmark = pytest.mark.distributed
+
+
+def drift(
+    rank: int, world_size: int, check_every: int | None, verify: bool
+) -> tuple[int, Caught | None]:
+    """Rank 1's second parameter changes by one ulp after step 3."""
+    optimizer = make_optimizer(check_every=check_every)
+    for step in range(8):
+        set_grads(optimizer, step, rank)
+        found = caught(None, optimizer.step)
+        if found is not None:
+            return step, found
+        if step == 3 and rank == 1:
+            p = params_of(optimizer)[1]
+            p.data[5] = torch.nextafter(p.data[5], torch.tensor(9.0))
+    return 8, caught(optimizer, optimizer.verify_replicas) if verify else None
+
+
+@pytest.mark.parametrize("world_size", [3, 5])
+def test_verify_replicas_names_rank_and_parameter(world_size: int) -> None:
+    outcomes = run_workers(drift, world_size, None, True)
+    assert_all_raised(
+        [found for _, found in outcomes], errors.ReplicaMismatchError, "second", r"\b1\b"
+    )
+    for _, found in outcomes:
+        assert found.culprits == (1,)
+
+
+def test_verify_replicas_of_two_workers_names_the_parameter() -> None:
+    outcomes = run_workers(drift, 2, None, True)
+    assert_all_raised([found for _, found in outcomes], errors.ReplicaMismatchError, "second")
+
+
+@pytest.mark.parametrize("check_every", [1, 3])
+def test_replicas_that_differ_are_found_at_the_next_check(check_every: int) -> None:
+    for step, found in run_workers(drift, 3, check_every, False):
+        assert 3 < step <= 3 + check_every
+        assert_raised(found, errors.ReplicaMismatchError, "second", r"\b1\b")
+
+
+def test_equal_replicas_verify() -> None:
+    assert run_workers(verify_equal, 3) == [None] * 3
+
+
+def verify_equal(rank: int, world_size: int) -> None:
+    optimizer = make_optimizer()
+    for step in range(3):
+        set_grads(optimizer, step, rank)
+        optimizer.step()
+        optimizer.verify_replicas()
+
+
+def load_other_weights(rank: int, world_size: int) -> Caught | None:
+    """Weights loaded after construction, differently on rank 2."""
+    optimizer = make_optimizer()
+    params_of(optimizer)[0].data.fill_(0.25 if rank == 2 else 0.125)
+    set_grads(optimizer, 0, rank)
+    return caught(optimizer, optimizer.step)
+
+
+def test_weights_that_differ_at_the_first_step_are_an_error_on_every_rank() -> None:
+    outcomes = run_workers(load_other_weights, 3)
+    assert_all_raised(outcomes, errors.ReplicaMismatchError, "first", r"\b2\b")

@@ -1,0 +1,96 @@
+"""Make a worker fail, and tell what it raised and whether it was left as it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import distlion
+import oracle
+
+SIZES = {"first": 70, "second": 130}
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What one rank raised, and whether its parameters, momenta and counter are as before."""
+
+    kind: str
+    text: str
+    rank: int | None
+    step: int | None
+    culprits: tuple[int, ...]
+    committed_step: int | None
+    unchanged: bool
+
+
+def make_params(sizes: dict[str, int] | None = None) -> list[tuple[str, torch.nn.Parameter]]:
+    return [
+        (name, torch.nn.Parameter(torch.full((n,), 0.5))) for name, n in (sizes or SIZES).items()
+    ]
+
+
+def bfloat16_params() -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, torch.nn.Parameter(p.data.bfloat16())) for name, p in make_params()]
+
+
+def make_optimizer(named_params: Any = None, **options: Any) -> distlion.DistributedLion:
+    return distlion.DistributedLion(
+        named_params or make_params(), **({"step_timeout_s": 20, "lr": 1e-2} | options)
+    )
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def set_grads(optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    for index, p in enumerate(params_of(optimizer)):
+        p.grad = torch.from_numpy(oracle.gradient(9, step, rank, index, p.numel()))
+
+
+def freeze_state(optimizer: distlion.DistributedLion) -> list[bytes]:
+    tensors = params_of(optimizer) + [optimizer.state[p]["exp_avg"] for p in params_of(optimizer)]
+    steps = [
+        str(optimizer.committed_step),
+        *(str(group["step"]) for group in optimizer.param_groups),
+    ]
+    return [t.detach().float().numpy().tobytes() for t in tensors] + [s.encode() for s in steps]
+
+
+def caught(optimizer: distlion.DistributedLion | None, action: Callable[[], Any]) -> Caught | None:
+    """Run ``action`` and return what it raised, or None."""
+    before = None if optimizer is None else freeze_state(optimizer)
+    try:
+        action()
+    except Exception as error:
+        return Caught(
+            type(error).__name__,
+            str(error),
+            getattr(error, "rank", None),
+            getattr(error, "step", None),
+            tuple(getattr(error, "culprits", ())),
+            getattr(error, "committed_step", None),
+            optimizer is None or freeze_state(optimizer) == before,
+        )
+    return None
+
+
+def assert_raised(found: Caught | None, kind: type[Exception], *fragments: str) -> Caught:
+    assert found is not None, f"nothing was raised; expected {kind.__name__}"
+    assert found.kind == kind.__name__, f"{found.kind}: {found.text}"
+    for fragment in fragments:
+        assert re.search(fragment, found.text), f"{fragment!r} is not in: {found.text}"
+    return found
+
+
+def assert_all_raised(
+    outcomes: list[Caught | None], kind: type[Exception], *fragments: str
+) -> None:
+    """Assert that each rank raised ``kind``, told every fragment, and is as before."""
+    for outcome in outcomes:
+        assert assert_raised(outcome, kind, *fragments).unchanged

@@ -1,0 +1,61 @@
+"""The coin: test vectors, pairing, independence of domains."""
+
+import pytest
+import torch
+
+from distlion.kernels import Coins, choose_kernels
+from distlion.kernels.coin import GOLDEN, MASK, mix
+from distlion.kernels.contract import COIN_VECTORS, SPLITMIX64_FIRST
+
+CPU = torch.device("cpu")
+KERNELS = choose_kernels(CPU)
+
+
+def test_mix_gives_the_published_first_output_of_splitmix64() -> None:
+    assert mix(GOLDEN) == SPLITMIX64_FIRST
+
+
+@pytest.mark.parametrize(("where", "words"), COIN_VECTORS.items())
+def test_coin_matches_its_test_vectors(
+    where: tuple[int, int, int, str], words: tuple[int, int, int]
+) -> None:
+    seed, step, rank, domain = where
+    coin = getattr(Coins(seed, step, rank), domain)
+    assert tuple(coin.word(w) for w in (0, 1, 2**33)) == words
+
+
+@pytest.mark.parametrize(("where", "words"), COIN_VECTORS.items())
+def test_kernel_draws_the_test_vectors(
+    where: tuple[int, int, int, str], words: tuple[int, int, int]
+) -> None:
+    seed, step, rank, domain = where
+    coin = getattr(Coins(seed, step, rank), domain)
+    drawn = [int(KERNELS.coin(coin, w, 1, device=CPU)[0]) & MASK for w in (0, 1, 2**33)]
+    assert tuple(drawn) == words
+
+
+def test_a_run_of_words_is_the_words_one_by_one() -> None:
+    coin = Coins(seed=5, step=3, rank=2).zero
+    run = KERNELS.coin(coin, 7, 100, device=CPU).tolist()
+    assert [word & MASK for word in run] == [coin.word(w) for w in range(7, 107)]
+
+
+@pytest.mark.parametrize("domain", ["tie", "zero"])
+@pytest.mark.parametrize("step", [0, 2, 1000])
+def test_tie_and_zero_coins_are_inverted_in_the_second_step_of_a_pair(
+    domain: str, step: int
+) -> None:
+    first = getattr(Coins(9, step, 1), domain).word(42)
+    second = getattr(Coins(9, step + 1, 1), domain).word(42)
+    assert first ^ second == MASK
+
+
+def test_rounding_coin_is_fresh_in_every_step() -> None:
+    words = {Coins(9, step, 0).rounding.word(0) for step in range(100)}
+    assert len(words) == 100
+
+
+def test_zero_coins_of_ranks_differ_while_tie_and_rounding_coins_do_not() -> None:
+    coins = [Coins(1, 4, rank) for rank in range(50)]
+    assert len({coin.zero.key for coin in coins}) == 50
+    assert len({coin.tie.key for coin in coins} | {coin.rounding.key for coin in coins}) == 2

@@ -1,0 +1,259 @@
+"""The plain kernels: where bits lie, what is left alone, and identities between ops.
+
+That the arithmetic itself is right is shown by the numpy oracle in tests/distributed.
+"""
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distlion.kernels import Coefficients, Coins, ReplyFormat, Segment, choose_kernels
+from distlion.kernels.coin import GOLDEN, MASK, mix
+from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+
+KERNELS = choose_kernels(torch.device("cpu"))
+HYPER = Coefficients(beta1=0.9, beta2=0.99, lr=0.01, weight_decay=0.1)
+SIZES = (1, 7, 63, 64, 65, 1000)
+COINS = Coins(seed=3, step=4, rank=0)
+
+
+def make_bucket(sizes: tuple[int, ...] = SIZES, n_shards: int = 1) -> Bucket:
+    names = [f"p{index}" for index in range(len(sizes))]
+    (bucket,) = fill_buckets(
+        place_parameters(names, sizes), [0] * len(sizes), n_shards=n_shards, bucket_elements=1 << 30
+    )
+    return bucket
+
+
+def make_segments(
+    bucket: Bucket,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    absent: frozenset[int] = frozenset(),
+) -> list[Segment]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(n: int) -> Tensor:
+        return torch.randn(n, generator=generator).to(dtype)
+
+    return [
+        Segment(
+            slot,
+            draw(slot.n_elements),
+            None if index in absent else draw(slot.n_elements),
+            draw(slot.n_elements),
+            HYPER,
+        )
+        for index, slot in enumerate(bucket.slots)
+    ]
+
+
+def empty_planes(bucket: Bucket, planes: int) -> Tensor:
+    return torch.full((bucket.n_blocks, planes, BLOCK_WORDS), -1, dtype=torch.int64)
+
+
+def bit_of(packed: Tensor, plane: int, coordinate: int) -> int:
+    """Read one bit by the definition of the layout, word by word."""
+    word = coordinate // 64
+    value = int(packed[word // BLOCK_WORDS, plane, word % BLOCK_WORDS]) & MASK
+    return value >> (coordinate % 64) & 1
+
+
+def test_signs_lie_where_the_layout_says_and_spare_bits_are_zero() -> None:
+    bucket = make_bucket()
+    segments = make_segments(bucket)
+    out = empty_planes(bucket, 1)
+    KERNELS.encode_signs(segments, COINS.zero, out=out)
+    expected = [0] * (bucket.n_blocks * BLOCK_WORDS * 64)
+    for segment in segments:
+        assert segment.grad is not None
+        c = np.float32(0.9) * segment.exp_avg.numpy() + np.float32(1 - 0.9) * segment.grad.numpy()
+        start = segment.slot.bucket_word * 64
+        expected[start : start + len(c)] = (c > 0).astype(int).tolist()
+    assert [bit_of(out, 0, i) for i in range(len(expected))] == expected
+
+
+def test_ternary_planes_tell_minus_one_zero_and_one() -> None:
+    bucket = make_bucket((3,))
+    (segment,) = make_segments(bucket)
+    assert segment.grad is not None
+    segment.exp_avg.zero_()
+    segment.grad.copy_(torch.tensor([-2.0, 0.0, 5.0]))
+    out = empty_planes(bucket, 2)
+    KERNELS.encode_ternary([segment], out=out)
+    votes = [(bit_of(out, 0, i), bit_of(out, 1, i)) for i in range(3)]
+    assert votes == [(0, 1), (0, 0), (1, 1)]
+
+
+def test_a_zero_direction_of_either_sign_takes_the_coin_of_its_coordinate() -> None:
+    bucket = make_bucket((5, 130))
+    segments = make_segments(bucket)
+    for segment in segments:
+        assert segment.grad is not None
+        segment.exp_avg.fill_(-0.0)
+        segment.grad.zero_()
+    out = empty_planes(bucket, 1)
+    KERNELS.encode_signs(segments, COINS.zero, out=out)
+    coordinate = 64 + 70
+    expected = COINS.zero.word(coordinate // 64) >> (coordinate % 64) & 1
+    assert bit_of(out, 0, coordinate) == expected
+
+
+@pytest.mark.parametrize("encoder", ["signs", "ternary", "levels", "directions"])
+@pytest.mark.parametrize("bad", ["grad", "exp_avg"])
+def test_a_parameter_that_is_not_finite_is_reported_and_written_as_zeros(
+    encoder: str, bad: str
+) -> None:
+    bucket = make_bucket((64, 64))
+    segments = make_segments(bucket)
+    getattr(segments[1], bad)[3] = float("nan")
+    planes = {"signs": 1, "ternary": 2, "levels": 4, "directions": 32}[encoder]
+    out = empty_planes(bucket, planes)
+    encode = {
+        "signs": lambda: KERNELS.encode_signs(segments, COINS.zero, out=out),
+        "ternary": lambda: KERNELS.encode_ternary(segments, out=out),
+        "levels": lambda: KERNELS.encode_levels(segments, COINS.zero, norm="l1", step=0.5, out=out),
+        "directions": lambda: KERNELS.encode_directions(segments, dtype=torch.float32, out=out),
+    }[encoder]
+    assert encode() == [True, False]
+    second = out.transpose(0, 1).flatten(1)[:, 1] if planes < 32 else out.view(-1)[32:64]
+    assert not second.any()
+
+
+def test_a_direction_that_overflows_bfloat16_is_not_finite() -> None:
+    bucket = make_bucket((2,))
+    (segment,) = make_segments(bucket)
+    assert segment.grad is not None
+    segment.exp_avg.fill_(3.4e38)
+    segment.grad.fill_(3.4e38)
+    out = empty_planes(bucket, 16)
+    assert KERNELS.encode_directions([segment], dtype=torch.bfloat16, out=out) == [False]
+
+
+def test_encoding_only_reads() -> None:
+    bucket = make_bucket()
+    segments, untouched = make_segments(bucket), make_segments(bucket)
+    KERNELS.encode_levels(segments, COINS.zero, norm="l1", step=0.5, out=empty_planes(bucket, 3))
+    for now, before in zip(segments, untouched, strict=True):
+        assert now.grad is not None
+        assert before.grad is not None
+        assert torch.equal(now.grad, before.grad)
+        assert torch.equal(now.exp_avg, before.exp_avg)
+        assert torch.equal(now.param, before.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reply_format", list(ReplyFormat))
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_commit_is_apply_reply_then_update_momentum(
+    dtype: torch.dtype, reply_format: ReplyFormat, stochastic: bool
+) -> None:
+    bucket = make_bucket()
+    planes = {ReplyFormat.SIGN: 1, ReplyFormat.TERNARY: 2, ReplyFormat.COUNT: 3}[reply_format]
+    generator = torch.Generator().manual_seed(1)
+    shape = (bucket.n_blocks, planes, BLOCK_WORDS)
+    reply = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
+    present = [5, 5, 0, 5, 2, 5]
+    rounding = COINS.rounding if stochastic else None
+    fused = make_segments(bucket, dtype=dtype, absent=frozenset({3}))
+    apart = make_segments(bucket, dtype=dtype, absent=frozenset({3}))
+    KERNELS.commit(fused, present, reply, reply_format=reply_format, rounding=rounding)
+    KERNELS.apply_reply(apart, present, reply, reply_format=reply_format, rounding=rounding)
+    KERNELS.update_momentum(apart, present)
+    for one, other in zip(fused, apart, strict=True):
+        assert torch.equal(one.param, other.param)
+        assert torch.equal(one.exp_avg, other.exp_avg)
+
+
+def test_where_nobody_voted_parameter_and_momentum_are_left_alone() -> None:
+    bucket = make_bucket((100,))
+    segments, untouched = make_segments(bucket), make_segments(bucket)
+    reply = empty_planes(bucket, 1)
+    KERNELS.commit(segments, [0], reply, reply_format=ReplyFormat.SIGN, rounding=None)
+    assert torch.equal(segments[0].param, untouched[0].param)
+    assert torch.equal(segments[0].exp_avg, untouched[0].exp_avg)
+
+
+def test_counting_shard_by_shard_equals_counting_the_bucket() -> None:
+    bucket = make_bucket((700, 3, 2000, 64), n_shards=3)
+    generator = torch.Generator().manual_seed(2)
+    shape = (4, bucket.n_blocks, 1, BLOCK_WORDS)
+    votes = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
+    present = torch.rand(4, 4, generator=generator) < 0.7
+    whole = empty_planes(bucket, 1)
+    KERNELS.count_signs(votes, present, bucket, 0, COINS.tie, out=whole)
+    for shard in range(3):
+        part = empty_planes(bucket, 1)[: bucket.shard_blocks]
+        blocks = slice(shard * bucket.shard_blocks, (shard + 1) * bucket.shard_blocks)
+        KERNELS.count_signs(votes[:, blocks], present, bucket, blocks.start, COINS.tie, out=part)
+        assert torch.equal(part, whole[blocks])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 127, 128, 300])
+def test_a_count_of_any_number_of_workers_is_exact(workers: int) -> None:
+    bucket = make_bucket((64,))
+    generator = torch.Generator().manual_seed(workers)
+    votes = torch.zeros((workers, bucket.n_blocks, 1, BLOCK_WORDS), dtype=torch.int64)
+    votes[:, 0, 0, 0] = torch.randint(-(2**63), 2**63 - 1, (workers,), generator=generator)
+    out = empty_planes(bucket, workers.bit_length())
+    present = torch.ones((workers, 1), dtype=torch.bool)
+    KERNELS.count_ones(votes, present, bucket, 0, out=out)
+    for coordinate in (0, 1, 31, 63):
+        ones = sum(int(word) >> coordinate & 1 for word in votes[:, 0, 0, 0])
+        planes = range(workers.bit_length())
+        assert sum(bit_of(out, plane, coordinate) << plane for plane in planes) == ones
+
+
+def test_stochastic_rounding_leaves_representable_values_and_is_unbiased() -> None:
+    n = 1 << 16
+    bucket = make_bucket((n,))
+    (segment,) = make_segments(bucket, dtype=torch.bfloat16)
+    still = Coefficients(0.0, 0.0, 0.0, 0.0)
+    segment.param.fill_(1.0)
+    reply = empty_planes(bucket, 1)
+    resting = Segment(segment.slot, segment.param, None, segment.exp_avg, still)
+    KERNELS.apply_reply(
+        [resting], [1], reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding
+    )
+    assert bool((segment.param == 1.0).all())
+    # S = 1 everywhere: 1 - lr lies a quarter of the way from 1 to the next lower value, 1 - 2^-8.
+    lr = 2.0**-10
+    moving = Segment(
+        segment.slot, segment.param, None, segment.exp_avg, Coefficients(0.0, 0.0, lr, 0.0)
+    )
+    KERNELS.apply_reply(
+        [moving], [1], reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding
+    )
+    down = float((segment.param < 1.0).float().mean())
+    # Standard deviation of the share is 0.0017; six of them: a false alarm in 5e8 seeds.
+    assert abs(down - 0.25) < 6 * (0.25 * 0.75 / n) ** 0.5
+
+
+@given(st.integers(0, 200), st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(max_examples=30, deadline=None)
+def test_digest_follows_its_equation(n: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
+    unsigned = {2: np.uint16, 4: np.uint32}[tensor.element_size()]
+    elements = tensor.view(torch.int16 if unsigned is np.uint16 else torch.int32).numpy()
+    bits = elements.view(unsigned).tolist()
+    total = sum(mix(u + (j + 1) * GOLDEN) for j, u in enumerate(bits))
+    assert KERNELS.digest(tensor) & MASK == mix(n + total)
+
+
+def test_digest_sees_a_single_flipped_bit() -> None:
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    before = KERNELS.digest(tensor)
+    tensor.view(torch.int32)[617] ^= 1 << 13
+    assert KERNELS.digest(tensor) != before
+
+
+def test_checksum_is_that_of_zlib_and_goes_on() -> None:
+    data = torch.arange(1000, dtype=torch.int64).view(torch.uint8)
+    whole = zlib.crc32(data.numpy().tobytes())
+    assert KERNELS.checksum(data[64:], KERNELS.checksum(data[:64])) == whole

@@ -1,0 +1,81 @@
+"""What one worker refuses to load, and what it keeps while refusing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import distlion
+from distlion.errors import CheckpointError, InvalidArgumentError
+
+
+def make_optimizer() -> distlion.DistributedLion:
+    param = torch.nn.Parameter(torch.ones(6))
+    optimizer = distlion.DistributedLion([param], lr=0.1)
+    param.grad = torch.arange(6.0)
+    optimizer.step()
+    return optimizer
+
+
+def set_in_group(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state["param_groups"][0].__setitem__(name, value)
+
+
+SPOILT: dict[str, Callable[[dict[str, Any]], None]] = {
+    "negative lr": set_in_group("lr", -1.0),
+    "betas out of range": set_in_group("betas", (2.0, 3.0)),
+    "no rule": set_in_group("aggregation", 5),
+    "unknown rule": set_in_group("aggregation", "Dictator()"),
+    "negative step": set_in_group("step", -1),
+    "other shape": lambda state: state["state"][0].__setitem__("exp_avg", torch.zeros(7)),
+    "no momentum": lambda state: state["state"].pop(0),
+    "AdamW": lambda state: state["state"][0].__setitem__("exp_avg_sq", torch.zeros(6)),
+    "another group": lambda state: state["param_groups"].append(state["param_groups"][0]),
+    "no state": lambda state: state.pop("state"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(spoil: str) -> None:
+    optimizer = make_optimizer()
+    before = copy.deepcopy(optimizer.state_dict())
+    state = copy.deepcopy(before)
+    SPOILT[spoil](state)
+    with pytest.raises(CheckpointError):
+        optimizer.load_state_dict(state)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert torch.equal(after["state"][0]["exp_avg"], before["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize("kind", [distlion.Lion, distlion.DistributedLion])
+@pytest.mark.parametrize("lr", [float("nan"), -1.0, float("inf")])
+def test_a_learning_rate_that_leaves_its_range_stops_the_step(
+    kind: type[torch.optim.Optimizer], lr: float
+) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = kind([param])
+    optimizer.param_groups[0]["lr"] = lr
+    param.grad = torch.ones(3)
+    with pytest.raises(InvalidArgumentError, match="lr"):
+        optimizer.step()
+    assert torch.equal(param.detach(), torch.ones(3))
+
+
+def test_frozen_parameters_cost_no_momentum() -> None:
+    frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    optimizer = distlion.Lion([frozen, torch.nn.Parameter(torch.ones(2))])
+    assert len(optimizer.state) == 1
+
+
+def test_lion_gives_a_thawed_parameter_its_momentum() -> None:
+    param = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    optimizer = distlion.Lion([param], lr=0.5)
+    param.requires_grad_()
+    param.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(param.detach(), torch.full((3,), 0.5))

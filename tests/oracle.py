@@ -1,0 +1,340 @@
+"""An independent oracle of distributed Lion: numpy, the equations, nothing of distlion or torch.
+
+It holds all workers in one place and works parameter by parameter, worker by worker. There are no
+buckets, shards or packed words here: what it shares with the library is the specification
+(arithmetic, coin, rules), not a line of code.
+
+Values are float32 arrays; those of bfloat16 parameters are float32 values that bfloat16 can hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+TIE_DOMAIN, ROUNDING_DOMAIN, FIRST_ZERO_DOMAIN = 0, 1, 2
+SCALE_BLOCK = 4096
+FLT_MAX = np.finfo(np.float32).max
+
+
+def mix(z: int) -> int:
+    """Return the splitmix64 finaliser of a 64-bit number, in Python integers."""
+    z &= MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def mix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the splitmix64 finaliser of every element."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def coin_key(seed: int, t: int, domain: int) -> int:
+    return mix((mix((mix(seed) + t) & MASK) + domain) & MASK)
+
+
+def coin_words(key: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the 64 random bits of each global word."""
+    with np.errstate(over="ignore"):
+        return mix_array(np.uint64(key) + (words + np.uint64(1)) * np.uint64(GOLDEN))
+
+
+def signs_by_coin(seed: int, step: int, domain: int, first_word: int, n: int) -> I64:
+    """Return +1 or -1 for each coordinate: the coin of step // 2, inverted at odd steps."""
+    coordinate = np.arange(n, dtype=np.uint64)
+    words = coin_words(
+        coin_key(seed, step // 2, domain), np.uint64(first_word) + coordinate // np.uint64(64)
+    )
+    bits = (words >> (coordinate % np.uint64(64))) & np.uint64(1)
+    signs = 2 * bits.astype(np.int64) - 1
+    return -signs if step % 2 else signs
+
+
+def rounding_bits(seed: int, step: int, first_word: int, n: int) -> NDArray[np.uint32]:
+    """Return the 16 random bits of each coordinate of a parameter at a step."""
+    coordinate = np.arange(n, dtype=np.uint64)
+    words = coin_words(
+        coin_key(seed, step, ROUNDING_DOMAIN),
+        np.uint64(16 * first_word) + coordinate // np.uint64(4),
+    )
+    lanes = (words >> (np.uint64(16) * (coordinate % np.uint64(4)))) & np.uint64(0xFFFF)
+    return lanes.astype(np.uint32)
+
+
+def round_to_bfloat16(x: F32) -> F32:
+    """Round to the nearest bfloat16, ties to even, in integer arithmetic on the bits of float32."""
+    bits = x.view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(x), rounded, bits & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def round_to_bfloat16_by_coin(x: F32, random_bits: NDArray[np.uint32]) -> F32:
+    """Add 16 random bits below the kept mantissa, then truncate."""
+    return ((x.view(np.uint32) + random_bits) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def store(x: F32, dtype: str) -> F32:
+    return round_to_bfloat16(x) if dtype == "bfloat16" else x
+
+
+def weighted_sum(beta: float, old: F32, new: F32) -> F32:
+    """fl(fl(beta * old) + fl((1 - beta) * new)), constants computed in double, rounded once."""
+    return np.float32(beta) * old + np.float32(1.0 - beta) * new
+
+
+def updated(x: F32, total: I64, lr: float, weight_decay: float, divisor: int) -> F32:
+    """x' = fl(fl(d * x) - fl(a * S)), before it is rounded to storage."""
+    decay = np.float32(1.0 - lr * weight_decay)
+    alpha = np.float32(lr / divisor)
+    return decay * x - alpha * total.astype(np.float32)
+
+
+@dataclass
+class Lion64:
+    """Lion in float64, for one flat parameter; what every approximation is measured against."""
+
+    beta1: float
+    beta2: float
+    exp_avg: F64
+
+    def direction(self, grad: F64) -> F64:
+        return self.beta1 * self.exp_avg + (1.0 - self.beta1) * grad
+
+    def move_momentum(self, grad: F64) -> None:
+        self.exp_avg = self.beta2 * self.exp_avg + (1.0 - self.beta2) * grad
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An aggregation rule, as data."""
+
+    kind: str  # majority | ternary | average | quantized | full
+    tie: str = "coin"
+    bits: int = 1
+    norm: str = "l1"
+    step: float = 1.0
+    dtype: str = "float32"
+
+
+def block_scale(block: F32, norm: str) -> np.float32:
+    """Return the norm of at most 4,096 directions: the mean magnitude or the largest one."""
+    if norm == "linf":
+        return np.float32(np.abs(block).max())
+    tree = np.zeros(SCALE_BLOCK, dtype=np.float64)
+    tree[: block.size] = np.abs(block).astype(np.float64)
+    half = SCALE_BLOCK // 2
+    while half >= 1:
+        tree = tree[:half] + tree[half : 2 * half]
+        half //= 2
+    return np.float32(tree[0] / block.size)
+
+
+def reciprocal(scale: np.float32, step: float) -> np.float32:
+    """r = min(fp32(1 / (s * step)), FLT_MAX), in double until the one rounding."""
+    product = float(scale) * step
+    if product == 0.0:
+        return FLT_MAX
+    with np.errstate(over="ignore"):
+        return min(np.float32(1.0 / product), FLT_MAX)
+
+
+def quantized_votes(direction: F32, rule: Rule, zero_signs: I64) -> I64:
+    largest = np.float32(2 ** (rule.bits - 1) - 1)
+    votes = np.empty(direction.size, dtype=np.int64)
+    for start in range(0, direction.size, SCALE_BLOCK):
+        here = slice(start, start + SCALE_BLOCK)
+        block = direction[here]
+        r = reciprocal(block_scale(block, rule.norm), rule.step)
+        with np.errstate(over="ignore"):
+            level = np.minimum(np.floor(np.abs(block) * r), largest).astype(np.int64)
+        sign = np.where(block > 0, 1, np.where(block < 0, -1, zero_signs[here]))
+        votes[here] = sign * (2 * level + 1)
+    return votes
+
+
+def worker_votes(direction: F32, rule: Rule, zero_signs: I64) -> I64:
+    """Return the integers that a worker votes."""
+    if rule.kind == "ternary":
+        return np.sign(direction).astype(np.int64)
+    if rule.kind == "quantized":
+        return quantized_votes(direction, rule, zero_signs)
+    return np.where(direction > 0, 1, np.where(direction < 0, -1, zero_signs))
+
+
+def combine(
+    directions: Sequence[F32], zero_signs: Sequence[I64], rule: Rule, tie_signs: I64
+) -> I64:
+    """Return S, the integers of the reply, for the directions present, in rank order."""
+    if rule.kind == "full":
+        mean_like = np.zeros_like(directions[0])
+        for direction in directions:
+            sent = round_to_bfloat16(direction) if rule.dtype == "bfloat16" else direction
+            mean_like = mean_like + sent
+        return np.sign(mean_like).astype(np.int64)
+    total = np.zeros(directions[0].size, dtype=np.int64)
+    for direction, zeros in zip(directions, zero_signs, strict=True):
+        total += worker_votes(direction, rule, zeros)
+    if rule.kind == "average":
+        return total
+    majority = np.sign(total)
+    if rule.kind == "ternary" or rule.tie == "zero":
+        return majority
+    return np.where(majority == 0, tie_signs, majority)
+
+
+@dataclass
+class Group:
+    """A parameter group: flat parameters, which every worker holds equally, and its settings."""
+
+    params: list[F32]
+    rule: Rule
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    dtype: str = "float32"
+
+
+@dataclass
+class OracleCluster:
+    """All workers of a run. Parameters are counted through the groups, in order."""
+
+    groups: list[Group]
+    world_size: int
+    seed: int = 0
+    stochastic: bool = False
+    exp_avg_dtype: str | None = None
+    nonfinite: str = "raise"
+    step_number: int = 0
+    exp_avgs: list[list[F32]] = field(init=False)
+    first_words: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.exp_avgs = [[] for _ in range(self.world_size)]
+        self.first_words = []
+        groups, self.groups = self.groups, []
+        for group in groups:
+            self.add_group(group)
+
+    def add_group(self, group: Group) -> None:
+        """Append a group; its parameters take the global words after those of the earlier ones."""
+        self.groups.append(group)
+        for p in group.params:
+            self.first_words.append(
+                sum(math.ceil(q.size / 64) for q in self.params[: len(self.first_words)])
+            )
+            for exp_avgs in self.exp_avgs:
+                exp_avgs.append(np.zeros_like(p))
+
+    @property
+    def params(self) -> list[F32]:
+        return [p for group in self.groups for p in group.params]
+
+    def step(self, grads: Sequence[Sequence[F32 | None]]) -> None:
+        """Do one step; ``grads[worker][param]`` is None where that worker has no gradient."""
+        index = 0
+        for group in self.groups:
+            for position in range(len(group.params)):
+                self._step_param(group, position, index, [worker[index] for worker in grads])
+                index += 1
+        self.step_number += 1
+
+    def _step_param(
+        self, group: Group, position: int, index: int, grads: Sequence[F32 | None]
+    ) -> None:
+        beta1, beta2 = group.betas
+        exp_avg_dtype = self.exp_avg_dtype or group.dtype
+        x, word, n = group.params[position], self.first_words[index], group.params[position].size
+        directions, zero_signs, momenta = [], [], {}
+        for rank, grad in enumerate(grads):
+            if grad is None:
+                continue
+            m = self.exp_avgs[rank][index]
+            with np.errstate(over="ignore", invalid="ignore"):
+                c = weighted_sum(beta1, m, grad)
+                new_m = store(weighted_sum(beta2, m, grad), exp_avg_dtype)
+            finite = [np.isfinite(v).all() for v in (grad, c, new_m)]
+            if not all(finite):
+                assert self.nonfinite == "abstain", "the oracle knows no other policy"
+                continue
+            directions.append(c)
+            zero_signs.append(self._coin(FIRST_ZERO_DOMAIN + rank, word, n))
+            momenta[rank] = new_m
+        if not directions:
+            return
+        if self.world_size == 1:
+            total, divisor = np.sign(directions[0]).astype(np.int64), 1
+        else:
+            total = combine(directions, zero_signs, group.rule, self._coin(TIE_DOMAIN, word, n))
+            divisor = len(directions) if group.rule.kind == "average" else 1
+        x = updated(x, total, group.lr, group.weight_decay, divisor)
+        if self.stochastic and group.dtype == "bfloat16":
+            x = round_to_bfloat16_by_coin(x, rounding_bits(self.seed, self.step_number, word, n))
+        group.params[position] = store(x, group.dtype)
+        for rank, m in momenta.items():
+            self.exp_avgs[rank][index] = m
+
+    def _coin(self, domain: int, first_word: int, n: int) -> I64:
+        return signs_by_coin(self.seed, self.step_number, domain, first_word, n)
+
+
+POOL_ELEMENTS = 1 << 16
+LARGEST_SLICE = 1 << 14
+
+
+@functools.cache
+def _pool(dtype: str) -> F32:
+    """Long-tailed numbers around 0, some exactly 0; the start is repeated at the end."""
+    bits = coin_words(mix(0x5EED), np.arange(POOL_ELEMENTS, dtype=np.uint64))
+    magnitude = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    sign = np.where(bits & np.uint64(1), np.float32(1), np.float32(-1))
+    numbers = sign * (magnitude * magnitude * magnitude)
+    numbers[(bits >> np.uint64(1)) % np.uint64(17) == 0] = 0
+    return store(np.concatenate([numbers, numbers[:LARGEST_SLICE]]), dtype)
+
+
+def values(seed: int, *key: int, n: int, dtype: str = "float32") -> F32:
+    """Return n numbers that depend on the arguments only, and cost little more than a copy."""
+    state = mix(seed)
+    for part in key:
+        state = mix(state ^ mix(part + 1))
+    pool, start = _pool(dtype), state % POOL_ELEMENTS
+    if n > LARGEST_SLICE:
+        pool = np.tile(pool[:POOL_ELEMENTS], math.ceil((start + n) / POOL_ELEMENTS))
+    # A power of two: exact, and workers and steps differ in scale.
+    return pool[start : start + n] * np.float32(2.0 ** (state // POOL_ELEMENTS % 5 - 2))
+
+
+def gradient(seed: int, step: int, rank: int, index: int, n: int, dtype: str = "float32") -> F32:
+    """Return one worker's gradient.
+
+    The first quarter of a parameter's coordinates never has one: exactly 0.
+    """
+    grad = values(seed, step, rank, index, n=n, dtype=dtype)
+    grad[: n // 4] = 0.0
+    return grad
+
+
+def is_absent(seed: int, step: int, rank: int, index: int) -> bool:
+    """Whether a worker has no gradient there: now and then one of them, sometimes nobody."""
+    nobody = mix(seed ^ mix(step * 1009 + index)) % 13 == 0
+    alone = mix(mix(seed + 7) ^ mix((step * 1009 + index) * 31 + rank)) % 7 == 0
+    return nobody or alone
+
+
+def bits_of(x: F32) -> NDArray[np.uint32]:
+    return np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
