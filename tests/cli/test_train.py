@@ -72,3 +72,19 @@ def test_summary_table_tells_what_the_run_cost(tmp_path):
     assert result.exit_code == 0, result.stderr
     for row in ("final held-out loss", "sent by each worker", "fp32 all-reduce", "replicas equal"):
         assert row in result.stdout
+
+
+def test_worker_of_torchrun_leaves_without_winding_up_the_interpreter(monkeypatch):
+    class Left(Exception):
+        pass
+
+    def leave(status):
+        raise Left(status)
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    # Another rank has the record and shows it.
+    monkeypatch.setattr("distlion.cli.train.train", lambda *_, **__: None)
+    monkeypatch.setattr("distlion.cli.failure.os._exit", leave)
+    with pytest.raises(Left, match="0"):
+        CliRunner().invoke(app, ["train", "--task", "images"], catch_exceptions=False)

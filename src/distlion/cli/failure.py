@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -32,13 +33,18 @@ def shown_failures(console: Console) -> Iterator[None]:
         _show(console, f"{type(error).__name__}: {error}")
         if isinstance(error, PeerLostError | StepTimeoutError):
             # The collective stays open inside Gloo, and the interpreter would wait for it.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(_FAILED)
+            leave(_FAILED)
         raise typer.Exit(_FAILED) from None
     except KeyboardInterrupt:
         _show(console, "interrupted; all workers have ended")
         raise typer.Exit(_INTERRUPTED) from None
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once: what was written is flushed, the interpreter is not wound up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _show(console: Console, message: str) -> None:

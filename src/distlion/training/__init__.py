@@ -11,6 +11,7 @@ from distlion.training.settings import (
     Schedule,
     TaskName,
     TrainSettings,
+    torchrun_world_size,
 )
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "TaskName",
     "TrainSettings",
     "run_workers",
+    "torchrun_world_size",
     "train",
 ]
