@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 WORD_ELEMENTS = 64
 BLOCK_WORDS = 8
@@ -30,9 +31,8 @@ def count_words(n_elements: int) -> int:
     return -(-n_elements // WORD_ELEMENTS)
 
 
-@dataclass(frozen=True)
-class Slot:
-    """The place of one parameter.
+class Slot(NamedTuple):
+    """The place of one parameter; the C++ core reads its fields by position.
 
     Attributes:
         name: What errors call it.

@@ -14,7 +14,7 @@ Notation:
     One final rounding takes m' and x' to their storage dtype. S is the integer of the reply; n = 1,
     except for a reply of counts: n = workers present. No fused multiply-add, no division inside an
     op. Given equal inputs, every backend returns equal bits, whatever its instruction set and
-    number of threads.
+    number of threads; only which NaN comes out is not fixed.
 
 Dtypes:
     parameter and gradient float32, bfloat16 or float16; exp_avg float32 or bfloat16.
@@ -29,9 +29,8 @@ Packed tensors:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,9 +67,10 @@ class ReplyFormat(Enum):
     """Binary number of the +1 votes, lowest bit first: S = 2 * count - n, n present; a = lr / n."""
 
 
-@dataclass(frozen=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """The hyperparameters of one parameter in this step, in double.
+
+    The C++ core reads the fields of this class and the next one by position.
 
     Attributes:
         beta1, beta2: Weights of the momentum in the direction and in the new momentum, in [0, 1).
@@ -86,15 +86,14 @@ class Coefficients:
     grad_scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Segment:
-    """One parameter as the ops see it: three flat tensors, its place and its hyperparameters.
+class Segment(NamedTuple):
+    """One parameter as the ops see it: three tensors, its place and its hyperparameters.
 
     Attributes:
         slot: Its place in the bucket and among the coins.
-        param: (n,) contiguous.
-        grad: (n,) contiguous, the dtype of ``param``; None where this worker abstains.
-        exp_avg: (n,) contiguous.
+        param: n elements, contiguous, of any shape: coordinate j is the j-th in memory.
+        grad: As ``param``, and of its dtype; None where this worker abstains.
+        exp_avg: As ``param``.
         coefficients: Its hyperparameters.
     """
 
@@ -318,7 +317,7 @@ class Kernels(Protocol):
         ...
 
     def digest(self, tensor: Tensor) -> int:
-        """Digest the bits of a flat tensor.
+        """Digest the bits of a contiguous tensor.
 
         Equation:
             mix(n + sum over j of mix(u_j + (j + 1) * 0x9E3779B97F4A7C15)) modulo 2^64, u_j the bits

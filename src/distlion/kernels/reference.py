@@ -83,13 +83,13 @@ def _round32(value: float) -> float:
 
 
 def _widened_grad(grad: Tensor, coefficients: Coefficients) -> Tensor:
-    g = grad.float()
+    g = grad.view(-1).float()
     return g if coefficients.grad_scale == 1.0 else g.mul(_round32(coefficients.grad_scale))
 
 
 def _blend(beta: float, exp_avg: Tensor, g: Tensor) -> Tensor:
     """Blend as fl(fl(beta * m) + fl((1 - beta) * g)): c for beta1, the new momentum for beta2."""
-    return exp_avg.float().mul(_round32(beta)).add(g.mul(_round32(1.0 - beta)))
+    return exp_avg.view(-1).float().mul(_round32(beta)).add(g.mul(_round32(1.0 - beta)))
 
 
 def _direction(segment: Segment, grad: Tensor) -> Tensor:
@@ -377,10 +377,11 @@ def _move(segment: Segment, s: Tensor, divisor: int, rounding: Coin | None) -> N
     """Write fl(fl(d * x) - fl(a * S)), rounded to the parameter's dtype; a = lr / divisor."""
     hyper = segment.coefficients
     decay = _round32(1.0 - hyper.lr * hyper.weight_decay)
-    x = segment.param.float().mul(decay).sub(s.mul(_round32(hyper.lr / divisor)))
-    if rounding is not None and segment.param.dtype == torch.bfloat16:
+    param = segment.param.view(-1)
+    x = param.float().mul(decay).sub(s.mul(_round32(hyper.lr / divisor)))
+    if rounding is not None and param.dtype == torch.bfloat16:
         x = _round_stochastically(x, rounding, segment.slot)
-    segment.param.copy_(x)
+    param.copy_(x)
 
 
 def _round_stochastically(x: Tensor, rounding: Coin, slot: Slot) -> Tensor:
@@ -410,7 +411,7 @@ def apply_reply(
 def update_momentum(segments: Sequence[Segment], present: Sequence[int]) -> None:
     for segment, n in zip(segments, present, strict=True):
         if n and segment.grad is not None:
-            segment.exp_avg.copy_(_new_momentum(segment, segment.grad))
+            segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
 
 
 def commit(
@@ -429,7 +430,7 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
     for segment in segments:
         if segment.grad is not None:
             _move(segment, _direction(segment, segment.grad).sign(), 1, rounding)
-            segment.exp_avg.copy_(_new_momentum(segment, segment.grad))
+            segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
 
 
 # Checks.
@@ -438,9 +439,10 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
 def digest(tensor: Tensor) -> int:
     unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
     mask = (1 << 8 * tensor.element_size()) - 1
+    flat = tensor.view(-1)
     total = 0
     for start in range(0, tensor.numel(), DIGEST_CHUNK_ELEMENTS):
-        u = tensor[start : start + DIGEST_CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
+        u = flat[start : start + DIGEST_CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
         j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
         total += int(_mix(u + j * _signed(GOLDEN)).sum())
     return _signed(mix(tensor.numel() + total))

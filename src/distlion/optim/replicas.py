@@ -12,7 +12,7 @@ from torch import Tensor
 from distlion.errors import ConfigMismatchError, ReplicaMismatchError
 from distlion.exchange import PROTOCOL_VERSION, Link, minority
 from distlion.kernels import choose_kernels
-from distlion.optim.segments import flatten, write_back
+from distlion.optim.segments import write_back
 
 NAMED_DIFFERENCES = 5
 
@@ -110,9 +110,9 @@ def broadcast_params(
     """Overwrite parameters with those of the group's first rank."""
     for param in params:
         if param.numel():
-            flat = flatten(param)
-            links[param.device].broadcast(flat.view(torch.uint8), step=step)
-            write_back(param, flat)
+            row = param.detach().contiguous()
+            links[param.device].broadcast(row.view(-1).view(torch.uint8), step=step)
+            write_back(param, row)
 
 
 def verify_replicas(
@@ -125,7 +125,7 @@ def verify_replicas(
             majority.
     """
     own = torch.tensor(
-        [choose_kernels(param.device).digest(flatten(param)) for param in params],
+        [choose_kernels(param.device).digest(param.contiguous()) for param in params],
         dtype=torch.int64,
         device=link.device,
     )

@@ -1,4 +1,4 @@
-"""Parameters as kernels see them: flat, with their momentum, place and hyperparameters."""
+"""Parameters as kernels see them: contiguous, with momentum, place and hyperparameters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from distlion.kernels import Coefficients, Segment
 from distlion.layout import Slot
 
 
-def flatten(tensor: Tensor) -> Tensor:
-    """View a tensor as (n,) contiguous in the logical order of coordinates; copy where need be."""
-    return tensor.detach().contiguous().view(-1)
-
-
-def write_back(param: Tensor, flat: Tensor) -> None:
-    """Copy ``flat`` into a parameter that could not be viewed as flat."""
+def write_back(param: Tensor, written: Tensor) -> None:
+    """Copy what was written into a parameter that is not contiguous."""
     if not param.is_contiguous():
-        param.detach().copy_(flat.view(param.shape))
+        param.detach().copy_(written)
 
 
 def make_segment(
@@ -31,6 +26,6 @@ def make_segment(
     abstain: bool = False,
 ) -> Segment:
     """Put together what the ops need of one parameter; ``abstain`` leaves its gradient out."""
-    grad = None if param.grad is None or abstain else flatten(param.grad)
-    exp_avg = state[param]["exp_avg"].view(-1)
-    return Segment(slot, flatten(param), grad, exp_avg, coefficients)
+    grad = None if abstain or param.grad is None else param.grad.contiguous()
+    # A contiguous tensor is its own contiguous copy.
+    return Segment(slot, param.contiguous(), grad, state[param]["exp_avg"], coefficients)

@@ -126,7 +126,7 @@ def abstain(
     names = [segment.slot.name for segment, is_finite in pairs if not is_finite]
     if names:
         log_abstention(names, rank=rank, step=step)
-    return [segment if is_finite else replace(segment, grad=None) for segment, is_finite in pairs]
+    return [segment if is_finite else segment._replace(grad=None) for segment, is_finite in pairs]
 
 
 def find_nonfinite(finite: Sequence[bool], inputs: StepInputs) -> int | None:

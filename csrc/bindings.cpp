@@ -1,0 +1,696 @@
+// The only file that knows Python: it reads segments and tensors, checks them once, and calls the core
+// without the GIL. src/distlion/kernels/cpu.py wraps it in the contract.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cfloat>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core.hpp"
+#include "coin.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using namespace distlion;
+
+[[noreturn]] void refuse(const std::string& message) {
+    const nb::object error = nb::module_::import_("distlion.errors").attr("InvalidArgumentError");
+    PyErr_SetString(error.ptr(), message.c_str());
+    throw nb::python_error();
+}
+
+// What the core needs to know of a tensor.
+struct TensorView {
+    void* data;
+    nb::dlpack::dtype dtype;
+    std::vector<std::int64_t> shape;
+    std::size_t n_elements;
+};
+
+constexpr auto kInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int);
+constexpr auto kUInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
+constexpr auto kFloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float);
+constexpr auto kBfloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
+constexpr auto kBool = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool);
+
+bool is_type(nb::dlpack::dtype dtype, std::uint8_t code, int bits) {
+    return dtype.code == code && dtype.bits == bits && dtype.lanes == 1;
+}
+
+// The part of DLPack 1.3's exchange table that is used; torch has it since 2.10.
+struct ExchangeApi {
+    struct {
+        std::uint32_t major, minor;
+    } version;
+    void* previous;
+    void* allocate;
+    void* managed_from_object;
+    void* managed_to_object;
+    int (*tensor_from_object)(void* object, nb::dlpack::dltensor* out);
+};
+
+// Reads tensors by the exchange table, a dozen nanoseconds each, or by their Python attributes.
+class TensorReader {
+public:
+    explicit TensorReader(nb::object exchange_api) {
+        if (exchange_api.is_none()) {
+            return;
+        }
+        auto* api = static_cast<const ExchangeApi*>(
+            PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
+        if (!api) {
+            throw nb::python_error();
+        }
+        if (api->version.major == 1) {
+            api_ = api;
+        }
+    }
+
+    // `what` and `whose` say in an error which tensor it is.
+    TensorView read(nb::handle object, const char* what, nb::handle whose, bool wants_shape = false) const {
+        TensorView view = api_ && api_->tensor_from_object
+                              ? read_by_table(object, what, whose, wants_shape)
+                              : read_by_attributes(object, what, whose, wants_shape);
+        return view;
+    }
+
+private:
+    TensorView read_by_table(nb::handle object, const char* what, nb::handle whose,
+                             bool wants_shape) const {
+        nb::dlpack::dltensor tensor;
+        if (api_->tensor_from_object(object.ptr(), &tensor) != 0) {
+            throw nb::python_error();
+        }
+        TensorView view{static_cast<std::uint8_t*>(tensor.data) + tensor.byte_offset, tensor.dtype, {}, 1};
+        std::int64_t stride = 1;
+        bool is_contiguous = true;
+        for (int dim = tensor.ndim; dim-- > 0;) {
+            view.n_elements *= static_cast<std::size_t>(tensor.shape[dim]);
+            is_contiguous &= !tensor.strides || tensor.shape[dim] == 1 || tensor.strides[dim] == stride;
+            stride *= tensor.shape[dim];
+        }
+        if (wants_shape) {
+            view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+        }
+        check(tensor.device.device_type == nb::device::cpu::value,
+              is_contiguous || view.n_elements == 0, what, whose);
+        return view;
+    }
+
+    TensorView read_by_attributes(nb::handle object, const char* what, nb::handle whose,
+                                  bool wants_shape) const {
+        const std::string device = nb::cast<std::string>(object.attr("device").attr("type"));
+        check(device == "cpu", nb::cast<bool>(object.attr("is_contiguous")()), what, whose);
+        TensorView view{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")())),
+                        read_dtype(nb::cast<std::string>(nb::str(object.attr("dtype")))),
+                        {},
+                        nb::cast<std::size_t>(object.attr("numel")())};
+        if (wants_shape) {
+            for (nb::handle size : object.attr("shape")) {
+                view.shape.push_back(nb::cast<std::int64_t>(size));
+            }
+        }
+        return view;
+    }
+
+    static nb::dlpack::dtype read_dtype(const std::string& name) {
+        if (name == "torch.float32") return {kFloat, 32, 1};
+        if (name == "torch.bfloat16") return {kBfloat, 16, 1};
+        if (name == "torch.float16") return {kFloat, 16, 1};
+        if (name == "torch.int64") return {kInt, 64, 1};
+        if (name == "torch.bool") return {kBool, 8, 1};
+        if (name == "torch.uint8") return {kUInt, 8, 1};
+        return {kInt, 0, 0};
+    }
+
+    static void check(bool is_on_cpu, bool is_contiguous, const char* what, nb::handle whose) {
+        if (is_on_cpu && is_contiguous) {
+            return;
+        }
+        refuse(std::string(what) + (whose.is_valid() ? " of " + nb::cast<std::string>(nb::str(whose)) : "") +
+               ": given a tensor that is " + (is_on_cpu ? "not contiguous" : "not on the CPU") +
+               ", expected a contiguous one on the CPU");
+    }
+
+    const ExchangeApi* api_ = nullptr;
+};
+
+// Named tuples are read by position, which costs next to nothing.
+nb::handle item(nb::handle tuple, Py_ssize_t position) {
+    PyObject* value = PyTuple_GetItem(tuple.ptr(), position);
+    if (!value) {
+        throw nb::python_error();
+    }
+    return value;
+}
+
+double read_double(nb::handle value) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (number == -1.0 && PyErr_Occurred()) {
+        throw nb::python_error();
+    }
+    return number;
+}
+
+std::uint64_t read_unsigned(nb::handle value) {
+    const std::uint64_t number = PyLong_AsUnsignedLongLong(value.ptr());
+    if (number == ~std::uint64_t{0} && PyErr_Occurred()) {
+        throw nb::python_error();
+    }
+    return number;
+}
+
+// Positions in the named tuples of distlion.layout and distlion.kernels.contract.
+namespace slot_field {
+enum { name, n_elements, first_word, bucket_word };
+}
+namespace segment_field {
+enum { slot, param, grad, exp_avg, coefficients };
+}
+namespace coefficient_field {
+enum { beta1, beta2, lr, weight_decay, grad_scale };
+}
+
+DType read_float_type(nb::dlpack::dtype dtype, const char* what, nb::handle whose, bool may_be_half) {
+    if (is_type(dtype, kFloat, 32)) return DType::float32;
+    if (is_type(dtype, kBfloat, 16)) return DType::bfloat16;
+    if (may_be_half && is_type(dtype, kFloat, 16)) return DType::float16;
+    refuse(std::string(what) + " of " + nb::cast<std::string>(nb::str(whose)) +
+           ": a dtype that is not supported; expected float32, bfloat16" +
+           (may_be_half ? " or float16" : " (float16 momenta are kept in float32)"));
+}
+
+enum class Needs { grad, everything };
+
+class SegmentReader {
+public:
+    SegmentReader(const TensorReader& tensors, Needs needs) : tensors_(tensors), needs_(needs) {}
+
+    Segment read(nb::handle segment, std::int64_t n_present, bool counts) const {
+        const nb::handle slot = item(segment, segment_field::slot);
+        const nb::handle name = item(slot, slot_field::name);
+        Segment read{};
+        read.n_elements = read_unsigned(item(slot, slot_field::n_elements));
+        read.first_word = read_unsigned(item(slot, slot_field::first_word));
+        read.bucket_word = read_unsigned(item(slot, slot_field::bucket_word));
+        read.n_present = n_present;
+        read_coefficients(read, item(segment, segment_field::coefficients), counts ? n_present : 1);
+        const nb::handle grad = item(segment, segment_field::grad);
+        if (!grad.is_none()) {
+            const TensorView view = read_row(grad, "gradient", name, read.n_elements);
+            read.grad = view.data;
+            read.param_type = read_float_type(view.dtype, "gradient", name, true);
+        }
+        if (needs_ == Needs::everything || read.grad) {
+            const TensorView view =
+                read_row(item(segment, segment_field::exp_avg), "exp_avg", name, read.n_elements);
+            read.exp_avg = view.data;
+            read.exp_avg_type = read_float_type(view.dtype, "exp_avg", name, false);
+        }
+        if (needs_ == Needs::everything) {
+            read_param(read, item(segment, segment_field::param), name);
+        }
+        return read;
+    }
+
+private:
+    TensorView read_row(nb::handle tensor, const char* what, nb::handle name,
+                        std::size_t n_elements) const {
+        TensorView view = tensors_.read(tensor, what, name);
+        if (view.n_elements != n_elements) {
+            refuse(std::string(what) + " of " + nb::cast<std::string>(nb::str(name)) + ": given " +
+                   std::to_string(view.n_elements) + " elements, expected " +
+                   std::to_string(n_elements));
+        }
+        return view;
+    }
+
+    void read_param(Segment& read, nb::handle param, nb::handle name) const {
+        const TensorView view = read_row(param, "parameter", name, read.n_elements);
+        const DType type = read_float_type(view.dtype, "parameter", name, true);
+        if (read.grad && type != read.param_type) {
+            refuse("gradient of " + nb::cast<std::string>(nb::str(name)) +
+                   ": its dtype is not the parameter's");
+        }
+        read.param = view.data;
+        read.param_type = type;
+    }
+
+    // Constants are computed in double and rounded once.
+    static void read_coefficients(Segment& read, nb::handle coefficients, std::int64_t divisor) {
+        const auto field = [&](int position) { return read_double(item(coefficients, position)); };
+        const double beta1 = field(coefficient_field::beta1);
+        const double beta2 = field(coefficient_field::beta2);
+        const double lr = field(coefficient_field::lr);
+        read.beta1 = static_cast<float>(beta1);
+        read.one_minus_beta1 = static_cast<float>(1.0 - beta1);
+        read.beta2 = static_cast<float>(beta2);
+        read.one_minus_beta2 = static_cast<float>(1.0 - beta2);
+        read.decay = static_cast<float>(1.0 - lr * field(coefficient_field::weight_decay));
+        read.step_width = static_cast<float>(lr / static_cast<double>(divisor ? divisor : 1));
+        read.grad_scale = static_cast<float>(field(coefficient_field::grad_scale));
+    }
+
+    const TensorReader& tensors_;
+    Needs needs_;
+};
+
+// A packed tensor: (..., blocks, planes, 8) int64.
+struct Packed {
+    std::uint64_t* words;
+    std::size_t n_workers, n_blocks, n_planes;
+};
+
+std::size_t check_segments(const std::vector<Segment>& segments, std::size_t n_blocks) {
+    std::size_t end = 0;
+    for (const Segment& segment : segments) {
+        if (segment.bucket_word < end) {
+            refuse("segments overlap, or are not in the order of their bucket");
+        }
+        end = segment.bucket_word + segment.n_words();
+    }
+    if (end > n_blocks * kBlockWords) {
+        refuse("a packed tensor of " + std::to_string(n_blocks) + " blocks, but the segments need " +
+               std::to_string(end) + " words");
+    }
+    return end;
+}
+
+class Core {
+public:
+    Core(const std::string& instruction_set, nb::object exchange_api) : tensors_(exchange_api) {
+        InstructionSet found[kMaxInstructionSets];
+        const std::size_t n = list_instruction_sets(found);
+        for (std::size_t k = 0; k < n; ++k) {
+            if (instruction_set == found[k].name) {
+                loops_ = found[k].loops;
+            }
+        }
+        if (!loops_) {
+            refuse("instruction_set is '" + instruction_set + "', which this machine does not run");
+        }
+    }
+
+    void coin(std::uint64_t key, bool inverted, std::uint64_t first_word, nb::handle out) const {
+        const TensorView view = tensors_.read(out, "out", {});
+        if (!is_type(view.dtype, kInt, 64)) {
+            refuse("out: expected int64");
+        }
+        const nb::gil_scoped_release released;
+        loops_->draw_coin({key, inverted}, first_word, view.n_elements,
+                          static_cast<std::uint64_t*>(view.data));
+    }
+
+    std::vector<bool> encode_signs(nb::handle segments, std::uint64_t key, bool inverted,
+                                   nb::handle out, int threads) const {
+        return encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, 1, 1, threads);
+    }
+
+    std::vector<bool> encode_ternary(nb::handle segments, nb::handle out, int threads) const {
+        return encode_planes(segments, {.vote = Vote::ternary}, out, 2, 2, threads);
+    }
+
+    std::vector<bool> encode_levels(nb::handle segments, std::uint64_t key, bool inverted, bool is_l1,
+                                    double step, nb::handle out, int threads) const {
+        const Encoding encoding{.vote = Vote::levels, .zero = {key, inverted}, .is_l1 = is_l1, .step = step};
+        return encode_planes(segments, encoding, out, 1, 8, threads);
+    }
+
+    std::vector<bool> encode_directions(nb::handle segments, bool is_bfloat16, nb::handle out,
+                                        int threads) const {
+        const std::size_t planes = is_bfloat16 ? 16 : 32;
+        const Encoding encoding{.vote = Vote::directions, .direction_type = direction_type(is_bfloat16)};
+        return encode_planes(segments, encoding, out, planes, planes, threads);
+    }
+
+    std::vector<bool> check_finite(nb::handle segments, int threads) const {
+        return encode(read_segments(segments, Needs::grad), {.vote = Vote::none}, 0, threads);
+    }
+
+    void count_signs(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                     std::uint64_t key, bool inverted, nb::handle out, int threads) const {
+        count(Tally::signs, votes, {1, 1}, present, slots, first_block, {key, inverted}, out, 1, threads);
+    }
+
+    void count_signs_or_zero(nb::handle votes, nb::handle present, nb::handle slots,
+                             std::size_t first_block, nb::handle out, int threads) const {
+        count(Tally::signs_or_zero, votes, {1, 1}, present, slots, first_block, {}, out, 2, threads);
+    }
+
+    void count_ternary(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                       nb::handle out, int threads) const {
+        count(Tally::ternary, votes, {2, 2}, present, slots, first_block, {}, out, 2, threads);
+    }
+
+    void count_ones(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                    nb::handle out, int threads) const {
+        count(Tally::ones, votes, {1, 1}, present, slots, first_block, {}, out, 0, threads);
+    }
+
+    void count_levels(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                      std::uint64_t key, bool inverted, nb::handle out, int threads) const {
+        count(Tally::levels, votes, {1, 8}, present, slots, first_block, {key, inverted}, out, 1, threads);
+    }
+
+    void sum_directions(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                        bool is_bfloat16, nb::handle out, int threads) const {
+        const std::size_t planes = is_bfloat16 ? 16 : 32;
+        count(Tally::directions, votes, {planes, planes}, present, slots, first_block, {}, out, 2, threads,
+              direction_type(is_bfloat16));
+    }
+
+    // `reply_format` is a value of contract.ReplyFormat; `rounding` the key of a coin, or None.
+    void commit(nb::handle segments, nb::handle present, nb::handle reply, const std::string& reply_format,
+                nb::object rounding, bool moves_momentum, int threads) const {
+        const Packed packed = read_packed(reply, 3, "reply");
+        Commitment commitment{.moves_param = true,
+                              .moves_momentum = moves_momentum,
+                              .format = read_format(reply_format),
+                              .reply = packed.words,
+                              .n_planes = packed.n_planes};
+        const bool counts = commitment.format == ReplyFormat::count;
+        const std::size_t planes = commitment.format == ReplyFormat::sign      ? 1
+                                   : commitment.format == ReplyFormat::ternary ? 2
+                                                                               : packed.n_planes;
+        if (packed.n_planes != planes || (counts && (planes == 0 || planes > kMaxPlanes))) {
+            refuse("reply: " + std::to_string(packed.n_planes) + " planes do not fit the format " +
+                   reply_format);
+        }
+        set_rounding(commitment, rounding);
+        const auto read = read_present_segments(segments, present, counts);
+        check_segments(read, packed.n_blocks);
+        const nb::gil_scoped_release released;
+        distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
+    }
+
+    void update_momentum(nb::handle segments, nb::handle present, int threads) const {
+        const auto read = read_present_segments(segments, present, false);
+        const Commitment commitment{.moves_param = false, .moves_momentum = true};
+        const nb::gil_scoped_release released;
+        distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
+    }
+
+    void step_alone(nb::handle segments, nb::object rounding, int threads) const {
+        auto read = read_segments(segments, Needs::everything);
+        for (Segment& segment : read) {
+            segment.n_present = segment.grad ? 1 : 0;
+        }
+        Commitment commitment{.moves_param = true, .moves_momentum = true, .format = ReplyFormat::own};
+        set_rounding(commitment, rounding);
+        const nb::gil_scoped_release released;
+        distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
+    }
+
+    std::int64_t digest(nb::handle tensor, int threads) const {
+        const TensorView view = tensors_.read(tensor, "tensor", {});
+        const std::size_t bytes = view.dtype.bits / 8;
+        if (bytes != 1 && bytes != 2 && bytes != 4) {
+            refuse("tensor: expected elements of 1, 2 or 4 bytes");
+        }
+        const nb::gil_scoped_release released;
+        const std::uint64_t total =
+            distlion::digest(*loops_, view.data, bytes, view.n_elements, threads);
+        return static_cast<std::int64_t>(mix(total + view.n_elements));
+    }
+
+    std::uint32_t checksum(nb::handle data, std::uint32_t start) const {
+        const TensorView view = tensors_.read(data, "data", {});
+        if (!is_type(view.dtype, kUInt, 8)) {
+            refuse("data: expected uint8");
+        }
+        const nb::gil_scoped_release released;
+        return loops_->checksum(static_cast<const std::uint8_t*>(view.data), view.n_elements, start);
+    }
+
+    void stream_encode(nb::handle grad, nb::handle exp_avg, nb::handle out, int threads) const {
+        const TensorView words = tensors_.read(out, "out", {});
+        const float* g = read_stream(grad, words.n_elements);
+        const float* m = read_stream(exp_avg, words.n_elements);
+        const nb::gil_scoped_release released;
+        distlion::stream_encode(*loops_, g, m, words.n_elements,
+                                static_cast<std::uint64_t*>(words.data), threads);
+    }
+
+    // `reply` None: what a step of plain Lion reads and writes.
+    void stream_commit(nb::handle grad, nb::handle exp_avg, nb::handle param, nb::handle reply,
+                       int threads) const {
+        const std::size_t n_words = tensors_.read(grad, "grad", {}).n_elements / kWordElements;
+        const std::uint64_t* bits = nullptr;
+        if (!reply.is_none()) {
+            const TensorView words = tensors_.read(reply, "reply", {});
+            if (!is_type(words.dtype, kInt, 64) || words.n_elements != n_words) {
+                refuse("reply: expected int64, one word for 64 elements");
+            }
+            bits = static_cast<const std::uint64_t*>(words.data);
+        }
+        const float* g = read_stream(grad, n_words);
+        float* m = read_stream(exp_avg, n_words);
+        float* x = read_stream(param, n_words);
+        const nb::gil_scoped_release released;
+        distlion::stream_commit(*loops_, g, m, x, n_words, bits, threads);
+    }
+
+private:
+    struct PlaneRange {
+        std::size_t least, most;
+    };
+
+    static DType direction_type(bool is_bfloat16) {
+        return is_bfloat16 ? DType::bfloat16 : DType::float32;
+    }
+
+    static ReplyFormat read_format(const std::string& name) {
+        if (name == "sign") return ReplyFormat::sign;
+        if (name == "ternary") return ReplyFormat::ternary;
+        if (name == "count") return ReplyFormat::count;
+        refuse("reply_format is '" + name + "', expected 'sign', 'ternary' or 'count'");
+    }
+
+    static void set_rounding(Commitment& commitment, const nb::object& rounding) {
+        if (!rounding.is_none()) {
+            commitment.rounds_stochastically = true;
+            commitment.rounding = {read_unsigned(rounding), false};
+        }
+    }
+
+    float* read_stream(nb::handle tensor, std::size_t n_words) const {
+        const TensorView view = tensors_.read(tensor, "tensor", {});
+        if (!is_type(view.dtype, kFloat, 32) || view.n_elements != n_words * kWordElements) {
+            refuse("expected float32, 64 elements for a word");
+        }
+        return static_cast<float*>(view.data);
+    }
+
+    Packed read_packed(nb::handle tensor, std::size_t n_dims, const char* what) const {
+        const TensorView view = tensors_.read(tensor, what, {}, true);
+        if (!is_type(view.dtype, kInt, 64) || view.shape.size() != n_dims ||
+            view.shape.back() != static_cast<std::int64_t>(kBlockWords)) {
+            refuse(std::string(what) + ": expected int64 of shape (" +
+                   (n_dims == 4 ? "workers, " : "") + "blocks, planes, 8)");
+        }
+        return {static_cast<std::uint64_t*>(view.data),
+                n_dims == 4 ? static_cast<std::size_t>(view.shape[0]) : 1,
+                static_cast<std::size_t>(view.shape[n_dims - 3]),
+                static_cast<std::size_t>(view.shape[n_dims - 2])};
+    }
+
+    std::vector<Segment> read_segments(nb::handle segments, Needs needs) const {
+        const SegmentReader reader(tensors_, needs);
+        std::vector<Segment> read;
+        for (nb::handle segment : segments) {
+            read.push_back(reader.read(segment, 0, false));
+        }
+        return read;
+    }
+
+    std::vector<Segment> read_present_segments(nb::handle segments, nb::handle present,
+                                               bool counts) const {
+        const SegmentReader reader(tensors_, Needs::everything);
+        std::vector<std::int64_t> numbers;
+        for (nb::handle number : present) {
+            numbers.push_back(nb::cast<std::int64_t>(number));
+        }
+        std::vector<Segment> read;
+        for (nb::handle segment : segments) {
+            if (read.size() == numbers.size()) {
+                refuse("present: fewer numbers than segments");
+            }
+            read.push_back(reader.read(segment, numbers[read.size()], counts));
+        }
+        if (read.size() != numbers.size()) {
+            refuse("present: more numbers than segments");
+        }
+        return read;
+    }
+
+    std::vector<bool> encode_planes(nb::handle segments, Encoding encoding, nb::handle out,
+                                    std::size_t least_planes, std::size_t most_planes,
+                                    int threads) const {
+        const Packed packed = read_packed(out, 3, "out");
+        if (packed.n_planes < least_planes || packed.n_planes > most_planes) {
+            refuse("out: " + std::to_string(packed.n_planes) + " planes given, expected " +
+                   std::to_string(least_planes) +
+                   (least_planes == most_planes ? "" : " to " + std::to_string(most_planes)));
+        }
+        encoding.out = packed.words;
+        encoding.n_planes = packed.n_planes;
+        const auto read = read_segments(segments, Needs::grad);
+        check_segments(read, packed.n_blocks);
+        return encode(read, encoding, packed.n_blocks, threads);
+    }
+
+    std::vector<bool> encode(const std::vector<Segment>& segments, const Encoding& encoding,
+                             std::size_t n_blocks, int threads) const {
+        const auto finite = std::make_unique<bool[]>(segments.size());
+        {
+            const nb::gil_scoped_release released;
+            distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads,
+                             finite.get());
+        }
+        return std::vector<bool>(finite.get(), finite.get() + segments.size());
+    }
+
+    // `wanted_out_planes` 0: as many as the number of workers needs.
+    void count(Tally tally, nb::handle votes, PlaneRange vote_planes, nb::handle present,
+               nb::handle slots, std::size_t first_block, Coin tie, nb::handle out,
+               std::size_t wanted_out_planes, int threads, DType direction = DType::float32) const {
+        const Packed ballots = read_packed(votes, 4, "votes");
+        const Packed reply = read_packed(out, 3, "out");
+        if (ballots.n_workers == 0 || ballots.n_workers > kMaxWorkers) {
+            refuse("votes: given those of " + std::to_string(ballots.n_workers) +
+                   " workers, expected 1 to " + std::to_string(kMaxWorkers));
+        }
+        if (ballots.n_planes < vote_planes.least || ballots.n_planes > vote_planes.most) {
+            refuse("votes: they have " + std::to_string(ballots.n_planes) + " planes");
+        }
+        std::size_t needed = wanted_out_planes;
+        if (needed == 0) {
+            while (ballots.n_workers >> needed) {
+                ++needed;
+            }
+        }
+        if (reply.n_blocks != ballots.n_blocks || reply.n_planes != needed) {
+            refuse("out: given " + std::to_string(reply.n_blocks) + " blocks of " +
+                   std::to_string(reply.n_planes) + " planes, expected " +
+                   std::to_string(ballots.n_blocks) + " of " + std::to_string(needed));
+        }
+        const Counting counting{tally,
+                                ballots.words,
+                                ballots.n_blocks * ballots.n_planes * kBlockWords,
+                                ballots.n_planes,
+                                reply.words,
+                                reply.n_planes,
+                                tie,
+                                direction};
+        std::vector<std::uint32_t> voters;
+        const std::vector<Run> runs =
+            read_runs(present, slots, ballots.n_workers, first_block, ballots.n_blocks, voters);
+        const nb::gil_scoped_release released;
+        distlion::count(*loops_, runs.data(), runs.size(), counting, ballots.n_blocks, threads);
+    }
+
+    // Cut the bucket's parameters to the shard; leave out those that nobody votes for.
+    std::vector<Run> read_runs(nb::handle present, nb::handle slots, std::size_t n_workers,
+                               std::size_t first_block, std::size_t n_blocks,
+                               std::vector<std::uint32_t>& voters) const {
+        const TensorView flags = tensors_.read(present, "present", {}, true);
+        const std::size_t n_slots = static_cast<std::size_t>(PyTuple_Size(slots.ptr()));
+        if (!is_type(flags.dtype, kBool, 8) || flags.shape.size() != 2 ||
+            flags.n_elements != n_workers * n_slots) {
+            refuse("present: expected bool of shape (" + std::to_string(n_workers) + ", " +
+                   std::to_string(n_slots) + ")");
+        }
+        const auto* is_present = static_cast<const std::uint8_t*>(flags.data);
+        voters.reserve(n_workers * n_slots);  // runs point into it
+        const std::size_t begin = first_block * kBlockWords;
+        const std::size_t end = begin + n_blocks * kBlockWords;
+        std::vector<Run> runs;
+        for (std::size_t k = 0; k < n_slots; ++k) {
+            const nb::handle slot = item(slots, static_cast<Py_ssize_t>(k));
+            const std::size_t n_elements = read_unsigned(item(slot, slot_field::n_elements));
+            const std::size_t start = read_unsigned(item(slot, slot_field::bucket_word));
+            const std::size_t stop = start + (n_elements + kWordElements - 1) / kWordElements;
+            const std::size_t first = start > begin ? start : begin;
+            const std::size_t last = stop < end ? stop : end;
+            if (first >= last) {
+                continue;
+            }
+            const std::size_t before = voters.size();
+            for (std::size_t worker = 0; worker < n_workers; ++worker) {
+                if (is_present[worker * n_slots + k]) {
+                    voters.push_back(static_cast<std::uint32_t>(worker));
+                }
+            }
+            if (voters.size() == before) {
+                continue;
+            }
+            const std::size_t skipped = first - start;
+            const std::size_t rest = n_elements - skipped * kWordElements;
+            const std::size_t room = (last - first) * kWordElements;
+            runs.push_back({voters.data() + before, voters.size() - before, first - begin, last - begin,
+                            rest < room ? rest : room,
+                            read_unsigned(item(slot, slot_field::first_word)) + skipped});
+        }
+        return runs;
+    }
+
+    TensorReader tensors_;
+    const Loops* loops_ = nullptr;
+};
+
+std::vector<std::string> name_instruction_sets() {
+    InstructionSet found[kMaxInstructionSets];
+    const std::size_t n = list_instruction_sets(found);
+    std::vector<std::string> names;
+    for (std::size_t k = 0; k < n; ++k) {
+        names.emplace_back(found[k].name);
+    }
+    return names;
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+    using namespace nb::literals;
+    m.doc() = "The CPU core: C++ loops over packed votes. Use distlion.kernels.cpu.";
+    m.def("instruction_sets", &name_instruction_sets,
+          "Names of the instruction sets that this machine runs, the plainest first.");
+    nb::class_<Core>(m, "Core", "The ops of contract.Kernels, for one instruction set.")
+        .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
+        .def("coin", &Core::coin, "key"_a, "inverted"_a, "first_word"_a, "out"_a)
+        .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
+        .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "threads"_a)
+        .def("encode_levels", &Core::encode_levels, "segments"_a, "key"_a, "inverted"_a, "is_l1"_a,
+             "step"_a, "out"_a, "threads"_a)
+        .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
+             "threads"_a)
+        .def("check_finite", &Core::check_finite, "segments"_a, "threads"_a)
+        .def("count_signs", &Core::count_signs, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
+             "key"_a, "inverted"_a, "out"_a, "threads"_a)
+        .def("count_signs_or_zero", &Core::count_signs_or_zero, "votes"_a, "present"_a, "slots"_a,
+             "first_block"_a, "out"_a, "threads"_a)
+        .def("count_ternary", &Core::count_ternary, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
+             "out"_a, "threads"_a)
+        .def("count_ones", &Core::count_ones, "votes"_a, "present"_a, "slots"_a, "first_block"_a, "out"_a,
+             "threads"_a)
+        .def("count_levels", &Core::count_levels, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
+             "key"_a, "inverted"_a, "out"_a, "threads"_a)
+        .def("sum_directions", &Core::sum_directions, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
+             "is_bfloat16"_a, "out"_a, "threads"_a)
+        .def("commit", &Core::commit, "segments"_a, "present"_a, "reply"_a, "reply_format"_a,
+             "rounding"_a.none(), "moves_momentum"_a, "threads"_a)
+        .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
+        .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
+        .def("digest", &Core::digest, "tensor"_a, "threads"_a)
+        .def("checksum", &Core::checksum, "data"_a, "start"_a)
+        .def("stream_encode", &Core::stream_encode, "grad"_a, "exp_avg"_a, "out"_a, "threads"_a)
+        .def("stream_commit", &Core::stream_commit, "grad"_a, "exp_avg"_a, "param"_a, "reply"_a.none(),
+             "threads"_a);
+}

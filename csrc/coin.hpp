@@ -1,0 +1,24 @@
+// splitmix64, on single words and on vectors of words: src/distlion/kernels/coin.py.
+#pragma once
+
+#include <cstdint>
+
+namespace distlion {
+namespace {
+
+constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;
+
+template <class Word>
+inline Word mix(Word z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
+}
+
+inline std::uint64_t draw(Coin coin, std::uint64_t word) {
+    const std::uint64_t bits = mix(coin.key + (word + 1) * kGolden);
+    return coin.inverted ? ~bits : bits;
+}
+
+}  // namespace
+}  // namespace distlion

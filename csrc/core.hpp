@@ -1,0 +1,134 @@
+// What the core computes on, free of Python: plain structs over raw spans, and the table of loops that
+// every instruction set fills. The arithmetic is that of src/distlion/kernels/contract.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace distlion {
+
+constexpr std::size_t kWordElements = 64;
+constexpr std::size_t kBlockWords = 8;
+constexpr std::size_t kScaleBlockElements = 4096;
+constexpr std::size_t kScaleBlockWords = kScaleBlockElements / kWordElements;
+// A sum of 4,096 votes of 8 bits fills 20 planes.
+constexpr std::size_t kMaxWorkers = 4096;
+constexpr std::size_t kMaxPlanes = 20;
+
+enum class DType : std::uint8_t { float32, bfloat16, float16 };
+
+// A row of random words: src/distlion/kernels/coin.py.
+struct Coin {
+    std::uint64_t key;
+    bool inverted;
+};
+
+// One parameter. `grad` is null where this worker abstains.
+struct Segment {
+    const void* grad;
+    void* exp_avg;
+    void* param;
+    std::size_t n_elements;
+    std::uint64_t first_word;
+    std::size_t bucket_word;
+    DType param_type;
+    DType exp_avg_type;
+    float beta1, one_minus_beta1, beta2, one_minus_beta2;
+    float decay;       // d = 1 - lr * weight_decay
+    float step_width;  // a = lr / n
+    float grad_scale;
+    std::int64_t n_present;
+
+    std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
+};
+
+enum class Vote : std::uint8_t { none, signs, ternary, levels, directions };
+
+struct Encoding {
+    Vote vote;
+    std::uint64_t* out;
+    std::size_t n_planes;
+    Coin zero;             // signs, levels
+    bool is_l1;            // levels: mean |c|, else max |c|
+    double step;           // levels
+    DType direction_type;  // directions
+};
+
+enum class Tally : std::uint8_t { signs, signs_or_zero, ternary, ones, levels, directions };
+
+// The part of one parameter that lies in the shard: words [begin, end) of it, its voters a row of ranks.
+struct Run {
+    const std::uint32_t* voters;
+    std::size_t n_voters;
+    std::size_t begin, end;
+    std::size_t n_elements;
+    std::uint64_t first_word;
+};
+
+struct Counting {
+    Tally tally;
+    const std::uint64_t* votes;  // (workers, blocks, planes, 8)
+    std::size_t worker_words;    // from one worker's votes to the next one's
+    std::size_t n_planes;
+    std::uint64_t* out;  // (blocks, out_planes, 8), zeroed by the caller
+    std::size_t out_planes;
+    Coin tie;
+    DType direction_type;
+};
+
+enum class ReplyFormat : std::uint8_t { sign, ternary, count, own };
+
+struct Commitment {
+    bool moves_param, moves_momentum;
+    ReplyFormat format;  // own: the sign of the worker's own direction, 0 for 0
+    const std::uint64_t* reply;
+    std::size_t n_planes;
+    bool rounds_stochastically;
+    Coin rounding;
+};
+
+// The loops of one instruction set. Words are counted from the start of the segment.
+struct Loops {
+    void (*draw_coin)(Coin coin, std::uint64_t first_word, std::size_t n_words, std::uint64_t* out);
+    // Returns whether all is finite. Cuts must be at multiples of kScaleBlockWords.
+    bool (*encode)(const Segment& segment, std::size_t begin, std::size_t end,
+                   const Encoding& encoding);
+    // Writes the words of `run` that lie in [begin, end); cuts must be at multiples of kBlockWords.
+    void (*count)(const Run& run, std::size_t begin, std::size_t end, const Counting& counting);
+    void (*commit)(const Segment& segment, std::size_t begin, std::size_t end,
+                   const Commitment& commitment);
+    // The sum of the mixed elements [begin, end), each of `element_bytes`.
+    std::uint64_t (*digest)(const void* data, std::size_t element_bytes, std::size_t begin,
+                            std::size_t end);
+    std::uint32_t (*checksum)(const std::uint8_t* data, std::size_t n_bytes, std::uint32_t start);
+    // The floors of a benchmark: what encode and commit read and write, and hardly any arithmetic.
+    void (*stream_encode)(const float* grad, const float* exp_avg, std::size_t n_words,
+                          std::uint64_t* out);
+    void (*stream_commit)(const float* grad, float* exp_avg, float* param, std::size_t n_words,
+                          const std::uint64_t* reply);
+};
+
+// Those that this machine runs, the plainest first.
+struct InstructionSet {
+    const char* name;
+    const Loops* loops;
+};
+constexpr std::size_t kMaxInstructionSets = 3;
+std::size_t list_instruction_sets(InstructionSet (&found)[kMaxInstructionSets]);
+
+// Whole buckets, cut into parts for `threads`.
+
+void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
+            const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite);
+void count(const Loops& loops, const Run* runs, std::size_t n_runs, const Counting& counting,
+           std::size_t n_blocks, int threads);
+void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,
+            const Commitment& commitment, int threads);
+std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_bytes,
+                     std::size_t n_elements, int threads);
+void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,
+                   std::uint64_t* out, int threads);
+void stream_commit(const Loops& loops, const float* grad, float* exp_avg, float* param,
+                   std::size_t n_words, const std::uint64_t* reply, int threads);
+
+}  // namespace distlion

@@ -1,0 +1,203 @@
+// Encoding: one pass over gradient and momentum, which are only read.
+#pragma once
+
+#include "coin.hpp"
+#include "rows.hpp"
+
+namespace distlion {
+namespace {
+
+// Where word `word` of a segment starts in a packed tensor; its planes follow kBlockWords apart.
+inline std::uint64_t* packed_word(std::uint64_t* packed, const Segment& segment, std::size_t word,
+                                  std::size_t n_planes) {
+    const std::size_t at = segment.bucket_word + word;
+    return packed + at / kBlockWords * kBlockWords * n_planes + at % kBlockWords;
+}
+
+// One bit for each coordinate: 1 where c > 0, the coin's where c = 0.
+inline std::uint64_t sign_bits(std::uint64_t above, std::uint64_t zero, const Segment& segment,
+                               std::size_t word, Coin coin) {
+    return zero ? above | (zero & draw(coin, segment.first_word + word)) : above;
+}
+
+// Signs, ternary votes, or nothing but the check. c must be storable as `Direction`.
+template <class Param, class Momentum, Vote vote>
+bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
+                 const Encoding& encoding) {
+    const Blend blend(segment);
+    FiniteCheck<Float32> directions;
+    FiniteCheck<Momentum> momenta;
+    each_word<Param, Momentum, false>(segment, begin, end, [&](std::size_t word, auto row) {
+        std::uint64_t above = 0;
+        std::uint64_t other = 0;  // c = 0 for signs, c != 0 for ternary votes
+        for (int k = 0; k < kWordVectors; ++k) {
+            const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+            const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
+            const f32 c = blend.direction(m, g);
+            directions.see(c);
+            momenta.see(blend.new_momentum(m, g));
+            if constexpr (vote != Vote::none) {
+                above |= std::uint64_t{bits_above_zero(c)} << (k * kLanes);
+                other |= std::uint64_t{bits_of_zero(c)} << (k * kLanes);
+            }
+        }
+        if constexpr (vote == Vote::signs) {
+            *packed_word(encoding.out, segment, word, 1) =
+                sign_bits(above, other, segment, word, encoding.zero) & row.valid;
+        } else if constexpr (vote == Vote::ternary) {
+            std::uint64_t* out = packed_word(encoding.out, segment, word, 2);
+            out[0] = above;
+            out[kBlockWords] = ~other & row.valid;
+        }
+    });
+    return directions.all_finite() && momenta.all_finite();
+}
+
+// The mean of 4,096 absolute values, 0 beyond `n_elements`: adds x[j] + x[j + h] for h = 2048, 1024,
+// ..., 1 in double.
+inline float mean_by_halving(const float* x, std::size_t n_elements) {
+    double sums[512];
+    for (int j = 0; j < 512; ++j) {
+        const auto at = [&](int octant) { return static_cast<double>(x[j + 512 * octant]); };
+        sums[j] = ((at(0) + at(4)) + (at(2) + at(6))) + ((at(1) + at(5)) + (at(3) + at(7)));
+    }
+    for (int half = 256; half > 0; half /= 2) {
+        for (int j = 0; j < half; ++j) {
+            sums[j] += sums[j + half];
+        }
+    }
+    return static_cast<float>(sums[0] / static_cast<double>(n_elements));
+}
+
+inline float largest(const float* x) {
+    f32 most{};
+    for (std::size_t j = 0; j < kScaleBlockElements; j += kLanes) {
+        const f32 next = load<f32>(x + j);
+        most = (f32)choose((u32)(next > most), (u32)next, (u32)most);
+    }
+    float largest = 0;
+    for (int lane = 0; lane < kLanes; ++lane) {
+        largest = most[lane] > largest ? most[lane] : largest;
+    }
+    return largest;
+}
+
+// r = min(fl(1 / (s * step)), FLT_MAX), 0 where s = 0.
+inline float invert_scale(float s, double step) {
+    constexpr double most = 0x1.fffffep127;
+    const double inverse = 1.0 / (static_cast<double>(s) * step);
+    return s == 0 ? 0.0f : static_cast<float>(inverse < most ? inverse : most);
+}
+
+// While one block is quantised, nothing of the next one would be read otherwise.
+template <class Param, class Momentum>
+inline void prefetch_next_block(const Segment& segment, std::size_t word) {
+    using P = typename Param::Stored;
+    using M = typename Momentum::Stored;
+    const std::size_t next = (word + kScaleBlockWords) * kWordElements;
+    prefetch<2>(segment.grad, next * sizeof(P), kWordElements * sizeof(P));
+    prefetch<2>(segment.exp_avg, next * sizeof(M), kWordElements * sizeof(M));
+}
+
+// Odd levels. The absolute directions of a scale block stay in the cache until its scale is known.
+template <class Param, class Momentum>
+bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
+                   const Encoding& encoding) {
+    const Blend blend(segment);
+    FiniteCheck<Float32> directions;
+    FiniteCheck<Momentum> momenta;
+    const int n_magnitude_bits = static_cast<int>(encoding.n_planes) - 1;
+    const f32 highest = fill(static_cast<float>((1 << n_magnitude_bits) - 1));
+    alignas(64) float magnitudes[kScaleBlockElements];
+    for (std::size_t block = begin; block < end; block += kScaleBlockWords) {
+        const std::size_t block_end = block + kScaleBlockWords < end ? block + kScaleBlockWords : end;
+        const std::size_t first = block * kWordElements;
+        const std::size_t n_rest = segment.n_elements - first;
+        const std::size_t n_here = n_rest < kScaleBlockElements ? n_rest : kScaleBlockElements;
+        const std::size_t n_filled = (block_end - block) * kWordElements;
+        std::memset(magnitudes + n_filled, 0, (kScaleBlockElements - n_filled) * sizeof(float));
+        each_word<Param, Momentum, false, false>(segment, block, block_end, [&](std::size_t word, auto row) {
+            std::uint64_t above = 0;
+            std::uint64_t zero = 0;
+            float* magnitude = magnitudes + (word - block) * kWordElements;
+            for (int k = 0; k < kWordVectors; ++k) {
+                const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+                const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
+                const f32 c = blend.direction(m, g);
+                directions.see(c);
+                momenta.see(blend.new_momentum(m, g));
+                above |= std::uint64_t{bits_above_zero(c)} << (k * kLanes);
+                zero |= std::uint64_t{bits_of_zero(c)} << (k * kLanes);
+                store(magnitude + k * kLanes, (u32)c & 0x7FFFFFFF);
+            }
+            *packed_word(encoding.out, segment, word, encoding.n_planes) =
+                sign_bits(above, zero, segment, word, encoding.zero) & row.valid;
+        });
+        if (n_magnitude_bits == 0) {
+            continue;
+        }
+        const float s = encoding.is_l1 ? mean_by_halving(magnitudes, n_here) : largest(magnitudes);
+        const f32 r = fill(invert_scale(s, encoding.step));
+        for (std::size_t word = block; word < block_end; ++word) {
+            prefetch_next_block<Param, Momentum>(segment, word);
+            const float* magnitude = magnitudes + (word - block) * kWordElements;
+            alignas(64) std::uint8_t levels[kWordElements];
+            for (int k = 0; k < kWordVectors; ++k) {
+                const f32 scaled = load<f32>(magnitude + k * kLanes) * r;
+                const u32 is_below = (u32)(scaled < highest);
+                const f32 clamped = (f32)choose(is_below, (u32)scaled, (u32)highest);
+                const i32 level = __builtin_convertvector(clamped, i32);
+                store(levels + k * kLanes, __builtin_convertvector(level, u8));
+            }
+            std::uint64_t* out = packed_word(encoding.out, segment, word, encoding.n_planes);
+            for (int bit = 0; bit < n_magnitude_bits; ++bit) {
+                out[(bit + 1) * kBlockWords] = gather_bit(levels, bit);
+            }
+        }
+    }
+    return directions.all_finite() && momenta.all_finite();
+}
+
+// The directions themselves, rounded to `Direction`.
+template <class Param, class Momentum, class Direction>
+bool encode_directions(const Segment& segment, std::size_t begin, std::size_t end,
+                       const Encoding& encoding) {
+    const Blend blend(segment);
+    FiniteCheck<Direction> directions;
+    FiniteCheck<Momentum> momenta;
+    auto* out = reinterpret_cast<typename Direction::Stored*>(encoding.out);
+    each_word<Param, Momentum, false>(segment, begin, end, [&](std::size_t word, auto row) {
+        for (int k = 0; k < kWordVectors; ++k) {
+            const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+            const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
+            const f32 c = blend.direction(m, g);
+            directions.see(c);
+            momenta.see(blend.new_momentum(m, g));
+            Direction::narrow(out + (segment.bucket_word + word) * kWordElements + k * kLanes, c);
+        }
+    });
+    return directions.all_finite() && momenta.all_finite();
+}
+
+bool encode_words(const Segment& segment, std::size_t begin, std::size_t end,
+                  const Encoding& encoding) {
+    return with_types(segment, [&]<class Param, class Momentum>() {
+        switch (encoding.vote) {
+            case Vote::signs:
+                return encode_bits<Param, Momentum, Vote::signs>(segment, begin, end, encoding);
+            case Vote::ternary:
+                return encode_bits<Param, Momentum, Vote::ternary>(segment, begin, end, encoding);
+            case Vote::levels:
+                return encode_levels<Param, Momentum>(segment, begin, end, encoding);
+            case Vote::directions:
+                return encoding.direction_type == DType::float32
+                           ? encode_directions<Param, Momentum, Float32>(segment, begin, end, encoding)
+                           : encode_directions<Param, Momentum, BFloat16>(segment, begin, end, encoding);
+            default:
+                return encode_bits<Param, Momentum, Vote::none>(segment, begin, end, encoding);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace distlion

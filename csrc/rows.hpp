@@ -1,0 +1,119 @@
+// The coordinates of a parameter, word by word, and the blends of gradient and momentum.
+#pragma once
+
+#include <cstring>
+
+#include "core.hpp"
+#include "simd.hpp"
+
+namespace distlion {
+namespace {
+
+// 64 coordinates of one parameter.
+template <class Param, class Momentum>
+struct Row {
+    const typename Param::Stored* grad;
+    typename Momentum::Stored* exp_avg;
+    typename Param::Stored* param;
+    std::uint64_t valid;  // bit j: coordinate j exists
+};
+
+// Ask for `n_bytes` that lie `ahead` of an address, also beyond the end of the tensor, where it has no
+// effect. The hardware's own prefetcher stops at the end of every page of 4 KiB.
+template <int locality>
+inline void prefetch(const void* from, std::size_t ahead, std::size_t n_bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(from) + ahead;
+    for (std::size_t line = 0; line < n_bytes; line += 64) {
+        __builtin_prefetch(reinterpret_cast<const void*>(address + line), 0, locality);
+    }
+}
+
+constexpr std::size_t kPrefetchAhead = 4096;
+
+// Call `visit(word, row)` for words [begin, end). The last word of a parameter is padded with zeros
+// in a copy, which is copied back where `Writes`. A null pointer of the segment gives zeros.
+template <class Param, class Momentum, bool Writes, bool Prefetches = true, class Visit>
+inline void each_word(const Segment& segment, std::size_t begin, std::size_t end, Visit visit) {
+    using P = typename Param::Stored;
+    using M = typename Momentum::Stored;
+    const auto* grad = static_cast<const P*>(segment.grad);
+    auto* exp_avg = static_cast<M*>(segment.exp_avg);
+    auto* param = static_cast<P*>(segment.param);
+    const std::size_t n_full = segment.n_elements / kWordElements;
+    const std::size_t whole_end = end < n_full ? end : n_full;
+    for (std::size_t word = begin; word < whole_end; ++word) {
+        const std::size_t first = word * kWordElements;
+        if constexpr (Prefetches) {
+            prefetch<3>(grad + first, kPrefetchAhead, kWordElements * sizeof(P));
+            prefetch<3>(exp_avg + first, kPrefetchAhead, kWordElements * sizeof(M));
+            if constexpr (Writes) {
+                prefetch<3>(param + first, kPrefetchAhead, kWordElements * sizeof(P));
+            }
+        }
+        visit(word, Row<Param, Momentum>{grad ? grad + first : nullptr, exp_avg + first,
+                                         param ? param + first : nullptr, ~std::uint64_t{0}});
+    }
+    if (begin > n_full || end <= n_full) {
+        return;
+    }
+    const std::size_t first = n_full * kWordElements;
+    const std::size_t rest = segment.n_elements - first;
+    P grad_copy[kWordElements]{};
+    M exp_avg_copy[kWordElements]{};
+    P param_copy[kWordElements]{};
+    if (grad) {
+        std::memcpy(grad_copy, grad + first, rest * sizeof(P));
+    }
+    if (param) {
+        std::memcpy(param_copy, param + first, rest * sizeof(P));
+    }
+    std::memcpy(exp_avg_copy, exp_avg + first, rest * sizeof(M));
+    visit(n_full, Row<Param, Momentum>{grad_copy, exp_avg_copy, param_copy,
+                                       (std::uint64_t{1} << rest) - 1});
+    if constexpr (Writes) {
+        std::memcpy(exp_avg + first, exp_avg_copy, rest * sizeof(M));
+        if (param) {
+            std::memcpy(param + first, param_copy, rest * sizeof(P));
+        }
+    }
+}
+
+// c and m' of one vector of coordinates.
+struct Blend {
+    f32 beta1, one_minus_beta1, beta2, one_minus_beta2, grad_scale;
+
+    explicit Blend(const Segment& segment)
+        : beta1(fill(segment.beta1)),
+          one_minus_beta1(fill(segment.one_minus_beta1)),
+          beta2(fill(segment.beta2)),
+          one_minus_beta2(fill(segment.one_minus_beta2)),
+          grad_scale(fill(segment.grad_scale)) {}
+
+    // A scale of 1 changes no bit.
+    template <class Param>
+    f32 scaled_grad(const typename Param::Stored* grad) const {
+        return Param::widen(grad) * grad_scale;
+    }
+    f32 direction(f32 m, f32 g) const { return beta1 * m + one_minus_beta1 * g; }
+    f32 new_momentum(f32 m, f32 g) const { return beta2 * m + one_minus_beta2 * g; }
+};
+
+// Call `visit.operator()<Param, Momentum>()` with the dtypes of a segment.
+template <class Visit>
+inline auto with_types(const Segment& segment, Visit visit) {
+    const bool is_wide = segment.exp_avg_type == DType::float32;
+    switch (segment.param_type) {
+        case DType::bfloat16:
+            return is_wide ? visit.template operator()<BFloat16, Float32>()
+                           : visit.template operator()<BFloat16, BFloat16>();
+        case DType::float16:
+            return is_wide ? visit.template operator()<Float16, Float32>()
+                           : visit.template operator()<Float16, BFloat16>();
+        default:
+            return is_wide ? visit.template operator()<Float32, Float32>()
+                           : visit.template operator()<Float32, BFloat16>();
+    }
+}
+
+}  // namespace
+}  // namespace distlion

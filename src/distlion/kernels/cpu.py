@@ -1,0 +1,203 @@
+"""The C++ core: the ops of ``contract.py`` for tensors on the CPU, whole buckets per call.
+
+Equal to ``reference.py`` to the bit, with every instruction set and number of threads; which NaN
+comes out where one went in is not fixed. Calls use up to ``torch.get_num_threads()`` threads and
+release the GIL. Its source is in ``csrc/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, KernelBackendError
+from distlion.kernels.coin import Coin
+from distlion.kernels.contract import ReplyFormat, Segment
+from distlion.layout import Bucket
+
+try:
+    from distlion.kernels._cpu import Core, instruction_sets
+except ImportError as error:
+    raise KernelBackendError(
+        f"the C++ core of distlion cannot be imported ({error}); build it with 'pip install .' (or "
+        "'make train') in a checkout, which needs a C++20 compiler, or set "
+        "DISTLION_KERNELS=reference to use the slower plain torch kernels"
+    ) from error
+
+INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())
+"""Those that this machine runs, the plainest first."""
+
+
+class CpuKernels:
+    """The ops for one instruction set.
+
+    Args:
+        instruction_set: One of ``INSTRUCTION_SETS``; None for the last one.
+
+    Raises:
+        InvalidArgumentError: The machine does not run it; from an op: a tensor has another dtype,
+            size or device than the contract says, or one of a segment, or ``out``, is not
+            contiguous. (Votes, replies and what is only read are copied where need be.)
+    """
+
+    def __init__(self, instruction_set: str | None = None) -> None:
+        # torch has the table since 2.10; before, tensors are read by their attributes.
+        exchange_api = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+        self.instruction_set = instruction_set or INSTRUCTION_SETS[-1]
+        self._core = Core(self.instruction_set, exchange_api)
+
+    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
+        out = torch.empty(n_words, dtype=torch.int64, device=device)
+        self._core.coin(coin.key, coin.inverted, first_word, out)
+        return out
+
+    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
+        return self._core.encode_signs(
+            segments, zero.key, zero.inverted, out, torch.get_num_threads()
+        )
+
+    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
+        return self._core.encode_ternary(segments, out, torch.get_num_threads())
+
+    def encode_levels(
+        self,
+        segments: Sequence[Segment],
+        zero: Coin,
+        *,
+        norm: Literal["l1", "linf"],
+        step: float,
+        out: Tensor,
+    ) -> list[bool]:
+        return self._core.encode_levels(
+            segments,
+            zero.key,
+            zero.inverted,
+            norm == "l1",
+            step,
+            out,
+            torch.get_num_threads(),
+        )
+
+    def encode_directions(
+        self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
+    ) -> list[bool]:
+        return self._core.encode_directions(
+            segments, _is_bfloat16(dtype), out, torch.get_num_threads()
+        )
+
+    def count_signs(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        tie: Coin | None,
+        *,
+        out: Tensor,
+    ) -> None:
+        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
+        if tie is None:
+            self._core.count_signs_or_zero(*shard, out, torch.get_num_threads())
+        else:
+            self._core.count_signs(*shard, tie.key, tie.inverted, out, torch.get_num_threads())
+
+    def count_ternary(
+        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+    ) -> None:
+        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
+        self._core.count_ternary(*shard, out, torch.get_num_threads())
+
+    def count_ones(
+        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+    ) -> None:
+        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
+        self._core.count_ones(*shard, out, torch.get_num_threads())
+
+    def count_levels(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        tie: Coin,
+        *,
+        out: Tensor,
+    ) -> None:
+        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
+        self._core.count_levels(*shard, tie.key, tie.inverted, out, torch.get_num_threads())
+
+    def sum_directions(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        *,
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
+        self._core.sum_directions(*shard, _is_bfloat16(dtype), out, torch.get_num_threads())
+
+    def commit(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        *,
+        reply_format: ReplyFormat,
+        rounding: Coin | None,
+    ) -> None:
+        self._core.commit(
+            segments,
+            present,
+            reply.contiguous(),
+            reply_format.value,
+            None if rounding is None else rounding.key,
+            True,
+            torch.get_num_threads(),
+        )
+
+    def apply_reply(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        *,
+        reply_format: ReplyFormat,
+        rounding: Coin | None,
+    ) -> None:
+        self._core.commit(
+            segments,
+            present,
+            reply.contiguous(),
+            reply_format.value,
+            None if rounding is None else rounding.key,
+            False,
+            torch.get_num_threads(),
+        )
+
+    def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
+        self._core.update_momentum(segments, present, torch.get_num_threads())
+
+    def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
+        key = None if rounding is None else rounding.key
+        self._core.step_alone(segments, key, torch.get_num_threads())
+
+    def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
+        return self._core.check_finite(segments, torch.get_num_threads())
+
+    def digest(self, tensor: Tensor) -> int:
+        return self._core.digest(tensor.contiguous(), torch.get_num_threads())
+
+    def checksum(self, data: Tensor, start: int = 0) -> int:
+        return self._core.checksum(data.contiguous(), start)
+
+
+def _is_bfloat16(dtype: torch.dtype) -> bool:
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidArgumentError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+    return dtype == torch.bfloat16
