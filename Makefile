@@ -20,7 +20,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test bench lint format clean
+.PHONY: help train test bench lint sanitize wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -38,15 +38,16 @@ test: $(VENV)/.ready-test  ## set up, then run every check and every test, and s
 	part "mypy" $(BIN)/mypy
 	part "import-linter" $(BIN)/lint-imports --no-logo
 	part "docs" $(BIN)/pytest -q tests/test_docs.py
+	part "sanitizers" $(MAKE) --no-print-directory sanitize
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py --cov --cov-report=term-missing:skip-covered $(ARGS)
 	sum_up
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	@shopt -s nullglob
-	programs=(benchmarks/*.py)
+	programs=(benchmarks/*.py benchmarks/*/__main__.py)
 	if [ $${#programs[@]} -eq 0 ]; then echo "There is no benchmark in benchmarks/ yet."; exit 0; fi
 	$(run_parts)
-	for program in "$${programs[@]}"; do part "$$program" $(BIN)/python "$$program"; done
+	for program in "$${programs[@]}"; do part "$${program%/__main__.py}" $(BIN)/python "$${program%/__main__.py}"; done
 	sum_up
 
 lint: $(VENV)/.ready-test  ## run the static checks only
@@ -56,6 +57,25 @@ lint: $(VENV)/.ready-test  ## run the static checks only
 	part "mypy" $(BIN)/mypy
 	part "import-linter" $(BIN)/lint-imports --no-logo
 	sum_up
+
+sanitize: $(VENV)/.ready-test  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it
+	@$(sanitized_core)
+	tests=(tests/kernels tests/exchange/test_frame.py)
+	preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
+	# Not leaks: the interpreter keeps a lot until it ends.
+	LD_PRELOAD="$$preload" ASAN_OPTIONS=detect_leaks=0 "$$environment/bin/python" -m pytest -q -m "not slow" \
+	    -p no:cacheprovider "$${tests[@]}" $(ARGS)
+
+wheel: $(VENV)/.ready-test  ## build the wheel into dist/, install it in a clean environment, and test the kernels with it
+	@rm -rf dist build/wheel
+	echo "building the wheel ..."
+	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist .
+	echo "installing it in a clean environment ..."
+	"$(PYTHON)" -m venv build/wheel
+	build/wheel/bin/python -m pip install -qq -c constraints.txt dist/*.whl pytest hypothesis nanobind
+	cp -r tests build/wheel/
+	cd build/wheel && bin/python -m pytest -q tests/kernels -p no:cacheprovider $(ARGS)
+	ls -l ../../dist
 
 format: $(VENV)/.ready-test  ## format the source and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -88,21 +108,55 @@ sum_up() {
 }
 endef
 
+# What Debian and Ubuntu keep in packages of their own: ensurepip, without which a virtual environment has no pip, the
+# headers of Python, and a compiler for the C++ core.
+define system_packages
+packages=()
+version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || packages+=("python$$version-venv")
+[ -e "$$("$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || packages+=("python$$version-dev")
+command -v "$${CXX:-c++}" >/dev/null || packages+=(g++)
+if [ $${#packages[@]} -gt 0 ]; then
+    if [ "$$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        echo "distlion needs a C++20 compiler and Python with its headers and venv; install what is missing, on Debian and Ubuntu with" >&2
+        echo "    sudo apt-get install $${packages[*]}" >&2
+        exit 1
+    fi
+    echo "installing $${packages[*]} ..."
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -qq update && apt-get -qq install -y --no-install-recommends "$${packages[@]}" >/dev/null
+fi
+endef
+
+# An environment that sees all packages of $(VENV) except for distlion, which it has with sanitizers in the core.
+define sanitized_core
+environment=$$PWD/build/sanitize
+rm -rf "$$environment"
+$(BIN)/python -m venv --without-pip "$$environment"
+purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+$(BIN)/python -c "$$purelib" > "$$("$$environment/bin/python" -c "$$purelib")/packages.pth"
+echo "building the core with sanitizers ..."
+$(BIN)/python -m pip --python "$$environment/bin/python" install -qq --no-compile --no-deps --force-reinstall \
+    -C cmake.define.DISTLION_SANITIZE=ON -C build-dir=build/sanitize/cmake .
+endef
+
 # install EXTRAS: the package in place with its extras. A recent pip chooses versions in half the time of the one that
 # comes with Python 3.11, and modules are compiled when first imported: together 120 s of processor time less.
 define install
 started=$$SECONDS
-echo "installing distlion[$(1)] into $(VENV): about a minute without further output ..."
+echo "building the C++ core and installing distlion[$(1)] into $(VENV): one or two minutes without further output ..."
 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt pip </dev/null
 $(BIN)/python -m pip install -qq --no-compile --no-warn-conflicts -c constraints.txt -e '.[$(1)]' </dev/null
 echo "installed in $$((SECONDS - started)) s"
 endef
 
-$(VENV)/.ready-train: pyproject.toml constraints.txt | $(VENV)/.created
+CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
+
+$(VENV)/.ready-train: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TRAIN_EXTRAS))
 	touch $@
 
-$(VENV)/.ready-test: pyproject.toml constraints.txt | $(VENV)/.created
+$(VENV)/.ready-test: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TEST_EXTRAS))
 	touch $(VENV)/.ready-train $@
 
@@ -112,18 +166,7 @@ $(VENV)/.created:
 	    echo "$(PYTHON) is $$("$(PYTHON)" --version), distlion needs 3.10 or later: make PYTHON=..." >&2
 	    exit 1
 	fi
-	# Debian keeps ensurepip, without which a virtual environment has no pip, in a package of its own.
-	if ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then
-	    package=$$("$(PYTHON)" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
-	    if [ "$$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-	        echo "$(PYTHON) cannot create virtual environments: install its venv package, on Debian and Ubuntu with" >&2
-	        echo "    sudo apt-get install $$package" >&2
-	        exit 1
-	    fi
-	    echo "installing $$package ..."
-	    export DEBIAN_FRONTEND=noninteractive
-	    apt-get -qq update && apt-get -qq install -y --no-install-recommends "$$package" >/dev/null
-	fi
+	$(system_packages)
 	echo "creating $(VENV) ..."
 	"$(PYTHON)" -m venv "$(VENV)"
 	touch $@

@@ -659,6 +659,8 @@ std::vector<std::string> name_instruction_sets() {
 
 NB_MODULE(_cpu, m) {
     using namespace nb::literals;
+    // The kernels that were chosen live as long as the process.
+    nb::set_leak_warnings(false);
     m.doc() = "The CPU core: C++ loops over packed votes. Use distlion.kernels.cpu.";
     m.def("instruction_sets", &name_instruction_sets,
           "Names of the instruction sets that this machine runs, the plainest first.");

@@ -143,3 +143,26 @@ def test_torchrun_gives_the_losses_of_local_workers_to_the_bit(tmp_path, rule):
     assert local is not None
     assert joined["losses"]["loss"] == local.losses["loss"]
     assert joined["evaluations"]["loss"] == local.evaluations["loss"]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["majority", "quantized"])
+def test_plain_torch_kernels_give_the_losses_of_the_core_to_the_bit(tmp_path, rule):
+    records = []
+    for kernels in ("cpu", "reference"):
+        folder = tmp_path / kernels
+        # In processes of their own: the server that forks workers keeps its environment.
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "distlion", "train", "--task", "images", "--rule", rule),
+                *("--workers", "3", "--steps", "6", "--batch-size", "8", "--eval-every", "3"),
+                *("--run-dir", str(folder)),
+            ],
+            env=os.environ | {"DISTLION_KERNELS": kernels},
+            check=True,
+            timeout=120,
+        )
+        records.append(json.loads((folder / RECORD_NAME).read_text()))
+    assert records[0]["losses"]["loss"] == records[1]["losses"]["loss"]
+    assert records[0]["evaluations"]["loss"] == records[1]["evaluations"]["loss"]

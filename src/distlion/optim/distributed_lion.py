@@ -30,12 +30,12 @@ from distlion.exchange import (
     Status,
     Verdict,
 )
-from distlion.kernels import Coin, Coins, choose_kernels
+from distlion.kernels import Coin, Coins
 from distlion.layout import Slot
 from distlion.optim.arguments import check_exp_avg_dtype, check_rounding, list_group
 from distlion.optim.gradients import IdenticalGradientsWatch
 from distlion.optim.group import VotingGroup
-from distlion.optim.lion import LionBase, step_alone
+from distlion.optim.lion import LionBase, check_finite, step_alone
 from distlion.optim.replicas import (
     broadcast_params,
     digest_lines,
@@ -317,9 +317,7 @@ class DistributedLion(LionBase):
         inputs = self._gather_inputs()
         self._count_traffic()
         segments = self._make_segments(self._params, self._slots, self.committed_step)
-        finite = [
-            choose_kernels(segment.param.device).check_finite([segment])[0] for segment in segments
-        ]
+        finite = check_finite(segments)
         if inputs.nonfinite == "abstain":
             finite = [is_finite and not inputs.found_inf for is_finite in finite]
             segments = abstain(segments, finite, rank=0, step=self.committed_step)

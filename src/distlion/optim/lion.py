@@ -15,7 +15,14 @@ from distlion.errors import (
     InvalidArgumentError,
     SparseGradientError,
 )
-from distlion.kernels import Coefficients, Coin, Segment, check_denormals, choose_kernels
+from distlion.kernels import (
+    Coefficients,
+    Coin,
+    Kernels,
+    Segment,
+    check_denormals,
+    choose_kernels,
+)
 from distlion.layout import Slot, place_parameters
 from distlion.optim.arguments import (
     check_hyperparameters,
@@ -195,9 +202,28 @@ def step_alone(
     params: Sequence[Tensor], segments: Sequence[Segment], rounding: Coin | None
 ) -> None:
     """Move parameters by their own workers' directions alone."""
+    for kernels, positions in _by_kernels(segments):
+        kernels.step_alone([segments[position] for position in positions], rounding=rounding)
     for param, segment in zip(params, segments, strict=True):
-        choose_kernels(param.device).step_alone([segment], rounding=rounding)
         write_back(param, segment.param)
+
+
+def check_finite(segments: Sequence[Segment]) -> list[bool]:
+    """Tell for each segment whether all that a step would compute is finite."""
+    finite = [True] * len(segments)
+    for kernels, positions in _by_kernels(segments):
+        told = kernels.check_finite([segments[position] for position in positions])
+        for position, is_finite in zip(positions, told, strict=True):
+            finite[position] = is_finite
+    return finite
+
+
+def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, list[int]]]:
+    """Sort segments by device, so that each device's are one call."""
+    by_device: dict[torch.device, list[int]] = {}
+    for position, segment in enumerate(segments):
+        by_device.setdefault(segment.param.device, []).append(position)
+    return [(choose_kernels(device), positions) for device, positions in by_device.items()]
 
 
 class Lion(LionBase):
