@@ -187,43 +187,52 @@ DType read_float_type(nb::dlpack::dtype dtype, const char* what, nb::handle whos
            (may_be_half ? " or float16" : " (float16 momenta are kept in float32)"));
 }
 
-enum class Needs { grad, everything };
+// The segments of a bucket, read and checked once for several ops. Addresses stay good as long as the
+// tensors do, which the Python object that owns the table keeps alive.
+struct SegmentTable {
+    std::vector<Segment> segments;
+    std::vector<double> lr;
+    std::size_t end_word = 0;  // SIZE_MAX where the segments are not in the order of a bucket
+};
 
 class SegmentReader {
 public:
-    SegmentReader(const TensorReader& tensors, Needs needs) : tensors_(tensors), needs_(needs) {}
+    explicit SegmentReader(const TensorReader& tensors) : tensors_(tensors) {}
 
-    Segment read(nb::handle segment, std::int64_t n_present, bool counts) const {
+    void read_into(SegmentTable& table, nb::handle segment) const {
         const nb::handle slot = item(segment, segment_field::slot);
         const nb::handle name = item(slot, slot_field::name);
         Segment read{};
         read.n_elements = read_unsigned(item(slot, slot_field::n_elements));
         read.first_word = read_unsigned(item(slot, slot_field::first_word));
         read.bucket_word = read_unsigned(item(slot, slot_field::bucket_word));
-        read.n_present = n_present;
-        read_coefficients(read, item(segment, segment_field::coefficients), counts ? n_present : 1);
+        const TensorView param =
+            read_row(item(segment, segment_field::param), "parameter", name, read.n_elements);
+        read.param = param.data;
+        read.param_type = read_float_type(param.dtype, "parameter", name, true);
+        const TensorView exp_avg =
+            read_row(item(segment, segment_field::exp_avg), "exp_avg", name, read.n_elements);
+        read.exp_avg = exp_avg.data;
+        read.exp_avg_type = read_float_type(exp_avg.dtype, "exp_avg", name, false);
         const nb::handle grad = item(segment, segment_field::grad);
         if (!grad.is_none()) {
             const TensorView view = read_row(grad, "gradient", name, read.n_elements);
+            if (read_float_type(view.dtype, "gradient", name, true) != read.param_type) {
+                refuse("gradient of " + nb::cast<std::string>(nb::str(name)) +
+                       ": its dtype is not the parameter's");
+            }
             read.grad = view.data;
-            read.param_type = read_float_type(view.dtype, "gradient", name, true);
         }
-        if (needs_ == Needs::everything || read.grad) {
-            const TensorView view =
-                read_row(item(segment, segment_field::exp_avg), "exp_avg", name, read.n_elements);
-            read.exp_avg = view.data;
-            read.exp_avg_type = read_float_type(view.dtype, "exp_avg", name, false);
-        }
-        if (needs_ == Needs::everything) {
-            read_param(read, item(segment, segment_field::param), name);
-        }
-        return read;
+        const double lr = read_coefficients(read, item(segment, segment_field::coefficients));
+        table.end_word = read.bucket_word < table.end_word ? SIZE_MAX : read.bucket_word + read.n_words();
+        table.segments.push_back(read);
+        table.lr.push_back(lr);
     }
 
 private:
     TensorView read_row(nb::handle tensor, const char* what, nb::handle name,
                         std::size_t n_elements) const {
-        TensorView view = tensors_.read(tensor, what, name);
+        const TensorView view = tensors_.read(tensor, what, name);
         if (view.n_elements != n_elements) {
             refuse(std::string(what) + " of " + nb::cast<std::string>(nb::str(name)) + ": given " +
                    std::to_string(view.n_elements) + " elements, expected " +
@@ -232,19 +241,8 @@ private:
         return view;
     }
 
-    void read_param(Segment& read, nb::handle param, nb::handle name) const {
-        const TensorView view = read_row(param, "parameter", name, read.n_elements);
-        const DType type = read_float_type(view.dtype, "parameter", name, true);
-        if (read.grad && type != read.param_type) {
-            refuse("gradient of " + nb::cast<std::string>(nb::str(name)) +
-                   ": its dtype is not the parameter's");
-        }
-        read.param = view.data;
-        read.param_type = type;
-    }
-
-    // Constants are computed in double and rounded once.
-    static void read_coefficients(Segment& read, nb::handle coefficients, std::int64_t divisor) {
+    // Constants are computed in double and rounded once. Returns lr.
+    static double read_coefficients(Segment& read, nb::handle coefficients) {
         const auto field = [&](int position) { return read_double(item(coefficients, position)); };
         const double beta1 = field(coefficient_field::beta1);
         const double beta2 = field(coefficient_field::beta2);
@@ -254,12 +252,12 @@ private:
         read.beta2 = static_cast<float>(beta2);
         read.one_minus_beta2 = static_cast<float>(1.0 - beta2);
         read.decay = static_cast<float>(1.0 - lr * field(coefficient_field::weight_decay));
-        read.step_width = static_cast<float>(lr / static_cast<double>(divisor ? divisor : 1));
+        read.step_width = static_cast<float>(lr);
         read.grad_scale = static_cast<float>(field(coefficient_field::grad_scale));
+        return lr;
     }
 
     const TensorReader& tensors_;
-    Needs needs_;
 };
 
 // A packed tensor: (..., blocks, planes, 8) int64.
@@ -268,19 +266,14 @@ struct Packed {
     std::size_t n_workers, n_blocks, n_planes;
 };
 
-std::size_t check_segments(const std::vector<Segment>& segments, std::size_t n_blocks) {
-    std::size_t end = 0;
-    for (const Segment& segment : segments) {
-        if (segment.bucket_word < end) {
-            refuse("segments overlap, or are not in the order of their bucket");
-        }
-        end = segment.bucket_word + segment.n_words();
+void check_room(const SegmentTable& table, std::size_t n_blocks) {
+    if (table.end_word == SIZE_MAX) {
+        refuse("segments overlap, or are not in the order of their bucket");
     }
-    if (end > n_blocks * kBlockWords) {
+    if (table.end_word > n_blocks * kBlockWords) {
         refuse("a packed tensor of " + std::to_string(n_blocks) + " blocks, but the segments need " +
-               std::to_string(end) + " words");
+               std::to_string(table.end_word) + " words");
     }
-    return end;
 }
 
 class Core {
@@ -298,6 +291,15 @@ public:
         }
     }
 
+    SegmentTable read_segments(nb::handle segments) const {
+        const SegmentReader reader(tensors_);
+        SegmentTable table;
+        for (nb::handle segment : segments) {
+            reader.read_into(table, segment);
+        }
+        return table;
+    }
+
     void coin(std::uint64_t key, bool inverted, std::uint64_t first_word, nb::handle out) const {
         const TensorView view = tensors_.read(out, "out", {});
         if (!is_type(view.dtype, kInt, 64)) {
@@ -308,30 +310,30 @@ public:
                           static_cast<std::uint64_t*>(view.data));
     }
 
-    std::vector<bool> encode_signs(nb::handle segments, std::uint64_t key, bool inverted,
+    std::vector<bool> encode_signs(const SegmentTable& segments, std::uint64_t key, bool inverted,
                                    nb::handle out, int threads) const {
         return encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, 1, 1, threads);
     }
 
-    std::vector<bool> encode_ternary(nb::handle segments, nb::handle out, int threads) const {
+    std::vector<bool> encode_ternary(const SegmentTable& segments, nb::handle out, int threads) const {
         return encode_planes(segments, {.vote = Vote::ternary}, out, 2, 2, threads);
     }
 
-    std::vector<bool> encode_levels(nb::handle segments, std::uint64_t key, bool inverted, bool is_l1,
+    std::vector<bool> encode_levels(const SegmentTable& segments, std::uint64_t key, bool inverted, bool is_l1,
                                     double step, nb::handle out, int threads) const {
         const Encoding encoding{.vote = Vote::levels, .zero = {key, inverted}, .is_l1 = is_l1, .step = step};
         return encode_planes(segments, encoding, out, 1, 8, threads);
     }
 
-    std::vector<bool> encode_directions(nb::handle segments, bool is_bfloat16, nb::handle out,
+    std::vector<bool> encode_directions(const SegmentTable& segments, bool is_bfloat16, nb::handle out,
                                         int threads) const {
         const std::size_t planes = is_bfloat16 ? 16 : 32;
         const Encoding encoding{.vote = Vote::directions, .direction_type = direction_type(is_bfloat16)};
         return encode_planes(segments, encoding, out, planes, planes, threads);
     }
 
-    std::vector<bool> check_finite(nb::handle segments, int threads) const {
-        return encode(read_segments(segments, Needs::grad), {.vote = Vote::none}, 0, threads);
+    std::vector<bool> check_finite(const SegmentTable& segments, int threads) const {
+        return encode(segments, {.vote = Vote::none}, 0, threads);
     }
 
     void count_signs(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
@@ -367,7 +369,7 @@ public:
     }
 
     // `reply_format` is a value of contract.ReplyFormat; `rounding` the key of a coin, or None.
-    void commit(nb::handle segments, nb::handle present, nb::handle reply, const std::string& reply_format,
+    void commit(const SegmentTable& segments, nb::handle present, nb::handle reply, const std::string& reply_format,
                 nb::object rounding, bool moves_momentum, int threads) const {
         const Packed packed = read_packed(reply, 3, "reply");
         Commitment commitment{.moves_param = true,
@@ -384,21 +386,21 @@ public:
                    reply_format);
         }
         set_rounding(commitment, rounding);
-        const auto read = read_present_segments(segments, present, counts);
-        check_segments(read, packed.n_blocks);
+        check_room(segments, packed.n_blocks);
+        const auto read = mark_present(segments, present, counts);
         const nb::gil_scoped_release released;
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
     }
 
-    void update_momentum(nb::handle segments, nb::handle present, int threads) const {
-        const auto read = read_present_segments(segments, present, false);
+    void update_momentum(const SegmentTable& segments, nb::handle present, int threads) const {
+        const auto read = mark_present(segments, present, false);
         const Commitment commitment{.moves_param = false, .moves_momentum = true};
         const nb::gil_scoped_release released;
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
     }
 
-    void step_alone(nb::handle segments, nb::object rounding, int threads) const {
-        auto read = read_segments(segments, Needs::everything);
+    void step_alone(const SegmentTable& segments, nb::object rounding, int threads) const {
+        std::vector<Segment> read = segments.segments;
         for (Segment& segment : read) {
             segment.n_present = segment.grad ? 1 : 0;
         }
@@ -501,36 +503,29 @@ private:
                 static_cast<std::size_t>(view.shape[n_dims - 2])};
     }
 
-    std::vector<Segment> read_segments(nb::handle segments, Needs needs) const {
-        const SegmentReader reader(tensors_, needs);
-        std::vector<Segment> read;
-        for (nb::handle segment : segments) {
-            read.push_back(reader.read(segment, 0, false));
-        }
-        return read;
-    }
-
-    std::vector<Segment> read_present_segments(nb::handle segments, nb::handle present,
-                                               bool counts) const {
-        const SegmentReader reader(tensors_, Needs::everything);
-        std::vector<std::int64_t> numbers;
+    // Copies with the numbers of voters, and the step width a = lr / n of those that count.
+    static std::vector<Segment> mark_present(const SegmentTable& table, nb::handle present, bool counts) {
+        std::vector<Segment> marked = table.segments;
+        std::size_t n_read = 0;
         for (nb::handle number : present) {
-            numbers.push_back(nb::cast<std::int64_t>(number));
-        }
-        std::vector<Segment> read;
-        for (nb::handle segment : segments) {
-            if (read.size() == numbers.size()) {
-                refuse("present: fewer numbers than segments");
+            if (n_read == marked.size()) {
+                refuse("present: more numbers than segments");
             }
-            read.push_back(reader.read(segment, numbers[read.size()], counts));
+            const auto n_present = nb::cast<std::int64_t>(number);
+            marked[n_read].n_present = n_present;
+            if (counts && n_present > 0) {
+                marked[n_read].step_width =
+                    static_cast<float>(table.lr[n_read] / static_cast<double>(n_present));
+            }
+            ++n_read;
         }
-        if (read.size() != numbers.size()) {
-            refuse("present: more numbers than segments");
+        if (n_read != marked.size()) {
+            refuse("present: fewer numbers than segments");
         }
-        return read;
+        return marked;
     }
 
-    std::vector<bool> encode_planes(nb::handle segments, Encoding encoding, nb::handle out,
+    std::vector<bool> encode_planes(const SegmentTable& segments, Encoding encoding, nb::handle out,
                                     std::size_t least_planes, std::size_t most_planes,
                                     int threads) const {
         const Packed packed = read_packed(out, 3, "out");
@@ -541,13 +536,13 @@ private:
         }
         encoding.out = packed.words;
         encoding.n_planes = packed.n_planes;
-        const auto read = read_segments(segments, Needs::grad);
-        check_segments(read, packed.n_blocks);
-        return encode(read, encoding, packed.n_blocks, threads);
+        check_room(segments, packed.n_blocks);
+        return encode(segments, encoding, packed.n_blocks, threads);
     }
 
-    std::vector<bool> encode(const std::vector<Segment>& segments, const Encoding& encoding,
+    std::vector<bool> encode(const SegmentTable& table, const Encoding& encoding,
                              std::size_t n_blocks, int threads) const {
+        const std::vector<Segment>& segments = table.segments;
         const auto finite = std::make_unique<bool[]>(segments.size());
         {
             const nb::gil_scoped_release released;
@@ -664,8 +659,10 @@ NB_MODULE(_cpu, m) {
     m.doc() = "The CPU core: C++ loops over packed votes. Use distlion.kernels.cpu.";
     m.def("instruction_sets", &name_instruction_sets,
           "Names of the instruction sets that this machine runs, the plainest first.");
+    nb::class_<SegmentTable>(m, "SegmentTable", "The segments of a bucket, read once for several ops.");
     nb::class_<Core>(m, "Core", "The ops of contract.Kernels, for one instruction set.")
         .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
+        .def("read_segments", &Core::read_segments, "segments"_a)
         .def("coin", &Core::coin, "key"_a, "inverted"_a, "first_word"_a, "out"_a)
         .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
         .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "threads"_a)

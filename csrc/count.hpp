@@ -19,15 +19,8 @@ inline u64 add_bits(u64& a, u64 b, u64 carry) {
 // Sums of up to 2^20 - 1, and how they compare with a number.
 struct BitSlicedSum {
     u64 planes[kMaxPlanes];
-    int n_planes;
 
-    explicit BitSlicedSum(int n_planes) : n_planes(n_planes) {
-        for (int plane = 0; plane < n_planes; ++plane) {
-            planes[plane] = u64{};
-        }
-    }
-
-    void carry_into(int plane, u64 carry) {
+    void carry_into(int plane, int n_planes, u64 carry) {
         for (; plane < n_planes; ++plane) {
             const u64 next = planes[plane] & carry;
             planes[plane] ^= carry;
@@ -35,15 +28,16 @@ struct BitSlicedSum {
         }
     }
 
-    // Add 2^Depth votes of one bit, taken from `next()`; what overflows plane Depth - 1 is returned.
+    // Add 2^Depth bits taken from `next()` to plane `lowest`; what overflows the Depth planes from
+    // there on is returned.
     template <int Depth, class Next>
-    u64 add_many(Next& next) {
+    u64 add_many(int lowest, Next& next) {
         if constexpr (Depth == 0) {
             return next();
         } else {
-            const u64 first = add_many<Depth - 1>(next);
-            const u64 second = add_many<Depth - 1>(next);
-            return add_bits(planes[Depth - 1], first, second);
+            const u64 first = add_many<Depth - 1>(lowest, next);
+            const u64 second = add_many<Depth - 1>(lowest, next);
+            return add_bits(planes[lowest + Depth - 1], first, second);
         }
     }
 
@@ -51,7 +45,7 @@ struct BitSlicedSum {
     struct Comparison {
         u64 above, differs;
     };
-    Comparison compare(std::uint64_t limit) const {
+    Comparison compare(int n_planes, std::uint64_t limit) const {
         u64 above{};
         u64 equal = ~u64{};
         for (int plane = n_planes; plane-- > 0;) {
@@ -72,68 +66,63 @@ inline int planes_for(std::uint64_t most) {
     return n_planes;
 }
 
-// The place of one vector of words within the votes and the reply.
-struct Column {
-    std::size_t block, lane;
-};
+// Every vote becomes an unsigned number u, plane 0 lowest; the sign of the sum of votes is how the sum
+// of the u compares with half of `balance`.
+//     signs      vote = 2 u - 1
+//     ternary    vote = u - 1, where u = 0, 1, 2
+//     levels     vote = 2 u - (2^p - 1): the top bit of u is the sign, the others are those of a,
+//                inverted where the sign is negative
+struct Ballots {
+    const Counting& counting;
+    const Run& run;
+    int n_bits;             // of u
+    std::uint64_t highest;  // u
+    std::uint64_t balance;  // twice the sum of the u of votes that cancel
 
-inline const std::uint64_t* votes_at(const Counting& counting, std::uint32_t worker,
-                                     Column column) {
-    return counting.votes + worker * counting.worker_words +
-           column.block * kBlockWords * counting.n_planes + column.lane;
-}
-
-// Every vote becomes an unsigned number u with plane 0 lowest; the sign of the sum of votes is how
-// the sum of the u compares with the number `balance` / 2.
-
-// vote = 2 u - 1
-inline BitSlicedSum sum_signs(const Run& run, const Counting& counting, Column column) {
-    BitSlicedSum sum(planes_for(run.n_voters));
-    std::size_t voter = 0;
-    auto next = [&] { return load<u64>(votes_at(counting, run.voters[voter++], column)); };
-    while (run.n_voters - voter >= 16) {
-        sum.carry_into(4, sum.add_many<4>(next));
+    Ballots(const Counting& counting, const Run& run) : counting(counting), run(run) {
+        n_bits = static_cast<int>(counting.n_planes);
+        const bool is_ternary = counting.tally == Tally::ternary;
+        highest = is_ternary ? 2 : (std::uint64_t{1} << n_bits) - 1;
+        balance = run.n_voters * highest;
     }
-    while (run.n_voters - voter >= 4) {
-        sum.carry_into(2, sum.add_many<2>(next));
-    }
-    while (voter < run.n_voters) {
-        sum.carry_into(0, next());
-    }
-    return sum;
-}
 
-// vote = u - 1, where u = 0, 1, 2
-inline BitSlicedSum sum_ternary(const Run& run, const Counting& counting, Column column) {
-    BitSlicedSum sum(planes_for(2 * run.n_voters));
-    for (std::size_t voter = 0; voter < run.n_voters; ++voter) {
-        const std::uint64_t* vote = votes_at(counting, run.voters[voter], column);
+    // Bit `bit` of the u of one voter, for the words from `word` on.
+    u64 read(std::size_t voter, std::size_t word, int bit) const {
+        const std::uint64_t* vote = counting.votes + run.voters[voter] * counting.worker_words +
+                                    word / kBlockWords * kBlockWords * counting.n_planes +
+                                    word % kBlockWords;
         const u64 sign = load<u64>(vote);
-        const u64 non_zero = load<u64>(vote + kBlockWords);
-        sum.carry_into(0, ~non_zero);
-        sum.carry_into(1, sign & non_zero);
-    }
-    return sum;
-}
-
-// vote = 2 u - (2^p - 1): the top bit of u is the sign, the others those of a, inverted where the
-// sign is negative
-inline BitSlicedSum sum_levels(const Run& run, const Counting& counting, Column column) {
-    const int n_bits = static_cast<int>(counting.n_planes);
-    BitSlicedSum sum(planes_for(run.n_voters * ((std::uint64_t{1} << n_bits) - 1)));
-    for (std::size_t voter = 0; voter < run.n_voters; ++voter) {
-        const std::uint64_t* vote = votes_at(counting, run.voters[voter], column);
-        const u64 sign = load<u64>(vote);
-        u64 carry{};
-        for (int bit = 0; bit < n_bits - 1; ++bit) {
-            const u64 magnitude = load<u64>(vote + (bit + 1) * kBlockWords);
-            carry = add_bits(sum.planes[bit], ~(magnitude ^ sign), carry);
+        if (counting.tally == Tally::ternary) {
+            const u64 non_zero = load<u64>(vote + kBlockWords);
+            return bit == 0 ? ~non_zero : sign & non_zero;
         }
-        carry = add_bits(sum.planes[n_bits - 1], sign, carry);
-        sum.carry_into(n_bits, carry);
+        if (bit == n_bits - 1) {
+            return sign;
+        }
+        return ~(load<u64>(vote + (bit + 1) * kBlockWords) ^ sign);
     }
-    return sum;
-}
+
+    // Add the votes of `n_voters` from `first` on.
+    void add(BitSlicedSum& sum, int n_planes, std::size_t word, std::size_t first,
+             std::size_t n_voters) const {
+        for (int bit = 0; bit < n_bits; ++bit) {
+            std::size_t voter = first;
+            auto next = [&] { return read(voter++, word, bit); };
+            for (std::size_t rest = n_voters; rest > 0;) {
+                if (rest >= 16) {
+                    sum.carry_into(bit + 4, n_planes, sum.add_many<4>(bit, next));
+                    rest -= 16;
+                } else if (rest >= 4) {
+                    sum.carry_into(bit + 2, n_planes, sum.add_many<2>(bit, next));
+                    rest -= 4;
+                } else {
+                    sum.carry_into(bit, n_planes, next());
+                    --rest;
+                }
+            }
+        }
+    }
+};
 
 // Which bits of a vector of words belong to the run.
 inline u64 valid_bits(const Run& run, std::size_t word) {
@@ -162,55 +151,60 @@ inline u64 draw_coins(Coin coin, std::uint64_t first_word) {
     return coin.inverted ? ~bits : bits;
 }
 
-inline BitSlicedSum sum_votes(const Run& run, const Counting& counting, Column column) {
-    switch (counting.tally) {
-        case Tally::ternary:
-            return sum_ternary(run, counting, column);
-        case Tally::levels:
-            return sum_levels(run, counting, column);
-        default:
-            return sum_signs(run, counting, column);
+// Write the reply for the words from `word` on.
+inline void reply_with(const BitSlicedSum& sum, int n_planes, const Ballots& ballots, std::size_t word) {
+    const auto& [counting, run, n_bits, highest, balance] = ballots;
+    const u64 valid = valid_bits(run, word);
+    std::uint64_t* out = counting.out + word / kBlockWords * kBlockWords * counting.out_planes +
+                         word % kBlockWords;
+    if (counting.tally == Tally::ones) {
+        for (int plane = 0; plane < n_planes; ++plane) {
+            put(out + plane * kBlockWords, sum.planes[plane], valid);
+        }
+        return;
+    }
+    const auto [above, differs] = sum.compare(n_planes, balance / 2);
+    // An odd balance lies between two sums: none is equal to it.
+    const bool may_tie = balance % 2 == 0;
+    if (counting.out_planes == 2) {
+        put(out, above, valid);
+        put(out + kBlockWords, may_tie ? differs : ~u64{}, valid);
+    } else if (may_tie) {
+        const u64 coins = draw_coins(counting.tie, run.first_word + (word - run.begin));
+        put(out, above | (~differs & coins), valid);
+    } else {
+        put(out, above, valid);
     }
 }
 
-// Twice the sum of the u of votes that cancel.
-inline std::uint64_t balance(const Run& run, const Counting& counting) {
-    switch (counting.tally) {
-        case Tally::ternary:
-            return 2 * run.n_voters;
-        case Tally::levels:
-            return run.n_voters * ((std::uint64_t{1} << counting.n_planes) - 1);
-        default:
-            return run.n_voters;
-    }
-}
+// Votes are read in tiles, 16 workers at a time: so many rows at once the hardware's prefetcher follows.
+constexpr std::size_t kTileVectors = 8;
+constexpr std::size_t kTileWords = kTileVectors * kVectorWords;
+constexpr std::size_t kTileVoters = 16;
 
 void count_bits(const Run& run, std::size_t begin, std::size_t end, const Counting& counting) {
+    const Ballots ballots(counting, run);
+    const int n_planes = planes_for(run.n_voters * ballots.highest);
     const std::size_t first = (run.begin > begin ? run.begin : begin) / kVectorWords * kVectorWords;
     const std::size_t last = run.end < end ? run.end : end;
-    const std::uint64_t twice = balance(run, counting);
-    for (std::size_t word = first; word < last; word += kVectorWords) {
-        const Column column{word / kBlockWords, word % kBlockWords};
-        const BitSlicedSum sum = sum_votes(run, counting, column);
-        const u64 valid = valid_bits(run, word);
-        std::uint64_t* out =
-            counting.out + column.block * kBlockWords * counting.out_planes + column.lane;
-        if (counting.tally == Tally::ones) {
-            for (int plane = 0; plane < sum.n_planes; ++plane) {
-                put(out + plane * kBlockWords, sum.planes[plane], valid);
+    for (std::size_t tile = first; tile < last; tile += kTileWords) {
+        const std::size_t tile_end = tile + kTileWords < last ? tile + kTileWords : last;
+        BitSlicedSum sums[kTileVectors];
+        for (BitSlicedSum& sum : sums) {
+            for (int plane = 0; plane < n_planes; ++plane) {
+                sum.planes[plane] = u64{};
             }
-            continue;
         }
-        const auto [above, differs] = sum.compare(twice / 2);
-        if (counting.out_planes == 2) {
-            // An odd balance lies between two sums: none is equal to it.
-            put(out, above, valid);
-            put(out + kBlockWords, twice % 2 ? ~u64{} : differs, valid);
-        } else if (twice % 2) {
-            put(out, above, valid);
-        } else {
-            const u64 coins = draw_coins(counting.tie, run.first_word + (word - run.begin));
-            put(out, above | (~differs & coins), valid);
+        for (std::size_t voter = 0; voter < run.n_voters; voter += kTileVoters) {
+            const std::size_t rest = run.n_voters - voter;
+            BitSlicedSum* sum = sums;
+            for (std::size_t word = tile; word < tile_end; word += kVectorWords) {
+                ballots.add(*sum++, n_planes, word, voter, rest < kTileVoters ? rest : kTileVoters);
+            }
+        }
+        const BitSlicedSum* sum = sums;
+        for (std::size_t word = tile; word < tile_end; word += kVectorWords) {
+            reply_with(*sum++, n_planes, ballots, word);
         }
     }
 }

@@ -36,6 +36,21 @@ void in_parts(std::size_t n, std::size_t grain, std::size_t least, int threads, 
     }
 }
 
+std::size_t element_bytes(DType type) { return type == DType::float32 ? 4 : 2; }
+
+// Ask for the first 4 KiB of each tensor of a segment: between small tensors, which lie anywhere, the
+// hardware's prefetcher has nothing to go by.
+void prefetch_start(const Segment& segment) {
+    const auto prefetch = [&](const void* tensor, DType type) {
+        const std::size_t n_bytes = segment.n_elements * element_bytes(type);
+        for (std::size_t byte = 0; tensor && byte < n_bytes && byte < 4096; byte += 64) {
+            __builtin_prefetch(static_cast<const char*>(tensor) + byte, 0, 2);
+        }
+    };
+    prefetch(segment.grad, segment.param_type);
+    prefetch(segment.exp_avg, segment.exp_avg_type);
+}
+
 // Call `work(segment, begin, end)` for every part of the words of all segments, one after the other,
 // cut at multiples of kScaleBlockWords of a segment.
 template <class Work>
@@ -55,6 +70,9 @@ void over_segments(const Segment* segments, std::size_t n_segments, int threads,
                     (offset + kScaleBlockWords - 1) / kScaleBlockWords * kScaleBlockWords;
                 return rounded < n_here ? rounded : n_here;
             };
+            if (k + 1 < n_segments) {
+                prefetch_start(segments[k + 1]);
+            }
             if (within(begin) < within(end)) {
                 work(k, within(begin), within(end));
             }

@@ -18,8 +18,8 @@ struct Row {
     std::uint64_t valid;  // bit j: coordinate j exists
 };
 
-// Ask for `n_bytes` that lie `ahead` of an address, also beyond the end of the tensor, where it has no
-// effect. The hardware's own prefetcher stops at the end of every page of 4 KiB.
+// Ask for `n_bytes` that lie `ahead` of an address. The hardware's own prefetcher stops at the end of
+// every page of 4 KiB.
 template <int locality>
 inline void prefetch(const void* from, std::size_t ahead, std::size_t n_bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(from) + ahead;
@@ -28,7 +28,7 @@ inline void prefetch(const void* from, std::size_t ahead, std::size_t n_bytes) {
     }
 }
 
-constexpr std::size_t kPrefetchAhead = 4096;
+constexpr std::size_t kPrefetchWords = 16;
 
 // Call `visit(word, row)` for words [begin, end). The last word of a parameter is padded with zeros
 // in a copy, which is copied back where `Writes`. A null pointer of the segment gives zeros.
@@ -43,11 +43,13 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     const std::size_t whole_end = end < n_full ? end : n_full;
     for (std::size_t word = begin; word < whole_end; ++word) {
         const std::size_t first = word * kWordElements;
-        if constexpr (Prefetches) {
-            prefetch<3>(grad + first, kPrefetchAhead, kWordElements * sizeof(P));
-            prefetch<3>(exp_avg + first, kPrefetchAhead, kWordElements * sizeof(M));
+        // Not beyond the end, where another tensor may lie.
+        if (Prefetches && word + kPrefetchWords < n_full) {
+            constexpr std::size_t ahead = kPrefetchWords * kWordElements;
+            prefetch<3>(grad + first, ahead * sizeof(P), kWordElements * sizeof(P));
+            prefetch<3>(exp_avg + first, ahead * sizeof(M), kWordElements * sizeof(M));
             if constexpr (Writes) {
-                prefetch<3>(param + first, kPrefetchAhead, kWordElements * sizeof(P));
+                prefetch<3>(param + first, ahead * sizeof(P), kWordElements * sizeof(P));
             }
         }
         visit(word, Row<Param, Momentum>{grad ? grad + first : nullptr, exp_avg + first,

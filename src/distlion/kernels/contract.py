@@ -107,6 +107,14 @@ class Segment(NamedTuple):
 class Kernels(Protocol):
     """What a backend implements. Encoding only reads its segments; ``out`` is overwritten whole."""
 
+    def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
+        """Read once what several ops need of the same segments, such as ``encode`` and ``commit``.
+
+        Returns:
+            The same segments; good as long as their tensors keep their places.
+        """
+        ...
+
     def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
         """Draw words ``first_word`` ... of a coin: (n_words,) int64."""
         ...

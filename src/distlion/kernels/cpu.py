@@ -19,7 +19,7 @@ from distlion.kernels.contract import ReplyFormat, Segment
 from distlion.layout import Bucket
 
 try:
-    from distlion.kernels._cpu import Core, instruction_sets
+    from distlion.kernels._cpu import Core, SegmentTable, instruction_sets
 except ImportError as error:
     raise KernelBackendError(
         f"the C++ core of distlion cannot be imported ({error}); build it with 'pip install .' (or "
@@ -49,6 +49,14 @@ class CpuKernels:
         self.instruction_set = instruction_set or INSTRUCTION_SETS[-1]
         self._core = Core(self.instruction_set, exchange_api)
 
+    def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
+        return _Gathered(segments, self._core.read_segments(segments))
+
+    def _table(self, segments: Sequence[Segment]) -> SegmentTable:
+        if isinstance(segments, _Gathered):
+            return segments.table
+        return self._core.read_segments(segments)
+
     def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
         out = torch.empty(n_words, dtype=torch.int64, device=device)
         self._core.coin(coin.key, coin.inverted, first_word, out)
@@ -56,11 +64,11 @@ class CpuKernels:
 
     def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
         return self._core.encode_signs(
-            segments, zero.key, zero.inverted, out, torch.get_num_threads()
+            self._table(segments), zero.key, zero.inverted, out, torch.get_num_threads()
         )
 
     def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
-        return self._core.encode_ternary(segments, out, torch.get_num_threads())
+        return self._core.encode_ternary(self._table(segments), out, torch.get_num_threads())
 
     def encode_levels(
         self,
@@ -72,7 +80,7 @@ class CpuKernels:
         out: Tensor,
     ) -> list[bool]:
         return self._core.encode_levels(
-            segments,
+            self._table(segments),
             zero.key,
             zero.inverted,
             norm == "l1",
@@ -85,7 +93,7 @@ class CpuKernels:
         self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
     ) -> list[bool]:
         return self._core.encode_directions(
-            segments, _is_bfloat16(dtype), out, torch.get_num_threads()
+            self._table(segments), _is_bfloat16(dtype), out, torch.get_num_threads()
         )
 
     def count_signs(
@@ -152,7 +160,7 @@ class CpuKernels:
         rounding: Coin | None,
     ) -> None:
         self._core.commit(
-            segments,
+            self._table(segments),
             present,
             reply.contiguous(),
             reply_format.value,
@@ -171,7 +179,7 @@ class CpuKernels:
         rounding: Coin | None,
     ) -> None:
         self._core.commit(
-            segments,
+            self._table(segments),
             present,
             reply.contiguous(),
             reply_format.value,
@@ -181,20 +189,31 @@ class CpuKernels:
         )
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
-        self._core.update_momentum(segments, present, torch.get_num_threads())
+        self._core.update_momentum(self._table(segments), present, torch.get_num_threads())
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         key = None if rounding is None else rounding.key
-        self._core.step_alone(segments, key, torch.get_num_threads())
+        self._core.step_alone(self._table(segments), key, torch.get_num_threads())
 
     def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
-        return self._core.check_finite(segments, torch.get_num_threads())
+        return self._core.check_finite(self._table(segments), torch.get_num_threads())
 
     def digest(self, tensor: Tensor) -> int:
         return self._core.digest(tensor.contiguous(), torch.get_num_threads())
 
     def checksum(self, data: Tensor, start: int = 0) -> int:
         return self._core.checksum(data.contiguous(), start)
+
+
+class _Gathered(tuple[Segment, ...]):
+    """Segments with what the core has read of them."""
+
+    table: SegmentTable
+
+    def __new__(cls, segments: Sequence[Segment], table: SegmentTable) -> _Gathered:
+        gathered = super().__new__(cls, segments)
+        gathered.table = table
+        return gathered
 
 
 def _is_bfloat16(dtype: torch.dtype) -> bool:

@@ -21,6 +21,10 @@ FLT_MAX = torch.finfo(torch.float32).max
 DIGEST_CHUNK_ELEMENTS = 1 << 20
 
 
+def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
+    return tuple(segments)
+
+
 # Integers modulo 2^64, held in int64, whose sums and products wrap around.
 
 

@@ -30,7 +30,7 @@ from distlion.exchange import (
     Status,
     Verdict,
 )
-from distlion.kernels import Coin, Coins
+from distlion.kernels import Coin, Coins, Segment
 from distlion.layout import Slot
 from distlion.optim.arguments import check_exp_avg_dtype, check_rounding, list_group
 from distlion.optim.gradients import IdenticalGradientsWatch
@@ -316,7 +316,9 @@ class DistributedLion(LionBase):
         self._check_frozen()
         inputs = self._gather_inputs()
         self._count_traffic()
-        segments = self._make_segments(self._params, self._slots, self.committed_step)
+        segments: Sequence[Segment] = self._make_segments(
+            self._params, self._slots, self.committed_step
+        )
         finite = check_finite(segments)
         if inputs.nonfinite == "abstain":
             finite = [is_finite and not inputs.found_inf for is_finite in finite]

@@ -78,12 +78,14 @@ def cast_vote(
     marks = [GradientMark.of(param) for param in params]
     sparse = [is_sparse(param) for param in params]
     overflow = inputs.found_inf and inputs.nonfinite == "abstain"
-    segments = [
-        make_segment(
-            param, inputs.state, slot, inputs.coefficients[param], abstain=skipped or overflow
-        )
-        for param, slot, skipped in zip(params, route.bucket.slots, sparse, strict=True)
-    ]
+    segments = route.kernels.gather(
+        [
+            make_segment(
+                param, inputs.state, slot, inputs.coefficients[param], abstain=skipped or overflow
+            )
+            for param, slot, skipped in zip(params, route.bucket.slots, sparse, strict=True)
+        ]
+    )
     digest = digest_gradients(route.kernels, segments) if inputs.wants_digest else 0
     header = replace(inputs.header, bucket=route.bucket.index, detail=digest)
     votes, finite = route.encode(segments, inputs.coins)
@@ -120,12 +122,13 @@ def check_unchanged(votes: Sequence[BucketVote], *, rank: int, step: int) -> Non
 
 def abstain(
     segments: Sequence[Segment], finite: Sequence[bool], *, rank: int, step: int
-) -> list[Segment]:
+) -> Sequence[Segment]:
     """Take the gradient from segments that are not finite, and say so in the log."""
+    if all(finite):
+        return segments
     pairs = list(zip(segments, finite, strict=True))
     names = [segment.slot.name for segment, is_finite in pairs if not is_finite]
-    if names:
-        log_abstention(names, rank=rank, step=step)
+    log_abstention(names, rank=rank, step=step)
     return [segment if is_finite else segment._replace(grad=None) for segment, is_finite in pairs]
 
 
