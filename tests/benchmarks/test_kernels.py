@@ -23,11 +23,13 @@ ROWS = {
     *(f"streaming loop / {op}" for op in ("encode_signs", "commit", "step_alone")),
     *(f"streaming loop of {op}, GB/s" for op in ("encode_signs", "commit", "step_alone")),
     *(f"{ours} / {other}" for ours, other in product(OURS, OTHERS)),
+    "encode_signs + commit / compiled in two passes",
     *(f"encode_levels, l1, p = {p} / encode_signs" for p in (2, 4, 8)),
     *(f"{op}, N = {n} / step" for op, n in product(("count_signs", "count_ones"), WORKERS)),
     *(f"count_levels, p = {p}, N = {n} / step" for p, n in product((2, 4, 8), WORKERS)),
     "count_signs, N = 4, whole bucket / step",
     "encode_signs of 300 x 1,000 / of one tensor",
+    "gather of the 300 / encode_signs of one tensor",
     "encode_signs / packbits of ready booleans",
     "encode_signs / lerp, > 0 and packbits",
     "count_signs, N = 8 / torch.mode of unpacked votes",
@@ -64,9 +66,9 @@ def test_every_row_is_in_the_json(rows: list[dict[str, Any]]) -> None:
     assert set(names) == ROWS
 
 
-def test_only_the_compiled_lion_is_left_out_of_a_quick_run(rows: list[dict[str, Any]]) -> None:
+def test_only_compiled_lions_are_left_out_of_a_quick_run(rows: list[dict[str, Any]]) -> None:
     missing = {row["name"] for row in rows if row["median"] is None}
-    assert missing == {name for name in ROWS if name.endswith("/ compiled")}
+    assert missing == {name for name in ROWS if "/ compiled" in name}
     assert all(0 < row["q1"] <= row["median"] <= row["q3"] for row in rows if row["median"])
 
 

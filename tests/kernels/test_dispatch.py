@@ -1,10 +1,58 @@
 """The choice of kernels: never silent."""
 
+import sys
+
 import pytest
 import torch
 
 from distlion.errors import KernelBackendError
-from distlion.kernels import check_denormals, choose_kernels
+from distlion.kernels import check_denormals, choose_kernels, dispatch, reference
+from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_the_core_is_the_choice_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTLION_KERNELS", raising=False)
+    kernels = choose_kernels(CPU)
+    assert isinstance(kernels, CpuKernels)
+    assert kernels.instruction_set == INSTRUCTION_SETS[-1]
+    assert choose_kernels(CPU) is kernels
+
+
+def test_the_core_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTLION_KERNELS", "cpu")
+    assert isinstance(choose_kernels(CPU), CpuKernels)
+
+
+def test_the_plain_kernels_are_the_choice_where_they_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DISTLION_KERNELS", "reference")
+    assert choose_kernels(CPU) is reference
+    assert choose_kernels(CUDA) is reference
+
+
+def test_the_plain_kernels_are_the_choice_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTLION_KERNELS", raising=False)
+    assert choose_kernels(CUDA) is reference
+
+
+def test_the_core_is_refused_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTLION_KERNELS", "cpu")
+    with pytest.raises(KernelBackendError, match="'cpu': no such kernels for cuda"):
+        choose_kernels(CUDA)
+
+
+def test_a_core_that_was_not_built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTLION_KERNELS", raising=False)
+    monkeypatch.setitem(sys.modules, "distlion.kernels._cpu", None)
+    monkeypatch.delitem(sys.modules, "distlion.kernels.cpu")
+    monkeypatch.setattr(dispatch, "_load_core", dispatch._load_core.__wrapped__)
+    with pytest.raises(KernelBackendError, match="cannot be imported"):
+        choose_kernels(CPU)
+    monkeypatch.setenv("DISTLION_KERNELS", "reference")
+    assert choose_kernels(CPU) is reference
 
 
 def test_kernels_that_do_not_exist_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
