@@ -26,6 +26,8 @@ using namespace distlion;
     throw nb::python_error();
 }
 
+std::string to_string(nb::handle object) { return nb::str(object).c_str(); }
+
 // What the core needs to know of a tensor.
 struct TensorView {
     void* data;
@@ -109,7 +111,7 @@ private:
         const std::string device = nb::cast<std::string>(object.attr("device").attr("type"));
         check(device == "cpu", nb::cast<bool>(object.attr("is_contiguous")()), what, whose);
         TensorView view{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")())),
-                        read_dtype(nb::cast<std::string>(nb::str(object.attr("dtype")))),
+                        read_dtype(to_string(object.attr("dtype"))),
                         {},
                         nb::cast<std::size_t>(object.attr("numel")())};
         if (wants_shape) {
@@ -134,7 +136,7 @@ private:
         if (is_on_cpu && is_contiguous) {
             return;
         }
-        refuse(std::string(what) + (whose.is_valid() ? " of " + nb::cast<std::string>(nb::str(whose)) : "") +
+        refuse(std::string(what) + (whose.is_valid() ? " of " + to_string(whose) : "") +
                ": given a tensor that is " + (is_on_cpu ? "not contiguous" : "not on the CPU") +
                ", expected a contiguous one on the CPU");
     }
@@ -155,6 +157,20 @@ double read_double(nb::handle value) {
     const double number = PyFloat_AsDouble(value.ptr());
     if (number == -1.0 && PyErr_Occurred()) {
         throw nb::python_error();
+    }
+    return number;
+}
+
+// Of elements, words and blocks; sums of two do not overflow.
+constexpr std::size_t kMostCounted = std::size_t{1} << 56;
+
+std::size_t read_size(nb::handle value) {
+    const std::size_t number = PyLong_AsSize_t(value.ptr());
+    if (number == SIZE_MAX && PyErr_Occurred()) {
+        throw nb::python_error();
+    }
+    if (number > kMostCounted) {
+        refuse("a slot of " + std::to_string(number) + " elements or words: expected at most 2^56");
     }
     return number;
 }
@@ -182,7 +198,7 @@ DType read_float_type(nb::dlpack::dtype dtype, const char* what, nb::handle whos
     if (is_type(dtype, kFloat, 32)) return DType::float32;
     if (is_type(dtype, kBfloat, 16)) return DType::bfloat16;
     if (may_be_half && is_type(dtype, kFloat, 16)) return DType::float16;
-    refuse(std::string(what) + " of " + nb::cast<std::string>(nb::str(whose)) +
+    refuse(std::string(what) + " of " + to_string(whose) +
            ": a dtype that is not supported; expected float32, bfloat16" +
            (may_be_half ? " or float16" : " (float16 momenta are kept in float32)"));
 }
@@ -192,7 +208,8 @@ DType read_float_type(nb::dlpack::dtype dtype, const char* what, nb::handle whos
 struct SegmentTable {
     std::vector<Segment> segments;
     std::vector<double> lr;
-    std::size_t end_word = 0;  // SIZE_MAX where the segments are not in the order of a bucket
+    std::size_t end_word = 0;  // of the last one
+    bool is_ordered = true;    // each begins behind the one before it
 };
 
 class SegmentReader {
@@ -203,9 +220,9 @@ public:
         const nb::handle slot = item(segment, segment_field::slot);
         const nb::handle name = item(slot, slot_field::name);
         Segment read{};
-        read.n_elements = read_unsigned(item(slot, slot_field::n_elements));
+        read.n_elements = read_size(item(slot, slot_field::n_elements));
         read.first_word = read_unsigned(item(slot, slot_field::first_word));
-        read.bucket_word = read_unsigned(item(slot, slot_field::bucket_word));
+        read.bucket_word = read_size(item(slot, slot_field::bucket_word));
         const TensorView param =
             read_row(item(segment, segment_field::param), "parameter", name, read.n_elements);
         read.param = param.data;
@@ -218,13 +235,14 @@ public:
         if (!grad.is_none()) {
             const TensorView view = read_row(grad, "gradient", name, read.n_elements);
             if (read_float_type(view.dtype, "gradient", name, true) != read.param_type) {
-                refuse("gradient of " + nb::cast<std::string>(nb::str(name)) +
+                refuse("gradient of " + to_string(name) +
                        ": its dtype is not the parameter's");
             }
             read.grad = view.data;
         }
         const double lr = read_coefficients(read, item(segment, segment_field::coefficients));
-        table.end_word = read.bucket_word < table.end_word ? SIZE_MAX : read.bucket_word + read.n_words();
+        table.is_ordered &= read.bucket_word >= table.end_word;
+        table.end_word = read.bucket_word + read.n_words();
         table.segments.push_back(read);
         table.lr.push_back(lr);
     }
@@ -234,7 +252,7 @@ private:
                         std::size_t n_elements) const {
         const TensorView view = tensors_.read(tensor, what, name);
         if (view.n_elements != n_elements) {
-            refuse(std::string(what) + " of " + nb::cast<std::string>(nb::str(name)) + ": given " +
+            refuse(std::string(what) + " of " + to_string(name) + ": given " +
                    std::to_string(view.n_elements) + " elements, expected " +
                    std::to_string(n_elements));
         }
@@ -267,7 +285,7 @@ struct Packed {
 };
 
 void check_room(const SegmentTable& table, std::size_t n_blocks) {
-    if (table.end_word == SIZE_MAX) {
+    if (!table.is_ordered) {
         refuse("segments overlap, or are not in the order of their bucket");
     }
     if (table.end_word > n_blocks * kBlockWords) {
@@ -368,9 +386,9 @@ public:
               direction_type(is_bfloat16));
     }
 
-    // `reply_format` is a value of contract.ReplyFormat; `rounding` the key of a coin, or None.
+    // `reply_format` is a value of contract.ReplyFormat.
     void commit(const SegmentTable& segments, nb::handle present, nb::handle reply, const std::string& reply_format,
-                nb::object rounding, bool moves_momentum, int threads) const {
+                nb::handle rounding, bool moves_momentum, int threads) const {
         const Packed packed = read_packed(reply, 3, "reply");
         Commitment commitment{.moves_param = true,
                               .moves_momentum = moves_momentum,
@@ -399,7 +417,7 @@ public:
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
     }
 
-    void step_alone(const SegmentTable& segments, nb::object rounding, int threads) const {
+    void step_alone(const SegmentTable& segments, nb::handle rounding, int threads) const {
         std::vector<Segment> read = segments.segments;
         for (Segment& segment : read) {
             segment.n_present = segment.grad ? 1 : 0;
@@ -433,6 +451,9 @@ public:
 
     void stream_encode(nb::handle grad, nb::handle exp_avg, nb::handle out, int threads) const {
         const TensorView words = tensors_.read(out, "out", {});
+        if (!is_type(words.dtype, kInt, 64)) {
+            refuse("out: expected int64, one word for 64 elements");
+        }
         const float* g = read_stream(grad, words.n_elements);
         const float* m = read_stream(exp_avg, words.n_elements);
         const nb::gil_scoped_release released;
@@ -475,10 +496,11 @@ private:
         refuse("reply_format is '" + name + "', expected 'sign', 'ternary' or 'count'");
     }
 
-    static void set_rounding(Commitment& commitment, const nb::object& rounding) {
+    // `rounding` is (key, inverted) of a coin, or None.
+    static void set_rounding(Commitment& commitment, nb::handle rounding) {
         if (!rounding.is_none()) {
             commitment.rounds_stochastically = true;
-            commitment.rounding = {read_unsigned(rounding), false};
+            commitment.rounding = {read_unsigned(item(rounding, 0)), nb::cast<bool>(item(rounding, 1))};
         }
     }
 
@@ -512,6 +534,9 @@ private:
                 refuse("present: more numbers than segments");
             }
             const auto n_present = nb::cast<std::int64_t>(number);
+            if (n_present < 0) {
+                refuse("present: given " + std::to_string(n_present) + ", expected 0 or more");
+            }
             marked[n_read].n_present = n_present;
             if (counts && n_present > 0) {
                 marked[n_read].step_width =
@@ -598,19 +623,23 @@ private:
         const TensorView flags = tensors_.read(present, "present", {}, true);
         const std::size_t n_slots = static_cast<std::size_t>(PyTuple_Size(slots.ptr()));
         if (!is_type(flags.dtype, kBool, 8) || flags.shape.size() != 2 ||
-            flags.n_elements != n_workers * n_slots) {
+            flags.shape[0] != static_cast<std::int64_t>(n_workers) ||
+            flags.shape[1] != static_cast<std::int64_t>(n_slots)) {
             refuse("present: expected bool of shape (" + std::to_string(n_workers) + ", " +
                    std::to_string(n_slots) + ")");
         }
         const auto* is_present = static_cast<const std::uint8_t*>(flags.data);
         voters.reserve(n_workers * n_slots);  // runs point into it
+        if (first_block > kMostCounted) {
+            refuse("first_block is " + std::to_string(first_block) + ", expected at most 2^56");
+        }
         const std::size_t begin = first_block * kBlockWords;
         const std::size_t end = begin + n_blocks * kBlockWords;
         std::vector<Run> runs;
         for (std::size_t k = 0; k < n_slots; ++k) {
             const nb::handle slot = item(slots, static_cast<Py_ssize_t>(k));
-            const std::size_t n_elements = read_unsigned(item(slot, slot_field::n_elements));
-            const std::size_t start = read_unsigned(item(slot, slot_field::bucket_word));
+            const std::size_t n_elements = read_size(item(slot, slot_field::n_elements));
+            const std::size_t start = read_size(item(slot, slot_field::bucket_word));
             const std::size_t stop = start + (n_elements + kWordElements - 1) / kWordElements;
             const std::size_t first = start > begin ? start : begin;
             const std::size_t last = stop < end ? stop : end;

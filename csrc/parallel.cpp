@@ -19,9 +19,9 @@ constexpr std::size_t kLeastWords = 2048;
 template <class Work>
 void in_parts(std::size_t n, std::size_t grain, std::size_t least, int threads, Work work) {
     const std::size_t n_grains = (n + grain - 1) / grain;
-    std::size_t n_parts = n / least;
-    n_parts = n_parts < 1 ? 1 : n_parts;
-    n_parts = n_parts < static_cast<std::size_t>(threads) ? n_parts : static_cast<std::size_t>(threads);
+    const std::size_t most = threads < 1 ? 1 : static_cast<std::size_t>(threads);
+    const std::size_t worth = n / least;
+    const std::size_t n_parts = worth < 1 ? 1 : worth < most ? worth : most;
     const auto cut = [&](std::size_t part) {
         const std::size_t at = n_grains * part / n_parts * grain;
         return at < n ? at : n;
@@ -83,6 +83,9 @@ void over_segments(const Segment* segments, std::size_t n_segments, int threads,
 // Clear words [begin, end) of an encoded bucket.
 void clear_words(const Encoding& encoding, std::size_t begin, std::size_t end) {
     const std::size_t n_planes = encoding.n_planes;
+    if (begin == end) {
+        return;
+    }
     if (encoding.vote == Vote::directions) {  // which are not cut into planes
         std::memset(encoding.out + begin * n_planes, 0,
                     (end - begin) * n_planes * sizeof(std::uint64_t));
@@ -124,6 +127,9 @@ void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
 void count(const Loops& loops, const Run* runs, std::size_t n_runs, const Counting& counting,
            std::size_t n_blocks, int threads) {
     const std::size_t n_words = n_blocks * kBlockWords;
+    if (n_words == 0) {
+        return;
+    }
     std::size_t n_voters = 1;
     for (std::size_t k = 0; k < n_runs; ++k) {
         n_voters = runs[k].n_voters > n_voters ? runs[k].n_voters : n_voters;

@@ -171,6 +171,8 @@ def read_chunk(
 
     Step, settings and status are left to the caller: a chunk that carries an error is whole.
     """
+    if chunk.numel() < HEADER_BYTES:
+        return None
     raw = bytes(chunk[:HEADER_BYTES].cpu().numpy())
     (
         magic,

@@ -164,7 +164,7 @@ class CpuKernels:
             present,
             reply.contiguous(),
             reply_format.value,
-            None if rounding is None else rounding.key,
+            _draws(rounding),
             True,
             torch.get_num_threads(),
         )
@@ -183,7 +183,7 @@ class CpuKernels:
             present,
             reply.contiguous(),
             reply_format.value,
-            None if rounding is None else rounding.key,
+            _draws(rounding),
             False,
             torch.get_num_threads(),
         )
@@ -192,8 +192,7 @@ class CpuKernels:
         self._core.update_momentum(self._table(segments), present, torch.get_num_threads())
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
-        key = None if rounding is None else rounding.key
-        self._core.step_alone(self._table(segments), key, torch.get_num_threads())
+        self._core.step_alone(self._table(segments), _draws(rounding), torch.get_num_threads())
 
     def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
         return self._core.check_finite(self._table(segments), torch.get_num_threads())
@@ -214,6 +213,10 @@ class _Gathered(tuple[Segment, ...]):
         gathered = super().__new__(cls, segments)
         gathered.table = table
         return gathered
+
+
+def _draws(coin: Coin | None) -> tuple[int, bool] | None:
+    return None if coin is None else (coin.key, coin.inverted)
 
 
 def _is_bfloat16(dtype: torch.dtype) -> bool:

@@ -202,7 +202,7 @@ def _mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
         half = sums.shape[1] // 2
         sums = sums[:, :half] + sums[:, half:]
     counts = torch.full_like(sums[:, 0], float(SCALE_BLOCK_ELEMENTS))
-    counts[-1] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
+    counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
     return (sums[:, 0] / counts).float()
 
 

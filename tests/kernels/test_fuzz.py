@@ -1,0 +1,369 @@
+"""Random and damaged input for what other ranks send: votes, and the frames around them.
+
+DISTLION_FUZZ_SECONDS=300 makes the tests of this file run for that many seconds together, with
+inputs that differ from run to run; without it each tries a few dozen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError
+from distlion.exchange.frame import (
+    CHECKSUM,
+    FIELDS,
+    HEADER_BYTES,
+    Chunk,
+    ChunkShape,
+    Header,
+    Kind,
+    Status,
+    Verdict,
+    judge,
+    read_chunk,
+    read_chunks,
+    write_chunk,
+)
+from distlion.kernels import Coin, Kernels, reference
+from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
+from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+
+SECONDS = float(os.environ.get("DISTLION_FUZZ_SECONDS", "0"))
+REFERENCE = cast(Kernels, reference)
+BACKENDS = [CpuKernels(name) for name in INSTRUCTION_SETS]
+TIE = Coin(0x9E3779B97F4A7C15)
+MARGIN = 64
+
+FUZZ = settings(
+    max_examples=200 if SECONDS else 30,
+    deadline=None,
+    derandomize=not SECONDS,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def keep_on(fuzz: Callable[[], None]) -> None:
+    """Call a fuzz test once, or for this test's part of the time."""
+    end = time.monotonic() + SECONDS / 5
+    fuzz()
+    while time.monotonic() < end:
+        fuzz()
+
+
+# Counting.
+
+OPS = ("signs", "signs or zero", "ternary", "ones", "levels", "float32", "bfloat16")
+
+
+def count(
+    kernels: Kernels,
+    op: str,
+    votes: Tensor,
+    present: Tensor,
+    bucket: Bucket,
+    first_block: int,
+    out: Tensor,
+) -> None:
+    shard = (votes, present, bucket, first_block)
+    if op in ("signs", "signs or zero"):
+        kernels.count_signs(*shard, TIE if op == "signs" else None, out=out)
+    elif op == "ternary":
+        kernels.count_ternary(*shard, out=out)
+    elif op == "ones":
+        kernels.count_ones(*shard, out=out)
+    elif op == "levels":
+        kernels.count_levels(*shard, TIE, out=out)
+    else:
+        kernels.sum_directions(*shard, dtype=getattr(torch, op), out=out)
+
+
+def planes_of(op: str, n_workers: int, level_planes: int) -> tuple[int, int]:
+    """Tell the planes of votes and of the reply."""
+    return {
+        "signs": (1, 1),
+        "signs or zero": (1, 2),
+        "ternary": (2, 2),
+        "ones": (1, n_workers.bit_length()),
+        "levels": (level_planes, 1),
+        "float32": (32, 2),
+        "bfloat16": (16, 2),
+    }[op]
+
+
+def random_words(shape: tuple[int, ...], seed: int, *, sparse: bool) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-(2**63), 2**63 - 1, (*shape, BLOCK_WORDS), generator=generator)
+    if sparse:  # so that workers agree often, and tie
+        drawn &= drawn.roll(1, 0) & drawn.roll(1, 1)
+    return drawn
+
+
+def place_slots(sizes: list[int], gaps: list[int]) -> tuple[Slot, ...]:
+    slots = []
+    word = 0
+    for index, (size, gap) in enumerate(zip(sizes, gaps, strict=True)):
+        slots.append(Slot(f"p{index}", size, word + 12345, word))
+        word += count_words(size) + gap
+    return tuple(slots)
+
+
+def in_margins(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Make a packed tensor and the memory around it."""
+    n = BLOCK_WORDS
+    for size in shape:
+        n *= size
+    memory = torch.full((n + 2 * MARGIN,), 0x1357_9BDF_0246_8ACE)
+    return memory[MARGIN : MARGIN + n].view(*shape, BLOCK_WORDS), memory
+
+
+def test_counts_of_random_votes_are_those_of_the_plain_kernels() -> None:
+    @given(
+        op=st.sampled_from(OPS),
+        n_workers=st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 255, 300])),
+        sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5),
+        gaps=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+        n_blocks=st.integers(1, 4),
+        first_block=st.integers(0, 4),
+        level_planes=st.integers(1, 8),
+        share=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+        sparse=st.booleans(),
+        seed=st.integers(0, 2**63 - 1),
+    )
+    @FUZZ
+    def fuzz(
+        op: str,
+        n_workers: int,
+        sizes: list[int],
+        gaps: list[int],
+        n_blocks: int,
+        first_block: int,
+        level_planes: int,
+        share: float,
+        sparse: bool,
+        seed: int,
+    ) -> None:
+        slots = place_slots(sizes, gaps[: len(sizes)])
+        bucket = Bucket(0, tuple(range(len(slots))), slots, 1)
+        vote_planes, out_planes = planes_of(op, n_workers, level_planes)
+        votes = random_words((n_workers, n_blocks, vote_planes), seed, sparse=sparse)
+        generator = torch.Generator().manual_seed(seed)
+        present = torch.rand(n_workers, len(slots), generator=generator) < share
+        out, expected = in_margins((n_blocks, out_planes))
+        count(REFERENCE, op, votes, present, bucket, first_block, out)
+        for kernels in BACKENDS:
+            out, memory = in_margins((n_blocks, out_planes))
+            count(kernels, op, votes, present, bucket, first_block, out)
+            assert torch.equal(memory, expected), kernels.instruction_set
+
+    keep_on(fuzz)
+
+
+ANY_SLOT = st.builds(
+    Slot,
+    st.just("any"),
+    st.integers(0, 2000) | st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 40) | st.integers(0, 2**64 - 1),
+)
+# More elements, words or blocks than this are refused.
+MOST = 2**56
+SIZES_OF_ARGUMENTS = (
+    "workers",
+    "blocks",
+    "planes",
+    "out blocks",
+    "out planes",
+    "present workers",
+    "present slots",
+)
+
+
+def test_counts_of_any_shapes_and_slots_are_refused_or_stay_within_their_reply() -> None:
+    @given(
+        op=st.sampled_from(OPS),
+        n_workers=st.integers(1, 5),
+        n_blocks=st.integers(0, 3),
+        level_planes=st.integers(1, 8),
+        slots=st.lists(ANY_SLOT, max_size=4),
+        first_block=st.integers(0, 4) | st.integers(0, 2**64 - 1),
+        slips=st.dictionaries(st.sampled_from(SIZES_OF_ARGUMENTS), st.integers(0, 9), max_size=2),
+        is_slip=st.booleans(),
+    )
+    @FUZZ
+    def fuzz(
+        op: str,
+        n_workers: int,
+        n_blocks: int,
+        level_planes: int,
+        slots: list[Slot],
+        first_block: int,
+        slips: dict[str, int],
+        is_slip: bool,
+    ) -> None:
+        planes, out_planes = planes_of(op, n_workers, level_planes)
+        right = (n_workers, n_blocks, planes, n_blocks, out_planes, n_workers, len(slots))
+        sizes = dict(zip(SIZES_OF_ARGUMENTS, right, strict=True)) | (slips if is_slip else {})
+        shape = (sizes["workers"], sizes["blocks"], sizes["planes"], BLOCK_WORDS)
+        votes = torch.zeros(shape, dtype=torch.int64)
+        present = torch.ones(sizes["present workers"], sizes["present slots"], dtype=torch.bool)
+        bucket = Bucket(0, tuple(range(len(slots))), tuple(slots), 1)
+        places = [first_block, *(n for slot in slots for n in (slot.n_elements, slot.bucket_word))]
+        is_huge = max(places) > MOST
+        for kernels in BACKENDS:
+            out, memory = in_margins((sizes["out blocks"], sizes["out planes"]))
+            before = memory.clone()
+            try:
+                count(kernels, op, votes, present, bucket, first_block, out)
+            except InvalidArgumentError:
+                assert is_slip or is_huge, "only sizes are refused"
+                assert torch.equal(memory, before)
+            assert torch.equal(memory[:MARGIN], before[:MARGIN])
+            assert torch.equal(memory[-MARGIN:], before[-MARGIN:])
+
+    keep_on(fuzz)
+
+
+# Frames.
+
+SHAPES = st.builds(
+    ChunkShape, st.integers(1, 700), st.integers(0, 4).map(lambda n: 64 * n), st.booleans()
+)
+HEADERS = st.builds(
+    Header,
+    kind=st.sampled_from(Kind),
+    step=st.integers(-(2**63), 2**63 - 1),
+    bucket=st.integers(0, 2**32 - 1),
+    sender=st.integers(0, 2**32 - 1),
+    settings=st.integers(0, 2**64 - 1),
+    status=st.sampled_from(Status),
+    culprit=st.integers(-(2**31), 2**31 - 1),
+    detail=st.integers(-(2**63), 2**63 - 1),
+)
+
+
+def write(shape: ChunkShape, header: Header, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    chunk = torch.empty(shape.n_bytes, dtype=torch.uint8)
+    present = torch.randint(1 << 16, (shape.n_params,), generator=generator)
+    payload = torch.randint(256, (shape.payload_bytes,), generator=generator, dtype=torch.uint8)
+    write_chunk(chunk, shape, header, present, payload)
+    return chunk
+
+
+def read(chunk: Tensor, shape: ChunkShape, header: Header) -> Chunk | None:
+    return read_chunk(chunk, shape, kind=header.kind, bucket=header.bucket, sender=header.sender)
+
+
+def check_chunk(chunk: Chunk, shape: ChunkShape) -> None:
+    """Whatever it says, its parts have the types and sizes that were agreed on."""
+    assert chunk.present.shape == (shape.n_params,)
+    assert chunk.present.dtype == torch.int64
+    assert chunk.payload.shape == (shape.payload_bytes,)
+    assert isinstance(chunk.header.kind, Kind)
+    assert isinstance(chunk.header.status, Status)
+    assert isinstance(judge([chunk.header]), Verdict)
+
+
+def seal(chunk: Tensor) -> None:
+    """Write the checksum that fits."""
+    checksum = REFERENCE.checksum(chunk[HEADER_BYTES:], REFERENCE.checksum(chunk[: FIELDS.size]))
+    packed = bytearray(CHECKSUM.pack(checksum))
+    chunk[FIELDS.size : HEADER_BYTES] = torch.frombuffer(packed, dtype=torch.uint8)
+
+
+def test_damaged_frames_are_refused() -> None:
+    @given(
+        shape=SHAPES,
+        header=HEADERS,
+        damage=st.dictionaries(st.integers(0, 10_000), st.integers(1, 255), min_size=1, max_size=3),
+        lost=st.none() | st.integers(0, 10_000),
+        seed=st.integers(0, 2**32),
+    )
+    @FUZZ
+    def fuzz(
+        shape: ChunkShape, header: Header, damage: dict[int, int], lost: int | None, seed: int
+    ) -> None:
+        whole = write(shape, header, seed)
+        intact = read(whole, shape, header)
+        assert intact is not None
+        assert intact.header == header
+        check_chunk(intact, shape)
+        damaged = whole.clone()
+        for place, bits in damage.items():
+            damaged[place % shape.n_bytes] ^= bits
+        if not torch.equal(damaged, whole):
+            assert read(damaged, shape, header) is None
+        if lost is not None:  # the rest is an older chunk's
+            stale = write(shape, replace(header, step=header.step ^ 1), seed + 1)
+            mixed = torch.cat([whole[: lost % shape.n_bytes], stale[lost % shape.n_bytes :]])
+            is_whole = torch.equal(mixed, whole) or torch.equal(mixed, stale)
+            assert (read(mixed, shape, header) is not None) == is_whole
+
+    keep_on(fuzz)
+
+
+def test_frames_of_random_bytes_or_of_another_shape_are_refused() -> None:
+    @given(shape=SHAPES, other=SHAPES, header=HEADERS, junk=st.binary(max_size=600))
+    @FUZZ
+    def fuzz(shape: ChunkShape, other: ChunkShape, header: Header, junk: bytes) -> None:
+        repeated = (junk or b"\0") * (shape.n_bytes // max(1, len(junk)) + 1)
+        chunk = torch.frombuffer(bytearray(repeated[: shape.n_bytes]), dtype=torch.uint8)
+        assert read(chunk, shape, header) is None
+        chunk = write(other, header, 0)
+        if other.n_bytes != shape.n_bytes:
+            assert read(chunk, shape, header) is None
+        cut = chunk[: max(HEADER_BYTES, len(junk))]
+        if len(cut) < len(chunk):
+            assert read(cut, other, header) is None
+        rows = torch.stack([write(shape, replace(header, sender=rank), rank) for rank in range(3)])
+        rows[1] = torch.frombuffer(bytearray(repeated[: shape.n_bytes]), dtype=torch.uint8)
+        found = read_chunks(rows, shape, kind=header.kind, bucket=header.bucket)
+        assert [chunk is not None for chunk in found] == [True, False, True]
+
+    keep_on(fuzz)
+
+
+def test_frames_with_forged_fields_are_refused_or_read() -> None:
+    @given(
+        shape=SHAPES,
+        header=HEADERS,
+        fields=st.binary(min_size=FIELDS.size, max_size=FIELDS.size),
+        forged=st.sets(st.integers(0, FIELDS.size - 1), min_size=1),
+        body=st.binary(max_size=64),
+    )
+    @FUZZ
+    def fuzz(
+        shape: ChunkShape, header: Header, fields: bytes, forged: set[int], body: bytes
+    ) -> None:
+        chunk = write(shape, header, 1)
+        for place in forged:
+            chunk[place] = fields[place]
+        room = chunk[HEADER_BYTES:][: len(body)]
+        room[:] = torch.tensor(list(body), dtype=torch.uint8)[: len(room)]
+        seal(chunk)
+        found = read(chunk, shape, header)
+        if found is not None:
+            check_chunk(found, shape)
+            verdict = judge([header, found.header, header])
+            assert verdict.status in Status
+            assert len(verdict.steps) == 3
+
+    keep_on(fuzz)
+
+
+def test_a_frame_shorter_than_its_header_is_refused() -> None:
+    shape = ChunkShape(3, 64)
+    header = Header(Kind.VOTE, step=1, bucket=0, sender=0, settings=7)
+    chunk = write(shape, header, 0)
+    for n in range(HEADER_BYTES):
+        assert read(chunk[:n], shape, header) is None
