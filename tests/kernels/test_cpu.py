@@ -278,6 +278,23 @@ def test_the_transpose_of_present_is_refused() -> None:
         count(present=torch.ones(2, 3, dtype=torch.bool))
 
 
+def test_places_whose_sum_would_overflow_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="at most 2\\^56"):
+        encode(slot=Slot("second", N, 2, 2**64 - 1))
+    with pytest.raises(InvalidArgumentError, match="at most 2\\^56"):
+        encode(slot=Slot("second", 2**64 - 1, 2, 2))
+
+
+def test_fewer_than_no_voters_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="-1"):
+        commit(present=(1, -1))
+
+
+def test_no_thread_counts_as_one() -> None:
+    core = Core(KERNELS.instruction_set, None)
+    assert core.digest(torch.ones(N), 0) == core.digest(torch.ones(N), 1)
+
+
 def test_tensors_of_another_device_are_refused() -> None:
     """Torch has a say of its own where tensors are read by its exchange table."""
     elsewhere = torch.ones(N, device="meta")
