@@ -38,7 +38,7 @@ test: $(VENV)/.ready-test  ## set up, then run every check and every test, and s
 	part "mypy" $(BIN)/mypy
 	part "import-linter" $(BIN)/lint-imports --no-logo
 	part "docs" $(BIN)/pytest -q tests/test_docs.py
-	part "sanitizers" $(MAKE) --no-print-directory sanitize
+	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py --cov --cov-report=term-missing:skip-covered $(ARGS)
 	sum_up
 
@@ -73,9 +73,8 @@ wheel: $(VENV)/.ready-test  ## build the wheel into dist/, install it in a clean
 	echo "installing it in a clean environment ..."
 	"$(PYTHON)" -m venv build/wheel
 	build/wheel/bin/python -m pip install -qq -c constraints.txt dist/*.whl pytest hypothesis nanobind
-	cp -r tests build/wheel/
-	cd build/wheel && bin/python -m pytest -q tests/kernels -p no:cacheprovider $(ARGS)
-	ls -l ../../dist
+	(cd build/wheel && bin/python -m pytest -q -p no:cacheprovider "$(CURDIR)/tests/kernels" $(ARGS))
+	ls -l dist
 
 format: $(VENV)/.ready-test  ## format the source and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -137,12 +136,13 @@ purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
 $(BIN)/python -c "$$purelib" > "$$("$$environment/bin/python" -c "$$purelib")/packages.pth"
 echo "building the core with sanitizers ..."
 $(BIN)/python -m pip --python "$$environment/bin/python" install -qq --no-compile --no-deps --force-reinstall \
-    -C cmake.define.DISTLION_SANITIZE=ON -C build-dir=build/sanitize/cmake .
+    -C cmake.define.DISTLION_SANITIZE=ON -C cmake.define.DISTLION_WERROR=ON -C build-dir=build/sanitize/cmake .
 endef
 
 # install EXTRAS: the package in place with its extras. A recent pip chooses versions in half the time of the one that
 # comes with Python 3.11, and modules are compiled when first imported: together 120 s of processor time less.
 define install
+$(system_packages)
 started=$$SECONDS
 echo "building the C++ core and installing distlion[$(1)] into $(VENV): one or two minutes without further output ..."
 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt pip </dev/null

@@ -40,6 +40,7 @@ constexpr auto kInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int);
 constexpr auto kUInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
 constexpr auto kFloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float);
 constexpr auto kBfloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
+constexpr std::uint8_t kOther = 0xFF;
 constexpr auto kBool = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool);
 
 bool is_type(nb::dlpack::dtype dtype, std::uint8_t code, int bits) {
@@ -77,9 +78,13 @@ public:
 
     // `what` and `whose` say in an error which tensor it is.
     TensorView read(nb::handle object, const char* what, nb::handle whose, bool wants_shape = false) const {
-        TensorView view = api_ && api_->tensor_from_object
-                              ? read_by_table(object, what, whose, wants_shape)
-                              : read_by_attributes(object, what, whose, wants_shape);
+        const TensorView view = api_ && api_->tensor_from_object
+                                    ? read_by_table(object, what, whose, wants_shape)
+                                    : read_by_attributes(object, what, whose, wants_shape);
+        if (!view.data && view.n_elements > 0) {
+            refuse(describe(what, whose) + ": given a tensor without memory of its own, such as a wrapper of "
+                   "other tensors; expected a plain one");
+        }
         return view;
     }
 
@@ -111,7 +116,7 @@ private:
         const std::string device = nb::cast<std::string>(object.attr("device").attr("type"));
         check(device == "cpu", nb::cast<bool>(object.attr("is_contiguous")()), what, whose);
         TensorView view{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")())),
-                        read_dtype(to_string(object.attr("dtype"))),
+                        read_dtype(object),
                         {},
                         nb::cast<std::size_t>(object.attr("numel")())};
         if (wants_shape) {
@@ -122,22 +127,27 @@ private:
         return view;
     }
 
-    static nb::dlpack::dtype read_dtype(const std::string& name) {
+    static std::string describe(const char* what, nb::handle whose) {
+        return std::string(what) + (whose.is_valid() ? " of " + to_string(whose) : "");
+    }
+
+    static nb::dlpack::dtype read_dtype(nb::handle object) {
+        const std::string name = to_string(object.attr("dtype"));
         if (name == "torch.float32") return {kFloat, 32, 1};
         if (name == "torch.bfloat16") return {kBfloat, 16, 1};
         if (name == "torch.float16") return {kFloat, 16, 1};
         if (name == "torch.int64") return {kInt, 64, 1};
         if (name == "torch.bool") return {kBool, 8, 1};
         if (name == "torch.uint8") return {kUInt, 8, 1};
-        return {kInt, 0, 0};
+        // Of others the size is enough.
+        return {kOther, static_cast<std::uint8_t>(8 * nb::cast<int>(object.attr("element_size")())), 1};
     }
 
     static void check(bool is_on_cpu, bool is_contiguous, const char* what, nb::handle whose) {
         if (is_on_cpu && is_contiguous) {
             return;
         }
-        refuse(std::string(what) + (whose.is_valid() ? " of " + to_string(whose) : "") +
-               ": given a tensor that is " + (is_on_cpu ? "not contiguous" : "not on the CPU") +
+        refuse(describe(what, whose) + ": given a tensor that is " + (is_on_cpu ? "not contiguous" : "not on the CPU") +
                ", expected a contiguous one on the CPU");
     }
 
@@ -621,7 +631,11 @@ private:
                                std::size_t first_block, std::size_t n_blocks,
                                std::vector<std::uint32_t>& voters) const {
         const TensorView flags = tensors_.read(present, "present", {}, true);
-        const std::size_t n_slots = static_cast<std::size_t>(PyTuple_Size(slots.ptr()));
+        const Py_ssize_t n_slots_or_error = PyTuple_Size(slots.ptr());
+        if (n_slots_or_error < 0) {
+            throw nb::python_error();
+        }
+        const auto n_slots = static_cast<std::size_t>(n_slots_or_error);
         if (!is_type(flags.dtype, kBool, 8) || flags.shape.size() != 2 ||
             flags.shape[0] != static_cast<std::int64_t>(n_workers) ||
             flags.shape[1] != static_cast<std::int64_t>(n_slots)) {

@@ -46,11 +46,13 @@ struct Noise {
 
 template <class Param, class Momentum, ReplyFormat format, bool MovesParam, bool MovesMomentum>
 void move(const Segment& segment, std::size_t begin, std::size_t end, const Commitment& commitment) {
+    constexpr Access access{
+        .reads_votes = MovesMomentum, .moves_param = MovesParam, .moves_momentum = MovesMomentum};
     const Blend blend(segment);
     const f32 decay = fill(segment.decay);
     const f32 step_width = fill(segment.step_width);
     const int n_planes = static_cast<int>(commitment.n_planes);
-    each_word<Param, Momentum, true>(segment, begin, end, [&](std::size_t word, auto row) {
+    each_word<Param, Momentum, access>(segment, begin, end, [&](std::size_t word, auto row) {
         const std::uint64_t* reply = nullptr;
         if constexpr (MovesParam && format != ReplyFormat::own) {
             reply = packed_word(const_cast<std::uint64_t*>(commitment.reply), segment, word,

@@ -45,13 +45,13 @@ struct Segment {
 enum class Vote : std::uint8_t { none, signs, ternary, levels, directions };
 
 struct Encoding {
-    Vote vote;
-    std::uint64_t* out;
-    std::size_t n_planes;
-    Coin zero;             // signs, levels
-    bool is_l1;            // levels: mean |c|, else max |c|
-    double step;           // levels
-    DType direction_type;  // directions
+    Vote vote = Vote::none;
+    std::uint64_t* out = nullptr;
+    std::size_t n_planes = 0;
+    Coin zero{};                              // signs, levels
+    bool is_l1 = true;                        // levels: mean |c|, else max |c|
+    double step = 1.0;                        // levels
+    DType direction_type = DType::float32;    // directions
 };
 
 enum class Tally : std::uint8_t { signs, signs_or_zero, ternary, ones, levels, directions };
@@ -70,7 +70,7 @@ struct Counting {
     const std::uint64_t* votes;  // (workers, blocks, planes, 8)
     std::size_t worker_words;    // from one worker's votes to the next one's
     std::size_t n_planes;
-    std::uint64_t* out;  // (blocks, out_planes, 8), zeroed by the caller
+    std::uint64_t* out;  // (blocks, out_planes, 8); a loop adds to zeros
     std::size_t out_planes;
     Coin tie;
     DType direction_type;
@@ -79,12 +79,13 @@ struct Counting {
 enum class ReplyFormat : std::uint8_t { sign, ternary, count, own };
 
 struct Commitment {
-    bool moves_param, moves_momentum;
-    ReplyFormat format;  // own: the sign of the worker's own direction, 0 for 0
-    const std::uint64_t* reply;
-    std::size_t n_planes;
-    bool rounds_stochastically;
-    Coin rounding;
+    bool moves_param = true;
+    bool moves_momentum = true;
+    ReplyFormat format = ReplyFormat::own;  // own: the sign of the worker's own direction, 0 for 0
+    const std::uint64_t* reply = nullptr;
+    std::size_t n_planes = 0;
+    bool rounds_stochastically = false;
+    Coin rounding{};
 };
 
 // The loops of one instruction set. Words are counted from the start of the segment.

@@ -142,10 +142,9 @@ inline void put(std::uint64_t* out, u64 bits, u64 valid) {
 }
 
 inline u64 draw_coins(Coin coin, std::uint64_t first_word) {
-    constexpr std::uint64_t golden = kGolden;
     u64 z{};
     for (int lane = 0; lane < kVectorWords; ++lane) {
-        z[lane] = coin.key + (first_word + lane + 1) * golden;
+        z[lane] = coin.key + (first_word + lane + 1) * kGolden;
     }
     const u64 bits = mix(z);
     return coin.inverted ? ~bits : bits;

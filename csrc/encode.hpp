@@ -7,6 +7,11 @@
 namespace distlion {
 namespace {
 
+constexpr Access kVotes{.reads_votes = true, .moves_param = false, .moves_momentum = false};
+// Prefetched block by block instead.
+constexpr Access kVotesByBlock{
+    .reads_votes = true, .moves_param = false, .moves_momentum = false, .prefetches = false};
+
 // Where word `word` of a segment starts in a packed tensor; its planes follow kBlockWords apart.
 inline std::uint64_t* packed_word(std::uint64_t* packed, const Segment& segment, std::size_t word,
                                   std::size_t n_planes) {
@@ -20,14 +25,14 @@ inline std::uint64_t sign_bits(std::uint64_t above, std::uint64_t zero, const Se
     return zero ? above | (zero & draw(coin, segment.first_word + word)) : above;
 }
 
-// Signs, ternary votes, or nothing but the check. c must be storable as `Direction`.
+// Signs, ternary votes, or nothing but the check.
 template <class Param, class Momentum, Vote vote>
 bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
                  const Encoding& encoding) {
     const Blend blend(segment);
     FiniteCheck<Float32> directions;
     FiniteCheck<Momentum> momenta;
-    each_word<Param, Momentum, false>(segment, begin, end, [&](std::size_t word, auto row) {
+    each_word<Param, Momentum, kVotes>(segment, begin, end, [&](std::size_t word, auto row) {
         std::uint64_t above = 0;
         std::uint64_t other = 0;  // c = 0 for signs, c != 0 for ternary votes
         for (int k = 0; k < kWordVectors; ++k) {
@@ -116,7 +121,7 @@ bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
         const std::size_t n_here = n_rest < kScaleBlockElements ? n_rest : kScaleBlockElements;
         const std::size_t n_filled = (block_end - block) * kWordElements;
         std::memset(magnitudes + n_filled, 0, (kScaleBlockElements - n_filled) * sizeof(float));
-        each_word<Param, Momentum, false, false>(segment, block, block_end, [&](std::size_t word, auto row) {
+        each_word<Param, Momentum, kVotesByBlock>(segment, block, block_end, [&](std::size_t word, auto row) {
             std::uint64_t above = 0;
             std::uint64_t zero = 0;
             float* magnitude = magnitudes + (word - block) * kWordElements;
@@ -166,7 +171,7 @@ bool encode_directions(const Segment& segment, std::size_t begin, std::size_t en
     FiniteCheck<Direction> directions;
     FiniteCheck<Momentum> momenta;
     auto* out = reinterpret_cast<typename Direction::Stored*>(encoding.out);
-    each_word<Param, Momentum, false>(segment, begin, end, [&](std::size_t word, auto row) {
+    each_word<Param, Momentum, kVotes>(segment, begin, end, [&](std::size_t word, auto row) {
         for (int k = 0; k < kWordVectors; ++k) {
             const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
             const f32 m = Momentum::widen(row.exp_avg + k * kLanes);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -27,10 +28,19 @@ void in_parts(std::size_t n, std::size_t grain, std::size_t least, int threads, 
         return at < n ? at : n;
     };
     std::vector<std::thread> others;
-    for (std::size_t part = 1; part < n_parts; ++part) {
-        others.emplace_back([=] { work(cut(part), cut(part + 1)); });
+    others.reserve(n_parts);
+    std::size_t n_started = 1;
+    try {
+        for (; n_started < n_parts; ++n_started) {
+            others.emplace_back([=] { work(cut(n_started), cut(n_started + 1)); });
+        }
+    } catch (const std::system_error&) {
+        // No more threads may be had: their parts are done here, since a step must not stop halfway.
     }
     work(cut(0), cut(1));
+    for (std::size_t part = n_started; part < n_parts; ++part) {
+        work(cut(part), cut(part + 1));
+    }
     for (std::thread& other : others) {
         other.join();
     }

@@ -30,53 +30,73 @@ inline void prefetch(const void* from, std::size_t ahead, std::size_t n_bytes) {
 
 constexpr std::size_t kPrefetchWords = 16;
 
+// What a loop does with a segment. What it does not use is never touched: it may be absent.
+struct Access {
+    bool reads_votes;  // gradient and momentum
+    bool moves_param;
+    bool moves_momentum;
+    bool prefetches = true;
+};
+
 // Call `visit(word, row)` for words [begin, end). The last word of a parameter is padded with zeros
-// in a copy, which is copied back where `Writes`. A null pointer of the segment gives zeros.
-template <class Param, class Momentum, bool Writes, bool Prefetches = true, class Visit>
+// in a copy; what the loop moves is copied back.
+template <class Param, class Momentum, Access access, class Visit>
 inline void each_word(const Segment& segment, std::size_t begin, std::size_t end, Visit visit) {
     using P = typename Param::Stored;
     using M = typename Momentum::Stored;
     const auto* grad = static_cast<const P*>(segment.grad);
     auto* exp_avg = static_cast<M*>(segment.exp_avg);
     auto* param = static_cast<P*>(segment.param);
+    const auto row_at = [&](std::size_t first) {
+        Row<Param, Momentum> row{nullptr, nullptr, nullptr, ~std::uint64_t{0}};
+        if constexpr (access.reads_votes) {
+            row.grad = grad + first;
+            row.exp_avg = exp_avg + first;
+        }
+        if constexpr (access.moves_param) {
+            row.param = param + first;
+        }
+        return row;
+    };
     const std::size_t n_full = segment.n_elements / kWordElements;
     const std::size_t whole_end = end < n_full ? end : n_full;
     for (std::size_t word = begin; word < whole_end; ++word) {
-        const std::size_t first = word * kWordElements;
+        const auto row = row_at(word * kWordElements);
         // Not beyond the end, where another tensor may lie.
-        if (Prefetches && word + kPrefetchWords < n_full) {
+        if (access.prefetches && word + kPrefetchWords < n_full) {
             constexpr std::size_t ahead = kPrefetchWords * kWordElements;
-            prefetch<3>(grad + first, ahead * sizeof(P), kWordElements * sizeof(P));
-            prefetch<3>(exp_avg + first, ahead * sizeof(M), kWordElements * sizeof(M));
-            if constexpr (Writes) {
-                prefetch<3>(param + first, ahead * sizeof(P), kWordElements * sizeof(P));
+            if constexpr (access.reads_votes) {
+                prefetch<3>(row.grad, ahead * sizeof(P), kWordElements * sizeof(P));
+                prefetch<3>(row.exp_avg, ahead * sizeof(M), kWordElements * sizeof(M));
+            }
+            if constexpr (access.moves_param) {
+                prefetch<3>(row.param, ahead * sizeof(P), kWordElements * sizeof(P));
             }
         }
-        visit(word, Row<Param, Momentum>{grad ? grad + first : nullptr, exp_avg + first,
-                                         param ? param + first : nullptr, ~std::uint64_t{0}});
+        visit(word, row);
     }
     if (begin > n_full || end <= n_full) {
         return;
     }
-    const std::size_t first = n_full * kWordElements;
-    const std::size_t rest = segment.n_elements - first;
+    const std::size_t rest = segment.n_elements - n_full * kWordElements;
+    const auto row = row_at(n_full * kWordElements);
     P grad_copy[kWordElements]{};
     M exp_avg_copy[kWordElements]{};
     P param_copy[kWordElements]{};
-    if (grad) {
-        std::memcpy(grad_copy, grad + first, rest * sizeof(P));
+    if constexpr (access.reads_votes) {
+        std::memcpy(grad_copy, row.grad, rest * sizeof(P));
+        std::memcpy(exp_avg_copy, row.exp_avg, rest * sizeof(M));
     }
-    if (param) {
-        std::memcpy(param_copy, param + first, rest * sizeof(P));
+    if constexpr (access.moves_param) {
+        std::memcpy(param_copy, row.param, rest * sizeof(P));
     }
-    std::memcpy(exp_avg_copy, exp_avg + first, rest * sizeof(M));
     visit(n_full, Row<Param, Momentum>{grad_copy, exp_avg_copy, param_copy,
                                        (std::uint64_t{1} << rest) - 1});
-    if constexpr (Writes) {
-        std::memcpy(exp_avg + first, exp_avg_copy, rest * sizeof(M));
-        if (param) {
-            std::memcpy(param + first, param_copy, rest * sizeof(P));
-        }
+    if constexpr (access.moves_momentum) {
+        std::memcpy(row.exp_avg, exp_avg_copy, rest * sizeof(M));
+    }
+    if constexpr (access.moves_param) {
+        std::memcpy(row.param, param_copy, rest * sizeof(P));
     }
 }
 

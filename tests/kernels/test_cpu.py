@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import mmap
+import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +29,7 @@ KERNELS = CpuKernels()
 COIN = Coin(1)
 HYPER = Coefficients(0.9, 0.99, 0.1, 0.0)
 N = 100
+API = "__dlpack_c_exchange_api__"
 SLOTS = (Slot("first", N, 0, 0), Slot("second", N, 2, 2))
 BUCKET = Bucket(0, (0, 1), SLOTS, 1)
 
@@ -283,6 +287,70 @@ def test_places_whose_sum_would_overflow_are_refused() -> None:
         encode(slot=Slot("second", N, 2, 2**64 - 1))
     with pytest.raises(InvalidArgumentError, match="at most 2\\^56"):
         encode(slot=Slot("second", 2**64 - 1, 2, 2))
+
+
+@pytest.mark.parametrize("by_table", [True, False])
+def test_tensors_without_memory_of_their_own_are_refused(by_table: bool) -> None:
+    emptied = torch.ones(N)
+    emptied.untyped_storage().resize_(0)
+    api = Tensor.__dlpack_c_exchange_api__ if by_table and hasattr(Tensor, API) else None
+    with pytest.raises(InvalidArgumentError, match="memory of its own"):
+        Core(KERNELS.instruction_set, api).digest(emptied, 1)
+
+
+def test_autograd_is_told_of_what_an_op_writes() -> None:
+    segments = make_segments(grad=None)
+    reply = words(1, 1, 8)
+    KERNELS.apply_reply(segments, (1, 0), reply, reply_format=ReplyFormat.SIGN, rounding=None)
+    versions = [(segment.param._version, segment.exp_avg._version) for segment in segments]
+    assert versions == [(1, 0), (0, 0)]
+    KERNELS.commit(segments, (1, 1), reply, reply_format=ReplyFormat.SIGN, rounding=None)
+    versions = [(segment.param._version, segment.exp_avg._version) for segment in segments]
+    assert versions == [(2, 1), (1, 0)]
+    KERNELS.step_alone(segments, rounding=None)
+    KERNELS.update_momentum(segments, (1, 1))
+    versions = [(segment.param._version, segment.exp_avg._version) for segment in segments]
+    assert versions == [(3, 3), (1, 0)]
+
+
+def test_apply_reply_does_not_touch_the_momentum(tmp_path: Path) -> None:
+    """Nor the gradient: memory that may only be read, or not even that, would end the process."""
+    file = tmp_path / "momentum"
+    file.write_bytes(bytes(4 * N))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that the memory cannot be written
+            exp_avg = torch.frombuffer(memory, dtype=torch.float32)
+        segments = make_segments(exp_avg=exp_avg)
+        before = [segment.param.clone() for segment in segments]
+        KERNELS.apply_reply(
+            segments, (1, 1), words(1, 1, 8), reply_format=ReplyFormat.SIGN, rounding=None
+        )
+        assert not any(
+            torch.equal(segment.param, param)
+            for segment, param in zip(segments, before, strict=True)
+        )
+        del segments, exp_avg
+
+
+def test_where_no_thread_may_be_had_the_work_is_done_all_the_same() -> None:
+    program = """
+import resource, torch
+from distlion.kernels.cpu import CpuKernels
+data = torch.arange(1 << 22, dtype=torch.int32)
+kernels = CpuKernels()
+torch.set_num_threads(1)
+expected = kernels.digest(data)
+torch.set_num_threads(16)
+with open("/proc/self/statm") as statm:
+    used = int(statm.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
+print(kernels.digest(data) == expected)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
 def test_fewer_than_no_voters_are_refused() -> None:

@@ -168,6 +168,7 @@ class CpuKernels:
             True,
             torch.get_num_threads(),
         )
+        _note_writes(segments, present, param=True, exp_avg=True)
 
     def apply_reply(
         self,
@@ -187,12 +188,16 @@ class CpuKernels:
             False,
             torch.get_num_threads(),
         )
+        _note_writes(segments, present, param=True, exp_avg=False)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
         self._core.update_momentum(self._table(segments), present, torch.get_num_threads())
+        _note_writes(segments, present, param=False, exp_avg=True)
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         self._core.step_alone(self._table(segments), _draws(rounding), torch.get_num_threads())
+        moved = [segment.grad is not None for segment in segments]
+        _note_writes(segments, moved, param=True, exp_avg=True)
 
     def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
         return self._core.check_finite(self._table(segments), torch.get_num_threads())
@@ -213,6 +218,19 @@ class _Gathered(tuple[Segment, ...]):
         gathered = super().__new__(cls, segments)
         gathered.table = table
         return gathered
+
+
+def _note_writes(
+    segments: Sequence[Segment], present: Sequence[int], *, param: bool, exp_avg: bool
+) -> None:
+    """Tell autograd, which refuses to differentiate through what has changed since."""
+    written: list[Tensor] = []
+    for segment, n in zip(segments, present, strict=True):
+        if n and param:
+            written.append(segment.param)
+        if n and exp_avg and segment.grad is not None:
+            written.append(segment.exp_avg)
+    torch.autograd.graph.increment_version(written)
 
 
 def _draws(coin: Coin | None) -> tuple[int, bool] | None:
