@@ -13,8 +13,8 @@
 namespace distlion {
 namespace {
 
-// 128 K coordinates, 50 to 200 microseconds of work.
-constexpr std::size_t kLeastWords = 2048;
+// 256 Ki coordinates, 100 microseconds of work or more.
+constexpr std::size_t kLeastWords = 4096;
 
 // Call `work(part, begin, end)` for [0, n) cut at multiples of `grain`, each part on its thread.
 template <class Work>
