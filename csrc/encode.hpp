@@ -94,14 +94,12 @@ inline float invert_scale(float s, double step) {
     return s == 0 ? 0.0f : static_cast<float>(inverse < most ? inverse : most);
 }
 
-// While one block is quantised, nothing of the next one would be read otherwise.
-template <class Param, class Momentum>
-inline void prefetch_next_block(const Segment& segment, std::size_t word) {
-    using P = typename Param::Stored;
-    using M = typename Momentum::Stored;
-    const std::size_t next = (word + kScaleBlockWords) * kWordElements;
-    prefetch<2>(segment.grad, next * sizeof(P), kWordElements * sizeof(P));
-    prefetch<2>(segment.exp_avg, next * sizeof(M), kWordElements * sizeof(M));
+// Ask for the same word of the next scale block. Both passes over a block ask for one tensor each:
+// memory would have nothing to do while a block is in the cache.
+template <class Type>
+inline void prefetch_next_block(const void* tensor, std::size_t word) {
+    constexpr std::size_t word_bytes = kWordElements * sizeof(typename Type::Stored);
+    prefetch<2>(tensor, (word + kScaleBlockWords) * word_bytes, word_bytes);
 }
 
 // Odd levels. The absolute directions of a scale block stay in the cache until its scale is known.
@@ -124,6 +122,7 @@ bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
         each_word<Param, Momentum, kVotesByBlock>(segment, block, block_end, [&](std::size_t word, auto row) {
             std::uint64_t above = 0;
             std::uint64_t zero = 0;
+            prefetch_next_block<Param>(segment.grad, word);
             float* magnitude = magnitudes + (word - block) * kWordElements;
             for (int k = 0; k < kWordVectors; ++k) {
                 const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
@@ -144,7 +143,7 @@ bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
         const float s = encoding.is_l1 ? mean_by_halving(magnitudes, n_here) : largest(magnitudes);
         const f32 r = fill(invert_scale(s, encoding.step));
         for (std::size_t word = block; word < block_end; ++word) {
-            prefetch_next_block<Param, Momentum>(segment, word);
+            prefetch_next_block<Momentum>(segment.exp_avg, word);
             const float* magnitude = magnitudes + (word - block) * kWordElements;
             alignas(64) std::uint8_t levels[kWordElements];
             for (int k = 0; k < kWordVectors; ++k) {
