@@ -159,15 +159,8 @@ class CpuKernels:
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        self._core.commit(
-            self._table(segments),
-            present,
-            reply.contiguous(),
-            reply_format.value,
-            _draws(rounding),
-            True,
-            torch.get_num_threads(),
-        )
+        arguments = (reply_format.value, _draws(rounding), True, torch.get_num_threads())
+        self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
         _note_writes(segments, present, param=True, exp_avg=True)
 
     def apply_reply(
@@ -179,15 +172,8 @@ class CpuKernels:
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        self._core.commit(
-            self._table(segments),
-            present,
-            reply.contiguous(),
-            reply_format.value,
-            _draws(rounding),
-            False,
-            torch.get_num_threads(),
-        )
+        arguments = (reply_format.value, _draws(rounding), False, torch.get_num_threads())
+        self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
         _note_writes(segments, present, param=True, exp_avg=False)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
