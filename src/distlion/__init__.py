@@ -3,7 +3,7 @@
 from importlib.metadata import version as _version
 
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
-from distlion.exchange import Direct, Gather
+from distlion.exchange import Direct, Gather, Server
 from distlion.optim import DistributedLion, Lion
 
 __version__ = _version("distlion")
@@ -17,6 +17,7 @@ __all__ = [
     "Lion",
     "MajorityVote",
     "QuantizedVote",
+    "Server",
     "TernaryVote",
     "__version__",
 ]

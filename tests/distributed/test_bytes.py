@@ -36,7 +36,11 @@ UP_BITS = {
     "full-float32": 32,
     "full-bfloat16": 16,
 }
-PATTERNS: dict[str, Any] = {"direct": distlion.Direct(), "gather": distlion.Gather()}
+PATTERNS: dict[str, Any] = {
+    "direct": distlion.Direct(),
+    "gather": distlion.Gather(),
+    "server": distlion.Server(),
+}
 
 Report = dict[str, Any]
 
@@ -61,8 +65,10 @@ def padded(n: int, unit: int) -> int:
     return math.ceil(n / unit) * unit
 
 
-def bucket_bytes(rule: str, pattern: str, world_size: int, sizes: tuple[int, ...]) -> int:
-    """Return the bytes that each rank sends to others for one bucket in one step."""
+def bucket_bytes(
+    rule: str, pattern: str, world_size: int, sizes: tuple[int, ...], rank: int = 1
+) -> tuple[int, int]:
+    """Return the bytes that a rank sends and receives for one bucket in one step."""
     coordinates = sum(padded(n, 64) for n in sizes)
     shard = padded(math.ceil(coordinates / world_size), 512)
     frame = 64 + padded(math.ceil(len(sizes) / 8), 64)
@@ -71,8 +77,16 @@ def bucket_bytes(rule: str, pattern: str, world_size: int, sizes: tuple[int, ...
     if rule == "average":
         reply_chunk += padded(2 * len(sizes), 64)
     if pattern == "direct":
-        return (world_size - 1) * (vote_chunk + reply_chunk)
-    return (world_size - 1) * (frame + UP_BITS[rule] * shard * world_size // 8)
+        return ((world_size - 1) * (vote_chunk + reply_chunk),) * 2
+    whole_vote = frame + UP_BITS[rule] * shard * world_size // 8
+    if pattern == "gather":
+        return ((world_size - 1) * whole_vote,) * 2
+    whole_reply = frame + down_bits(rule, world_size) * shard * world_size // 8
+    if rule == "average":
+        whole_reply += padded(2 * len(sizes), 64)
+    if rank == 0:
+        return (world_size - 1) * whole_reply, (world_size - 1) * whole_vote
+    return whole_vote, whole_reply
 
 
 def make_params(sizes: tuple[int, ...]) -> list[torch.nn.Parameter]:
@@ -128,10 +142,9 @@ def test_plan_equals_the_counter_of_every_step(world_size: int, pattern: str, ru
 
 @each_run
 def test_counter_equals_the_closed_form(world_size: int, pattern: str, rule: str) -> None:
-    expected = bucket_bytes(rule, pattern, world_size, SIZES)
-    for reports in reports_of(world_size):
+    for rank, reports in enumerate(reports_of(world_size)):
         sent, received, _ = reports[rule, pattern]["last"]
-        assert (sent, received) == (expected, expected)
+        assert (sent, received) == bucket_bytes(rule, pattern, world_size, SIZES, rank)
 
 
 @each_run
@@ -149,7 +162,7 @@ def test_auto_is_one_of_the_patterns(world_size: int, rule: str) -> None:
     for reports in reports_of(world_size):
         assert reports[rule, "auto"]["last"] == reports[rule, "auto"]["plan"]
         candidates = {
-            bucket_bytes(rule, pattern, world_size, SIZES) for pattern in ("direct", "gather")
+            bucket_bytes(rule, pattern, world_size, SIZES)[0] for pattern in ("direct", "gather")
         }
         assert reports[rule, "auto"]["last"][0] in candidates
 
@@ -183,9 +196,9 @@ def run_groups(rank: int, world_size: int) -> Report:
 
 def test_each_rule_has_a_bucket_of_its_own() -> None:
     expected = (
-        bucket_bytes("majority", "direct", 3, (100, 700))
-        + bucket_bytes("average", "direct", 3, (65,))
-        + bucket_bytes("quantized-4", "direct", 3, (3, 4, 5))
+        bucket_bytes("majority", "direct", 3, (100, 700))[0]
+        + bucket_bytes("average", "direct", 3, (65,))[0]
+        + bucket_bytes("quantized-4", "direct", 3, (3, 4, 5))[0]
     )
     for report in run_workers(run_groups, 3):
         assert report["plan"] == report["last"]
@@ -202,4 +215,4 @@ def run_many_buckets(rank: int, world_size: int) -> Report:
 def test_each_bucket_has_frames_of_its_own() -> None:
     for report in run_workers(run_many_buckets, 2):
         assert report["plan"] == report["last"]
-        assert report["last"][0] == 5 * bucket_bytes("majority", "direct", 2, (1024,))
+        assert report["last"][0] == 5 * bucket_bytes("majority", "direct", 2, (1024,))[0]

@@ -49,6 +49,7 @@ def variants(base: Case) -> tuple[Case, ...]:
     return (
         base,
         replace(base, name=f"{base.name}/gather", exchange=distlion.Gather()),
+        replace(base, name=f"{base.name}/server", exchange=distlion.Server()),
         replace(base, name=f"{base.name}/buckets", bucket_elements=512),
         replace(
             base,
@@ -75,7 +76,7 @@ def outcomes_of(world_size: int) -> list[dict[str, Outcome]]:
     return run_workers(play_all, world_size, tuple(cases), timeout_s=120, measured=False)
 
 
-@pytest.mark.parametrize("variant", ["gather", "buckets", "gather-buckets"])
+@pytest.mark.parametrize("variant", ["gather", "server", "buckets", "gather-buckets"])
 @pytest.mark.parametrize(
     ("world_size", "rule_name"), [(n, r) for n in (2, 3, 5) for r in rules_of(n)]
 )

@@ -116,7 +116,9 @@ def corrupt(rank: int, world_size: int, exchange: Any, flip: str) -> tuple[Caugh
 
 @pytest.mark.parametrize("flip", FLIPS)
 @pytest.mark.parametrize(
-    "exchange", [distlion.Direct(), distlion.Gather()], ids=["direct", "gather"]
+    "exchange",
+    [distlion.Direct(), distlion.Gather(), distlion.Server()],
+    ids=["direct", "gather", "server"],
 )
 def test_flipped_bit_on_the_wire_is_an_error_on_every_rank(exchange: Any, flip: str) -> None:
     outcomes = run_workers(corrupt, 3, exchange, flip)

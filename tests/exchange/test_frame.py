@@ -74,26 +74,30 @@ def headers(n: int) -> list[Header]:
 
 
 def test_equal_headers_are_fine() -> None:
-    assert judge(headers(4)).status is Status.OK
+    assert judge(headers(4), range(4)).status is Status.OK
 
 
 def test_a_rank_at_another_step_is_named_by_the_majority() -> None:
     found = headers(3)
     found[1] = replace(found[1], step=2)
-    verdict = judge(found)
-    assert (verdict.status, verdict.culprits, verdict.steps) == (Status.STEP, (1,), (3, 2, 3))
+    verdict = judge(found, range(len(found)))
+    assert (verdict.status, verdict.culprits, verdict.steps) == (
+        Status.STEP,
+        (1,),
+        ((0, 3), (1, 2), (2, 3)),
+    )
 
 
 def test_without_a_majority_nobody_is_named() -> None:
     found = headers(2)
     found[1] = replace(found[1], step=2)
-    assert judge(found).culprits == ()
+    assert judge(found, range(len(found))).culprits == ()
 
 
 def test_another_step_outweighs_the_settings_that_follow_from_it() -> None:
     found = headers(3)
     found[2] = replace(found[2], step=2, settings=12)
-    assert judge(found).status is Status.STEP
+    assert judge(found, range(len(found))).status is Status.STEP
 
 
 def test_all_culprits_of_the_worst_finding_are_named() -> None:
@@ -101,5 +105,5 @@ def test_all_culprits_of_the_worst_finding_are_named() -> None:
         replace(header, status=Status.NON_FINITE, culprit=culprit, detail=4 + culprit)
         for header, culprit in zip(headers(3), (2, 1, 2), strict=True)
     ]
-    verdict = judge(found)
+    verdict = judge(found, range(len(found)))
     assert (verdict.culprits, verdict.detail) == ((1, 2), 5)

@@ -271,7 +271,7 @@ def check_chunk(chunk: Chunk, shape: ChunkShape) -> None:
     assert chunk.payload.shape == (shape.payload_bytes,)
     assert isinstance(chunk.header.kind, Kind)
     assert isinstance(chunk.header.status, Status)
-    assert isinstance(judge([chunk.header]), Verdict)
+    assert isinstance(judge([chunk.header], [0]), Verdict)
 
 
 def seal(chunk: Tensor) -> None:
@@ -354,7 +354,7 @@ def test_frames_with_forged_fields_are_refused_or_read() -> None:
         found = read(chunk, shape, header)
         if found is not None:
             check_chunk(found, shape)
-            verdict = judge([header, found.header, header])
+            verdict = judge([header, found.header, header], range(3))
             assert verdict.status in Status
             assert len(verdict.steps) == 3
 

@@ -14,6 +14,8 @@ from distlion.exchange.frame import (
 )
 from distlion.exchange.gather import Gather
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.server import Server
+from distlion.exchange.watch import PeerWatch, watch_peers
 
 __all__ = [
     "MAX_WORKERS",
@@ -26,11 +28,14 @@ __all__ = [
     "Header",
     "Kind",
     "Link",
+    "PeerWatch",
     "Plan",
     "Reducer",
     "Reply",
+    "Server",
     "Status",
     "Verdict",
     "choose_exchange",
     "minority",
+    "watch_peers",
 ]

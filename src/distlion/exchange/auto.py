@@ -16,5 +16,5 @@ def choose_exchange(shape: BucketShape) -> Exchange:
     round instead of two and a round costs about what 16 KiB cost at 1 Gbit/s (0.13 ms); ``Direct``
     otherwise.
     """
-    extra_bytes = Gather().plan(shape).sent_bytes - Direct().plan(shape).sent_bytes
+    extra_bytes = Gather().plan(shape, 0).sent_bytes - Direct().plan(shape, 0).sent_bytes
     return Gather() if extra_bytes <= SPARE_BYTES else Direct()

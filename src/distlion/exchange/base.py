@@ -92,8 +92,8 @@ class Exchange(ABC):
     """
 
     @abstractmethod
-    def plan(self, shape: BucketShape) -> Plan:
-        """Declare what ``exchange`` will hand to the network for one bucket."""
+    def plan(self, shape: BucketShape, rank: int) -> Plan:
+        """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
 
     @abstractmethod
     def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:

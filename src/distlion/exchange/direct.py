@@ -40,7 +40,7 @@ class Direct(Exchange):
         all-reduce).
     """
 
-    def plan(self, shape: BucketShape) -> Plan:
+    def plan(self, shape: BucketShape, rank: int) -> Plan:
         vote, reply = _chunk_shapes(shape)
         peers = shape.n_shards - 1
         n_bytes = peers * (vote.n_bytes + reply.n_bytes)
@@ -59,7 +59,9 @@ class Direct(Exchange):
         link.all_to_all(received, chunks, step=ballot.header.step)
 
         # 2 count
-        header, present, payload = _count(received, vote_shape, reply_shape, ballot.header, reducer)
+        votes = read_chunks(received, vote_shape, kind=Kind.VOTE, bucket=ballot.header.bucket)
+        header = _find_errors(votes, replace(ballot.header, kind=Kind.REPLY), link)
+        present, payload = _count(votes, reply_shape, header, reducer)
 
         # 3 gather
         reply = empty(link, reply_shape.n_bytes)
@@ -67,7 +69,7 @@ class Direct(Exchange):
         fire_framed(link, header, reply)
         replies = empty(link, shape.n_shards, reply_shape.n_bytes)
         link.all_gather(replies, reply, step=ballot.header.step)
-        return _read_replies(replies, reply_shape, header)
+        return _read_replies(replies, reply_shape, header, link)
 
 
 def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
@@ -77,31 +79,16 @@ def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
     )
 
 
-def _count(
-    received: Tensor, vote_shape: ChunkShape, reply_shape: ChunkShape, own: Header, reducer: Reducer
-) -> tuple[Header, Tensor, Tensor]:
-    """Check the votes on this rank's shard and count them; reply with an error instead, if any."""
-    chunks = read_chunks(received, vote_shape, kind=Kind.VOTE, bucket=own.bucket)
-    header = _find_errors(chunks, replace(own, kind=Kind.REPLY))
-    whole = [chunk for chunk in chunks if chunk is not None]
-    if header.status is not Status.OK:
-        nothing = torch.zeros(vote_shape.n_params, dtype=torch.int64)
-        return header, nothing, received.new_zeros(reply_shape.payload_bytes)
-    present = torch.stack([chunk.present for chunk in whole])
-    votes = torch.stack([chunk.payload for chunk in whole])
-    return header, present.sum(0), reducer.reduce(votes, present.bool(), own.sender)
-
-
-def _find_errors(chunks: list[Chunk | None], own: Header) -> Header:
+def _find_errors(votes: list[Chunk | None], own: Header, link: Link) -> Header:
     """Put the worst of what this rank found in the votes, or knows of itself, into its header."""
     worst = own
-    for sender, chunk in enumerate(chunks):
+    for rank, chunk in zip(link.ranks, votes, strict=True):
         if chunk is None:
-            found = replace(own, status=Status.CORRUPT, culprit=sender, detail=0)
+            found = replace(own, status=Status.CORRUPT, culprit=rank, detail=0)
         elif chunk.header.step != own.step:
-            found = replace(own, status=Status.STEP, culprit=sender, detail=0)
+            found = replace(own, status=Status.STEP, culprit=rank, detail=0)
         elif chunk.header.settings != own.settings:
-            found = replace(own, status=Status.CONFIG, culprit=sender, detail=0)
+            found = replace(own, status=Status.CONFIG, culprit=rank, detail=0)
         else:
             theirs = chunk.header
             found = replace(own, status=theirs.status, culprit=theirs.culprit, detail=theirs.detail)
@@ -110,14 +97,27 @@ def _find_errors(chunks: list[Chunk | None], own: Header) -> Header:
     return worst
 
 
-def _read_replies(replies: Tensor, shape: ChunkShape, own: Header) -> Reply:
+def _count(
+    chunks: list[Chunk | None], shape: ChunkShape, header: Header, reducer: Reducer
+) -> tuple[Tensor, Tensor]:
+    """Count the votes on this rank's shard; where there was an error, nobody is present."""
+    whole = [chunk for chunk in chunks if chunk is not None]
+    if header.status is not Status.OK:
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        return nothing, torch.zeros(shape.payload_bytes, dtype=torch.uint8)
+    present = torch.stack([chunk.present for chunk in whole])
+    votes = torch.stack([chunk.payload for chunk in whole])
+    return present.sum(0), reducer.reduce(votes, present.bool(), header.sender)
+
+
+def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -> Reply:
     chunks = read_chunks(replies, shape, kind=Kind.REPLY, bucket=own.bucket)
     nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-    lost = tuple(owner for owner, chunk in enumerate(chunks) if chunk is None)
+    lost = tuple(rank for rank, chunk in zip(link.ranks, chunks, strict=True) if chunk is None)
     if lost:
         return Reply(Verdict(Status.CORRUPT, lost), nothing, replies)
     whole = [chunk for chunk in chunks if chunk is not None]
-    verdict = judge([chunk.header for chunk in whole])
+    verdict = judge([chunk.header for chunk in whole], link.ranks)
     present = whole[0].present
     if verdict.status is Status.OK and not all(
         torch.equal(chunk.present, present) for chunk in whole

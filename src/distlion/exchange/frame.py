@@ -56,10 +56,10 @@ class Header:
         kind: Vote or reply.
         step: The sender's step.
         bucket: The bucket it belongs to.
-        sender: Rank of the sender.
+        sender: Rank of the sender in the group that the chunk crosses.
         settings: Digest, unsigned 64 bits, of layout and hyperparameters of this step.
         status: What the sender found.
-        culprit: Rank where it was found; -1 for nobody.
+        culprit: Rank, among all workers, where it was found; -1 for nobody.
         detail: With an OK status, the digest of the sender's raw gradients, or 0; else the position
             in the bucket of the parameter concerned, or -1.
     """
@@ -228,26 +228,28 @@ class Verdict:
 
     Attributes:
         status: The worst finding.
-        culprits: Ranks to blame; empty where that cannot be told.
+        culprits: Ranks to blame, among all workers; empty where that cannot be told.
         detail: The parameter concerned, as its position in the bucket; -1 for none in particular.
-        steps: Every rank's step.
+        steps: Rank and step of everybody who was heard.
     """
 
     status: Status
     culprits: tuple[int, ...] = ()
     detail: int = -1
-    steps: tuple[int, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
 
 
-def judge(headers: Sequence[Header]) -> Verdict:
-    """Draw the verdict out of one header from each rank, in rank order."""
+def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
+    """Draw the verdict out of one header from each member of a link, whose ``ranks`` are given."""
     worst = max(header.status for header in headers)
-    steps = tuple(header.step for header in headers)
-    settings = tuple(header.settings for header in headers)
-    if worst < Status.CORRUPT and len(set(steps)) > 1:
-        return Verdict(Status.STEP, minority(steps), steps=steps)
-    if worst < Status.CORRUPT and len(set(settings)) > 1:
-        return Verdict(Status.CONFIG, minority(settings), steps=steps)
+    steps = tuple(zip(ranks, (header.step for header in headers), strict=True))
+    for status, values in (
+        (Status.STEP, [header.step for header in headers]),
+        (Status.CONFIG, [header.settings for header in headers]),
+    ):
+        if worst < Status.CORRUPT and len(set(values)) > 1:
+            culprits = tuple(ranks[member] for member in minority(values))
+            return Verdict(status, culprits, steps=steps)
     blamed = [header for header in headers if header.status == worst and worst]
     culprits = tuple(sorted({header.culprit for header in blamed}))
     first = next((header for header in blamed if header.culprit == culprits[0]), None)

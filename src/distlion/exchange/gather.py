@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from distlion.exchange.base import (
     Ballot,
@@ -39,38 +40,55 @@ class Gather(Exchange):
         the others lose it in their next step.
     """
 
-    def plan(self, shape: BucketShape) -> Plan:
+    def plan(self, shape: BucketShape, rank: int) -> Plan:
         peers = shape.n_shards - 1
-        n_bytes = peers * _chunk_shape(shape).n_bytes
+        n_bytes = peers * whole_vote_shape(shape).n_bytes
         return Plan(n_bytes, n_bytes, peers)
 
     def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
         """Exchange one bucket: 1 gather votes, 2 count."""
-        chunk_shape = _chunk_shape(shape)
-
         # 1 gather votes
-        chunk = empty(link, chunk_shape.n_bytes)
-        write_chunk(chunk, chunk_shape, ballot.header, ballot.present, ballot.votes.flatten())
-        fire_framed(link, ballot.header, chunk)
-        received = empty(link, shape.n_shards, chunk_shape.n_bytes)
+        chunk = write_whole_vote(link, shape, ballot)
+        received = empty(link, shape.n_shards, chunk.numel())
         link.all_gather(received, chunk, step=ballot.header.step)
 
         # 2 count
-        chunks = read_chunks(received, chunk_shape, kind=Kind.VOTE, bucket=ballot.header.bucket)
-        whole = [chunk for chunk in chunks if chunk is not None]
-        lost = tuple(rank for rank, chunk in enumerate(chunks) if chunk is None)
-        verdict = (
-            Verdict(Status.CORRUPT, lost) if lost else judge([chunk.header for chunk in whole])
-        )
-        if verdict.status is not Status.OK:
-            nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-            return Reply(verdict, nothing, received)
-        present = torch.stack([chunk.present for chunk in whole])
-        votes = torch.stack([chunk.payload for chunk in whole])
-        reply = reducer.reduce(votes, present.bool(), 0)
-        details = tuple(chunk.header.detail for chunk in whole)
-        return Reply(verdict, present.sum(0), reply.view(shape.n_shards, -1), details)
+        return count_whole_votes(received, link, shape, ballot, reducer)
 
 
-def _chunk_shape(shape: BucketShape) -> ChunkShape:
+def whole_vote_shape(shape: BucketShape) -> ChunkShape:
+    """Sizes of a chunk that holds a worker's votes on all shards."""
     return ChunkShape(shape.n_params, shape.n_shards * shape.vote_bytes)
+
+
+def write_whole_vote(link: Link, shape: BucketShape, ballot: Ballot) -> Tensor:
+    """Put a worker's votes on all shards into one chunk."""
+    chunk_shape = whole_vote_shape(shape)
+    chunk = empty(link, chunk_shape.n_bytes)
+    write_chunk(chunk, chunk_shape, ballot.header, ballot.present, ballot.votes.flatten())
+    fire_framed(link, ballot.header, chunk)
+    return chunk
+
+
+def count_whole_votes(
+    received: Tensor, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+) -> Reply:
+    """Check everybody's chunks, (workers, n) uint8, and count all shards."""
+    chunks = read_chunks(
+        received, whole_vote_shape(shape), kind=Kind.VOTE, bucket=ballot.header.bucket
+    )
+    whole = [chunk for chunk in chunks if chunk is not None]
+    lost = tuple(rank for rank, chunk in zip(link.ranks, chunks, strict=True) if chunk is None)
+    verdict = (
+        Verdict(Status.CORRUPT, lost)
+        if lost
+        else judge([chunk.header for chunk in whole], link.ranks)
+    )
+    if verdict.status is not Status.OK:
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        return Reply(verdict, nothing, received)
+    present = torch.stack([chunk.present for chunk in whole])
+    votes = torch.stack([chunk.payload for chunk in whole])
+    reply = reducer.reduce(votes, present.bool(), 0)
+    details = tuple(chunk.header.detail for chunk in whole)
+    return Reply(verdict, present.sum(0), reply.view(shape.n_shards, -1), details)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,9 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import PeerLostError, ProcessGroupError, StepTimeoutError
+from distlion.exchange.watch import Finding, Kind, PeerWatch, keep_forever
 
 # all_gather_into_tensor became all_gather_single in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# How often a wait looks for another worker's alarm.
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,23 +48,35 @@ class Link:
     """The collectives that patterns use, over one process group.
 
     Args:
-        process_group: The workers that vote; this process is one of them.
+        process_group: The workers; this process is one of them.
         device: Where the tensors on the wire live.
         timeout_s: How long one collective may take.
+        ranks: The rank of each member among all workers that vote, which errors name; None for its
+            rank in the group.
+        watch: What finds out which of all these workers failed; None to go without.
 
     Raises:
         ProcessGroupError: The group cannot carry tensors of this device.
     """
 
     def __init__(
-        self, process_group: dist.ProcessGroup, device: torch.device, *, timeout_s: float
+        self,
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        timeout_s: float,
+        ranks: Sequence[int] | None = None,
+        watch: PeerWatch | None = None,
     ) -> None:
         self.process_group = process_group
         self.device = device
         self.timeout_s = timeout_s
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
+        self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
         self.counted = Plan()
+        self._first = dist.get_global_rank(process_group, 0)
+        self._watch = watch
         self._check_backend()
 
     def _check_backend(self) -> None:
@@ -74,28 +92,53 @@ class Link:
             )
 
     def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int) -> None:
-        """Send chunk i to rank i; ``out`` and ``chunks`` are (world_size, n) uint8."""
+        """Send chunk i to member i; ``out`` and ``chunks`` are (world_size, n) uint8."""
         self._wait(
             lambda: dist.all_to_all_single(out, chunks, group=self.process_group, async_op=True),
             step,
             "all-to-all",
         )
-        self._count(chunks[0].nbytes)
+        self._count(chunks[0].nbytes, self.world_size - 1, self.world_size - 1)
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int) -> None:
-        """Send ``chunk`` (n,) to every rank; ``out`` is (world_size, n), of the same dtype."""
+        """Send ``chunk`` (n,) to every member; ``out`` is (world_size, n), of the same dtype."""
         self._wait(
             lambda: _all_gather(out.view(-1), chunk, group=self.process_group, async_op=True),
             step,
             "all-gather",
         )
-        self._count(chunk.nbytes)
+        self._count(chunk.nbytes, self.world_size - 1, self.world_size - 1)
+
+    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> None:
+        """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
+        rows = None if out is None else list(out)
+        self._wait(
+            lambda: dist.gather(
+                chunk, rows, dst=self._first, group=self.process_group, async_op=True
+            ),
+            step,
+            "gather",
+        )
+        peers = self.world_size - 1
+        self._count(chunk.nbytes, *((1, 0) if out is None else (0, peers)))
+
+    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int) -> None:
+        """Receive ``out`` (n,) from the first member; only that one gives (world_size, n)."""
+        rows = None if chunks is None else list(chunks)
+        self._wait(
+            lambda: dist.scatter(
+                out, rows, src=self._first, group=self.process_group, async_op=True
+            ),
+            step,
+            "scatter",
+        )
+        peers = self.world_size - 1
+        self._count(out.nbytes, *((0, 1) if chunks is None else (peers, 0)))
 
     def broadcast(self, tensor: Tensor, *, step: int) -> None:
-        """Overwrite ``tensor`` with that of the group's first rank; not counted."""
-        source = dist.get_global_rank(self.process_group, 0)
+        """Overwrite ``tensor`` with that of the group's first member; not counted."""
         self._wait(
-            lambda: dist.broadcast(tensor, source, group=self.process_group, async_op=True),
+            lambda: dist.broadcast(tensor, self._first, group=self.process_group, async_op=True),
             step,
             "broadcast",
         )
@@ -105,28 +148,82 @@ class Link:
         counted, self.counted = self.counted, Plan()
         return counted
 
-    def _count(self, chunk_bytes: int) -> None:
-        peers = self.world_size - 1
-        self.counted += Plan(peers * chunk_bytes, peers * chunk_bytes, peers)
+    def _count(self, chunk_bytes: int, sent: int, received: int) -> None:
+        self.counted += Plan(sent * chunk_bytes, received * chunk_bytes, sent)
 
     def _wait(self, start: Callable[[], dist.Work | None], step: int, what: str) -> None:
+        with self._in_exchange():
+            try:
+                work = start()
+                if work is None or self._wait_for(work):
+                    return
+            except RuntimeError as error:
+                reason = str(error).split("\n")[0]
+                kind: Kind = "silent" if "timed out" in reason.lower() else "lost"
+                raise self._failure(kind, step, f"the {what} failed ({reason})") from error
+            raise self._failure("silent", step, f"the {what} had no end in {self.timeout_s:g} s")
+
+    @contextmanager
+    def _in_exchange(self) -> Iterator[None]:
+        """Let others know, if they ask, that this worker has come to the exchange."""
+        if self._watch is None:
+            yield
+            return
+        self._watch.in_exchange = True
         try:
-            work = start()
-            if work is not None:
-                work.wait(timedelta(seconds=self.timeout_s))
-        except RuntimeError as error:
-            reason = str(error).split("\n")[0]
-            if "timed out" in reason.lower() or "timeout" in reason.lower():
-                raise StepTimeoutError(
-                    f"a peer did not answer in the {what} within {self.timeout_s:g} s ({reason}); "
-                    "is a worker stopped, slower than that, or has it left the training loop? "
-                    "step_timeout_s= sets the limit, init_timeout_s= that of construction",
-                    rank=self.rank,
-                    step=step,
-                ) from error
-            raise PeerLostError(
-                f"the {what} failed, most likely because a peer is gone ({reason}); look at the "
-                "other workers' logs",
-                rank=self.rank,
-                step=step,
-            ) from error
+            yield
+        finally:
+            self._watch.in_exchange = False
+
+    def _wait_for(self, work: dist.Work) -> bool:
+        """Wait for the end of a collective; False where it has none in time, or a peer failed."""
+        if self.device.type != "cpu":  # NCCL gives a communicator up when a wait is over
+            work.wait(timedelta(seconds=self.timeout_s))
+            return True
+        deadline_s = time.monotonic() + self.timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                # Below a millisecond would be 0, and that is for ever.
+                work.wait(timedelta(seconds=max(0.001, min(left_s, LOOK_S))))
+            except RuntimeError:
+                if not work.is_completed():
+                    if self._watch is not None and self._watch.alarmed.is_set():
+                        return False
+                    continue
+                work.wait()  # raises what happened, unless the end came just now
+            return True
+        return False
+
+    def _failure(self, kind: Kind, step: int, what: str) -> PeerLostError | StepTimeoutError:
+        """Find out who failed; the group is of no use from here on."""
+        keep_forever(self.process_group)
+        found = Finding(kind) if self._watch is None else self._watch.settle(kind)
+        error = StepTimeoutError if found.kind == "silent" else PeerLostError
+        return error(
+            f"{what}: {_explain(found, self.ranks[self.rank])}; nothing was committed here",
+            rank=self.ranks[self.rank],
+            step=step,
+            culprits=found.culprits,
+        )
+
+
+_LIMITS = "step_timeout_s= sets the limit, init_timeout_s= that of construction"
+
+
+def _explain(found: Finding, own: int) -> str:
+    names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
+    if own in found.culprits:
+        return "the other workers heard nothing of this one for too long, and gave it up"
+    if found.busy:
+        text = (
+            f"{names} runs, but did not come to the exchange; is it slower than the limit, or has "
+            f"it left the training loop? {_LIMITS}"
+        )
+    elif found.kind == "silent":
+        text = (
+            f"{names} does not answer; is the process stopped, its machine or network down, or "
+            f"did it make no optimizer? {_LIMITS}"
+        )
+    else:
+        text = f"{names} is gone; look at its log"
+    return f"{text} ({found.note})" if found.note else text

@@ -179,7 +179,7 @@ class DistributedLion(LionBase):
     @property
     def plan(self) -> Plan:
         """What this rank will hand to the network in one step."""
-        return sum((route.pattern.plan(route.shape) for route in self._routes), Plan())
+        return sum((route.plan() for route in self._routes), Plan())
 
     def verify_replicas(self) -> None:
         """Compare the parameters of all workers, bit by bit; every worker must call it.
@@ -449,7 +449,7 @@ class DistributedLion(LionBase):
 
     def _link(self, device: torch.device, timeout_s: float) -> Link:
         assert self._group.process_group is not None
-        return Link(self._group.process_group, device, timeout_s=timeout_s)
+        return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
 
     def _describe(self) -> list[str]:
         """Describe all that must be equal on all workers in this step."""

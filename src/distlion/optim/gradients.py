@@ -79,6 +79,9 @@ class IdenticalGradientsWatch:
         """Take the digests of one step: for each bucket, one from every rank."""
         if not self.is_watching:
             return
+        if not any(digests):  # a server's reply carries none: the server observes
+            self._steps_left -= 1
+            return
         telling = [set(bucket) for bucket in digests if any(bucket)]
         if not telling or any(len(values) > 1 for values in telling):
             self._steps_left = 0

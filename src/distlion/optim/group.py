@@ -7,7 +7,7 @@ import os
 import torch.distributed as dist
 
 from distlion.errors import ProcessGroupError
-from distlion.exchange import MAX_WORKERS
+from distlion.exchange import MAX_WORKERS, PeerWatch, watch_peers
 
 
 class VotingGroup:
@@ -34,6 +34,12 @@ class VotingGroup:
             raise ProcessGroupError(
                 f"{self.world_size} workers vote; expected {MAX_WORKERS} at most"
             )
+
+    @property
+    def watch(self) -> PeerWatch:
+        """What finds out who failed."""
+        assert self.process_group is not None
+        return watch_peers(self.process_group)
 
     def check_alive(self) -> None:
         """Raise ProcessGroupError unless group and process are those from the start."""

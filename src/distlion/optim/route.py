@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import Ballot, BucketShape, Exchange, Header, Link, Reply, choose_exchange
+from distlion.exchange import (
+    Ballot,
+    BucketShape,
+    Exchange,
+    Header,
+    Link,
+    Plan,
+    Reply,
+    choose_exchange,
+)
 from distlion.kernels import Coin, Coins, Kernels, ReplyFormat, Segment, choose_kernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, fill_buckets
 
@@ -37,6 +46,10 @@ class Route:
     def shape(self) -> BucketShape:
         """Sizes on the wire."""
         return shape_on_wire(self.bucket, self.rule)
+
+    def plan(self) -> Plan:
+        """Declare what this rank will hand to the network."""
+        return self.pattern.plan(self.shape, self.link.rank)
 
     def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, list[bool]]:
         """Encode this worker's vote, (n_blocks, planes, 8); tell which parameters are finite."""

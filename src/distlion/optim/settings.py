@@ -31,7 +31,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
             raise UnsupportedTypeError(
-                f"exchange={self.exchange!r}: expected 'auto', Direct() or Gather()"
+                f"exchange={self.exchange!r}: expected 'auto', Direct(), Gather() or Server()"
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
         check_choice("rounding", self.rounding, ("nearest", "stochastic"))

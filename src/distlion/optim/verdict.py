@@ -35,7 +35,7 @@ def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: i
     culprits = verdict.culprits
     who = spell_ranks(culprits) if culprits else "a worker"
     name = name_param(slots, verdict.detail)
-    steps = ", ".join(f"rank {rank}: step {step}" for rank, step in enumerate(verdict.steps))
+    steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
     errors: dict[Status, tuple[type[StepError], str]] = {
         Status.NON_FINITE: (
             NonFiniteError,

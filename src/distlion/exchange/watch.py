@@ -1,0 +1,199 @@
+"""Who failed: workers that lost a peer agree over the group's rendezvous store on whom to name.
+
+A transport tells that some connection closed or stayed silent, not whose fault it was. So the first
+worker that fails raises an alarm in the store through which the group met; every worker that still
+runs answers; and those that do not answer are named, by all the others alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch.distributed as dist
+
+POLL_S = 0.2
+ANSWER_S = 0.6
+READ_S = 0.2
+
+Kind = Literal["lost", "silent"]
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the workers agreed on.
+
+    Attributes:
+        kind: "lost", a connection closed; "silent", somebody did not answer in time.
+        culprits: Ranks in the group; empty where that cannot be told.
+        busy: Whether the culprits do run, but did not come to the exchange.
+        note: What else is known, for the message.
+    """
+
+    kind: Kind
+    culprits: tuple[int, ...] = ()
+    busy: bool = False
+    note: str = ""
+
+
+class PeerWatch:
+    """One worker's part in finding out who failed; one for each process group.
+
+    A daemon thread looks for an alarm every 0.2 s, so that a worker that computes answers too.
+
+    Args:
+        process_group: The workers.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self._rank = dist.get_rank(process_group)
+        self._world_size = dist.get_world_size(process_group)
+        self._store = _store_of(process_group)
+        self._ended = threading.Event()
+        self.alarmed = threading.Event()
+        self.in_exchange = False
+        thread = threading.Thread(
+            target=_listen,
+            args=(weakref.ref(self), self._ended),
+            name="distlion watch",
+            daemon=True,
+        )
+        thread.start()
+        weakref.finalize(self, self._ended.set)
+        # A thread that asks the store while the interpreter is wound up would abort it.
+        atexit.register(_end, self._ended, thread)
+
+    def look(self) -> bool:
+        """Look for an alarm, and answer it; tell whether to look again."""
+        if not self._store.check(["distlion/alarm"]):
+            return True
+        self._answer()
+        self.alarmed.set()
+        return False
+
+    def settle(self, kind: Kind) -> Finding:
+        """Agree with all workers that answer on who failed; takes a second at most."""
+        found = _within(ANSWER_S + 2 * READ_S, lambda: self._settle(kind))
+        if found is not None:
+            return found
+        return Finding(
+            kind,
+            note="the store through which the group met does not answer either, so that this "
+            "worker may itself be cut off, or the worker that keeps the store is gone (rank 0, "
+            "unless torchrun keeps it)",
+        )
+
+    def _settle(self, kind: Kind) -> Finding:
+        """1 raise the alarm, 2 wait for answers, 3 publish the finding, 4 let others read it."""
+        # 1 raise the alarm
+        self._answer()
+        self._store.set("distlion/alarm", kind)
+        self.alarmed.set()
+
+        # 2 wait for answers
+        everybody = range(self._world_size)
+        self._await("answer", everybody, ANSWER_S)
+
+        # 3 publish the finding; the first one stands
+        if not self._store.check(["distlion/finding"]):
+            found = json.dumps(self._conclude(kind))
+            self._store.compare_set("distlion/finding", "", found)
+        finding = json.loads(self._store.get("distlion/finding"))
+
+        # 4 let others read it: this worker may keep the store
+        self._store.set(f"distlion/read/{self._rank}", "")
+        present = [rank for rank in everybody if rank not in finding["culprits"]]
+        self._await("read", present, READ_S)
+        return Finding(finding["kind"], tuple(finding["culprits"]), finding["busy"])
+
+    def _answer(self) -> None:
+        where = "exchange" if self.in_exchange else "elsewhere"
+        self._store.set(f"distlion/answer/{self._rank}", where)
+
+    def _await(self, what: str, ranks: Any, limit_s: float) -> None:
+        deadline_s = time.monotonic() + limit_s
+        keys = [f"distlion/{what}/{rank}" for rank in ranks]
+        while time.monotonic() < deadline_s and not self._store.check(keys):
+            self._ended.wait(0.02)
+
+    def _conclude(self, kind: Kind) -> dict[str, Any]:
+        heard: dict[int, bool] = {}
+        for rank in range(self._world_size):
+            key = f"distlion/answer/{rank}"
+            if self._store.check([key]):
+                heard[rank] = self._store.get(key) == b"exchange"
+        culprits = [rank for rank in range(self._world_size) if rank not in heard]
+        busy = kind == "silent" and not culprits
+        if busy:
+            culprits = [rank for rank, in_exchange in heard.items() if not in_exchange]
+        return {"kind": kind, "culprits": culprits, "busy": busy}
+
+
+_watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.WeakKeyDictionary()
+
+
+def watch_peers(process_group: dist.ProcessGroup) -> PeerWatch:
+    """Return the watch of a group, which is started when first asked for."""
+    if process_group not in _watches:
+        _watches[process_group] = PeerWatch(process_group)
+    return _watches[process_group]
+
+
+def keep_forever(process_group: dist.ProcessGroup) -> None:
+    """Never destroy a group: after a failure, its destructor waits for peers that may be silent.
+
+    Gloo cannot abort a collective, so that an interpreter would not come to its end.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+
+
+def _store_of(process_group: dist.ProcessGroup) -> Any:
+    # Public since torch 2.13 or so; the older way is private, and the same.
+    if hasattr(process_group, "get_group_store"):
+        return process_group.get_group_store()
+    return dist.distributed_c10d._get_process_group_store(process_group)
+
+
+def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
+    while not ended.wait(POLL_S):
+        found = watch()
+        if found is None:
+            return
+        try:
+            if not found.look():
+                return
+        except RuntimeError:  # the store is gone: nobody can answer through it any more
+            return
+        del found
+
+
+def _end(ended: threading.Event, thread: threading.Thread) -> None:
+    ended.set()
+    thread.join(1.0)
+
+
+def _within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
+    """Return what ``function`` returns; None if it fails or needs longer than ``limit_s``.
+
+    A store whose host is silent may block for minutes.
+    """
+    answers: list[_Answer] = []
+
+    def call() -> None:
+        try:
+            answers.append(function())
+        except RuntimeError:
+            return
+
+    thread = threading.Thread(target=call, name="distlion finding", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return answers[0] if answers else None
