@@ -40,8 +40,10 @@ class Case:
     absent: bool = False
     rounding: str = "nearest"
     exp_avg_dtype: str | None = None
-    exchange: distlion.Direct | distlion.Gather | str = "auto"
+    exchange: distlion.Direct | distlion.Gather | distlion.Server | str = "auto"
     bucket_elements: int | None = None
+    overlap: bool = False
+    micro_steps: int = 1
 
     @property
     def sizes(self) -> list[int]:
@@ -164,6 +166,7 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
         "rounding": case.rounding,
         "exp_avg_dtype": None if case.exp_avg_dtype is None else getattr(torch, case.exp_avg_dtype),
         "bucket_elements": case.bucket_elements,
+        "overlap": case.overlap,
         "step_timeout_s": 20,
     }
     return distlion.DistributedLion(param_groups, **(defaults | options))
@@ -173,6 +176,30 @@ def set_grads(optimizer: torch.optim.Optimizer, grads: Sequence[oracle.F32 | Non
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for p, grad in zip(params, grads, strict=True):
         p.grad = None if grad is None else torch.from_numpy(grad).to(p.dtype).reshape(p.shape)
+
+
+def accumulate_grads(optimizer: distlion.DistributedLion, case: Case, step: int, rank: int) -> None:
+    """Let gradients arrive through backward, in ``case.micro_steps`` passes."""
+    optimizer.zero_grad()
+    for micro_step in range(case.micro_steps):
+        grads = worker_grads(case, step * case.micro_steps + micro_step, rank)
+        if micro_step == case.micro_steps - 1:
+            run_backward(optimizer, grads)
+        else:
+            with optimizer.no_sync():
+                run_backward(optimizer, grads)
+
+
+def run_backward(optimizer: torch.optim.Optimizer, grads: Sequence[oracle.F32 | None]) -> None:
+    """Run a backward pass that leaves just these gradients."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    terms = [
+        (p * torch.from_numpy(grad).to(p.dtype).reshape(p.shape)).sum().float()
+        for p, grad in zip(params, grads, strict=True)
+        if grad is not None
+    ]
+    if terms:
+        sum(terms[1:], terms[0]).backward()
 
 
 def snapshot(optimizer: torch.optim.Optimizer, error: str | None = None) -> Outcome:
@@ -187,7 +214,10 @@ def snapshot(optimizer: torch.optim.Optimizer, error: str | None = None) -> Outc
 def play_worker(rank: int, world_size: int, case: Case) -> Outcome:
     optimizer = make_optimizer(case, rank=rank)
     for step in range(case.steps):
-        set_grads(optimizer, worker_grads(case, step, rank))
+        if case.overlap or case.micro_steps > 1:
+            accumulate_grads(optimizer, case, step, rank)
+        else:
+            set_grads(optimizer, worker_grads(case, step, rank))
         optimizer.step()
     return snapshot(optimizer)
 

@@ -4,18 +4,20 @@ from importlib.metadata import version as _version
 
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.exchange import Direct, Gather, Server
-from distlion.optim import DistributedLion, Lion
+from distlion.optim import ClipNorm, DistributedLion, Lion, Nodes
 
 __version__ = _version("distlion")
 
 __all__ = [
     "Average",
+    "ClipNorm",
     "Direct",
     "DistributedLion",
     "FullPrecision",
     "Gather",
     "Lion",
     "MajorityVote",
+    "Nodes",
     "QuantizedVote",
     "Server",
     "TernaryVote",

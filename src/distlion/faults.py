@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from distlion.errors import InvalidArgumentError
 
-Point = Literal["before_step", "after_encode", "framed", "before_commit"]
-POINTS: tuple[Point, ...] = ("before_step", "after_encode", "framed", "before_commit")
+Point = Literal["before_step", "after_encode", "framed", "counted", "before_commit", "after_commit"]
+POINTS: tuple[Point, ...] = get_args(Point)
 
 
 @dataclass
@@ -40,8 +40,9 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
         step: Step, counted from 0.
         point: "before_step" (nothing has happened), "after_encode" (votes packed, checks of the
             gradients still to come), "framed" (a checksummed chunk is about to be sent; ``action``
-            gets its bytes, a uint8 tensor), "before_commit" (all replies are in). At the other
-            points ``action`` gets the optimizer.
+            gets its bytes, a uint8 tensor), "counted" (this rank has received and counted votes;
+            ``action`` gets a header), "before_commit" (all replies are in), "after_commit". At the
+            other points ``action`` gets the optimizer.
         action: Called once each time that rank, step and point meet.
 
     Returns:

@@ -60,7 +60,7 @@ class Bucket:
     Attributes:
         index: Number of the bucket, in the order in which buckets are exchanged.
         members: For each slot, the position of its parameter among the trainable ones.
-        slots: Their places, in group order.
+        slots: Their places, in the order in which they are packed.
         n_shards: Number of owners, the world size.
     """
 
@@ -72,7 +72,7 @@ class Bucket:
     @property
     def shard_blocks(self) -> int:
         """Blocks that each owner counts."""
-        n_words = self.slots[-1].bucket_word + self.slots[-1].n_words
+        n_words = self.slots[-1].bucket_word + self.slots[-1].n_words if self.slots else 0
         return -(-n_words // (BLOCK_WORDS * self.n_shards))
 
     @property
@@ -97,7 +97,12 @@ def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, 
 
 
 def fill_buckets(
-    slots: Sequence[Slot], kinds: Sequence[Hashable], *, n_shards: int, bucket_elements: int
+    slots: Sequence[Slot],
+    kinds: Sequence[Hashable],
+    *,
+    n_shards: int,
+    bucket_elements: int,
+    backwards: bool = False,
 ) -> tuple[Bucket, ...]:
     """Put parameters of one kind (rule, dtype, device) into buckets, in group order.
 
@@ -108,16 +113,69 @@ def fill_buckets(
         n_shards: The world size.
         bucket_elements: A bucket takes no further parameter once it would hold more coordinates
             than this. A parameter is never cut: a larger one has a bucket of its own.
+        backwards: Take parameters from the last to the first, as their gradients arrive, and let
+            buckets come in the order in which that completes them.
     """
     by_kind: dict[Hashable, list[int]] = {}
-    for position, (slot, kind) in enumerate(zip(slots, kinds, strict=True)):
-        if slot.n_elements:
-            by_kind.setdefault(kind, []).append(position)
+    positions = range(len(slots))
+    for position in reversed(positions) if backwards else positions:
+        if slots[position].n_elements:
+            by_kind.setdefault(kinds[position], []).append(position)
     groups = [part for kind in by_kind.values() for part in _split(slots, kind, bucket_elements)]
+    if backwards:
+        groups.sort(key=min, reverse=True)
     return tuple(
         Bucket(index, tuple(part), _pack(slots[i] for i in part), n_shards)
         for index, part in enumerate(groups)
     )
+
+
+def cut_params(
+    sizes: Sequence[int], *, n_parts: int, unit_elements: int
+) -> list[tuple[tuple[int, int], ...]]:
+    """Cut every parameter into one piece for each part, of about equal size.
+
+    Args:
+        sizes: Coordinates of each parameter.
+        n_parts: Number of parts.
+        unit_elements: Pieces begin at multiples of this; a multiple of 64.
+
+    Returns:
+        For each parameter, (start, stop) of each part, some perhaps empty. They depend on this
+        parameter and those before it only; the parts that get a unit more take turns.
+    """
+    pieces = []
+    turn = 0
+    for size in sizes:
+        least, more = divmod(-(-size // unit_elements), n_parts)
+        units = [least + ((part - turn) % n_parts < more) for part in range(n_parts)]
+        turn = (turn + more) % n_parts
+        ends = [min(size, end * unit_elements) for end in itertools.accumulate(units, initial=0)]
+        pieces.append(tuple(itertools.pairwise(ends)))
+    return pieces
+
+
+def take_part(
+    bucket: Bucket, pieces: Sequence[Sequence[tuple[int, int]]], part: int, *, n_shards: int
+) -> Bucket:
+    """Return the bucket of the pieces that one part has of another bucket.
+
+    Args:
+        bucket: Of whole parameters.
+        pieces: Of ``cut_params``, for all trainable parameters.
+        part: Which part.
+        n_shards: Owners of the new bucket.
+    """
+    cut = [
+        (position, slot, *pieces[position][part])
+        for position, slot in zip(bucket.members, bucket.slots, strict=True)
+    ]
+    kept = [entry for entry in cut if entry[2] < entry[3]]
+    slots = _pack(
+        Slot(slot.name, stop - start, slot.first_word + start // WORD_ELEMENTS, 0)
+        for _, slot, start, stop in kept
+    )
+    return Bucket(bucket.index, tuple(entry[0] for entry in kept), slots, n_shards)
 
 
 def _split(slots: Sequence[Slot], positions: list[int], bucket_elements: int) -> list[list[int]]:

@@ -1,16 +1,21 @@
 """Who sends which bytes to whom, over a process group: one file for each pattern."""
 
-from distlion.exchange.auto import choose_exchange
-from distlion.exchange.base import Ballot, BucketShape, Exchange, Reducer, Reply
+from distlion.exchange.base import Ballot, BucketShape, Exchange, Reducer, Reply, empty
 from distlion.exchange.direct import Direct
 from distlion.exchange.frame import (
     MAX_WORKERS,
     PROTOCOL_VERSION,
+    Chunk,
+    ChunkShape,
     Header,
     Kind,
     Status,
     Verdict,
+    find_errors,
     minority,
+    read_chunks,
+    with_error,
+    write_chunk,
 )
 from distlion.exchange.gather import Gather
 from distlion.exchange.link import Link, Plan
@@ -22,6 +27,8 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Ballot",
     "BucketShape",
+    "Chunk",
+    "ChunkShape",
     "Direct",
     "Exchange",
     "Gather",
@@ -35,7 +42,11 @@ __all__ = [
     "Server",
     "Status",
     "Verdict",
-    "choose_exchange",
+    "empty",
+    "find_errors",
     "minority",
+    "read_chunks",
     "watch_peers",
+    "with_error",
+    "write_chunk",
 ]

@@ -109,7 +109,12 @@ class Exchange(ABC):
 
 def fire_framed(link: Link, header: Header, chunks: Tensor) -> None:
     """Let a test break bytes that are about to leave."""
-    faults.fire(rank=link.rank, step=header.step, point="framed", subject=chunks)
+    faults.fire(rank=link.ranks[link.rank], step=header.step, point="framed", subject=chunks)
+
+
+def fire_counted(link: Link, header: Header) -> None:
+    """Let a test fail a rank that has everybody's votes, whose reply nobody has yet."""
+    faults.fire(rank=link.ranks[link.rank], step=header.step, point="counted", subject=header)
 
 
 def empty(link: Link, *shape: int) -> Tensor:

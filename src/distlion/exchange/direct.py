@@ -14,6 +14,7 @@ from distlion.exchange.base import (
     Reducer,
     Reply,
     empty,
+    fire_counted,
     fire_framed,
 )
 from distlion.exchange.frame import (
@@ -23,6 +24,7 @@ from distlion.exchange.frame import (
     Kind,
     Status,
     Verdict,
+    find_errors,
     judge,
     read_chunks,
     write_chunk,
@@ -60,8 +62,9 @@ class Direct(Exchange):
 
         # 2 count
         votes = read_chunks(received, vote_shape, kind=Kind.VOTE, bucket=ballot.header.bucket)
-        header = _find_errors(votes, replace(ballot.header, kind=Kind.REPLY), link)
+        header = find_errors(votes, replace(ballot.header, kind=Kind.REPLY), link.ranks)
         present, payload = _count(votes, reply_shape, header, reducer)
+        fire_counted(link, header)
 
         # 3 gather
         reply = empty(link, reply_shape.n_bytes)
@@ -77,24 +80,6 @@ def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
         ChunkShape(shape.n_params, shape.vote_bytes),
         ChunkShape(shape.n_params, shape.reply_bytes, shape.has_counts),
     )
-
-
-def _find_errors(votes: list[Chunk | None], own: Header, link: Link) -> Header:
-    """Put the worst of what this rank found in the votes, or knows of itself, into its header."""
-    worst = own
-    for rank, chunk in zip(link.ranks, votes, strict=True):
-        if chunk is None:
-            found = replace(own, status=Status.CORRUPT, culprit=rank, detail=0)
-        elif chunk.header.step != own.step:
-            found = replace(own, status=Status.STEP, culprit=rank, detail=0)
-        elif chunk.header.settings != own.settings:
-            found = replace(own, status=Status.CONFIG, culprit=rank, detail=0)
-        else:
-            theirs = chunk.header
-            found = replace(own, status=theirs.status, culprit=theirs.culprit, detail=theirs.detail)
-        if found.status > worst.status:
-            worst = found
-    return worst
 
 
 def _count(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from distlion.kernels import choose_kernels
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FIELDS = struct.Struct("<4sHBBqqQQIIi8x")
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = FIELDS.size + CHECKSUM.size
@@ -30,10 +30,18 @@ MAX_WORKERS = (1 << 16) - 1
 
 
 class Kind(IntEnum):
-    """Which way a chunk goes."""
+    """What a chunk carries."""
 
     VOTE = 1
     REPLY = 2
+    GRADIENT = 3
+    """A worker's gradients, to the ranks of its node."""
+    FINITE = 4
+    """Which parameters are finite on a rank, to the ranks of its node."""
+    NODE_REPLY = 5
+    """The reply on one rank's part, to the ranks of its node."""
+    NORM = 6
+    """Of a gradient, as far as one rank has it."""
 
 
 class Status(IntEnum):
@@ -43,9 +51,11 @@ class Status(IntEnum):
     NON_FINITE = 1
     SPARSE_GRADIENT = 2
     GRADIENT_CHANGED = 3
-    CONFIG = 4
-    STEP = 5
-    CORRUPT = 6
+    SETTINGS_CHANGED = 4
+    CANCELLED = 5
+    CONFIG = 6
+    STEP = 7
+    CORRUPT = 8
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Header:
         status: What the sender found.
         culprit: Rank, among all workers, where it was found; -1 for nobody.
         detail: With an OK status, the digest of the sender's raw gradients, or 0; else the position
-            in the bucket of the parameter concerned, or -1.
+            among trainable parameters of the one concerned, or -1.
     """
 
     kind: Kind
@@ -212,6 +222,28 @@ def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int) -> l
     ]
 
 
+def with_error(header: Header, status: Status, *, culprit: int, detail: int = -1) -> Header:
+    """Put an error into a header, unless it holds a graver one, or one that was found earlier."""
+    if status <= header.status:
+        return header
+    return replace(header, status=status, culprit=culprit, detail=detail)
+
+
+def find_errors(chunks: Sequence[Chunk | None], own: Header, ranks: Sequence[int]) -> Header:
+    """Put the worst of what was received, one chunk from each of ``ranks``, into a header."""
+    for rank, chunk in zip(ranks, chunks, strict=True):
+        if chunk is None:
+            own = with_error(own, Status.CORRUPT, culprit=rank)
+        elif chunk.header.step != own.step:
+            own = with_error(own, Status.STEP, culprit=rank)
+        elif chunk.header.settings != own.settings:
+            own = with_error(own, Status.CONFIG, culprit=rank)
+        else:
+            theirs = chunk.header
+            own = with_error(own, theirs.status, culprit=theirs.culprit, detail=theirs.detail)
+    return own
+
+
 def _to_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
@@ -229,7 +261,8 @@ class Verdict:
     Attributes:
         status: The worst finding.
         culprits: Ranks to blame, among all workers; empty where that cannot be told.
-        detail: The parameter concerned, as its position in the bucket; -1 for none in particular.
+        detail: The parameter concerned, as its position among trainable ones; -1 for none in
+            particular.
         steps: Rank and step of everybody who was heard.
     """
 

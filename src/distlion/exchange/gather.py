@@ -14,6 +14,7 @@ from distlion.exchange.base import (
     Reducer,
     Reply,
     empty,
+    fire_counted,
     fire_framed,
 )
 from distlion.exchange.frame import (
@@ -84,6 +85,7 @@ def count_whole_votes(
         if lost
         else judge([chunk.header for chunk in whole], link.ranks)
     )
+    fire_counted(link, ballot.header)
     if verdict.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(verdict, nothing, received)

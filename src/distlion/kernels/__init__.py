@@ -4,6 +4,7 @@ from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import (
     EXP_AVG_DTYPES,
     PARAM_DTYPES,
+    SCALE_BLOCK_ELEMENTS,
     Coefficients,
     Kernels,
     ReplyFormat,
@@ -14,6 +15,7 @@ from distlion.kernels.dispatch import check_denormals, choose_kernels
 __all__ = [
     "EXP_AVG_DTYPES",
     "PARAM_DTYPES",
+    "SCALE_BLOCK_ELEMENTS",
     "Coefficients",
     "Coin",
     "Coins",

@@ -1,7 +1,9 @@
 """Lion, alone and with workers that vote."""
 
+from distlion.optim.clipping import ClipNorm
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
+from distlion.optim.node_stage import Nodes
 from distlion.optim.traffic import Traffic
 
-__all__ = ["DistributedLion", "Lion", "Traffic"]
+__all__ = ["ClipNorm", "DistributedLion", "Lion", "Nodes", "Traffic"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,21 +21,17 @@ from distlion.errors import (
     ReplicaMismatchError,
     UnsupportedTypeError,
 )
-from distlion.exchange import (
-    Exchange,
-    Header,
-    Kind,
-    Link,
-    Plan,
-    Status,
-    Verdict,
-)
+from distlion.exchange import Exchange, Header, Kind, Link, Plan, Reply, Status, Verdict
 from distlion.kernels import Coin, Coins, Segment
-from distlion.layout import Slot
+from distlion.layout import cut_params
 from distlion.optim.arguments import check_exp_avg_dtype, check_rounding, list_group
+from distlion.optim.clipping import ClipNorm, Clipper, clip_alone
 from distlion.optim.gradients import IdenticalGradientsWatch
 from distlion.optim.group import VotingGroup
 from distlion.optim.lion import LionBase, check_finite, step_alone
+from distlion.optim.network import VotingNetwork
+from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS, Nodes
+from distlion.optim.overlap import Overlap
 from distlion.optim.replicas import (
     broadcast_params,
     digest_lines,
@@ -44,12 +40,23 @@ from distlion.optim.replicas import (
     shake_hands,
     verify_replicas,
 )
-from distlion.optim.route import Route, build_routes
+from distlion.optim.route import Route
 from distlion.optim.saved_state import parse_groups, spell_groups
 from distlion.optim.settings import Settings, describe_hyperparameters, describe_params
 from distlion.optim.traffic import Traffic
 from distlion.optim.verdict import log_skip, raise_verdict, worst_of
-from distlion.optim.vote import StepInputs, abstain, cast_vote, check_unchanged, find_nonfinite
+from distlion.optim.vote import (
+    BucketVote,
+    Draft,
+    StepInputs,
+    abstain,
+    abstain_from,
+    cast_vote,
+    check_unchanged,
+    draft_vote,
+    find_nonfinite,
+    keep_header,
+)
 
 
 class DistributedLion(LionBase):
@@ -124,8 +131,11 @@ class DistributedLion(LionBase):
         weight_decay: float = 0.0,
         aggregation: Aggregation | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
+        nodes: Nodes | None = None,
         process_group: dist.ProcessGroup | None = None,
+        overlap: bool = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
+        clip_norm: ClipNorm | None = None,
         rounding: Literal["nearest", "stochastic"] = "nearest",
         exp_avg_dtype: torch.dtype | None = None,
         bucket_elements: int | None = None,
@@ -137,7 +147,10 @@ class DistributedLion(LionBase):
         check_exp_avg_dtype(exp_avg_dtype)
         self._settings = Settings(
             exchange=exchange,
+            nodes=nodes,
+            overlap=overlap,
             nonfinite=nonfinite,
+            clip_norm=clip_norm,
             rounding=rounding,
             bucket_elements=bucket_elements,
             check_every=check_every,
@@ -146,10 +159,13 @@ class DistributedLion(LionBase):
             seed=seed,
         )
         self._group = VotingGroup(process_group)
+        world_size = self._group.world_size
+        self._node_size = 1 if nodes is None or world_size == 1 else nodes.resolve(world_size)
+        self._network = VotingNetwork(self._group, self._settings, self._node_size)
         self._traffic = Traffic()
         self._watch = IdenticalGradientsWatch()
-        self._links: dict[torch.device, Link] = {}
-        self._routes: list[Route] = []
+        self._overlap: Overlap | None = None
+        self._clipper: Clipper | None = None
         self._verified = False
         self._dead: str | None = None
         self._ready = False
@@ -178,8 +194,8 @@ class DistributedLion(LionBase):
 
     @property
     def plan(self) -> Plan:
-        """What this rank will hand to the network in one step."""
-        return sum((route.plan() for route in self._routes), Plan())
+        """What this rank will hand to the network in one step; with nodes, to other nodes."""
+        return self._network.plan()
 
     def verify_replicas(self) -> None:
         """Compare the parameters of all workers, bit by bit; every worker must call it.
@@ -191,6 +207,7 @@ class DistributedLion(LionBase):
             ProcessGroupError: The group is gone.
         """
         self._check_usable()
+        self._check_idle("verify_replicas()")
         if self._group.world_size > 1:
             with self._fatal("verify_replicas()"):
                 self._meet("verify_replicas()", self._describe())
@@ -219,6 +236,8 @@ class DistributedLion(LionBase):
             raise
         except BaseException as error:
             if self._dead is not None:
+                if self._overlap is not None:
+                    self._overlap.close()
                 self._dead = f"{what} failed ({type(error).__name__}: {error})"
             raise
         self._dead = None
@@ -228,6 +247,7 @@ class DistributedLion(LionBase):
         if self._group.world_size == 1:
             self._step_alone()
             return
+        self._check_scaler()
         self._fire("before_step")
         with self._fatal(f"step {self.committed_step}"):
             committed = self._vote_and_commit()
@@ -237,30 +257,47 @@ class DistributedLion(LionBase):
 
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
-        inputs = self._gather_inputs()
-        votes = [
-            cast_vote(
-                route,
-                [self._params[member] for member in route.bucket.members],
-                inputs,
-                after_encode=lambda: self._fire("after_encode"),
-            )
-            for route in self._routes
-        ]
+        inputs, votes = self._cast_votes()
         self._count_traffic()
-        bucket, verdict = worst_of([(vote.route.bucket, vote.reply.verdict) for vote in votes])
+        verdict = worst_of([vote.verdict for vote in votes])
         if verdict.status is not Status.OK:
-            return self._abandon(bucket.slots, verdict, self._describe())
+            return self._abandon(verdict, self._describe())
         self._check_frozen()
         if self._settings.check_every is not None and not self._verified:
             self._compare_replicas()
         self._fire("before_commit")
-        check_unchanged(votes, rank=self._group.rank, step=self.committed_step)
+        names = [slot.name for slot in self._slots]
+        check_unchanged(votes, names, rank=self._group.rank, step=self.committed_step)
         for vote in votes:
-            vote.commit(self._rounding(inputs.coins))
+            vote.commit(inputs, self._rounding(inputs.coins))
         self._advance()
         self._watch.observe([vote.reply.details for vote in votes])
+        faults.fire(
+            rank=self._group.rank, step=self.committed_step - 1, point="after_commit", subject=self
+        )
         return True
+
+    def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
+        inputs, routes = self._gather_inputs(), self._network.routes
+        if self._overlap is not None:
+            return self._overlap.finish(inputs)
+        if self._clipper is None:
+            return inputs, [self._cast(route, inputs) for route in routes]
+        drafts = [draft_vote(route, self._params, inputs) for route in routes]
+        drafts = self._clipper.apply(drafts, inputs.header)
+        return inputs, [self._cast_draft(draft, inputs) for draft in drafts]
+
+    def _cast(
+        self, route: Route, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
+    ) -> BucketVote:
+        return self._cast_draft(draft_vote(route, self._params, inputs), inputs, complete)
+
+    def _cast_draft(
+        self, draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
+    ) -> BucketVote:
+        return cast_vote(
+            draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
+        )
 
     def _meet(self, call: str, lines: Sequence[str], step: int | None = None) -> None:
         """Meet all workers before collectives out of turn: a step in which nobody votes.
@@ -274,21 +311,25 @@ class DistributedLion(LionBase):
         """
         lines = [f"call: {call}", *lines]
         step = self.committed_step if step is None else step
-        rank = self._group.rank
-        header = Header(Kind.VOTE, step, 0, rank, digest_settings(lines))
-        coins = Coins(self._settings.seed, step, rank)
-        replies = [(route.bucket, route.abstain(header, coins)) for route in self._routes]
-        for link in self._links.values():
-            link.take_counted()
-        bucket, verdict = worst_of([(bucket, reply.verdict) for bucket, reply in replies])
+        header = Header(Kind.VOTE, step, 0, 0, digest_settings(lines))
+        if self._clipper is not None:
+            self._clipper.take_part(header)
+        replies = [self._abstain(route, header) for route in self._network.routes]
+        self._network.take_counted()
+        verdict = worst_of([reply.verdict for reply in replies])
         if verdict.status is not Status.OK:
-            self._abandon(bucket.slots, verdict, lines)
+            self._abandon(verdict, lines)
+
+    def _abstain(self, route: Route, header: Header) -> Reply:
+        coins = Coins(self._settings.seed, header.step, self._network.voter)
+        return abstain_from(route, header, coins, nonfinite=self._settings.nonfinite)
 
     def _gather_inputs(self) -> StepInputs:
-        step, rank = self.committed_step, self._group.rank
+        step = self.committed_step
         return StepInputs(
-            header=Header(Kind.VOTE, step, 0, rank, digest_settings(self._describe_briefly())),
-            coins=Coins(self._settings.seed, step, rank),
+            rank=self._group.rank,
+            header=Header(Kind.VOTE, step, 0, 0, digest_settings(self._describe_briefly())),
+            coins=Coins(self._settings.seed, step, self._network.voter),
             coefficients=self._coefficients(),
             state=self.state,
             nonfinite=self._settings.nonfinite,
@@ -296,20 +337,18 @@ class DistributedLion(LionBase):
             wants_digest=self._watch.is_watching,
         )
 
-    def _abandon(
-        self, slots: Sequence[Slot], verdict: Verdict, lines: Sequence[str]
-    ) -> Literal[False]:
+    def _abandon(self, verdict: Verdict, lines: Sequence[str]) -> Literal[False]:
         """Raise what the verdict says, or skip the step where that is the policy."""
         rank, step = self._group.rank, self.committed_step
         if verdict.status < Status.CONFIG:
             self._dead = None
         if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
-            log_skip(slots, verdict, rank=rank, step=step)
+            log_skip(self._slots, verdict, rank=rank, step=step)
             return False
         if verdict.status is Status.CONFIG:
             link = self._link(self._params[0].device, self._settings.step_timeout_s)
             explain_difference(link, lines, step=step)
-        return raise_verdict(slots, verdict, rank=rank, step=step)
+        return raise_verdict(self._slots, verdict, rank=rank, step=step)
 
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
@@ -319,15 +358,79 @@ class DistributedLion(LionBase):
         segments: Sequence[Segment] = self._make_segments(
             self._params, self._slots, self.committed_step
         )
+        if self._settings.clip_norm is not None:
+            segments = clip_alone(segments, self._settings.clip_norm)
         finite = check_finite(segments)
         if inputs.nonfinite == "abstain":
             finite = [is_finite and not inputs.found_inf for is_finite in finite]
             segments = abstain(segments, finite, rank=0, step=self.committed_step)
-        elif (position := find_nonfinite(finite, inputs)) is not None:
-            self._abandon(self._slots, Verdict(Status.NON_FINITE, (0,), position), [])
+        elif (position := find_nonfinite(finite, range(len(finite)), inputs)) is not None:
+            self._abandon(Verdict(Status.NON_FINITE, (0,), position), [])
             return
         step_alone(self._params, segments, self._rounding(inputs.coins))
         self._advance()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients: with ``overlap=True``, no vote leaves during backward in here.
+
+        All backward passes of a step but the last one belong inside. Without overlap nothing leaves
+        before ``step()`` anyway.
+
+        Example:
+            >>> with optimizer.no_sync():
+            ...     model(first).loss.backward()
+            >>> model(second).loss.backward()
+            >>> optimizer.step()
+        """
+        if self._overlap is None:
+            yield
+            return
+        with self._overlap.pause():
+            yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset gradients; with ``overlap=True``, give up a step whose first votes have left.
+
+        Raises:
+            StepMismatchError: Some workers gave it up and others did not; nothing was committed.
+        """
+        if self._overlap is not None and self._overlap.is_under_way:
+            if self._dead is None:
+                with self._fatal("zero_grad()"):
+                    self._give_up()
+            else:
+                self._overlap.forget()
+        super().zero_grad(set_to_none)
+
+    def _give_up(self) -> None:
+        """Complete the exchanges of this step without committing it."""
+        assert self._overlap is not None
+        replies = self._overlap.cancel()
+        self._count_traffic()
+        verdict = worst_of([reply.verdict for reply in replies])
+        everybody = len(verdict.culprits) == self._group.world_size
+        if verdict.status is not Status.CANCELLED or not everybody:
+            self._abandon(verdict, self._describe())
+
+    def _check_scaler(self) -> None:
+        """Refuse a GradScaler with overlap: votes leave before it tells the scale of gradients."""
+        if self._overlap is None or getattr(self, "grad_scale", None) is None:
+            return
+        if self._overlap.is_under_way:
+            with self._fatal("step() of a GradScaler"):
+                self._give_up()
+        raise InvalidArgumentError(
+            "overlap=True cannot be used with a GradScaler; use overlap=False, or bfloat16, which "
+            "needs no scaler"
+        )
+
+    def _check_idle(self, call: str) -> None:
+        if self._overlap is not None and self._overlap.is_under_way:
+            raise InvalidArgumentError(
+                f"{call} between backward and step(): with overlap=True votes of this step have "
+                "left; call step() before, or zero_grad() on all workers"
+            )
 
     def _advance(self) -> None:
         for group in self.param_groups:
@@ -338,11 +441,9 @@ class DistributedLion(LionBase):
 
     def _count_traffic(self) -> None:
         """Move what the links have counted since the last step into ``traffic``."""
-        sent = Plan()
-        for link in self._links.values():
-            sent += link.take_counted()
+        between, inside = self._network.take_counted()
         n_elements = sum(slot.n_elements for slot in self._slots)
-        self._traffic = self._traffic.add_step(sent, n_elements)
+        self._traffic = self._traffic.add_step(between, inside, n_elements)
 
     def _fire(self, point: faults.Point) -> None:
         faults.fire(rank=self._group.rank, step=self.committed_step, point=point, subject=self)
@@ -379,6 +480,7 @@ class DistributedLion(LionBase):
             super().add_param_group(group)
             return
         self._check_usable()
+        self._check_idle("add_param_group()")
         super().add_param_group({**group, "step": self.committed_step})
         with self._fatal("add_param_group()"):
             try:
@@ -400,18 +502,33 @@ class DistributedLion(LionBase):
                 "distlion.MajorityVote()"
             )
 
+    def _momentum_shape(self, param: Tensor) -> torch.Size:
+        """Return the parameter's shape; with nodes, that of this rank's flat part of it."""
+        if self._node_size == 1:
+            return param.shape
+        params, slots = self._place_trainable()
+        pieces = cut_params(
+            [slot.n_elements for slot in slots],
+            n_parts=self._node_size,
+            unit_elements=PIECE_UNIT_ELEMENTS,
+        )
+        position = next(index for index, other in enumerate(params) if other is param)
+        start, stop = pieces[position][self._group.rank % self._node_size]
+        return torch.Size([stop - start])
+
     def _connect(self) -> None:
-        """Lay out buckets, compare settings with all workers, and make replicas equal."""
+        """Compare settings with all workers, make replicas equal, and lay out buckets."""
+        params, _ = self._place_trainable()
+        if self._group.world_size > 1:
+            if not any(param.numel() for param in params):
+                raise InvalidArgumentError(
+                    "no parameter requires a gradient, so there is nothing to vote on"
+                )
+            self._describe_anew()
+            link = self._link(params[0].device, self._settings.init_timeout_s)
+            shake_hands(link, self._describe(), step=self.committed_step)
+            self._broadcast(self._all_params())
         self._lay_out()
-        if self._group.world_size == 1:
-            return
-        if not self._routes:
-            raise InvalidArgumentError(
-                "no parameter requires a gradient, so there is nothing to vote on"
-            )
-        link = self._link(self._params[0].device, self._settings.init_timeout_s)
-        shake_hands(link, self._describe(), step=self.committed_step)
-        self._broadcast(self._all_params())
 
     def _broadcast(self, params: Sequence[Tensor]) -> None:
         """Overwrite parameters with those of the group's first rank."""
@@ -421,35 +538,41 @@ class DistributedLion(LionBase):
             links = {param.device: self._link(param.device, timeout_s) for param in params}
             broadcast_params(links, params, step=self.committed_step)
 
-    def _lay_out(self) -> None:
-        """Place parameters into buckets and choose what carries each."""
-        self._params, self._slots = self._place_trainable()
+    def _describe_anew(self) -> None:
         names = self._param_names()
         self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
         self._fixed_lines = self._describe_fixed()
         self._fixed_digest = digest_lines(self._fixed_lines).hex()
+
+    def _lay_out(self) -> None:
+        """Place parameters into buckets and choose what carries each."""
+        self._describe_anew()
+        self._params, self._slots = self._place_trainable()
+        if self._group.world_size == 1:
+            return
         rules = {
             param: group["aggregation"] for group in self.param_groups for param in group["params"]
         }
-        self._links, self._routes = {}, []
-        if self._group.world_size == 1:
-            return
-        timeout_s = self._settings.step_timeout_s
-        for param in self._params:
-            if param.device not in self._links:
-                self._links[param.device] = self._link(param.device, timeout_s)
-        self._routes = build_routes(
+        self._network.lay_out(
             self._params,
             self._slots,
             [rules[param] for param in self._params],
-            self._links,
-            exchange=self._settings.exchange,
-            bucket_elements=self._settings.bucket_limit,
+            step=self.committed_step,
         )
+        self._clipper = self._network.build_clipper(self._params[0].device)
+        if self._overlap is not None:
+            self._overlap.close()
+        if self._settings.overlap:
+            self._overlap = Overlap(
+                self._network.routes,
+                self._params,
+                begin=self._gather_inputs,
+                cast=self._cast,
+                abstain=self._abstain,
+            )
 
     def _link(self, device: torch.device, timeout_s: float) -> Link:
-        assert self._group.process_group is not None
-        return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
+        return self._network.link(device, timeout_s)
 
     def _describe(self) -> list[str]:
         """Describe all that must be equal on all workers in this step."""
@@ -486,6 +609,7 @@ class DistributedLion(LionBase):
             StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
                 every rank. Nothing has been changed after any of these.
         """
+        self._check_idle("load_state_dict()")
         filled = self._check_state(parse_groups(state_dict, step=self.committed_step))
         if self._group.world_size > 1:
             self._check_usable()

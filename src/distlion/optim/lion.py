@@ -72,8 +72,16 @@ class LionBase(Optimizer):
                 self._create_momentum(param)
 
     def _create_momentum(self, param: Tensor) -> None:
-        dtype = self._momentum_dtype(param)
-        self.state[param]["exp_avg"] = torch.zeros(param.shape, dtype=dtype, device=param.device)
+        self.state[param]["exp_avg"] = self._make_momentum(param)
+
+    def _make_momentum(self, param: Tensor) -> Tensor:
+        return torch.zeros(
+            self._momentum_shape(param), dtype=self._momentum_dtype(param), device=param.device
+        )
+
+    def _momentum_shape(self, param: Tensor) -> torch.Size:
+        """Return the shape of the momentum that this process keeps."""
+        return param.shape
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         """Check the hyperparameters of a group."""
@@ -179,7 +187,7 @@ class LionBase(Optimizer):
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
-        filled = fill_absent_keys(state_dict, self.param_groups)
+        filled = fill_absent_keys(state_dict, self.param_groups, self._momentum_shape)
         for group in filled["param_groups"]:
             try:
                 self._check_group(group)
@@ -189,7 +197,7 @@ class LionBase(Optimizer):
 
     def _load_state(self, filled: dict[str, Any]) -> None:
         super().load_state_dict(filled)
-        restore_exp_avg(self, filled, self._momentum_dtype)
+        restore_exp_avg(self, filled, self._make_momentum)
 
 
 def label_param(name: str | None, param: Any, index: int, group: int) -> str:

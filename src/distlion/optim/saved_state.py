@@ -46,9 +46,16 @@ def parse_groups(state_dict: Mapping[str, Any], *, step: int) -> dict[str, Any]:
 
 
 def fill_absent_keys(
-    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    size_of: Callable[[Tensor], torch.Size],
 ) -> dict[str, Any]:
     """Check a saved state against the present groups, and fill keys that it lacks from them.
+
+    Args:
+        state_dict: What was saved.
+        groups: The present ones.
+        size_of: The shape of the momentum that is kept here, which may be a part of the whole.
 
     Returns:
         A new state dict, sharing the tensors.
@@ -72,7 +79,8 @@ def fill_absent_keys(
             name = f"parameter {index} of group {number}"
             if param.requires_grad or key in state_dict["state"]:
                 is_ours = "aggregation" in saved
-                _check_momentum(state_dict["state"], key, param, name, is_ours=is_ours)
+                sizes_of = (param.shape, size_of(param))
+                _check_momentum(state_dict["state"], key, sizes_of, name, is_ours=is_ours)
     filled = [
         {**{name: value for name, value in group.items() if name != "params"}, **saved}
         for saved, group in zip(saved_groups, groups, strict=True)
@@ -81,7 +89,12 @@ def fill_absent_keys(
 
 
 def _check_momentum(
-    state: Mapping[Any, Any], key: Any, param: Tensor, name: str, *, is_ours: bool
+    state: Mapping[Any, Any],
+    key: Any,
+    expected: tuple[torch.Size, torch.Size],
+    name: str,
+    *,
+    is_ours: bool,
 ) -> None:
     """Check one momentum; other Lions have none for a parameter that never had a gradient."""
     if key not in state and not is_ours:
@@ -98,10 +111,11 @@ def _check_momentum(
         raise CheckpointError(
             f"{name} has no momentum 'exp_avg' in the saved state; did another optimizer save it?"
         )
-    if not isinstance(exp_avg, Tensor) or exp_avg.shape != param.shape:
+    if not isinstance(exp_avg, Tensor) or exp_avg.shape not in expected:
         found = tuple(exp_avg.shape) if isinstance(exp_avg, Tensor) else type(exp_avg).__name__
         raise CheckpointError(
-            f"{name}: saved momentum has shape {found}, the parameter has {tuple(param.shape)}"
+            f"{name}: saved momentum has shape {found}, the parameter has {tuple(expected[0])}"
+            + ("" if expected[0] == expected[1] else f", this rank's part {tuple(expected[1])}")
         )
     if not exp_avg.dtype.is_floating_point:
         raise CheckpointError(
@@ -110,17 +124,22 @@ def _check_momentum(
 
 
 def restore_exp_avg(
-    optimizer: Optimizer, state_dict: Mapping[str, Any], dtype_of: Callable[[Tensor], torch.dtype]
+    optimizer: Optimizer, state_dict: Mapping[str, Any], make: Callable[[Tensor], Tensor]
 ) -> None:
     """Put the saved momenta into the optimizer's state in their own dtype, and nothing else.
 
     torch casts a loaded state to the dtype of its parameter, which would round float32 momenta of
     bfloat16 parameters.
+
+    Args:
+        optimizer: Whose state is replaced.
+        state_dict: What was saved.
+        make: Makes a momentum of zeros for a parameter.
     """
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         for key, param in zip(saved["params"], group["params"], strict=True):
             exp_avg = state_dict["state"].get(key, {}).get("exp_avg")
             if exp_avg is None and not param.requires_grad:
                 continue
-            fresh = torch.zeros(param.shape, dtype=dtype_of(param), device=param.device)
+            fresh = make(param)
             optimizer.state[param] = {"exp_avg": fresh if exp_avg is None else fresh.copy_(exp_avg)}

@@ -11,6 +11,8 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange
 from distlion.optim.arguments import check_choice, check_positive
+from distlion.optim.clipping import ClipNorm
+from distlion.optim.node_stage import Nodes
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
@@ -20,7 +22,10 @@ class Settings:
     """Arguments of ``DistributedLion``, which documents them; validated when made."""
 
     exchange: Exchange | Literal["auto"]
+    nodes: Nodes | None
+    overlap: bool
     nonfinite: Literal["raise", "skip", "abstain"]
+    clip_norm: ClipNorm | None
     rounding: Literal["nearest", "stochastic"]
     bucket_elements: int | None
     check_every: int | None
@@ -32,6 +37,17 @@ class Settings:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
             raise UnsupportedTypeError(
                 f"exchange={self.exchange!r}: expected 'auto', Direct(), Gather() or Server()"
+            )
+        if self.nodes is not None and not isinstance(self.nodes, Nodes):
+            raise UnsupportedTypeError(f"nodes={self.nodes!r}: expected Nodes(size=...) or None")
+        if not isinstance(self.overlap, bool):
+            raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True or False")
+        if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
+            raise UnsupportedTypeError(f"clip_norm={self.clip_norm!r}: expected ClipNorm(...)")
+        if self.overlap and self.clip_norm is not None:
+            raise InvalidArgumentError(
+                "clip_norm= needs all gradients before the first vote, and overlap=True sends "
+                "votes while gradients still arrive; choose one"
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
         check_choice("rounding", self.rounding, ("nearest", "stochastic"))
@@ -50,7 +66,7 @@ class Settings:
         """Coordinates up to which a bucket takes further parameters.
 
         None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
-        nothing.
+        nothing; with overlap, less may be chosen.
         """
         return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
 

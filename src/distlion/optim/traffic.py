@@ -18,6 +18,8 @@ class Traffic:
         bits_per_parameter: Bits sent in the last one for each trainable coordinate.
         check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
             figures. Construction (handshake, broadcast of the initial parameters) is not counted.
+        node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
+            in none of the other figures either.
     """
 
     steps: int = 0
@@ -29,9 +31,16 @@ class Traffic:
     last_messages: int = 0
     bits_per_parameter: float = 0.0
     check_sent_bytes: int = 0
+    node_sent_bytes: int = 0
 
-    def add_step(self, step: Plan, n_elements: int) -> Traffic:
-        """Count one more exchange for ``n_elements`` trainable coordinates."""
+    def add_step(self, step: Plan, inside: Plan, n_elements: int) -> Traffic:
+        """Count one more exchange for ``n_elements`` trainable coordinates.
+
+        Args:
+            step: What crossed the network between those who vote.
+            inside: What stayed inside the node.
+            n_elements: Trainable coordinates.
+        """
         return Traffic(
             steps=self.steps + 1,
             sent_bytes=self.sent_bytes + step.sent_bytes,
@@ -42,4 +51,5 @@ class Traffic:
             last_messages=step.messages,
             bits_per_parameter=8.0 * step.sent_bytes / n_elements if n_elements else 0.0,
             check_sent_bytes=self.check_sent_bytes,
+            node_sent_bytes=self.node_sent_bytes + inside.sent_bytes,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from distlion.errors import (
@@ -16,7 +17,7 @@ from distlion.errors import (
     StepMismatchError,
 )
 from distlion.exchange import Status, Verdict
-from distlion.layout import Bucket, Slot
+from distlion.layout import Slot
 from distlion.optim.gradients import describe_sparse
 from distlion.optim.replicas import spell_ranks
 
@@ -25,13 +26,17 @@ logger = logging.getLogger("distlion")
 NOT_COMMITTED = "nothing was committed"
 
 
-def worst_of(verdicts: Sequence[tuple[Bucket, Verdict]]) -> tuple[Bucket, Verdict]:
-    """Pick the gravest verdict of a step, the first one among equals."""
-    return max(verdicts, key=lambda pair: pair[1].status)
+def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Pick the gravest verdict of a step; of equally grave ones the first, with all culprits."""
+    worst = max(verdicts, key=lambda verdict: verdict.status)
+    culprits = {
+        rank for other in verdicts if other.status == worst.status for rank in other.culprits
+    }
+    return replace(worst, culprits=tuple(sorted(culprits)))
 
 
 def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> NoReturn:
-    """Raise the error that a verdict on the parameters of ``slots`` stands for."""
+    """Raise the error that a verdict stands for; ``slots`` are all trainable parameters."""
     culprits = verdict.culprits
     who = spell_ranks(culprits) if culprits else "a worker"
     name = name_param(slots, verdict.detail)
@@ -50,7 +55,21 @@ def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: i
         Status.GRADIENT_CHANGED: (
             GradientChangedError,
             f"the gradient of {name} changed on {who} after it was encoded; {NOT_COMMITTED}. "
-            "Change gradients (clip, unscale) before step()",
+            "Change gradients (clip, unscale) before step(); with overlap=True votes leave during "
+            "backward, so that nothing may change them, and all backward passes but the last one "
+            "belong inside no_sync()",
+        ),
+        Status.SETTINGS_CHANGED: (
+            GradientChangedError,
+            f"lr, betas, weight_decay or aggregation changed on {who} between the first vote, "
+            f"which left during backward, and step(); {NOT_COMMITTED}. With overlap=True call "
+            "schedulers after step()",
+        ),
+        Status.CANCELLED: (
+            StepMismatchError,
+            f"{who} gave this step up, by zero_grad() between backward and step(), and other "
+            f"workers did not; {NOT_COMMITTED}. Skip a step on all workers, or use "
+            "nonfinite='skip'",
         ),
         Status.CONFIG: (ConfigMismatchError, f"settings differ on {who}; {NOT_COMMITTED}"),
         Status.STEP: (

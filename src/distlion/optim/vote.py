@@ -1,4 +1,4 @@
-"""One bucket's part in a step: encode and exchange it, then commit it or let it go."""
+"""One bucket's part in a step: draft and cast its vote, then commit what came back or let it go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from distlion.errors import GradientChangedError
-from distlion.exchange import Header, Reply, Status
+from distlion.exchange import Header, Reply, Status, Verdict, with_error
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.optim.gradients import GradientMark, digest_gradients, is_sparse
 from distlion.optim.route import Route
@@ -22,7 +22,8 @@ class StepInputs:
     """What the buckets of one step share.
 
     Attributes:
-        header: This worker's header, still without a bucket.
+        rank: This rank among all workers.
+        header: Its header, still without a bucket.
         coins: Its coins of this step.
         coefficients: Hyperparameters of every parameter.
         state: The optimizer's state, which holds ``exp_avg``.
@@ -31,6 +32,7 @@ class StepInputs:
         wants_digest: Whether raw gradients are to be compared between workers.
     """
 
+    rank: int
     header: Header
     coins: Coins
     coefficients: Mapping[Tensor, Coefficients]
@@ -39,81 +41,179 @@ class StepInputs:
     found_inf: bool
     wants_digest: bool
 
+    @property
+    def grad_scale(self) -> float:
+        """What raw gradients are multiplied by, equal for all parameters."""
+        return next(iter(self.coefficients.values())).grad_scale
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One bucket before its vote is encoded.
+
+    Attributes:
+        route: What carries it.
+        marks: The gradients of its parameters, as they are now.
+        segments: What this rank votes for: the parameters, or with nodes its pieces of them;
+            without gradient where it abstains.
+        header: This worker's header, with what was found so far.
+    """
+
+    route: Route
+    marks: Sequence[GradientMark]
+    segments: Sequence[Segment]
+    header: Header
+
 
 @dataclass(frozen=True)
 class BucketVote:
     """One bucket between its vote and its commit.
 
     Attributes:
-        route: What carries the bucket.
-        segments: Its parameters; without gradient where this worker abstains.
-        marks: Their gradients as they were encoded.
+        draft: What was voted.
         reply: What came back.
     """
 
-    route: Route
-    segments: Sequence[Segment]
-    marks: Sequence[GradientMark]
+    draft: Draft
     reply: Reply
 
-    def find_changed(self) -> str | None:
-        """Name the first parameter whose gradient is not the one that was encoded."""
-        position = _first(mark.has_changed() for mark in self.marks)
-        return None if position is None else self.segments[position].slot.name
+    @property
+    def verdict(self) -> Verdict:
+        """What all workers found."""
+        return self.reply.verdict
 
-    def commit(self, rounding: Coin | None) -> None:
+    def find_changed(self) -> int | None:
+        """Find the first parameter whose gradient is not the one that was encoded.
+
+        Returns:
+            Its position among the trainable ones.
+        """
+        return _find_changed(self.draft)
+
+    def commit(self, inputs: StepInputs, rounding: Coin | None) -> None:
         """Write parameters and momenta."""
-        self.route.commit(self.segments, self.reply, rounding)
-        for segment, mark in zip(self.segments, self.marks, strict=True):
-            write_back(mark.param, segment.param)
+        route, params = self.draft.route, [mark.param for mark in self.draft.marks]
+        if route.node is not None:
+            route.node.commit(
+                params, self.draft.segments, inputs.coefficients, self.reply, rounding
+            )
+            return
+        route.commit(self.draft.segments, self.reply, rounding)
+        for segment, param in zip(self.draft.segments, params, strict=True):
+            write_back(param, segment.param)
+
+
+def keep_header(header: Header) -> Header:
+    """Return a header as it is: nothing is known of other buckets."""
+    return header
+
+
+def draft_vote(route: Route, params: Sequence[Tensor], inputs: StepInputs) -> Draft:
+    """Take a bucket's gradients; with nodes, average them inside the node.
+
+    Args:
+        route: What carries the bucket.
+        params: All trainable parameters.
+        inputs: What the buckets share.
+    """
+    marks = [GradientMark.of(params[position]) for position in route.bucket.members]
+    header = replace(inputs.header, bucket=route.bucket.index)
+    sparse = [is_sparse(mark.param) for mark in marks]
+    if any(sparse):
+        position = route.bucket.members[sparse.index(True)]
+        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, detail=position)
+    overflow = inputs.found_inf and inputs.nonfinite == "abstain"
+    absent = [skipped or overflow for skipped in sparse]
+    if route.node is None:
+        segments = [
+            make_segment(
+                mark.param, inputs.state, slot, inputs.coefficients[mark.param], abstain=skipped
+            )
+            for mark, slot, skipped in zip(marks, route.bucket.slots, absent, strict=True)
+        ]
+        return Draft(route, marks, route.kernels.gather(segments), header)
+    grads = [
+        None if skipped or mark.grad is None else mark.grad.contiguous().view(-1)
+        for mark, skipped in zip(marks, absent, strict=True)
+    ]
+    means, header = route.node.average(grads, header, grad_scale=inputs.grad_scale)
+    segments = route.node.make_segments(params, means, inputs.state, inputs.coefficients)
+    return Draft(route, marks, route.kernels.gather(segments), header)
 
 
 def cast_vote(
-    route: Route, params: Sequence[Tensor], inputs: StepInputs, *, after_encode: Callable[[], None]
+    draft: Draft,
+    inputs: StepInputs,
+    *,
+    after_encode: Callable[[], None],
+    complete: Callable[[Header], Header] = keep_header,
 ) -> BucketVote:
     """Encode this worker's vote on one bucket, and exchange it.
 
     An error found here travels in the header; every rank raises it once the schedule is complete.
+
+    Args:
+        draft: What to vote.
+        inputs: What the buckets share.
+        after_encode: Called once the vote is encoded.
+        complete: Adds to the header what is known of other buckets.
     """
-    marks = [GradientMark.of(param) for param in params]
-    sparse = [is_sparse(param) for param in params]
-    overflow = inputs.found_inf and inputs.nonfinite == "abstain"
-    segments = route.kernels.gather(
-        [
-            make_segment(
-                param, inputs.state, slot, inputs.coefficients[param], abstain=skipped or overflow
-            )
-            for param, slot, skipped in zip(params, route.bucket.slots, sparse, strict=True)
-        ]
-    )
-    digest = digest_gradients(route.kernels, segments) if inputs.wants_digest else 0
-    header = replace(inputs.header, bucket=route.bucket.index, detail=digest)
+    route, segments, header = draft.route, draft.segments, draft.header
+    if inputs.wants_digest and header.status is Status.OK:
+        header = replace(header, detail=digest_gradients(route.kernels, segments))
     votes, finite = route.encode(segments, inputs.coins)
     if inputs.nonfinite == "abstain":
-        segments = abstain(segments, finite, rank=header.sender, step=header.step)
-    else:
-        position = find_nonfinite(finite, inputs)
-        if position is not None:
-            header = _with_error(header, Status.NON_FINITE, position)
-    if any(sparse):
-        header = _with_error(header, Status.SPARSE_GRADIENT, sparse.index(True))
+        if route.node is not None:
+            finite, header = route.node.agree(finite, header)
+        kept = abstain(segments, finite, rank=inputs.rank, step=header.step)
+        if route.node is not None and kept is not segments:
+            votes, _ = route.encode(kept, inputs.coins)
+        segments = kept
+    elif (position := find_nonfinite(finite, route.ballot.members, inputs)) is not None:
+        header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, detail=position)
     after_encode()
-    changed = _first(mark.has_changed() for mark in marks)
+    changed = _find_changed(draft)
     if changed is not None:
-        header = _with_error(header, Status.GRADIENT_CHANGED, changed)
+        header = with_error(header, Status.GRADIENT_CHANGED, culprit=inputs.rank, detail=changed)
+    header = complete(header)
     present = [segment.grad is not None for segment in segments]
-    reply = route.exchange(header, votes, present, inputs.coins)
-    return BucketVote(route, segments, marks, reply)
+    reply = _exchange(route, header, votes, present, inputs.coins)
+    return BucketVote(replace(draft, segments=segments), reply)
 
 
-def check_unchanged(votes: Sequence[BucketVote], *, rank: int, step: int) -> None:
+def abstain_from(route: Route, header: Header, coins: Coins, *, nonfinite: str) -> Reply:
+    """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
+    header = replace(header, bucket=route.bucket.index)
+    if route.node is not None:
+        _, header = route.node.average([None] * len(route.bucket.slots), header)
+        if nonfinite == "abstain":
+            _, header = route.node.agree([True] * len(route.ballot.slots), header)
+    votes, _ = route.encode([], coins)
+    return _exchange(route, header, votes, [False] * len(route.ballot.slots), coins)
+
+
+def _exchange(
+    route: Route, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
+) -> Reply:
+    if route.node is None:
+        return route.exchange(header, votes, present, coins)
+    if route.ballot.slots:
+        reply = route.exchange(header, votes, present, coins)
+    else:  # so small a bucket that this rank has no piece of it
+        reply = route.node.reply_to_nobody(header)
+    return route.node.share(reply, header)
+
+
+def check_unchanged(
+    votes: Sequence[BucketVote], names: Sequence[str], *, rank: int, step: int
+) -> None:
     """Raise GradientChangedError where a gradient is not the one that was voted with."""
     for vote in votes:
-        name = vote.find_changed()
-        if name is not None:
+        position = vote.find_changed()
+        if position is not None:
             raise GradientChangedError(
-                f"the gradient of {name} changed here after it was sent; nothing was committed "
-                "here, but other workers may have committed this step",
+                f"the gradient of {names[position]} changed here after it was sent; nothing was "
+                "committed here, but other workers may have committed this step",
                 rank=rank,
                 step=step,
                 culprits=(rank,),
@@ -132,17 +232,23 @@ def abstain(
     return [segment if is_finite else segment._replace(grad=None) for segment, is_finite in pairs]
 
 
-def find_nonfinite(finite: Sequence[bool], inputs: StepInputs) -> int | None:
-    """Find the first parameter that is not finite; -1 where only a GradScaler knows which."""
+def find_nonfinite(
+    finite: Sequence[bool], members: Sequence[int], inputs: StepInputs
+) -> int | None:
+    """Find the first parameter that is not finite; -1 where only a GradScaler knows which.
+
+    Returns:
+        Its position among the trainable ones.
+    """
     if inputs.found_inf:
         return -1
-    return None if all(finite) else finite.index(False)
+    return None if all(finite) else members[finite.index(False)]
 
 
-def _with_error(header: Header, status: Status, position: int) -> Header:
-    return replace(header, status=status, culprit=header.sender, detail=position)
-
-
-def _first(flags: Any) -> int | None:
-    """Find the position of the first true flag."""
-    return next((position for position, flag in enumerate(flags) if flag), None)
+def _find_changed(draft: Draft) -> int | None:
+    changed = (
+        position
+        for position, mark in zip(draft.route.bucket.members, draft.marks, strict=True)
+        if mark.has_changed()
+    )
+    return next(changed, None)

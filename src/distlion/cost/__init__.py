@@ -1,0 +1,75 @@
+"""Bytes and seconds in closed form: of an exchange, of a step, and of what one could do instead."""
+
+from distlion.cost.advice import DO_NOT_COMPRESS, Advice, Regime, advise, build_record, find_regimes
+from distlion.cost.bench import KernelRates, measure_kernels
+from distlion.cost.checkup import Checkup, WorkerReport, examine, find_faults
+from distlion.cost.exchange_time import PATTERNS, SCHEDULES, choose_exchange, exchange_seconds
+from distlion.cost.forecast import Forecast
+from distlion.cost.link_model import LinkModel
+from distlion.cost.machine import CPU, GPU, Machine
+from distlion.cost.overhead import ETHERNET_MTU, payload_share, wire_bytes
+from distlion.cost.planner import (
+    RULES,
+    THRESHOLD,
+    Comparison,
+    compare_methods,
+    find_rate,
+    gain_over_rivals,
+    speed_up,
+    sweep,
+)
+from distlion.cost.probe import LinkProbe, probe_link, probe_ranks
+from distlion.cost.rate import format_rate, parse_rate
+from distlion.cost.rivals import RIVALS, AllReduce, forecast_all_reduce
+from distlion.cost.scenario import MAX_NODES, NVLINK, PCIE, Scenario
+from distlion.cost.votes import bits_sent, forecast_votes, shape_bucket
+
+__all__ = [
+    "CPU",
+    "DO_NOT_COMPRESS",
+    "ETHERNET_MTU",
+    "GPU",
+    "MAX_NODES",
+    "NVLINK",
+    "PATTERNS",
+    "PCIE",
+    "RIVALS",
+    "RULES",
+    "SCHEDULES",
+    "THRESHOLD",
+    "Advice",
+    "AllReduce",
+    "Checkup",
+    "Comparison",
+    "Forecast",
+    "KernelRates",
+    "LinkModel",
+    "LinkProbe",
+    "Machine",
+    "Regime",
+    "Scenario",
+    "WorkerReport",
+    "advise",
+    "bits_sent",
+    "build_record",
+    "choose_exchange",
+    "compare_methods",
+    "examine",
+    "exchange_seconds",
+    "find_faults",
+    "find_rate",
+    "find_regimes",
+    "forecast_all_reduce",
+    "forecast_votes",
+    "format_rate",
+    "gain_over_rivals",
+    "measure_kernels",
+    "parse_rate",
+    "payload_share",
+    "probe_link",
+    "probe_ranks",
+    "shape_bucket",
+    "speed_up",
+    "sweep",
+    "wire_bytes",
+]

@@ -1,0 +1,100 @@
+"""Seconds of one bucket's exchange under each pattern, and the choice of the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distlion.cost.link_model import LinkModel
+from distlion.errors import UnsupportedTypeError
+from distlion.exchange import BucketShape, Direct, Exchange, Gather, Server
+
+
+def all_gather_rounds(n_workers: int) -> int:
+    """Count the rounds of an all-gather: Gloo passes chunks along a ring (gloo/allgather.cc)."""
+    return n_workers - 1
+
+
+def all_to_all_rounds(n_workers: int) -> int:
+    """Count the rounds of an all-to-all: Gloo starts all messages at once (gloo/alltoall.cc)."""
+    return 1
+
+
+def linear_rounds(n_workers: int) -> int:
+    """Count the rounds of a linear gather or scatter: all messages at once, to or from one rank."""
+    return 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a pattern's bytes follow each other.
+
+    Attributes:
+        rounds: Number of rounds, one after the other, for a number of workers above 1.
+        both_ways: Whether the busiest rank sends and receives at the same time.
+    """
+
+    rounds: Callable[[int], int]
+    both_ways: bool
+
+
+SCHEDULES: dict[type[Exchange], Schedule] = {
+    Direct: Schedule(lambda n: all_to_all_rounds(n) + all_gather_rounds(n), both_ways=True),
+    Gather: Schedule(all_gather_rounds, both_ways=True),
+    Server: Schedule(lambda n: 2 * linear_rounds(n), both_ways=False),
+}
+"""The one place that says how many rounds each pattern takes."""
+
+PATTERNS: tuple[Exchange, ...] = (Direct(), Gather(), Server())
+"""Those to choose from; of equally fast ones the first is taken."""
+
+
+def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> float:
+    """Predict the seconds of one bucket's exchange, those of the busiest rank.
+
+    Equation:
+        T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
+        bytes: of the larger direction where a rank sends and receives at once over a full-duplex
+        link, of both otherwise; exactly as ``pattern.plan`` declares them.
+
+    Raises:
+        UnsupportedTypeError: The pattern is not one of ``SCHEDULES``.
+    """
+    schedule = SCHEDULES.get(type(pattern))
+    if schedule is None:
+        known = ", ".join(sorted(kind.__name__ for kind in SCHEDULES))
+        raise UnsupportedTypeError(f"pattern {pattern!r} has no schedule; known: {known}")
+    if shape.n_shards == 1:
+        return 0.0
+    rounds = schedule.rounds(shape.n_shards)
+    # Rank 0 may be special, as under Server; all others are alike.
+    return max(
+        _rank_seconds(pattern, shape, link, rank=rank, rounds=rounds, both_ways=schedule.both_ways)
+        for rank in (0, shape.n_shards - 1)
+    )
+
+
+def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
+    """Choose the fastest pattern for a bucket; of equally fast ones the first of ``PATTERNS``.
+
+    Ranks that give equal arguments get equal answers.
+    """
+    return min(PATTERNS, key=lambda pattern: exchange_seconds(pattern, shape, link))
+
+
+def _rank_seconds(
+    pattern: Exchange,
+    shape: BucketShape,
+    link: LinkModel,
+    *,
+    rank: int,
+    rounds: int,
+    both_ways: bool,
+) -> float:
+    plan = pattern.plan(shape, rank)
+    if both_ways:
+        transfer_s = link.transfer_s(plan.sent_bytes, plan.received_bytes)
+    else:
+        transfer_s = link.transfer_s(plan.sent_bytes, 0) + link.transfer_s(0, plan.received_bytes)
+    further_messages = max(0, plan.messages - rounds)
+    return rounds * link.latency_s + further_messages * link.message_s + transfer_s

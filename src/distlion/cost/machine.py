@@ -1,0 +1,93 @@
+"""What the arithmetic of a step costs on a machine, in bytes a second."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from distlion.errors import InvalidArgumentError
+
+READ_TO_ENCODE_BYTES = 8
+"""Gradient and momentum of a coordinate, both float32."""
+
+MOMENTUM_BYTES = 12
+"""Gradient and momentum read, momentum written."""
+
+APPLY_BYTES = 8
+"""Parameter read and written."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How fast one worker goes through the bytes of a step.
+
+    Args:
+        encode_bytes_per_s: Of gradient, momentum and vote, while encoding one bit.
+        commit_bytes_per_s: Of gradient, momentum, parameter and reply, while committing.
+        count_bytes_per_s: Of votes, while counting them.
+        frame_bytes_per_s: Of chunks, while they are copied and their checksums computed.
+        write_frame_s: Seconds to write the header of a chunk.
+        read_frame_s: Seconds to check the header of a chunk.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+    """
+
+    encode_bytes_per_s: float
+    commit_bytes_per_s: float
+    count_bytes_per_s: float
+    frame_bytes_per_s: float
+    write_frame_s: float
+    read_frame_s: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0.0 if field.name.endswith("frame_s") else math.ulp(0.0)
+            if not least <= value < math.inf:
+                raise InvalidArgumentError(
+                    f"Machine({field.name}={value!r}): expected a finite number above 0"
+                )
+
+    def encode_s(self, n_elements: float, vote_planes: int) -> float:
+        """Return the seconds to encode votes; more bits take more arithmetic, up to 1.6 times.
+
+        The factor is that of p = 2, 4 and 8 in benchmarks/results/kernels.md, 2026-11-21.
+        """
+        slowdown = 1.0 if vote_planes in (1, 16, 32) else min(1.6, 1.34 + 0.035 * vote_planes)
+        n_bytes = n_elements * (READ_TO_ENCODE_BYTES + vote_planes / 8)
+        return slowdown * n_bytes / self.encode_bytes_per_s
+
+    def commit_s(self, n_elements: float, n_own: float, reply_planes: int) -> float:
+        """Return the seconds to move ``n_elements`` parameters and the momenta of ``n_own``."""
+        n_bytes = n_elements * (APPLY_BYTES + reply_planes / 8) + n_own * MOMENTUM_BYTES
+        return n_bytes / self.commit_bytes_per_s
+
+    def pass_s(self, n_bytes: float) -> float:
+        """Return the seconds of a plain pass over memory, such as a cast or an addition."""
+        return n_bytes / self.commit_bytes_per_s
+
+
+CPU = Machine(
+    encode_bytes_per_s=11.3e9,
+    commit_bytes_per_s=18e9,
+    count_bytes_per_s=4e9,
+    frame_bytes_per_s=2.5e9,
+    write_frame_s=60e-6,
+    read_frame_s=17e-6,
+)
+"""One thread of a 2.5 GHz Xeon with AVX-512: benchmarks/results/kernels.md, 2026-11-21.
+
+``count_bytes_per_s`` is that of one-bit votes, the slowest; frames were timed beside it.
+"""
+
+GPU = Machine(
+    encode_bytes_per_s=1.4e12,
+    commit_bytes_per_s=1.4e12,
+    count_bytes_per_s=0.7e12,
+    frame_bytes_per_s=25e9,
+    write_frame_s=60e-6,
+    read_frame_s=17e-6,
+)
+"""An assumption: 70 % of the 2 TB/s in NVIDIA's data sheet of the A100, half of it for counting,
+and frames that cross PCIe 4.0 x16 (25 of 31.5 GB/s) to be checked on the host."""

@@ -1,0 +1,216 @@
+"""The network of an optimizer: its links, and which bucket goes over which of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation import Aggregation, TernaryVote
+from distlion.cost import LinkModel, choose_exchange, exchange_seconds, probe_link
+from distlion.exchange import Direct, Exchange, Link, Plan
+from distlion.kernels import choose_kernels
+from distlion.layout import Bucket, Slot, cut_params, fill_buckets, take_part
+from distlion.optim.clipping import Clipper
+from distlion.optim.group import VotingGroup
+from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS, NodeGroups, NodeStage, node_groups
+from distlion.optim.route import Route, shape_on_wire
+from distlion.optim.settings import Settings
+
+LEAST_BUCKETS, MOST_BUCKETS = 2, 8
+"""With overlap: fewer hide nothing, more cost processor time (measured with 4 ranks on 2 cores)."""
+
+
+class VotingNetwork:
+    """Links and routes of an optimizer with several workers.
+
+    Args:
+        group: The workers.
+        settings: The optimizer's.
+        node_size: Ranks of a node; 1 without nodes.
+
+    Attributes:
+        routes: What carries each bucket, in the order in which they are exchanged.
+        pieces: With nodes, for every trainable parameter, (start, stop) of each rank's piece.
+    """
+
+    def __init__(self, group: VotingGroup, settings: Settings, node_size: int) -> None:
+        self._group = group
+        self._settings = settings
+        self._node_size = node_size
+        self._nodes: NodeGroups | None = None
+        self._between: dict[torch.device, Link] = {}
+        self._inside: dict[torch.device, Link] = {}
+        self._models: dict[torch.device, LinkModel] = {}
+        self.routes: list[Route] = []
+        self.pieces: list[tuple[tuple[int, int], ...]] = []
+
+    @property
+    def n_voters(self) -> int:
+        """Workers that vote: nodes, where there are some."""
+        return self._group.world_size // self._node_size
+
+    @property
+    def voter(self) -> int:
+        """The number of this one, which its coins depend on."""
+        return self._group.rank // self._node_size
+
+    def link(self, device: torch.device, timeout_s: float) -> Link:
+        """Return a link between all workers."""
+        assert self._group.process_group is not None
+        return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
+
+    def lay_out(
+        self,
+        params: Sequence[Tensor],
+        slots: Sequence[Slot],
+        rules: Sequence[Aggregation],
+        *,
+        step: int,
+    ) -> None:
+        """Put parameters into buckets, and choose what carries each; every worker must call it.
+
+        Args:
+            params: The trainable parameters, in group order.
+            slots: Their places.
+            rules: Their rules.
+            step: The step that errors name.
+        """
+        self._connect(params)
+        if self._wants_models():
+            timeout_s = self._settings.init_timeout_s
+            for device in self._between:
+                if device not in self._models:
+                    probe = self._make_link(device, inside=False, timeout_s=timeout_s)
+                    self._models[device] = probe_link(probe, step=step)
+        if self.n_voters == 1:
+            # Its reply is its own direction: the step is Lion's.
+            rules = [TernaryVote() for _ in rules]
+        kinds = [
+            (rule, param.dtype, param.device) for rule, param in zip(rules, params, strict=True)
+        ]
+        self.pieces = cut_params(
+            [slot.n_elements for slot in slots],
+            n_parts=self._node_size,
+            unit_elements=PIECE_UNIT_ELEMENTS,
+        )
+        buckets = fill_buckets(
+            slots,
+            kinds,
+            n_shards=self.n_voters,
+            bucket_elements=self._bucket_elements(slots, kinds),
+            backwards=self._settings.overlap,
+        )
+        self.routes = [self._build_route(bucket, *kinds[bucket.members[0]]) for bucket in buckets]
+
+    def _wants_models(self) -> bool:
+        settings = self._settings
+        sizes_buckets = settings.overlap and settings.bucket_elements is None
+        return settings.exchange == "auto" or sizes_buckets
+
+    def _connect(self, params: Sequence[Tensor]) -> None:
+        """Make the links of every device that is new."""
+        assert self._group.process_group is not None
+        if self._node_size > 1 and self._nodes is None:
+            self._nodes = node_groups(self._group.process_group, self._node_size)
+        timeout_s = self._settings.step_timeout_s
+        for device in dict.fromkeys(param.device for param in params):
+            if device not in self._between:
+                self._between[device] = self._make_link(device, inside=False, timeout_s=timeout_s)
+                if self._nodes is not None:
+                    self._inside[device] = self._make_link(device, inside=True, timeout_s=timeout_s)
+
+    def _make_link(self, device: torch.device, *, inside: bool, timeout_s: float) -> Link:
+        if self._nodes is None:
+            return self.link(device, timeout_s)
+        group = self._nodes.inside if inside else self._nodes.between
+        ranks = self._nodes.inside_ranks if inside else self._nodes.between_ranks
+        return Link(group, device, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
+
+    def _bucket_elements(
+        self, slots: Sequence[Slot], kinds: Sequence[tuple[Aggregation, torch.dtype, torch.device]]
+    ) -> int:
+        """Choose a size of buckets: as asked for, else one bucket, or several to overlap.
+
+        Of k buckets, all but the last are hidden behind the backward pass: what shows is T / k for
+        the last one's bytes and k times the latency of an exchange, least at k = sqrt(T / latency).
+        """
+        limit = self._settings.bucket_limit
+        if not self._settings.overlap or self._settings.bucket_elements is not None:
+            return limit
+        whole = fill_buckets(slots, kinds, n_shards=self.n_voters, bucket_elements=limit)
+        transfer_s = latency_s = 0.0
+        for bucket in whole:
+            rule, _, device = kinds[bucket.members[0]]
+            model, shape = self._models[device], shape_on_wire(bucket, rule)
+            empty = replace(shape, vote_bytes=0, reply_bytes=0)
+            least_s = exchange_seconds(Direct(), empty, model)
+            transfer_s += max(0.0, exchange_seconds(Direct(), shape, model) - least_s)
+            latency_s = max(latency_s, least_s)
+        n_buckets = round(math.sqrt(transfer_s / latency_s)) if latency_s else LEAST_BUCKETS
+        n_buckets = min(MOST_BUCKETS, max(LEAST_BUCKETS, n_buckets))
+        n_elements = sum(slot.n_elements for slot in slots)
+        return min(limit, max(1, -(-n_elements // n_buckets)))
+
+    def _build_route(
+        self, bucket: Bucket, rule: Aggregation, dtype: torch.dtype, device: torch.device
+    ) -> Route:
+        kernels, ballot, stage = choose_kernels(device), bucket, None
+        if self._nodes is not None:
+            parts = tuple(
+                take_part(bucket, self.pieces, part, n_shards=self.n_voters)
+                for part in range(self._node_size)
+            )
+            link = self._inside[device]
+            ballot = parts[link.rank]
+            stage = NodeStage(
+                link=link,
+                bucket=bucket,
+                parts=parts,
+                pieces=self.pieces,
+                dtype=dtype,
+                kernels=kernels,
+                reply_planes=rule.reply_planes(self.n_voters),
+                reply_format=rule.reply_format,
+                has_counts=shape_on_wire(bucket, rule).has_counts,
+            )
+        pattern = self._choose_pattern(ballot, rule, device)
+        return Route(bucket, ballot, rule, pattern, kernels, self._between[device], stage)
+
+    def _choose_pattern(self, ballot: Bucket, rule: Aggregation, device: torch.device) -> Exchange:
+        if self._settings.exchange != "auto":
+            return self._settings.exchange
+        return choose_exchange(shape_on_wire(ballot, rule), self._models[device])
+
+    def build_clipper(self, device: torch.device) -> Clipper | None:
+        """Build what clips; None where nothing is to be clipped."""
+        clip = self._settings.clip_norm
+        if clip is None:
+            return None
+        units = [
+            sum(
+                -(-(stop - start) // PIECE_UNIT_ELEMENTS)
+                for cut in self.pieces
+                for start, stop in [cut[part]]
+            )
+            for part in range(self._node_size)
+        ]
+        return Clipper(
+            clip,
+            between=self._between[device] if clip.scope == "global" else None,
+            inside=self._inside.get(device),
+            most_blocks=max(units),
+        )
+
+    def plan(self) -> Plan:
+        """Declare what this rank will hand to the network between those who vote, in a step."""
+        return sum((route.plan() for route in self.routes), Plan())
+
+    def take_counted(self) -> tuple[Plan, Plan]:
+        """Return what was sent since the last call: between those who vote, and inside the node."""
+        between = sum((link.take_counted() for link in self._between.values()), Plan())
+        inside = sum((link.take_counted() for link in self._inside.values()), Plan())
+        return between, inside

@@ -1,0 +1,263 @@
+"""Overlap with backward: the same bits, one order on all ranks, and nothing changed on the way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import distlion
+import oracle
+from cluster import run_workers
+from distlion import errors
+from failures import Caught, assert_all_raised, assert_raised, caught, params_of
+from oracle import Rule
+from replay import Case, GroupSpec, Outcome, assert_equal_to_the_bit, play_all, run_backward
+
+pytestmark = pytest.mark.distributed
+
+# Two rules, so that buckets of one hold those of the other; sizes that make several of each.
+GROUPS = (
+    GroupSpec(Rule("majority"), (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),
+    GroupSpec(Rule("quantized", bits=4, step=0.5), (64, 9001), lr=3e-3),
+    GroupSpec(Rule("average"), (700, 3), lr=1e-3, dtype="bfloat16"),
+)
+BASE = Case("base", GROUPS, steps=6, seed=11, absent=True, exchange=distlion.Direct())
+PATTERNS: dict[str, Any] = {
+    "auto": "auto",
+    "direct": distlion.Direct(),
+    "gather": distlion.Gather(),
+    "server": distlion.Server(),
+}
+OVERLAPPED = {
+    name: replace(BASE, name=name, exchange=pattern, overlap=True, bucket_elements=1024)
+    for name, pattern in PATTERNS.items()
+}
+ACCUMULATED = replace(BASE, name="accumulated", micro_steps=3)
+BOTH = replace(ACCUMULATED, name="accumulated, overlapped", overlap=True, bucket_elements=1024)
+CHOSEN = replace(BASE, name="buckets chosen", overlap=True)
+
+
+@functools.cache
+def outcomes_of(world_size: int) -> list[dict[str, Outcome]]:
+    cases = (BASE, *OVERLAPPED.values(), ACCUMULATED, BOTH, CHOSEN)
+    return run_workers(play_all, world_size, cases, timeout_s=120, measured=world_size == 3)
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.parametrize("variant", [*PATTERNS, CHOSEN.name])
+def test_overlap_changes_no_bit(world_size: int, variant: str) -> None:
+    for rank, outcomes in enumerate(outcomes_of(world_size)):
+        assert_equal_to_the_bit(outcomes[variant], outcomes["base"], f"rank {rank}")
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_overlap_changes_no_bit_of_three_accumulated_micro_steps(world_size: int) -> None:
+    for rank, outcomes in enumerate(outcomes_of(world_size)):
+        assert_equal_to_the_bit(outcomes[BOTH.name], outcomes[ACCUMULATED.name], f"rank {rank}")
+        ends = [np.concatenate(outcomes[name].params) for name in ("base", ACCUMULATED.name)]
+        assert not np.array_equal(*ends), "accumulation made no difference"
+
+
+def make_overlapped(**options: Any) -> distlion.DistributedLion:
+    params = [
+        (f"p{index}", torch.nn.Parameter(torch.full((n,), 0.5)))
+        for index, n in enumerate((200, 300, 400))
+    ]
+    settings = {"lr": 1e-2, "overlap": True, "bucket_elements": 256, "step_timeout_s": 20}
+    return distlion.DistributedLion(params, **(settings | options))
+
+
+def backward(optimizer: Any, step: int, rank: int, leave_out: int | None = None) -> None:
+    run_backward(
+        optimizer,
+        [
+            None if index == leave_out else oracle.gradient(3, step, rank, index, p.numel())
+            for index, p in enumerate(params_of(optimizer))
+        ],
+    )
+
+
+def step_well(optimizer: Any, step: int, rank: int) -> None:
+    optimizer.zero_grad()
+    backward(optimizer, step, rank)
+    optimizer.step()
+
+
+def watch_buckets(rank: int, world_size: int) -> tuple[bool, bool, int]:
+    optimizer = make_overlapped()
+    backward(optimizer, 0, rank)
+    started = optimizer._overlap.is_under_way
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(optimizer, 1, rank, leave_out=2)  # the last parameter is in the first bucket
+    held = not optimizer._overlap.is_under_way
+    optimizer.step()
+    return started, held, optimizer.committed_step
+
+
+def test_votes_leave_during_backward_and_wait_for_earlier_buckets() -> None:
+    assert run_workers(watch_buckets, 2) == [(True, True, 2)] * 2
+
+
+def clip(optimizer: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(params_of(optimizer), 1e-3)
+
+
+def again(optimizer: Any) -> None:
+    run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
+
+
+def change_lr(optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+BETWEEN: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
+    "clipping outside": (clip, errors.GradientChangedError, "p2|p1|p0"),
+    "a second backward": (again, errors.GradientChangedError, "no_sync"),
+    "another lr": (change_lr, errors.GradientChangedError, "lr"),
+}
+
+
+def change_between(
+    rank: int, world_size: int, what: str, who: tuple[int, ...]
+) -> tuple[Caught | None, int]:
+    """Change something after backward on some ranks; the step after it goes well again."""
+    optimizer = make_overlapped()
+    step_well(optimizer, 0, rank)
+    optimizer.zero_grad()
+    backward(optimizer, 1, rank)
+    if rank in who:
+        BETWEEN[what][0](optimizer)
+    found = caught(optimizer, optimizer.step)
+    optimizer.param_groups[0]["lr"] = 1e-2
+    step_well(optimizer, 2, rank)
+    optimizer.verify_replicas()
+    return found, optimizer.committed_step
+
+
+@pytest.mark.parametrize("who", [(1,), (0, 1, 2)], ids=["one rank", "all ranks"])
+@pytest.mark.parametrize("what", BETWEEN)
+def test_what_changes_between_backward_and_step_is_an_error_on_all(
+    what: str, who: tuple[int, ...]
+) -> None:
+    outcomes = run_workers(change_between, 3, what, who)
+    _, kind, fragment = BETWEEN[what]
+    assert_all_raised([found for found, _ in outcomes], kind, fragment, r"\b1\b")
+    assert [committed for _, committed in outcomes] == [2, 2, 2]
+    assert {found.culprits for found, _ in outcomes if found} == {who}
+
+
+def give_up(
+    rank: int, world_size: int, who: tuple[int, ...]
+) -> tuple[Caught | None, list[np.ndarray], int]:
+    optimizer = make_overlapped()
+    step_well(optimizer, 0, rank)
+    optimizer.zero_grad()
+    backward(optimizer, 1, rank)
+    found = caught(optimizer, optimizer.zero_grad if rank in who else optimizer.step)
+    step_well(optimizer, 2, rank)
+    optimizer.verify_replicas()
+    return found, [p.detach().numpy() for p in params_of(optimizer)], optimizer.committed_step
+
+
+def leave_out(rank: int, world_size: int) -> list[np.ndarray]:
+    optimizer = make_overlapped(overlap=False)
+    step_well(optimizer, 0, rank)
+    step_well(optimizer, 2, rank)
+    return [p.detach().numpy() for p in params_of(optimizer)]
+
+
+def test_step_that_all_give_up_is_as_if_it_had_never_begun() -> None:
+    expected = run_workers(leave_out, 3)
+    for (found, params, committed), wanted in zip(
+        run_workers(give_up, 3, (0, 1, 2)), expected, strict=True
+    ):
+        assert found is None
+        assert committed == 2
+        assert all(np.array_equal(a, b) for a, b in zip(params, wanted, strict=True))
+
+
+@pytest.mark.parametrize("pattern", [distlion.Direct(), distlion.Gather(), distlion.Server()])
+def test_step_that_one_rank_gives_up_is_an_error_on_all(pattern: Any) -> None:
+    outcomes = run_workers(give_up_one, 3, pattern)
+    assert_all_raised(outcomes, errors.StepMismatchError, "rank 1", "gave this step up")
+    assert {found.culprits for found in outcomes} == {(1,)}
+
+
+def give_up_one(rank: int, world_size: int, pattern: Any) -> Caught | None:
+    optimizer = make_overlapped(exchange=pattern)
+    backward(optimizer, 0, rank)
+    return caught(optimizer, optimizer.zero_grad if rank == 1 else optimizer.step)
+
+
+def call_between(rank: int, world_size: int) -> list[Caught | None]:
+    optimizer = make_overlapped()
+    backward(optimizer, 0, rank)
+    calls = (
+        optimizer.verify_replicas,
+        lambda: optimizer.load_state_dict(optimizer.state_dict()),
+        lambda: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]}),
+    )
+    found = [caught(optimizer, call) for call in calls]
+    optimizer.step()
+    return found
+
+
+def test_calls_while_votes_are_under_way_are_refused() -> None:
+    for outcomes in run_workers(call_between, 2):
+        for found in outcomes:
+            assert assert_raised(
+                found, errors.InvalidArgumentError, "under way|have left"
+            ).unchanged
+
+
+def scale(rank: int, world_size: int) -> tuple[Caught | None, int]:
+    optimizer = make_overlapped()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    params = params_of(optimizer)
+    scaler.scale(sum(p.sum() for p in params)).backward()
+    found = caught(optimizer, lambda: scaler.step(optimizer))
+    return found, optimizer.committed_step
+
+
+def test_gradscaler_is_refused() -> None:
+    for found, committed in run_workers(scale, 2):
+        assert assert_raised(found, errors.InvalidArgumentError, "GradScaler").unchanged
+        assert committed == 0
+
+
+def test_clipping_inside_is_refused_together_with_overlap() -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(errors.InvalidArgumentError, match="clip_norm"):
+        distlion.DistributedLion([param], overlap=True, clip_norm=distlion.ClipNorm(1.0))
+
+
+def run_model(rank: int, world_size: int, overlap: bool) -> list[np.ndarray]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)
+    )
+    optimizer = distlion.DistributedLion(
+        model.parameters(), lr=1e-2, overlap=overlap, bucket_elements=1500
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 4)
+    data = torch.Generator().manual_seed(rank)
+    for _ in range(5):
+        model(torch.randn(8, 16, generator=data)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return [p.detach().numpy() for p in model.parameters()]
+
+
+def test_real_model_with_a_schedule_ends_with_the_same_bits() -> None:
+    without = run_workers(run_model, 3, False)
+    with_overlap = run_workers(run_model, 3, True)
+    for ours, expected in zip(with_overlap, without, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(ours, expected, strict=True))
