@@ -36,6 +36,11 @@ struct TensorView {
     std::size_t n_elements;
 };
 
+// `what` and `whose`, which may be missing, say in an error which tensor it is.
+std::string describe(const char* what, nb::handle whose) {
+    return std::string(what) + (whose.is_valid() ? " of " + to_string(whose) : "");
+}
+
 constexpr auto kInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int);
 constexpr auto kUInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
 constexpr auto kFloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float);
@@ -76,7 +81,6 @@ public:
         }
     }
 
-    // `what` and `whose` say in an error which tensor it is.
     TensorView read(nb::handle object, const char* what, nb::handle whose, bool wants_shape = false) const {
         const TensorView view = api_ && api_->tensor_from_object
                                     ? read_by_table(object, what, whose, wants_shape)
@@ -127,15 +131,12 @@ private:
         return view;
     }
 
-    static std::string describe(const char* what, nb::handle whose) {
-        return std::string(what) + (whose.is_valid() ? " of " + to_string(whose) : "");
-    }
-
     static nb::dlpack::dtype read_dtype(nb::handle object) {
         const std::string name = to_string(object.attr("dtype"));
         if (name == "torch.float32") return {kFloat, 32, 1};
         if (name == "torch.bfloat16") return {kBfloat, 16, 1};
         if (name == "torch.float16") return {kFloat, 16, 1};
+        if (name == "torch.float64") return {kFloat, 64, 1};
         if (name == "torch.int64") return {kInt, 64, 1};
         if (name == "torch.bool") return {kBool, 8, 1};
         if (name == "torch.uint8") return {kUInt, 8, 1};
@@ -208,7 +209,7 @@ DType read_float_type(nb::dlpack::dtype dtype, const char* what, nb::handle whos
     if (is_type(dtype, kFloat, 32)) return DType::float32;
     if (is_type(dtype, kBfloat, 16)) return DType::bfloat16;
     if (may_be_half && is_type(dtype, kFloat, 16)) return DType::float16;
-    refuse(std::string(what) + " of " + to_string(whose) +
+    refuse(describe(what, whose) +
            ": a dtype that is not supported; expected float32, bfloat16" +
            (may_be_half ? " or float16" : " (float16 momenta are kept in float32)"));
 }
@@ -448,6 +449,19 @@ public:
         const std::uint64_t total =
             distlion::digest(*loops_, view.data, bytes, view.n_elements, threads);
         return static_cast<std::int64_t>(mix(total + view.n_elements));
+    }
+
+    void square_sums(nb::handle tensor, nb::handle out, int threads) const {
+        const TensorView view = tensors_.read(tensor, "tensor", {});
+        const DType type = read_float_type(view.dtype, "tensor", {}, true);
+        const TensorView sums = tensors_.read(out, "out", {});
+        const std::size_t n_blocks = (view.n_elements + kScaleBlockElements - 1) / kScaleBlockElements;
+        if (!is_type(sums.dtype, kFloat, 64) || sums.n_elements != n_blocks) {
+            refuse("out: expected float64, one element for " + std::to_string(kScaleBlockElements));
+        }
+        const nb::gil_scoped_release released;
+        distlion::square_sums(*loops_, view.data, type, view.n_elements, static_cast<double*>(sums.data),
+                              threads);
     }
 
     std::uint32_t checksum(nb::handle data, std::uint32_t start) const {
@@ -731,6 +745,7 @@ NB_MODULE(_cpu, m) {
         .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
         .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
         .def("digest", &Core::digest, "tensor"_a, "threads"_a)
+        .def("square_sums", &Core::square_sums, "tensor"_a, "out"_a, "threads"_a)
         .def("checksum", &Core::checksum, "data"_a, "start"_a)
         .def("stream_encode", &Core::stream_encode, "grad"_a, "exp_avg"_a, "out"_a, "threads"_a)
         .def("stream_commit", &Core::stream_commit, "grad"_a, "exp_avg"_a, "param"_a, "reply"_a.none(),

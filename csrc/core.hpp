@@ -101,6 +101,9 @@ struct Loops {
     // The sum of the mixed elements [begin, end), each of `element_bytes`.
     std::uint64_t (*digest)(const void* data, std::size_t element_bytes, std::size_t begin,
                             std::size_t end);
+    // Writes the sums of the blocks of kScaleBlockElements that begin in [begin, end), at their place
+    // in `out`; `begin` must be at one, and `end` too or at the tensor's.
+    void (*square_sums)(const void* data, DType type, std::size_t begin, std::size_t end, double* out);
     std::uint32_t (*checksum)(const std::uint8_t* data, std::size_t n_bytes, std::uint32_t start);
     // The floors of a benchmark: what encode and commit read and write, and hardly any arithmetic.
     void (*stream_encode)(const float* grad, const float* exp_avg, std::size_t n_words,
@@ -127,6 +130,8 @@ void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,
             const Commitment& commitment, int threads);
 std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_bytes,
                      std::size_t n_elements, int threads);
+void square_sums(const Loops& loops, const void* data, DType type, std::size_t n_elements, double* out,
+                 int threads);
 void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,
                    std::uint64_t* out, int threads);
 void stream_commit(const Loops& loops, const float* grad, float* exp_avg, float* param,

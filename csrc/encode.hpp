@@ -3,6 +3,7 @@
 
 #include "coin.hpp"
 #include "rows.hpp"
+#include "sums.hpp"
 
 namespace distlion {
 namespace {
@@ -58,20 +59,10 @@ bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
     return directions.all_finite() && momenta.all_finite();
 }
 
-// The mean of 4,096 absolute values, 0 beyond `n_elements`: adds x[j] + x[j + h] for h = 2048, 1024,
-// ..., 1 in double.
+// The mean of 4,096 absolute values, 0 beyond `n_elements`.
 inline float mean_by_halving(const float* x, std::size_t n_elements) {
-    double sums[512];
-    for (int j = 0; j < 512; ++j) {
-        const auto at = [&](int octant) { return static_cast<double>(x[j + 512 * octant]); };
-        sums[j] = ((at(0) + at(4)) + (at(2) + at(6))) + ((at(1) + at(5)) + (at(3) + at(7)));
-    }
-    for (int half = 256; half > 0; half /= 2) {
-        for (int j = 0; j < half; ++j) {
-            sums[j] += sums[j + half];
-        }
-    }
-    return static_cast<float>(sums[0] / static_cast<double>(n_elements));
+    const double sum = sum_by_halving(x, [](double magnitude) { return magnitude; });
+    return static_cast<float>(sum / static_cast<double>(n_elements));
 }
 
 inline float largest(const float* x) {

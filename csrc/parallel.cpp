@@ -176,6 +176,14 @@ std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_b
     return total.load();
 }
 
+void square_sums(const Loops& loops, const void* data, DType type, std::size_t n_elements, double* out,
+                 int threads) {
+    in_parts(n_elements, kScaleBlockElements, kLeastWords * kWordElements, threads,
+             [=, &loops](std::size_t begin, std::size_t end) {
+                 loops.square_sums(data, type, begin, end, out);
+             });
+}
+
 void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,
                    std::uint64_t* out, int threads) {
     in_parts(n_words, kScaleBlockWords, kLeastWords, threads, [=, &loops](std::size_t begin, std::size_t end) {

@@ -123,7 +123,9 @@ def bits_of(tensor: Tensor) -> Tensor:
     """View as integers, all NaN alike."""
     if not tensor.is_floating_point():
         return tensor.view(-1)
-    bits = tensor.view(-1).view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    bits = tensor.view(-1).view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    )
     return bits.masked_fill(tensor.view(-1).isnan(), -1)
 
 
@@ -240,6 +242,40 @@ def test_digests_are_equal(kernels: CpuKernels) -> None:
 def test_digests_of_tensors_of_any_shape_are_equal(kernels: CpuKernels) -> None:
     conform(kernels, "digest 3-d", lambda k, g, m: k.digest(torch.rand(3, 5, 7, generator=g)))
     conform(kernels, "digest 0-d", lambda k, g, m: k.digest(torch.rand((), generator=g)))
+
+
+@pytest.mark.parametrize("dtype", PARAM_DTYPES)
+def test_square_sums_are_equal(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """The places of ``Memory`` start at odd elements."""
+    sizes = (0, 1, 7, 15, 16, 17, 63, 64, 65, 4095, 4096, 4097, 8192, 3 * 4096 + 5, *BIG)
+    for n, wild in itertools.product(sizes, (False, True)):
+        conform(
+            kernels,
+            f"square sums {dtype} {n} {wild}",
+            lambda k, g, m, n=n, wild=wild: k.square_sums(m.place(draw(g, n, dtype, wild=wild))),
+        )
+
+
+def test_square_sums_of_tensors_of_any_shape_are_equal(kernels: CpuKernels) -> None:
+    for shape in ((3, 5, 7, 41), (), (2, 0, 3), (4097, 1)):
+        conform(
+            kernels,
+            f"square sums {shape}",
+            lambda k, g, m, shape=shape: k.square_sums(m.place(torch.rand(shape, generator=g))),
+        )
+
+
+@pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", PARAM_DTYPES)
+def test_what_is_not_finite_shows_in_its_block_alone(
+    kernels: CpuKernels, dtype: torch.dtype, special: float
+) -> None:
+    for place in (0, 4095, 4096, 2 * 4096, 2 * 4096 + 4):
+        tensor = torch.ones(2 * 4096 + 5, dtype=dtype)
+        tensor[place] = special
+        expected = torch.tensor([4096.0, 4096.0, 5.0], dtype=torch.float64)
+        expected[place // 4096] = abs(special)
+        assert find_difference(expected, kernels.square_sums(tensor)) == "", place
 
 
 def test_checksums_are_equal(kernels: CpuKernels) -> None:
@@ -656,6 +692,19 @@ def test_digests_do_not_depend_on_threads(kernels: CpuKernels, n_threads: int) -
         conform(kernels, f"digest {n}", lambda k, g, m, n=n: k.digest(torch.rand(n, generator=g)))
 
 
+@pytest.mark.parametrize("dtype", PARAM_DTYPES)
+def test_square_sums_do_not_depend_on_threads(
+    kernels: CpuKernels, n_threads: int, dtype: torch.dtype
+) -> None:
+    # The last one is more than the plain kernels widen at a time.
+    for n in (262_143, 524_288, 528_385, 786_431, 1_060_001):
+        conform(
+            kernels,
+            f"square sums {dtype} {n}, on threads",
+            lambda k, g, m, n=n: k.square_sums(m.place(draw(g, n, dtype))),
+        )
+
+
 def test_votes_and_replies_need_not_be_contiguous(kernels: CpuKernels) -> None:
     def run(k: Kernels, g: Generator, m: Memory) -> None:
         bucket = make_bucket(MANY, n_shards=2)
@@ -736,6 +785,11 @@ def all_ops() -> Iterator[tuple[str, Run]]:
         yield (
             f"digest of ones, {dtype}",
             lambda k, g, m, d=dtype: k.digest(torch.ones(999, dtype=d)),
+        )
+    for dtype in PARAM_DTYPES:
+        yield (
+            f"square sums of ones, {dtype}",
+            lambda k, g, m, d=dtype: k.square_sums(torch.ones(4099, dtype=d)),
         )
     yield "checksum", lambda k, g, m: k.checksum(torch.arange(200).view(torch.uint8))
 

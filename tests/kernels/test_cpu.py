@@ -250,6 +250,26 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "instruction set": (lambda: CpuKernels("sse9"), "instruction_set is 'sse9'"),
     "coin, dtype": (lambda: core.coin(1, False, 0, torch.zeros(3)), "out: expected int64"),
     "digest, dtype": (lambda: KERNELS.digest(words(3)), "tensor: expected elements of 1, 2 or 4"),
+    "square sums, dtype": (
+        lambda: KERNELS.square_sums(torch.ones(3).double()),
+        "tensor: .*dtype.*float32, bfloat16 or float16",
+    ),
+    "square sums, strides": (
+        lambda: core.square_sums(apart(N), torch.zeros(1).double(), 1),
+        "tensor: .*not contiguous",
+    ),
+    "square sums, size of out": (
+        lambda: core.square_sums(torch.ones(4097), torch.zeros(1).double(), 1),
+        "out: expected float64, one element for 4096",
+    ),
+    "square sums, dtype of out": (
+        lambda: core.square_sums(torch.ones(N), torch.zeros(1), 1),
+        "out: expected float64, one element for 4096",
+    ),
+    "square sums, strides of out": (
+        lambda: core.square_sums(torch.ones(4097), torch.zeros(4).double()[::2], 1),
+        "out: .*not contiguous",
+    ),
     "checksum, dtype": (lambda: KERNELS.checksum(words(3)), "data: expected uint8"),
     "stream, dtype": (
         lambda: core.stream_encode(torch.ones(64).int(), torch.ones(64), words(1), 1),
@@ -466,6 +486,7 @@ class Big:
         self.segments = [segment]  # kept for the table, which has addresses only
         self.table = core.read_segments(self.segments)
         self.row = words(n)
+        self.sums = torch.zeros(n // 4096, dtype=torch.float64)
         self.votes = words(4, n_blocks, 2, 8)
         self.present = torch.ones(4, 1, dtype=torch.bool)
         self.sign = words(n_blocks, 1, 8)
@@ -483,6 +504,7 @@ LONG_CALLS: dict[str, Callable[[Big], object]] = {
     "update_momentum": lambda big: core.update_momentum(big.table, [1], 1),
     "step_alone": lambda big: core.step_alone(big.table, None, 1),
     "digest": lambda big: core.digest(big.segments[0].param, 1),
+    "square_sums": lambda big: core.square_sums(big.segments[0].param, big.sums, 1),
     "checksum": lambda big: core.checksum(big.row.view(torch.uint8), 0),
 }
 

@@ -33,7 +33,7 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.kernels import Coin, Kernels, reference
+from distlion.kernels import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS, Coin, Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 
@@ -54,7 +54,7 @@ FUZZ = settings(
 
 def keep_on(fuzz: Callable[[], None]) -> None:
     """Call a fuzz test once, or for this test's part of the time."""
-    end = time.monotonic() + SECONDS / 5
+    end = time.monotonic() + SECONDS / 6
     fuzz()
     while time.monotonic() < end:
         fuzz()
@@ -229,6 +229,32 @@ def test_counts_of_any_shapes_and_slots_are_refused_or_stay_within_their_reply()
                 assert torch.equal(memory, before)
             assert torch.equal(memory[:MARGIN], before[:MARGIN])
             assert torch.equal(memory[-MARGIN:], before[-MARGIN:])
+
+    keep_on(fuzz)
+
+
+# Sums.
+
+
+def test_square_sums_of_random_bits_are_those_of_the_plain_kernels() -> None:
+    @given(
+        dtype=st.sampled_from(PARAM_DTYPES),
+        n=st.integers(0, 3 * SCALE_BLOCK_ELEMENTS + 9),
+        offset=st.integers(0, 40),
+        seed=st.integers(0, 2**63 - 1),
+    )
+    @FUZZ
+    def fuzz(dtype: torch.dtype, n: int, offset: int, seed: int) -> None:
+        words = random_words(((offset + n) // BLOCK_WORDS + 1,), seed, sparse=False)
+        tensor = words.view(dtype).view(-1)[offset : offset + n]
+        # Few random numbers are not finite, but one in most blocks is.
+        if seed % 2:
+            tensor.masked_fill_(~tensor.isfinite(), 1.0)
+        expected = REFERENCE.square_sums(tensor)
+        for kernels in BACKENDS:
+            found = kernels.square_sums(tensor)
+            assert torch.equal(found.isnan(), expected.isnan()), kernels.instruction_set
+            assert torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))
 
     keep_on(fuzz)
 

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distlion.kernels import Coefficients, Coins, ReplyFormat, Segment, choose_kernels
+from distlion.kernels import (
+    PARAM_DTYPES,
+    Coefficients,
+    Coins,
+    ReplyFormat,
+    Segment,
+    choose_kernels,
+)
 from distlion.kernels.coin import GOLDEN, MASK, mix
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
@@ -251,6 +258,32 @@ def test_digest_sees_a_single_flipped_bit() -> None:
     before = KERNELS.digest(tensor)
     tensor.view(torch.int32)[617] ^= 1 << 13
     assert KERNELS.digest(tensor) != before
+
+
+@given(
+    st.integers(0, 9000) | st.sampled_from([1, 7, 4095, 4096, 4097, 3 * 4096 + 5]),
+    st.sampled_from(PARAM_DTYPES),
+)
+@settings(max_examples=30, deadline=None)
+def test_square_sums_follow_their_equation(n: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
+    numbers = tensor.tolist()
+    numbers += [0.0] * (-n % 4096)
+    expected = []
+    for start in range(0, n, 4096):
+        row = [number * number for number in numbers[start : start + 4096]]
+        while len(row) > 1:
+            half = len(row) // 2
+            row = [row[j] + row[j + half] for j in range(half)]
+        expected += row
+    assert torch.equal(KERNELS.square_sums(tensor), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_square_sums_do_not_overflow_or_vanish() -> None:
+    """The largest and the smallest float32 have squares that float32 cannot hold."""
+    for number in (torch.finfo(torch.float32).max, 2.0**-149):
+        (total,) = KERNELS.square_sums(torch.full((4096,), number)).tolist()
+        assert total == 4096 * number * number > 0
 
 
 def test_checksum_is_that_of_zlib_and_goes_on() -> None:

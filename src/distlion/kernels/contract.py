@@ -336,6 +336,23 @@ class Kernels(Protocol):
         """
         ...
 
+    def square_sums(self, tensor: Tensor) -> Tensor:
+        """Sum the squares of a contiguous tensor, in double, by blocks of 4,096 elements.
+
+        Equation:
+            s_b = sum of x_j^2 over block b, x_j widened to double, where a square is exact; padded
+            with zeros and added as x[j] + x[j + h] for h = 2048, 1024, ..., 1
+
+        Args:
+            tensor: n elements, float32, bfloat16 or float16, of any shape. Blocks are counted from
+                its start in memory.
+
+        Returns:
+            (ceil(n / 4096),) float64 on the tensor's device; infinities and NaN show in the sums of
+            their blocks.
+        """
+        ...
+
     def checksum(self, data: Tensor, start: int = 0) -> int:
         """Compute the CRC-32 (IEEE 802.3, as zlib) of contiguous uint8, going on from ``start``."""
         ...

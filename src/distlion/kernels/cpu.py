@@ -15,7 +15,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import ReplyFormat, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
 from distlion.layout import Bucket
 
 try:
@@ -190,6 +190,12 @@ class CpuKernels:
 
     def digest(self, tensor: Tensor) -> int:
         return self._core.digest(tensor.contiguous(), torch.get_num_threads())
+
+    def square_sums(self, tensor: Tensor) -> Tensor:
+        n_blocks = -(-tensor.numel() // SCALE_BLOCK_ELEMENTS)
+        out = torch.empty(n_blocks, dtype=torch.float64, device=tensor.device)
+        self._core.square_sums(tensor.contiguous(), out, torch.get_num_threads())
+        return out
 
     def checksum(self, data: Tensor, start: int = 0) -> int:
         return self._core.checksum(data.contiguous(), start)

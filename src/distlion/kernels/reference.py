@@ -18,7 +18,8 @@ from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, ReplyF
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
 
 FLT_MAX = torch.finfo(torch.float32).max
-DIGEST_CHUNK_ELEMENTS = 1 << 20
+# So many are widened at a time; whole blocks.
+CHUNK_ELEMENTS = 1 << 20
 
 
 def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
@@ -77,6 +78,24 @@ def _planes(packed: Tensor) -> Tensor:
 def _interleave(planes: Tensor, out: Tensor) -> None:
     """(planes, 8 * blocks) -> ``out`` (blocks, planes, 8) as it travels."""
     out.copy_(planes.view(planes.shape[0], -1, BLOCK_WORDS).transpose(0, 1))
+
+
+# Blocks of 4,096 elements.
+
+
+def _blocks(flat: Tensor) -> Tensor:
+    """(n,) -> (ceil(n / 4096), 4096), padded with zeros."""
+    blocks = flat.new_zeros(-(-flat.numel() // SCALE_BLOCK_ELEMENTS), SCALE_BLOCK_ELEMENTS)
+    blocks.view(-1)[: flat.numel()] = flat
+    return blocks
+
+
+def _sum_by_halving(sums: Tensor) -> Tensor:
+    """(k, 4096) float64 -> (k,) sums by a fixed tree."""
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    return sums[:, 0]
 
 
 # Directions and momenta.
@@ -185,9 +204,7 @@ def encode_levels(
 
 def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -> Tensor:
     """Quantise: a = min(floor(fl(|c| * r)), highest), (n,) uint8."""
-    n_blocks = -(-c.numel() // SCALE_BLOCK_ELEMENTS)
-    blocks = c.new_zeros(n_blocks, SCALE_BLOCK_ELEMENTS)
-    blocks.view(-1)[: c.numel()] = c.abs()
+    blocks = _blocks(c.abs())
     scale = _mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
     inverse = (1.0 / (scale.double() * step)).clamp(max=FLT_MAX).float()
     inverse[scale == 0] = 0.0
@@ -196,14 +213,11 @@ def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -
 
 
 def _mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
-    """(k, 4096) float32, zero-padded -> (k,) float32 means, by a fixed tree of sums in double."""
-    sums = blocks.double()
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        sums = sums[:, :half] + sums[:, half:]
-    counts = torch.full_like(sums[:, 0], float(SCALE_BLOCK_ELEMENTS))
+    """(k, 4096) float32, zero-padded -> (k,) float32 means of the n elements there are."""
+    sums = _sum_by_halving(blocks.double())
+    counts = torch.full_like(sums, float(SCALE_BLOCK_ELEMENTS))
     counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
-    return (sums[:, 0] / counts).float()
+    return (sums / counts).float()
 
 
 def encode_directions(
@@ -445,11 +459,16 @@ def digest(tensor: Tensor) -> int:
     mask = (1 << 8 * tensor.element_size()) - 1
     flat = tensor.view(-1)
     total = 0
-    for start in range(0, tensor.numel(), DIGEST_CHUNK_ELEMENTS):
-        u = flat[start : start + DIGEST_CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
+    for start in range(0, tensor.numel(), CHUNK_ELEMENTS):
+        u = flat[start : start + CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
         j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
         total += int(_mix(u + j * _signed(GOLDEN)).sum())
     return _signed(mix(tensor.numel() + total))
+
+
+def square_sums(tensor: Tensor) -> Tensor:
+    chunks = torch.split(tensor.view(-1), CHUNK_ELEMENTS)
+    return torch.cat([_sum_by_halving(_blocks(chunk).double().square()) for chunk in chunks])
 
 
 def checksum(data: Tensor, start: int = 0) -> int:

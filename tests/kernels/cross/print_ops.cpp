@@ -185,6 +185,19 @@ void print_counts(const Loops& loops) {
     }
 }
 
+void print_square_sums(const Loops& loops) {
+    for (const DType type : {DType::float32, DType::bfloat16, DType::float16}) {
+        const Bytes numbers = Draws(static_cast<std::uint64_t>(type)).numbers(type);
+        for (const std::size_t n_elements : {std::size_t{1}, kScaleBlockElements, kElements}) {
+            std::vector<double> sums((n_elements + kScaleBlockElements - 1) / kScaleBlockElements);
+            square_sums(loops, numbers.data(), type, n_elements, sums.data(), 1);
+            Words bits(sums.size());
+            std::memcpy(bits.data(), sums.data(), sums.size() * sizeof(double));
+            std::printf("square sums %d %zu: %016llx\n", static_cast<int>(type), n_elements, hash(bits));
+        }
+    }
+}
+
 void print_checks(const Loops& loops) {
     const Words words = Draws(1).words(1251);
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(words.data());
@@ -207,5 +220,6 @@ int main() {
     list_instruction_sets(found);
     print_segments(*found[0].loops);
     print_counts(*found[0].loops);
+    print_square_sums(*found[0].loops);
     print_checks(*found[0].loops);
 }
