@@ -116,3 +116,7 @@ class ReplicaMismatchError(StepError):
 
 class IdenticalGradientsWarning(UserWarning):
     """All workers have the same raw gradients, so that their votes carry the information of one."""
+
+
+class NetlabError(DistlionError, RuntimeError):
+    """A lab of network namespaces cannot be made, found or used."""

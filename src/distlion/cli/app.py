@@ -7,6 +7,11 @@ from typing import Annotated
 import typer
 
 from distlion import __version__
+from distlion.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
+from distlion.cli.doctor import doctor_command
+from distlion.cli.netlab import netlab_app
+from distlion.cli.plan import EXAMPLE as PLAN_EXAMPLE
+from distlion.cli.plan import plan_command
 from distlion.cli.train import EXAMPLE, train_command
 
 app = typer.Typer(
@@ -17,6 +22,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", epilog=EXAMPLE)(train_command)
+app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
+app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor_command)
+app.add_typer(netlab_app, name="netlab")
 
 
 def _show_version(asked: bool) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from distlion.cost.bench import KernelRates, measure_kernels
+from distlion.cost.machine import Machine
 from distlion.cost.probe import LinkProbe, probe_ranks
 from distlion.cost.rate import format_rate
 from distlion.errors import KernelBackendError, ProcessGroupError
@@ -74,6 +75,16 @@ class Checkup:
         """The rank whose commit is slowest; the first of equal ones."""
         rates = _commit_rates(self.workers)
         return rates.index(min(rates))
+
+    @property
+    def machine(self) -> Machine:
+        """The slowest worker's arithmetic while all work, whose threads may share cores.
+
+        Kernels are measured at their best, alone on a core now and then even where there are too
+        few.
+        """
+        crowding = max((threads / cores for _, threads, cores in _count_threads(self.workers)))
+        return self.workers[self.slowest_kernels].kernels.machine.slowed(max(1.0, crowding))
 
     @property
     def kernels_slowdown(self) -> float:
@@ -170,16 +181,21 @@ def _own_faults(rank: int, worker: WorkerReport) -> list[str]:
 
 
 def _crowded_hosts(workers: Sequence[WorkerReport]) -> list[str]:
+    return [
+        f"{host}: its workers use {threads} threads on {cores} cores; start fewer workers or set "
+        "OMP_NUM_THREADS lower"
+        for host, threads, cores in _count_threads(workers)
+        if threads > cores
+    ]
+
+
+def _count_threads(workers: Sequence[WorkerReport]) -> list[tuple[str, int, int]]:
+    """List each host with the threads of its workers and its cores."""
     threads: Counter[str] = Counter()
     for worker in workers:
         threads[worker.host] += worker.threads
     cores = {worker.host: worker.cores for worker in workers}
-    return [
-        f"{host}: its workers use {n} threads on {cores[host]} cores; start fewer workers or set "
-        "OMP_NUM_THREADS lower"
-        for host, n in threads.items()
-        if n > cores[host]
-    ]
+    return [(host, n, cores[host]) for host, n in threads.items()]
 
 
 def _loopback_faults(workers: Sequence[WorkerReport]) -> list[str]:

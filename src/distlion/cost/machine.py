@@ -49,6 +49,16 @@ class Machine:
                     f"Machine({field.name}={value!r}): expected a finite number above 0"
                 )
 
+    def slowed(self, factor: float) -> Machine:
+        """Return the same with everything ``factor`` times slower, as on cores that are shared."""
+        return Machine(
+            **{
+                field.name: getattr(self, field.name)
+                * (factor if field.name.endswith("frame_s") else 1 / factor)
+                for field in fields(self)
+            }
+        )
+
     def encode_s(self, n_elements: float, vote_planes: int) -> float:
         """Return the seconds to encode votes; more bits take more arithmetic, up to 1.6 times.
 
