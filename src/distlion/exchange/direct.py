@@ -28,6 +28,7 @@ from distlion.exchange.frame import (
     judge,
     read_chunks,
     write_chunk,
+    write_chunks,
 )
 from distlion.exchange.link import Link, Plan
 
@@ -54,8 +55,7 @@ class Direct(Exchange):
 
         # 1 scatter shards
         chunks = empty(link, shape.n_shards, vote_shape.n_bytes)
-        for chunk, votes in zip(chunks, ballot.votes, strict=True):
-            write_chunk(chunk, vote_shape, ballot.header, ballot.present, votes)
+        write_chunks(chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
         fire_framed(link, ballot.header, chunks)
         received = torch.empty_like(chunks)
         link.all_to_all(received, chunks, step=ballot.header.step)

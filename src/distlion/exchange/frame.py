@@ -10,8 +10,9 @@ defence against an attacker.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -56,6 +57,9 @@ class Status(IntEnum):
     CONFIG = 6
     STEP = 7
     CORRUPT = 8
+
+
+WORST_STATUS = max(Status)
 
 
 @dataclass(frozen=True)
@@ -147,31 +151,52 @@ def write_chunk(
         present: (n_params,) integers or bool on the CPU: how many vote for each parameter.
         payload: (payload_bytes,) uint8.
     """
-    numbers = present.numpy().astype(np.uint16)
-    body = np.zeros(shape.bitmap_bytes + shape.counts_bytes, np.uint8)
-    bitmap = np.packbits(numbers != 0, bitorder="little")
-    body[: bitmap.size] = bitmap
-    if shape.has_counts:
-        counts = numbers.astype("<u2").view(np.uint8)
-        body[shape.bitmap_bytes : shape.bitmap_bytes + counts.size] = counts
-    out[FIELDS.size + CHECKSUM.size :][: body.size] = torch.from_numpy(body)
-    out[HEADER_BYTES + body.size :] = payload
-    out[: FIELDS.size] = _to_tensor(
-        FIELDS.pack(
-            MAGIC,
-            PROTOCOL_VERSION,
-            header.kind,
-            header.status,
-            header.step,
-            header.detail,
-            header.settings,
-            out.numel(),
-            header.bucket,
-            header.sender,
-            header.culprit,
-        )
+    write_chunks(out.unsqueeze(0), shape, header, present, payload.unsqueeze(0))
+
+
+def write_chunks(
+    out: Tensor, shape: ChunkShape, header: Header, present: Tensor, payloads: Tensor
+) -> None:
+    """Fill each row of ``out`` with a chunk; only their payloads differ.
+
+    Args:
+        out: (chunks, shape.n_bytes) uint8. Overwritten.
+        shape: Their sizes.
+        header: Their header.
+        present: As for ``write_chunk``.
+        payloads: (chunks, payload_bytes) uint8.
+    """
+    fields = FIELDS.pack(
+        MAGIC,
+        PROTOCOL_VERSION,
+        header.kind,
+        header.status,
+        header.step,
+        header.detail,
+        header.settings,
+        shape.n_bytes,
+        header.bucket,
+        header.sender,
+        header.culprit,
     )
-    out[FIELDS.size : HEADER_BYTES] = _to_tensor(CHECKSUM.pack(_checksum(out)))
+    body = _spell_presence(shape, present)
+    checksum = choose_kernels(out.device).checksum
+    start = zlib.crc32(body, zlib.crc32(fields))
+    payloads_out = out[:, HEADER_BYTES + len(body) :]
+    payloads_out.copy_(payloads)
+    fronts = b"".join(
+        fields + CHECKSUM.pack(checksum(payload, start)) + body for payload in payloads_out
+    )
+    front = torch.frombuffer(bytearray(fronts), dtype=torch.uint8)
+    out[:, : HEADER_BYTES + len(body)] = front.view(out.shape[0], -1)
+
+
+def _spell_presence(shape: ChunkShape, present: Tensor) -> bytes:
+    """Spell the bitmap, and the counts where there are some."""
+    numbers = present.numpy().astype("<u2")
+    bitmap = np.packbits(numbers != 0, bitorder="little").tobytes()
+    counts = numbers.tobytes() if shape.has_counts else b""
+    return bitmap.ljust(shape.bitmap_bytes, b"\0") + counts.ljust(shape.counts_bytes, b"\0")
 
 
 def read_chunk(
@@ -181,45 +206,73 @@ def read_chunk(
 
     Step, settings and status are left to the caller: a chunk that carries an error is whole.
     """
-    if chunk.numel() < HEADER_BYTES:
+    if chunk.numel() != shape.n_bytes:
         return None
-    raw = bytes(chunk[:HEADER_BYTES].cpu().numpy())
-    (
-        magic,
-        version,
-        its_kind,
-        status,
-        step,
-        detail,
-        settings,
-        n_bytes,
-        its_bucket,
-        its_sender,
-        culprit,
-    ) = FIELDS.unpack(raw[: FIELDS.size])
-    (checksum,) = CHECKSUM.unpack(raw[FIELDS.size :])
-    found = (magic, version, its_kind, its_bucket, its_sender, n_bytes)
-    expected = (MAGIC, PROTOCOL_VERSION, kind, bucket, sender, shape.n_bytes)
-    if found != expected or status > max(Status) or checksum != _checksum(chunk):
-        return None
-    body = (
-        chunk[HEADER_BYTES : HEADER_BYTES + shape.bitmap_bytes + shape.counts_bytes].cpu().numpy()
-    )
-    if shape.has_counts:
-        present = body[shape.bitmap_bytes :].view("<u2")[: shape.n_params].astype(np.int64)
-    else:
-        bitmap = body[: shape.bitmap_bytes]
-        present = np.unpackbits(bitmap, bitorder="little")[: shape.n_params].astype(np.int64)
-    header = Header(kind, step, bucket, sender, settings, Status(status), culprit, detail)
-    return Chunk(header, torch.from_numpy(present), chunk[shape.n_bytes - shape.payload_bytes :])
+    found = _Reader(shape, kind, bucket, choose_kernels(chunk.device).checksum)
+    (front,) = found.read_fronts(chunk.unsqueeze(0))
+    return found.take_apart(chunk, front, sender)
 
 
 def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int) -> list[Chunk | None]:
     """Read one chunk from each rank: (world_size, n_bytes) uint8, in rank order."""
+    reader = _Reader(shape, kind, bucket, choose_kernels(raw.device).checksum)
+    fronts = reader.read_fronts(raw)
     return [
-        read_chunk(chunk, shape, kind=kind, bucket=bucket, sender=sender)
-        for sender, chunk in enumerate(raw)
+        reader.take_apart(chunk, front, sender)
+        for sender, (chunk, front) in enumerate(zip(raw, fronts, strict=True))
     ]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a rank expects of chunks."""
+
+    shape: ChunkShape
+    kind: Kind
+    bucket: int
+    checksum: Callable[[Tensor, int], int]
+
+    def read_fronts(self, raw: Tensor) -> list[bytes]:
+        """Read what stands before the payloads."""
+        n_bytes = self.shape.n_bytes - self.shape.payload_bytes
+        return [bytes(row) for row in raw[:, :n_bytes].cpu().numpy()]
+
+    def take_apart(self, chunk: Tensor, front: bytes, sender: int) -> Chunk | None:
+        """Check a chunk whose front was read, and take it apart."""
+        shape = self.shape
+        (
+            magic,
+            version,
+            kind,
+            status,
+            step,
+            detail,
+            settings,
+            n_bytes,
+            bucket,
+            its_sender,
+            culprit,
+        ) = FIELDS.unpack_from(front)
+        found = (magic, version, kind, bucket, its_sender, n_bytes)
+        expected = (MAGIC, PROTOCOL_VERSION, self.kind, self.bucket, sender, shape.n_bytes)
+        if found != expected or status > WORST_STATUS:
+            return None
+        payload = chunk[len(front) :]
+        start = zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size]))
+        if CHECKSUM.unpack_from(front, FIELDS.size) != (self.checksum(payload, start),):
+            return None
+        header = Header(
+            self.kind, step, self.bucket, sender, settings, Status(status), culprit, detail
+        )
+        return Chunk(header, self._read_presence(front), payload)
+
+    def _read_presence(self, front: bytes) -> Tensor:
+        body, shape = np.frombuffer(front, np.uint8, offset=HEADER_BYTES), self.shape
+        if shape.has_counts:
+            present = body[shape.bitmap_bytes :].view("<u2")[: shape.n_params]
+        else:
+            present = np.unpackbits(body, count=shape.n_params, bitorder="little")
+        return torch.from_numpy(present.astype(np.int64))
 
 
 def with_error(header: Header, status: Status, *, culprit: int, detail: int = -1) -> Header:
@@ -242,16 +295,6 @@ def find_errors(chunks: Sequence[Chunk | None], own: Header, ranks: Sequence[int
             theirs = chunk.header
             own = with_error(own, theirs.status, culprit=theirs.culprit, detail=theirs.detail)
     return own
-
-
-def _to_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _checksum(chunk: Tensor) -> int:
-    """CRC-32 of everything but the field that holds it."""
-    kernels = choose_kernels(chunk.device)
-    return kernels.checksum(chunk[HEADER_BYTES:], kernels.checksum(chunk[: FIELDS.size]))
 
 
 @dataclass(frozen=True)

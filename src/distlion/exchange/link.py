@@ -20,6 +20,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 # How often a wait looks for another worker's alarm.
 LOOK_S = 0.1
+# 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
+MOST_BYTES_AT_ONCE = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,23 @@ class Link:
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int) -> None:
         """Send ``chunk`` (n,) to every member; ``out`` is (world_size, n), of the same dtype."""
+        if self.gathers_at_once(chunk.nbytes):
+            self.all_to_all(out, chunk.expand(self.world_size, -1).contiguous(), step=step)
+            return
         self._wait(
             lambda: _all_gather(out.view(-1), chunk, group=self.process_group, async_op=True),
             step,
             "all-gather",
         )
         self._count(chunk.nbytes, self.world_size - 1, self.world_size - 1)
+
+    def gathers_at_once(self, chunk_bytes: int) -> bool:
+        """Tell whether an all-gather sends to all members at once, not along a ring.
+
+        Gloo's ring takes world_size - 1 rounds, one after the other, which is slow for chunks that
+        cost little more than a round; large ones collide on their way to one receiver.
+        """
+        return self.device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
     def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> None:
         """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
@@ -155,13 +168,17 @@ class Link:
         with self._in_exchange():
             try:
                 work = start()
-                if work is None or self._wait_for(work):
-                    return
+                ended = work is None or self._wait_for(work)
             except RuntimeError as error:
                 reason = str(error).split("\n")[0]
                 kind: Kind = "silent" if "timed out" in reason.lower() else "lost"
                 raise self._failure(kind, step, f"the {what} failed ({reason})") from error
-            raise self._failure("silent", step, f"the {what} had no end in {self.timeout_s:g} s")
+            if not ended:
+                how = f"the {what} had no end in {self.timeout_s:g} s"
+                raise self._failure("silent", step, how)
+            # What others sent before they gave this worker up has waited for it in its sockets.
+            if self._watch is not None and self._watch.is_given_up(self.timeout_s):
+                raise self._failure("silent", step, f"this worker came too late to the {what}")
 
     @contextmanager
     def _in_exchange(self) -> Iterator[None]:
@@ -169,7 +186,7 @@ class Link:
         if self._watch is None:
             yield
             return
-        self._watch.in_exchange = True
+        self._watch.enter_exchange()
         try:
             yield
         finally:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 POLL_S = 0.2
 ANSWER_S = 0.6
 READ_S = 0.2
+CALM_S = 1.0
 
 Kind = Literal["lost", "silent"]
 _Answer = TypeVar("_Answer")
@@ -60,6 +61,10 @@ class PeerWatch:
         self._ended = threading.Event()
         self.alarmed = threading.Event()
         self.in_exchange = False
+        # When this worker entered the last exchange but one, and the last one.
+        self._entered_s = [time.monotonic()] * 2
+        self._looked_s = time.monotonic()
+        self._is_store_gone = False
         thread = threading.Thread(
             target=_listen,
             args=(weakref.ref(self), self._ended),
@@ -73,11 +78,35 @@ class PeerWatch:
 
     def look(self) -> bool:
         """Look for an alarm, and answer it; tell whether to look again."""
-        if not self._store.check(["distlion/alarm"]):
+        try:
+            is_alarmed = self._store.check(["distlion/alarm"])
+        except RuntimeError:
+            # Who was not stopped would have seen an alarm before the store's host left.
+            self._is_store_gone = time.monotonic() - self._looked_s < CALM_S
+            raise
+        self._looked_s = time.monotonic()
+        if not is_alarmed:
             return True
         self._answer()
         self.alarmed.set()
         return False
+
+    def enter_exchange(self) -> None:
+        """Note that this worker has come to an exchange."""
+        self.in_exchange = True
+        self._entered_s = [self._entered_s[1], time.monotonic()]
+
+    def is_given_up(self, limit_s: float) -> bool:
+        """Tell whether others may have given this worker up before its exchange came to an end.
+
+        Others begin to wait for it once it has entered the exchange before; so the store is asked
+        only if that was ``limit_s`` ago, or half of it: it was stopped, or slow.
+        """
+        away_s = time.monotonic() - self._entered_s[0]
+        if away_s < limit_s / 2 or self._is_store_gone:
+            return False
+        heard = self.alarmed.is_set() or _within(ANSWER_S, self.look)
+        return self.alarmed.is_set() or (heard is None and not self._is_store_gone)
 
     def settle(self, kind: Kind) -> Finding:
         """Agree with all workers that answer on who failed; takes a second at most."""
