@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from distlion.cost import PATTERNS, SCHEDULES, LinkModel, choose_exchange, exchange_seconds
+from distlion.cost import PATTERNS, LinkModel, choose_exchange, exchange_seconds
 from distlion.errors import UnsupportedTypeError
 from distlion.exchange import BucketShape, Direct, Gather, Server
 
@@ -35,9 +35,13 @@ def test_seconds_of_bytes_are_those_of_the_plan_of_the_busiest_rank(n):
 @pytest.mark.parametrize("n", range(2, 9))
 def test_latency_counts_the_rounds(n):
     link = LinkModel(latency_s=1.0, rate_bit_per_s=1e30)
-    seconds = [exchange_seconds(pattern, make_shape(n), link) for pattern in PATTERNS]
-    assert seconds == pytest.approx([SCHEDULES[type(pattern)].rounds(n) for pattern in PATTERNS])
-    assert seconds[PATTERNS.index(Server())] == pytest.approx(2)
+    small, large = make_shape(n, 64, 64), make_shape(n, 1 << 20, 1 << 20)
+    seconds = {
+        (pattern, shape): exchange_seconds(pattern, shape, link)
+        for pattern in (Direct(), Gather(), Server())
+        for shape in (small, large)
+    }
+    assert list(seconds.values()) == pytest.approx([2, 1 + (n - 1), 1, n - 1, 2, 2])
 
 
 def test_further_messages_of_a_round_cost_time_of_their_own():

@@ -7,22 +7,18 @@ from dataclasses import dataclass
 
 from distlion.cost.link_model import LinkModel
 from distlion.errors import UnsupportedTypeError
-from distlion.exchange import BucketShape, Direct, Exchange, Gather, Server
+from distlion.exchange import MOST_BYTES_AT_ONCE, BucketShape, Direct, Exchange, Gather, Server
+
+ONE_ROUND = 1
+"""Of an all-to-all, a gather or a scatter: Gloo starts all messages at once (gloo/alltoall.cc)."""
 
 
-def all_gather_rounds(n_workers: int) -> int:
-    """Count the rounds of an all-gather: Gloo passes chunks along a ring (gloo/allgather.cc)."""
-    return n_workers - 1
+def all_gather_rounds(n_workers: int, chunk_bytes: int) -> int:
+    """Count the rounds of an all-gather: Gloo passes large chunks along a ring (gloo/allgather.cc).
 
-
-def all_to_all_rounds(n_workers: int) -> int:
-    """Count the rounds of an all-to-all: Gloo starts all messages at once (gloo/alltoall.cc)."""
-    return 1
-
-
-def linear_rounds(n_workers: int) -> int:
-    """Count the rounds of a linear gather or scatter: all messages at once, to or from one rank."""
-    return 1
+    ``Link.all_gather`` sends small ones to everybody at once.
+    """
+    return ONE_ROUND if chunk_bytes <= MOST_BYTES_AT_ONCE else n_workers - 1
 
 
 @dataclass(frozen=True)
@@ -30,18 +26,24 @@ class Schedule:
     """How a pattern's bytes follow each other.
 
     Attributes:
-        rounds: Number of rounds, one after the other, for a number of workers above 1.
+        rounds: Number of rounds, one after the other, for a bucket of several workers.
         both_ways: Whether the busiest rank sends and receives at the same time.
     """
 
-    rounds: Callable[[int], int]
+    rounds: Callable[[BucketShape], int]
     both_ways: bool
 
 
 SCHEDULES: dict[type[Exchange], Schedule] = {
-    Direct: Schedule(lambda n: all_to_all_rounds(n) + all_gather_rounds(n), both_ways=True),
-    Gather: Schedule(all_gather_rounds, both_ways=True),
-    Server: Schedule(lambda n: 2 * linear_rounds(n), both_ways=False),
+    Direct: Schedule(
+        lambda shape: ONE_ROUND + all_gather_rounds(shape.n_shards, shape.reply_bytes),
+        both_ways=True,
+    ),
+    Gather: Schedule(
+        lambda shape: all_gather_rounds(shape.n_shards, shape.n_shards * shape.vote_bytes),
+        both_ways=True,
+    ),
+    Server: Schedule(lambda shape: 2 * ONE_ROUND, both_ways=False),
 }
 """The one place that says how many rounds each pattern takes."""
 
@@ -66,7 +68,7 @@ def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> 
         raise UnsupportedTypeError(f"pattern {pattern!r} has no schedule; known: {known}")
     if shape.n_shards == 1:
         return 0.0
-    rounds = schedule.rounds(shape.n_shards)
+    rounds = schedule.rounds(shape)
     # Rank 0 may be special, as under Server; all others are alike.
     return max(
         _rank_seconds(pattern, shape, link, rank=rank, rounds=rounds, both_ways=schedule.both_ways)

@@ -18,12 +18,13 @@ from distlion.exchange.frame import (
     write_chunk,
 )
 from distlion.exchange.gather import Gather
-from distlion.exchange.link import Link, Plan
+from distlion.exchange.link import MOST_BYTES_AT_ONCE, Link, Plan
 from distlion.exchange.server import Server
 from distlion.exchange.watch import PeerWatch, watch_peers
 
 __all__ = [
     "MAX_WORKERS",
+    "MOST_BYTES_AT_ONCE",
     "PROTOCOL_VERSION",
     "Ballot",
     "BucketShape",
