@@ -79,11 +79,7 @@ class PeerLostError(StepError):
 
 
 class StepTimeoutError(StepError):
-    """A peer did not answer within ``step_timeout_s``.
-
-    The collective stays under way inside Gloo, and an interpreter that ends in the usual way waits
-    for it as long as the silent peer lives: after this error, leave by ``os._exit``.
-    """
+    """A peer did not answer within ``step_timeout_s``."""
 
 
 class StepMismatchError(StepError):
@@ -107,7 +103,7 @@ class SparseGradientError(StepError):
 
 
 class GradientChangedError(StepError):
-    """A gradient changed between encoding and committing a step."""
+    """A gradient, or a hyperparameter, changed between encoding and committing a step."""
 
 
 class ReplicaMismatchError(StepError):

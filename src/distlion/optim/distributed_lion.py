@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -15,42 +13,25 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults
 from distlion.aggregation import Aggregation, MajorityVote
-from distlion.errors import (
-    InvalidArgumentError,
-    ProcessGroupError,
-    ReplicaMismatchError,
-    UnsupportedTypeError,
-)
-from distlion.exchange import Exchange, Header, Kind, Link, Plan, Reply, Status, Verdict
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import Exchange, Header, Kind, Status, Verdict
 from distlion.kernels import Coin, Coins, Segment
-from distlion.layout import cut_params
-from distlion.optim.arguments import check_exp_avg_dtype, check_rounding, list_group
-from distlion.optim.clipping import ClipNorm, Clipper, clip_alone
+from distlion.optim.arguments import check_exp_avg_dtype
+from distlion.optim.assembly import AssembledLion
+from distlion.optim.clipping import ClipNorm, clip_alone
 from distlion.optim.gradients import IdenticalGradientsWatch
-from distlion.optim.group import VotingGroup
-from distlion.optim.lion import LionBase, check_finite, step_alone
-from distlion.optim.network import VotingNetwork
-from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS, Nodes
+from distlion.optim.lion import check_finite, step_alone
+from distlion.optim.node_stage import Nodes
 from distlion.optim.overlap import Overlap
-from distlion.optim.replicas import (
-    broadcast_params,
-    digest_lines,
-    digest_settings,
-    explain_difference,
-    shake_hands,
-    verify_replicas,
-)
+from distlion.optim.replicas import digest_settings
 from distlion.optim.route import Route
-from distlion.optim.saved_state import parse_groups, spell_groups
-from distlion.optim.settings import Settings, describe_hyperparameters, describe_params
-from distlion.optim.traffic import Traffic
-from distlion.optim.verdict import log_skip, raise_verdict, worst_of
+from distlion.optim.settings import Settings
+from distlion.optim.verdict import worst_of
 from distlion.optim.vote import (
     BucketVote,
     Draft,
     StepInputs,
     abstain,
-    abstain_from,
     cast_vote,
     check_unchanged,
     draft_vote,
@@ -59,7 +40,7 @@ from distlion.optim.vote import (
 )
 
 
-class DistributedLion(LionBase):
+class DistributedLion(AssembledLion):
     """Train with Lion on many workers that vote on every coordinate, one bit each.
 
     Equation:
@@ -82,18 +63,25 @@ class DistributedLion(LionBase):
         weight_decay: Decoupled weight decay, 0 or more.
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(bits=4)``
             or ``FullPrecision()``.
-        exchange: ``Direct()``, ``Gather()``, or "auto": for each bucket, ``Gather`` where it sends
-            at most 16 KiB more.
+        exchange: ``Direct()``, ``Gather()``, ``Server()``, or "auto": for each bucket what is
+            fastest by the cost model, on the link as it is measured at construction.
+        nodes: ``Nodes(size=8)`` lets the ranks of a node act as one worker; None is every rank for
+            itself.
         process_group: The workers that vote; None is the default group. Without any group, and
             WORLD_SIZE unset or 1, this is ``Lion``.
+        overlap: Send votes during backward, each bucket as soon as its last gradient has arrived.
+            Nothing may then change gradients or hyperparameters between backward and ``step()``,
+            and all backward passes of a step but the last one belong inside ``no_sync()``.
         nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" on
             all workers, "skip" the step on all workers, or that worker's "abstain" for that
             parameter.
+        clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16 parameters, whose small updates are lost
             otherwise.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None is the parameter's dtype, float32 for
             float16.
-        bucket_elements: Coordinates up to which parameters share a bucket; None is 64 Mi.
+        bucket_elements: Coordinates up to which parameters share a bucket; None is 64 Mi, with
+            ``overlap`` a size chosen from the measured latency.
         check_every: Steps between comparisons of the replicas' digests, the first step included;
             None is never.
         init_timeout_s: Seconds for the handshake and the broadcast of the initial parameters.
@@ -111,7 +99,8 @@ class DistributedLion(LionBase):
         were, and raises the same on every rank: NonFiniteError, SparseGradientError or
         GradientChangedError, after which training may go on; StepMismatchError,
         ConfigMismatchError or CorruptFrameError, after which this optimizer is dead, as after
-        PeerLostError and StepTimeoutError; ReplicaMismatchError from a comparison.
+        PeerLostError and StepTimeoutError, which name the rank that failed; ReplicaMismatchError
+        from a comparison. A crash can leave workers one step apart, never inside a step.
         Buffers such as BatchNorm's statistics are not replicated.
 
     Example:
@@ -145,7 +134,8 @@ class DistributedLion(LionBase):
         seed: int = 0,
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)
-        self._settings = Settings(
+        self._watch = IdenticalGradientsWatch()
+        settings = Settings(
             exchange=exchange,
             nodes=nodes,
             overlap=overlap,
@@ -158,17 +148,6 @@ class DistributedLion(LionBase):
             step_timeout_s=step_timeout_s,
             seed=seed,
         )
-        self._group = VotingGroup(process_group)
-        world_size = self._group.world_size
-        self._node_size = 1 if nodes is None or world_size == 1 else nodes.resolve(world_size)
-        self._network = VotingNetwork(self._group, self._settings, self._node_size)
-        self._traffic = Traffic()
-        self._watch = IdenticalGradientsWatch()
-        self._overlap: Overlap | None = None
-        self._clipper: Clipper | None = None
-        self._verified = False
-        self._dead: str | None = None
-        self._ready = False
         rule = MajorityVote() if aggregation is None else aggregation
         defaults = {
             "lr": lr,
@@ -177,70 +156,22 @@ class DistributedLion(LionBase):
             "aggregation": rule,
             "step": 0,
         }
-        super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype)
-        check_rounding(rounding, {param.dtype for param in self._all_params()})
-        self._connect()
-        self._ready = True
+        super().__init__(
+            params,
+            defaults,
+            settings=settings,
+            process_group=process_group,
+            exp_avg_dtype=exp_avg_dtype,
+        )
 
-    @property
-    def committed_step(self) -> int:
-        """Number of steps committed so far; also the number, counted from 0, of the next one."""
-        return int(self.param_groups[0]["step"])
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes and messages of this rank, in the last step and in total."""
-        return self._traffic
-
-    @property
-    def plan(self) -> Plan:
-        """What this rank will hand to the network in one step; with nodes, to other nodes."""
-        return self._network.plan()
-
-    def verify_replicas(self) -> None:
-        """Compare the parameters of all workers, bit by bit; every worker must call it.
-
-        Raises:
-            ReplicaMismatchError: On every rank; names the parameters, and the ranks that left the
-                majority.
-            ConfigMismatchError: Another worker is at another call; on every rank.
-            ProcessGroupError: The group is gone.
-        """
-        self._check_usable()
-        self._check_idle("verify_replicas()")
-        if self._group.world_size > 1:
-            with self._fatal("verify_replicas()"):
-                self._meet("verify_replicas()", self._describe())
-                self._compare_replicas()
-
-    def _compare_replicas(self) -> None:
-        link = self._link(self._params[0].device, self._settings.step_timeout_s)
-        names = [slot.name for slot in self._slots]
-        verify_replicas(link, self._params, names, step=self.committed_step)
-        sent_bytes = self._traffic.check_sent_bytes + link.take_counted().sent_bytes
-        self._traffic = replace(self._traffic, check_sent_bytes=sent_bytes)
-        self._verified = True
-
-    @contextmanager
-    def _fatal(self, what: str) -> Iterator[None]:
-        """Declare this optimizer dead if what follows is left by an error.
-
-        Whatever interrupts an exchange leaves peers at an unknown place. Who knows better, because
-        all ranks raise the same error, clears ``_dead`` first.
-        """
-        self._dead = f"{what} is under way"
-        try:
-            yield
-        except ReplicaMismatchError:
-            self._dead = None
-            raise
-        except BaseException as error:
-            if self._dead is not None:
-                if self._overlap is not None:
-                    self._overlap.close()
-                self._dead = f"{what} failed ({type(error).__name__}: {error})"
-            raise
-        self._dead = None
+    def _make_overlap(self) -> Overlap:
+        return Overlap(
+            self._network.routes,
+            self._params,
+            begin=self._gather_inputs,
+            cast=self._cast,
+            abstain=self._abstain,
+        )
 
     def _do_step(self) -> None:
         self._check_usable()
@@ -299,31 +230,6 @@ class DistributedLion(LionBase):
             draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
         )
 
-    def _meet(self, call: str, lines: Sequence[str], step: int | None = None) -> None:
-        """Meet all workers before collectives out of turn: a step in which nobody votes.
-
-        A peer that is at a step or at another call sees other settings, and all ranks raise.
-
-        Args:
-            call: What this worker is at.
-            lines: What must be equal on all workers.
-            step: The step that must be equal; None for the present one.
-        """
-        lines = [f"call: {call}", *lines]
-        step = self.committed_step if step is None else step
-        header = Header(Kind.VOTE, step, 0, 0, digest_settings(lines))
-        if self._clipper is not None:
-            self._clipper.take_part(header)
-        replies = [self._abstain(route, header) for route in self._network.routes]
-        self._network.take_counted()
-        verdict = worst_of([reply.verdict for reply in replies])
-        if verdict.status is not Status.OK:
-            self._abandon(verdict, lines)
-
-    def _abstain(self, route: Route, header: Header) -> Reply:
-        coins = Coins(self._settings.seed, header.step, self._network.voter)
-        return abstain_from(route, header, coins, nonfinite=self._settings.nonfinite)
-
     def _gather_inputs(self) -> StepInputs:
         step = self.committed_step
         return StepInputs(
@@ -336,19 +242,6 @@ class DistributedLion(LionBase):
             found_inf=self._found_inf(),
             wants_digest=self._watch.is_watching,
         )
-
-    def _abandon(self, verdict: Verdict, lines: Sequence[str]) -> Literal[False]:
-        """Raise what the verdict says, or skip the step where that is the policy."""
-        rank, step = self._group.rank, self.committed_step
-        if verdict.status < Status.CONFIG:
-            self._dead = None
-        if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
-            log_skip(self._slots, verdict, rank=rank, step=step)
-            return False
-        if verdict.status is Status.CONFIG:
-            link = self._link(self._params[0].device, self._settings.step_timeout_s)
-            explain_difference(link, lines, step=step)
-        return raise_verdict(self._slots, verdict, rank=rank, step=step)
 
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
@@ -425,198 +318,9 @@ class DistributedLion(LionBase):
             "needs no scaler"
         )
 
-    def _check_idle(self, call: str) -> None:
-        if self._overlap is not None and self._overlap.is_under_way:
-            raise InvalidArgumentError(
-                f"{call} between backward and step(): with overlap=True votes of this step have "
-                "left; call step() before, or zero_grad() on all workers"
-            )
-
     def _advance(self) -> None:
         for group in self.param_groups:
             group["step"] = int(group["step"]) + 1
 
     def _rounding(self, coins: Coins) -> Coin | None:
         return coins.rounding if self._settings.rounding == "stochastic" else None
-
-    def _count_traffic(self) -> None:
-        """Move what the links have counted since the last step into ``traffic``."""
-        between, inside = self._network.take_counted()
-        n_elements = sum(slot.n_elements for slot in self._slots)
-        self._traffic = self._traffic.add_step(between, inside, n_elements)
-
-    def _fire(self, point: faults.Point) -> None:
-        faults.fire(rank=self._group.rank, step=self.committed_step, point=point, subject=self)
-
-    def _check_usable(self) -> None:
-        if self._dead is not None:
-            raise ProcessGroupError(
-                f"this optimizer is dead: {self._dead}; restart the workers from a checkpoint"
-            )
-        self._group.check_alive()
-
-    def _thawed(self) -> list[str]:
-        return [name for param, name in self._frozen.items() if param.requires_grad]
-
-    def _check_frozen(self) -> None:
-        """Refuse parameters that were thawed, on all workers alike: else settings differ."""
-        thawed = self._thawed()
-        if thawed:
-            self._dead = None
-            raise InvalidArgumentError(
-                f"{thawed[0]} was frozen when this optimizer was made and requires a gradient now; "
-                "make a new optimizer on all workers and load the state into it"
-            )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; after construction, every worker must call it with the same group.
-
-        Raises:
-            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: As in the constructor;
-                nothing has been changed then.
-        """
-        group = list_group(param_group)
-        if not self._ready:
-            super().add_param_group(group)
-            return
-        self._check_usable()
-        self._check_idle("add_param_group()")
-        super().add_param_group({**group, "step": self.committed_step})
-        with self._fatal("add_param_group()"):
-            try:
-                fixed = self._describe_fixed()
-                if self._group.world_size > 1:
-                    self._meet("add_param_group()", fixed + self._describe_step())
-            except BaseException:
-                for param in self.param_groups.pop()["params"]:
-                    self.state.pop(param, None)
-                raise
-            self._lay_out()
-            self._broadcast(self.param_groups[-1]["params"])
-
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        super()._check_group(group)
-        if not isinstance(group["aggregation"], Aggregation):
-            raise UnsupportedTypeError(
-                f"aggregation={group['aggregation']!r}: expected a rule such as "
-                "distlion.MajorityVote()"
-            )
-
-    def _momentum_shape(self, param: Tensor) -> torch.Size:
-        """Return the parameter's shape; with nodes, that of this rank's flat part of it."""
-        if self._node_size == 1:
-            return param.shape
-        params, slots = self._place_trainable()
-        pieces = cut_params(
-            [slot.n_elements for slot in slots],
-            n_parts=self._node_size,
-            unit_elements=PIECE_UNIT_ELEMENTS,
-        )
-        position = next(index for index, other in enumerate(params) if other is param)
-        start, stop = pieces[position][self._group.rank % self._node_size]
-        return torch.Size([stop - start])
-
-    def _connect(self) -> None:
-        """Compare settings with all workers, make replicas equal, and lay out buckets."""
-        params, _ = self._place_trainable()
-        if self._group.world_size > 1:
-            if not any(param.numel() for param in params):
-                raise InvalidArgumentError(
-                    "no parameter requires a gradient, so there is nothing to vote on"
-                )
-            self._describe_anew()
-            link = self._link(params[0].device, self._settings.init_timeout_s)
-            shake_hands(link, self._describe(), step=self.committed_step)
-            self._broadcast(self._all_params())
-        self._lay_out()
-
-    def _broadcast(self, params: Sequence[Tensor]) -> None:
-        """Overwrite parameters with those of the group's first rank."""
-        self._verified = False
-        if self._group.world_size > 1:
-            timeout_s = self._settings.init_timeout_s
-            links = {param.device: self._link(param.device, timeout_s) for param in params}
-            broadcast_params(links, params, step=self.committed_step)
-
-    def _describe_anew(self) -> None:
-        names = self._param_names()
-        self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
-        self._fixed_lines = self._describe_fixed()
-        self._fixed_digest = digest_lines(self._fixed_lines).hex()
-
-    def _lay_out(self) -> None:
-        """Place parameters into buckets and choose what carries each."""
-        self._describe_anew()
-        self._params, self._slots = self._place_trainable()
-        if self._group.world_size == 1:
-            return
-        rules = {
-            param: group["aggregation"] for group in self.param_groups for param in group["params"]
-        }
-        self._network.lay_out(
-            self._params,
-            self._slots,
-            [rules[param] for param in self._params],
-            step=self.committed_step,
-        )
-        self._clipper = self._network.build_clipper(self._params[0].device)
-        if self._overlap is not None:
-            self._overlap.close()
-        if self._settings.overlap:
-            self._overlap = Overlap(
-                self._network.routes,
-                self._params,
-                begin=self._gather_inputs,
-                cast=self._cast,
-                abstain=self._abstain,
-            )
-
-    def _link(self, device: torch.device, timeout_s: float) -> Link:
-        return self._network.link(device, timeout_s)
-
-    def _describe(self) -> list[str]:
-        """Describe all that must be equal on all workers in this step."""
-        return self._fixed_lines + self._describe_step()
-
-    def _describe_briefly(self) -> list[str]:
-        return [self._fixed_digest, *self._describe_step()]
-
-    def _describe_fixed(self) -> list[str]:
-        return [
-            f"distlion version: {version('distlion')}",
-            f"world size: {self._group.world_size}",
-            *self._settings.describe(),
-            f"exp_avg_dtype: {self._exp_avg_dtype}",
-            *describe_params(self.param_groups, self._param_names()),
-        ]
-
-    def _describe_step(self) -> list[str]:
-        return describe_hyperparameters(self.param_groups) + [
-            f"no longer frozen: {name}" for name in self._thawed()
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
-        return spell_groups(super().state_dict())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this worker, or that of another Lion; every worker must call it.
-
-        Keys that the state lacks keep their present values.
-
-        Raises:
-            CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
-            StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
-                every rank. Nothing has been changed after any of these.
-        """
-        self._check_idle("load_state_dict()")
-        filled = self._check_state(parse_groups(state_dict, step=self.committed_step))
-        if self._group.world_size > 1:
-            self._check_usable()
-            with self._fatal("load_state_dict()"):
-                loaded = describe_hyperparameters(filled["param_groups"])
-                step = filled["param_groups"][0]["step"]
-                self._meet("load_state_dict()", self._fixed_lines + loaded, step)
-        self._load_state(filled)
-        self._lay_out()
-        self._verified = False

@@ -98,7 +98,8 @@ def spell_ranks(ranks: Sequence[int]) -> str:
 
 def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
     """Gather ``data``, of equal length on all ranks, in rank order."""
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(link.device)
+    # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().to(link.device)
     everybody = torch.empty((link.world_size, len(data)), dtype=torch.uint8, device=link.device)
     link.all_gather(everybody, own, step=step)
     return [bytes(row.cpu().numpy()) for row in everybody]

@@ -70,6 +70,16 @@ class Settings:
         """
         return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
 
+    def node_size(self, world_size: int) -> int:
+        """Return the ranks of a node; 1 without nodes.
+
+        Raises:
+            InvalidArgumentError: The workers are no multiple of it.
+        """
+        if self.nodes is None or world_size == 1:
+            return 1
+        return self.nodes.resolve(world_size)
+
     def describe(self) -> list[str]:
         """One line for each setting that must be equal on all workers."""
         local = ("init_timeout_s", "step_timeout_s")
