@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from distlion.errors import DataError, InvalidArgumentError
-from distlion.training import FIGURE_NAME, RECORD_NAME, RuleName, TaskName, TrainSettings, train
+from distlion.training import (
+    FIGURE_NAME,
+    RECORD_NAME,
+    ExchangeName,
+    RuleName,
+    TaskName,
+    TrainSettings,
+    train,
+)
 
 PROMISED = {
     "first_heldout_loss",
@@ -168,3 +176,13 @@ def test_plain_torch_kernels_give_the_losses_of_the_core_to_the_bit(tmp_path, ru
         records.append(json.loads((folder / RECORD_NAME).read_text()))
     assert records[0]["losses"]["loss"] == records[1]["losses"]["loss"]
     assert records[0]["evaluations"]["loss"] == records[1]["evaluations"]["loss"]
+
+
+@pytest.mark.distributed
+def test_overlap_and_server_change_no_loss(run_dir, tmp_path):
+    other = tmp_path / "overlapped"
+    settings = make_settings(overlap=True, exchange=ExchangeName.SERVER)
+    train(settings, run_dir=other, observe=ignore)
+    records = [json.loads((folder / RECORD_NAME).read_text()) for folder in (run_dir, other)]
+    assert records[0]["losses"] == records[1]["losses"]
+    assert records[0]["evaluations"] == records[1]["evaluations"]

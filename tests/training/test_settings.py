@@ -67,3 +67,8 @@ def test_workers_default_to_the_world_of_torchrun(monkeypatch):
 def test_settings_fit_into_json():
     settings = TrainSettings.with_defaults(rule=RuleName.QUANTIZED)
     assert json.loads(json.dumps(settings.to_json()))["norm"] == "l1"
+
+
+def test_overlap_is_refused_where_no_votes_are_exchanged():
+    with pytest.raises(InvalidArgumentError, match="overlap"):
+        TrainSettings.with_defaults(rule=RuleName.GLOBAL_ADAMW, overlap=True)

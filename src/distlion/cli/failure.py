@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from distlion.errors import DistlionError, PeerLostError, StepTimeoutError
+from distlion.errors import DistlionError
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -31,9 +31,6 @@ def shown_failures(console: Console) -> Iterator[None]:
         if error.__cause__ is not None and not isinstance(error.__cause__, OSError | ValueError):
             console.print(Text(str(error.__cause__).strip()))
         _show(console, f"{type(error).__name__}: {error}")
-        if isinstance(error, PeerLostError | StepTimeoutError):
-            # The collective stays open inside Gloo, and the interpreter would wait for it.
-            leave(_FAILED)
         raise typer.Exit(_FAILED) from None
     except KeyboardInterrupt:
         _show(console, "interrupted; all workers have ended")

@@ -50,6 +50,7 @@ _Norm = Annotated[
     typer.Option(help="Scale of a vote; only with the rule quantized.", show_default="l1"),
 ]
 _Exchange = Annotated[ExchangeName, typer.Option(help="Who sends votes to whom.")]
+_Overlap = Annotated[bool, typer.Option("--overlap", help="Send votes during backward.")]
 _Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
 _Lr = Annotated[
     float | None, typer.Option(help="Highest learning rate.", show_default="by the rule")
@@ -97,6 +98,7 @@ def train_command(
     bits: _Bits = None,
     norm: _Norm = None,
     exchange: _Exchange = ExchangeName.AUTO,
+    overlap: _Overlap = False,
     steps: _Steps = None,
     lr: _Lr = None,
     weight_decay: _WeightDecay = 0.1,
@@ -127,6 +129,7 @@ def train_command(
             bits=bits,
             norm=norm,
             exchange=exchange,
+            overlap=overlap,
             steps=steps,
             lr=lr,
             weight_decay=weight_decay,

@@ -22,7 +22,7 @@ from distlion.aggregation import (
     TernaryVote,
 )
 from distlion.errors import ReplicaMismatchError
-from distlion.exchange import Direct, Gather
+from distlion.exchange import Direct, Gather, Server
 from distlion.optim import DistributedLion, Lion
 from distlion.training.settings import ExchangeName, RuleName, TrainSettings
 
@@ -95,6 +95,7 @@ class VotingMethod:
             weight_decay=settings.weight_decay,
             aggregation=_build_aggregation(settings),
             exchange=_build_exchange(settings.exchange),
+            overlap=settings.overlap,
             seed=settings.seed,
         )
         return cls(model, optimizer)
@@ -181,7 +182,8 @@ class AllReduceMethod:
         digest = hashlib.sha256()
         for param in self.model.parameters():
             digest.update(param.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        rows = gather_rows(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8))
+        # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+        rows = gather_rows(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).clone())
         return bool((rows == rows[0]).all())
 
 
@@ -215,5 +217,7 @@ def _build_exchange(name: ExchangeName) -> Any:
             return Direct()
         case ExchangeName.GATHER:
             return Gather()
+        case ExchangeName.SERVER:
+            return Server()
         case ExchangeName.AUTO:
             return "auto"

@@ -55,6 +55,7 @@ class ExchangeName(str, Enum):
     AUTO = "auto"
     DIRECT = "direct"
     GATHER = "gather"
+    SERVER = "server"
 
 
 class Schedule(str, Enum):
@@ -91,6 +92,7 @@ class TrainSettings:
         bits: Bits of a quantized vote, 1 to 8; None for other rules.
         norm: Scale of a quantized vote; None for other rules.
         exchange: Exchange pattern; only ``auto`` for rules that all-reduce gradients.
+        overlap: Whether votes leave during backward; False for rules that all-reduce gradients.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.
@@ -115,6 +117,7 @@ class TrainSettings:
     bits: int | None
     norm: Norm | None
     exchange: ExchangeName
+    overlap: bool
     steps: int
     lr: float
     weight_decay: float
@@ -144,6 +147,7 @@ class TrainSettings:
             "workers": torchrun_world_size() or DEFAULT_WORKERS,
             "rule": rule,
             "exchange": ExchangeName.AUTO,
+            "overlap": False,
             "lr": _ADAMW_LR if rule is RuleName.GLOBAL_ADAMW else _LION_LR,
             "weight_decay": 0.1,
             "schedule": Schedule.COSINE,
@@ -185,6 +189,11 @@ class TrainSettings:
             raise InvalidArgumentError(
                 f"exchange is {self.exchange.value} with the rule {self.rule.value}, which "
                 f"all-reduces gradients and exchanges no votes; leave exchange at auto"
+            )
+        if not self.rule.votes and self.overlap:
+            raise InvalidArgumentError(
+                f"overlap is asked for with the rule {self.rule.value}, whose all-reduce overlaps "
+                "anyway; it belongs to rules that vote"
             )
         if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
             raise InvalidArgumentError(

@@ -1,0 +1,128 @@
+"""A worker of a sweep: does what its parent asks, on one host of a lab.
+
+    python -m distlion.netlab.worker DESCRIPTOR
+
+DESCRIPTOR is the worker's end of a two-way pipe: in come calls, out go answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distlion.netlab.contestant import Contestant, build_contestant
+from distlion.netlab.workload import Workload
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a worker shall do.
+
+    Attributes:
+        verb: Name of a method of ``SweepWorker``.
+        arguments: Of that method.
+    """
+
+    verb: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of it.
+
+    Attributes:
+        value: What the method returned.
+        refusal: Why it could not be done, the worker being as before; "" if it was.
+    """
+
+    value: Any = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One timed block of steps on one worker.
+
+    Attributes:
+        seconds: From after the barrier before it until its own last step was done.
+        sent_bytes: Of the last step, as the optimizer counts; None for a rival.
+        wire_bytes: What the interface should count for that step; None for a rival.
+    """
+
+    seconds: float
+    sent_bytes: int | None
+    wire_bytes: int | None
+
+
+class SweepWorker:
+    """The methods that have been built in this process, and what can be asked of them."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._contestants: dict[str, Contestant] = {}
+
+    def build(self, name: str, workload: Workload) -> int:
+        """Build a method, in place of an earlier one of that name; return its parameters."""
+        self._contestants.pop(name, None)
+        self._contestants[name] = build_contestant(name, workload, rank=self._rank)
+        return self._contestants[name].n_parameters
+
+    def drop(self, name: str) -> None:
+        """Forget a method."""
+        self._contestants.pop(name, None)
+
+    def run_block(self, name: str, steps: int) -> Block:
+        """Do steps between two barriers."""
+        contestant = self._contestants[name]
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(steps):
+            contestant.step()
+        seconds = time.perf_counter() - started
+        dist.barrier()
+        return Block(seconds, contestant.sent_bytes(), contestant.wire_bytes())
+
+    def verify(self, name: str) -> None:
+        """Check that all workers hold the same parameters."""
+        self._contestants[name].verify_replicas()
+
+
+def serve(connection: Connection, worker: SweepWorker) -> None:
+    """Answer calls until the parent closes the pipe."""
+    while True:
+        try:
+            call: Call = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = Answer(getattr(worker, call.verb)(*call.arguments))
+        # A method that cannot run here must not end those that can; the parent tells it.
+        except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
+            answer = Answer(refusal=f"{type(error).__name__}: {error}")
+        connection.send(answer)
+
+
+def main() -> None:
+    """Join the others, and serve."""
+    torch.set_num_threads(1)
+    connection = Connection(int(sys.argv[1]))
+    dist.init_process_group("gloo")
+    connection.send(Answer())
+    serve(connection, SweepWorker(dist.get_rank()))
+    sys.stderr.flush()
+    # A thread of Gloo may still hold a tensor, which can abort an interpreter that winds up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
