@@ -156,13 +156,19 @@ def can_resolve(name: str) -> bool:
 
 
 def read_commands() -> dict[str, set[str]]:
-    """Return the options of every subcommand; those of distlion itself stand under ''."""
+    """Return the options of every subcommand; those of distlion itself stand under ''.
+
+    Commands of a group are named with it: "netlab run".
+    """
     typer_main = pytest.importorskip("typer.main")
     from distlion.cli import app
 
     command = typer_main.get_command(app)
     known = {"": {option for param in command.params for option in param.opts}}
-    for name, subcommand in command.commands.items():
+    pending = list(command.commands.items())
+    for name, subcommand in pending:
+        inner = getattr(subcommand, "commands", {})
+        pending += [(f"{name} {inner_name}", each) for inner_name, each in inner.items()]
         params = subcommand.params
         known[name] = {
             option for param in params for option in [*param.opts, *param.secondary_opts]
@@ -187,7 +193,7 @@ def split_commands(code: str) -> Iterator[list[str]]:
     for line in code.replace("\\\n", " ").splitlines():
         words: list[str] = []
         for word in shlex.split(line.strip().removeprefix("$ "), comments=True):
-            if word in ("|", "&&", "||", ";", "&"):
+            if word in ("|", "&&", "||", ";", "&", "--"):
                 yield words
                 words = []
             else:
@@ -212,6 +218,8 @@ def find_command_faults(
         return faults
     arguments = words[words.index("distlion") + 1 :]
     name = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if " ".join(arguments[:2]) in commands:
+        name = " ".join(arguments[:2])
     if name not in commands:
         return [*faults, f"distlion {name}"]
     options = {word.split("=")[0] for word in arguments if re.match(r"--?[a-z]", word)}
@@ -329,6 +337,8 @@ def test_name_check_finds_what_distlion_does_not_have() -> None:
         ("$ distlion train --steps 3 # as a test", []),
         ("torchrun --nproc-per-node 2 -m distlion train --steps=3", []),
         ("pip install -e .[train] && distlion --help", []),
+        ("distlion lab run --hosts 2 -- distlion train --steps 3", []),
+        ("distlion lab run --host 2", ["distlion lab run --host"]),
         ("distlion tran --steps 3", ["distlion tran"]),
         ("distlion train --stepps 3", ["distlion train --stepps"]),
         ("make test PYTHON=python3 tset", ["make tset"]),
@@ -336,7 +346,7 @@ def test_name_check_finds_what_distlion_does_not_have() -> None:
     ],
 )
 def test_command_check_finds_unknown_commands(line: str, faults: list[str]) -> None:
-    commands = {"": {"--version"}, "train": {"--steps"}}
+    commands = {"": {"--version"}, "train": {"--steps"}, "lab": set(), "lab run": {"--hosts"}}
     found = [
         fault
         for words in split_commands(line)
