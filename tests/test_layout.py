@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlion.layout import BLOCK_WORDS, count_words, fill_buckets, place_parameters
+from distlion.layout import (
+    BLOCK_WORDS,
+    count_words,
+    cut_params,
+    fill_buckets,
+    place_parameters,
+    take_part,
+)
 
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=12)
 
@@ -65,3 +72,61 @@ def test_a_bucket_takes_no_further_parameter_beyond_its_limit() -> None:
     slots = place_parameters(list("abcd"), [64, 64, 640, 64])
     buckets = fill_buckets(slots, [0] * 4, n_shards=2, bucket_elements=128)
     assert [bucket.members for bucket in buckets] == [(0, 1), (2,), (3,)]
+
+
+def test_backwards_buckets_come_in_the_order_in_which_backward_completes_them() -> None:
+    slots = place_parameters(list("abcde"), [64] * 5)
+    kinds = ["x", "y", "x", "y", "y"]
+    buckets = fill_buckets(slots, kinds, n_shards=2, bucket_elements=128, backwards=True)
+    assert [bucket.members for bucket in buckets] == [(4, 3), (1,), (2, 0)]
+    # Coins are drawn by the global word, which does not depend on the order.
+    assert [slot.first_word for bucket in buckets for slot in bucket.slots] == [4, 3, 1, 2, 0]
+
+
+UNIT = 128
+
+
+@given(SIZES, st.integers(1, 9))
+def test_pieces_cover_every_parameter_once_and_begin_at_units(
+    sizes: list[int], n_parts: int
+) -> None:
+    pieces = cut_params(sizes, n_parts=n_parts, unit_elements=UNIT)
+    for size, cut in zip(sizes, pieces, strict=True):
+        assert [start for start, _ in cut] == [0, *(stop for _, stop in cut[:-1])]
+        assert cut[-1][1] == size
+        assert all(start % UNIT == 0 or start == stop for start, stop in cut)
+        assert max(stop - start for start, stop in cut) <= UNIT * -(-size // (UNIT * n_parts))
+
+
+@given(SIZES, st.integers(1, 9), st.integers(0, 10))
+def test_pieces_do_not_depend_on_later_parameters(
+    sizes: list[int], n_parts: int, n_first: int
+) -> None:
+    pieces = cut_params(sizes, n_parts=n_parts, unit_elements=UNIT)
+    first = cut_params(sizes[:n_first], n_parts=n_parts, unit_elements=UNIT)
+    assert pieces[:n_first] == first
+
+
+def test_parts_take_turns_with_what_is_left_over() -> None:
+    pieces = cut_params([UNIT] * 6, n_parts=3, unit_elements=UNIT)
+    holders = [[stop > start for start, stop in cut].index(True) for cut in pieces]
+    assert holders == [0, 1, 2, 0, 1, 2]
+
+
+def test_part_of_a_bucket_keeps_the_global_words() -> None:
+    sizes = [1000, 64, 300]
+    slots = place_parameters(list("abc"), sizes)
+    (bucket,) = fill_buckets(slots, [0] * 3, n_shards=2, bucket_elements=10**6)
+    pieces = cut_params(sizes, n_parts=2, unit_elements=UNIT)
+    part = take_part(bucket, pieces, 1, n_shards=4)
+    assert part.n_shards == 4
+    expected = [
+        (position, pieces[position][1][1] - pieces[position][1][0], slots[position].first_word)
+        for position in range(3)
+    ]
+    found = [
+        (position, slot.n_elements, slot.first_word - pieces[position][1][0] // 64)
+        for position, slot in zip(part.members, part.slots, strict=True)
+    ]
+    assert found == [entry for entry in expected if entry[1]]
+    assert part.slots[0].bucket_word == 0
