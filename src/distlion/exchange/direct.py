@@ -18,14 +18,14 @@ from distlion.exchange.base import (
     fire_framed,
 )
 from distlion.exchange.frame import (
-    Chunk,
+    Chunks,
     ChunkShape,
     Header,
     Kind,
     Status,
     Verdict,
     find_errors,
-    judge,
+    judge_chunks,
     read_chunks,
     write_chunk,
     write_chunks,
@@ -83,30 +83,20 @@ def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
 
 
 def _count(
-    chunks: list[Chunk | None], shape: ChunkShape, header: Header, reducer: Reducer
+    chunks: Chunks, shape: ChunkShape, header: Header, reducer: Reducer
 ) -> tuple[Tensor, Tensor]:
     """Count the votes on this rank's shard; where there was an error, nobody is present."""
-    whole = [chunk for chunk in chunks if chunk is not None]
     if header.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return nothing, torch.zeros(shape.payload_bytes, dtype=torch.uint8)
-    present = torch.stack([chunk.present for chunk in whole])
-    votes = torch.stack([chunk.payload for chunk in whole])
-    return present.sum(0), reducer.reduce(votes, present.bool(), header.sender)
+    counted = reducer.reduce(chunks.payloads, chunks.present.bool(), header.sender)
+    return chunks.present.sum(0), counted
 
 
 def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -> Reply:
     chunks = read_chunks(replies, shape, kind=Kind.REPLY, bucket=own.bucket)
-    nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-    lost = tuple(rank for rank, chunk in zip(link.ranks, chunks, strict=True) if chunk is None)
-    if lost:
-        return Reply(Verdict(Status.CORRUPT, lost), nothing, replies)
-    whole = [chunk for chunk in chunks if chunk is not None]
-    verdict = judge([chunk.header for chunk in whole], link.ranks)
-    present = whole[0].present
-    if verdict.status is Status.OK and not all(
-        torch.equal(chunk.present, present) for chunk in whole
-    ):
+    verdict = judge_chunks(chunks, link.ranks)
+    present = chunks.present[0]
+    if verdict.status is Status.OK and bool((chunks.present != present).any()):
         verdict = Verdict(Status.CORRUPT)
-    payload = torch.stack([chunk.payload for chunk in whole])
-    return Reply(verdict, present, payload, tuple(chunk.header.detail for chunk in whole))
+    return Reply(verdict, present, chunks.payloads, chunks.details)

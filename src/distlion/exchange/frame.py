@@ -12,9 +12,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,24 @@ PROTOCOL_VERSION = 2
 FIELDS = struct.Struct("<4sHBBqqQQIIi8x")
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = FIELDS.size + CHECKSUM.size
+# The same as numpy reads it, many at once.
+HEADER_TYPE = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "<u2"),
+        ("kind", "u1"),
+        ("status", "u1"),
+        ("step", "<i8"),
+        ("detail", "<i8"),
+        ("settings", "<u8"),
+        ("n_bytes", "<u8"),
+        ("bucket", "<u4"),
+        ("sender", "<u4"),
+        ("culprit", "<i4"),
+        ("spare", "V8"),
+        ("checksum", "<u4"),
+    ]
+)
 MAX_WORKERS = (1 << 16) - 1
 
 
@@ -59,7 +78,8 @@ class Status(IntEnum):
     CORRUPT = 8
 
 
-WORST_STATUS = max(Status)
+WORST_STATUS = int(max(Status))
+MAGIC_NUMBER = int.from_bytes(MAGIC, "little")
 
 
 @dataclass(frozen=True)
@@ -199,6 +219,58 @@ def _spell_presence(shape: ChunkShape, present: Tensor) -> bytes:
     return bitmap.ljust(shape.bitmap_bytes, b"\0") + counts.ljust(shape.counts_bytes, b"\0")
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """One chunk from each member of a link, checked together; as a sequence, None where damaged.
+
+    Attributes:
+        fields: (members,) of ``HEADER_TYPE``.
+        whole: (members,) bool: whether it is what that member must have sent.
+        present: (members, n_params) int64 on the CPU: how many voted for each parameter.
+        payloads: (members, payload_bytes) uint8, a view of what arrived.
+    """
+
+    fields: np.ndarray[Any, Any]
+    whole: np.ndarray[Any, Any]
+    present: Tensor = field(repr=False)
+    payloads: Tensor = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __getitem__(self, member: int) -> Chunk | None:
+        if not self.whole[member]:
+            return None
+        return Chunk(self._header(member), self.present[member], self.payloads[member])
+
+    def __iter__(self) -> Iterator[Chunk | None]:
+        return (self[member] for member in range(len(self)))
+
+    def _header(self, member: int) -> Header:
+        _, _, kind, status, step, detail, settings, _, bucket, sender, culprit, _, _ = self.fields[
+            member
+        ].item()
+        return Header(Kind(kind), step, bucket, sender, settings, Status(status), culprit, detail)
+
+    @property
+    def details(self) -> tuple[int, ...]:
+        """The detail of each header."""
+        return tuple(self.fields["detail"].tolist())
+
+    def find_lost(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Find those whose chunk is damaged, by their ``ranks``."""
+        return tuple(rank for rank, whole in zip(ranks, self.whole, strict=True) if not whole)
+
+    def agree_on(self, step: int, settings: int) -> bool:
+        """Tell whether all are whole, without error, and of this step and these settings."""
+        return bool(
+            self.whole.all()
+            and not self.fields["status"].any()
+            and (self.fields["step"] == step).all()
+            and (self.fields["settings"] == settings).all()
+        )
+
+
 def read_chunk(
     chunk: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int, sender: int
 ) -> Chunk | None:
@@ -208,71 +280,48 @@ def read_chunk(
     """
     if chunk.numel() != shape.n_bytes:
         return None
-    found = _Reader(shape, kind, bucket, choose_kernels(chunk.device).checksum)
-    (front,) = found.read_fronts(chunk.unsqueeze(0))
-    return found.take_apart(chunk, front, sender)
+    rows, senders = chunk.unsqueeze(0), np.array([sender])
+    return _read_rows(rows, shape, kind=kind, bucket=bucket, senders=senders)[0]
 
 
-def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int) -> list[Chunk | None]:
-    """Read one chunk from each rank: (world_size, n_bytes) uint8, in rank order."""
-    reader = _Reader(shape, kind, bucket, choose_kernels(raw.device).checksum)
-    fronts = reader.read_fronts(raw)
-    return [
-        reader.take_apart(chunk, front, sender)
-        for sender, (chunk, front) in enumerate(zip(raw, fronts, strict=True))
-    ]
+def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int) -> Chunks:
+    """Read one chunk from each member: (world_size, n_bytes) uint8, in order."""
+    senders = np.arange(raw.shape[0])
+    return _read_rows(raw, shape, kind=kind, bucket=bucket, senders=senders)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """What a rank expects of chunks."""
-
-    shape: ChunkShape
-    kind: Kind
-    bucket: int
-    checksum: Callable[[Tensor, int], int]
-
-    def read_fronts(self, raw: Tensor) -> list[bytes]:
-        """Read what stands before the payloads."""
-        n_bytes = self.shape.n_bytes - self.shape.payload_bytes
-        return [bytes(row) for row in raw[:, :n_bytes].cpu().numpy()]
-
-    def take_apart(self, chunk: Tensor, front: bytes, sender: int) -> Chunk | None:
-        """Check a chunk whose front was read, and take it apart."""
-        shape = self.shape
-        (
-            magic,
-            version,
-            kind,
-            status,
-            step,
-            detail,
-            settings,
-            n_bytes,
-            bucket,
-            its_sender,
-            culprit,
-        ) = FIELDS.unpack_from(front)
-        found = (magic, version, kind, bucket, its_sender, n_bytes)
-        expected = (MAGIC, PROTOCOL_VERSION, self.kind, self.bucket, sender, shape.n_bytes)
-        if found != expected or status > WORST_STATUS:
-            return None
-        payload = chunk[len(front) :]
+def _read_rows(
+    raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int, senders: np.ndarray[Any, Any]
+) -> Chunks:
+    fronts = np.ascontiguousarray(raw[:, : shape.n_bytes - shape.payload_bytes].cpu().numpy())
+    fields = np.ascontiguousarray(fronts[:, :HEADER_BYTES]).view(HEADER_TYPE)[:, 0]
+    payloads = raw[:, fronts.shape[1] :]
+    whole = fields["status"] <= WORST_STATUS
+    for name, expected in (
+        ("magic", MAGIC_NUMBER),
+        ("version", PROTOCOL_VERSION),
+        ("kind", int(kind)),
+        ("bucket", bucket),
+        ("sender", senders),
+        ("n_bytes", shape.n_bytes),
+    ):
+        whole &= fields[name] == expected
+    checksum = choose_kernels(raw.device).checksum
+    for member in np.flatnonzero(whole):
+        front = fronts[member].data
         start = zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size]))
-        if CHECKSUM.unpack_from(front, FIELDS.size) != (self.checksum(payload, start),):
-            return None
-        header = Header(
-            self.kind, step, self.bucket, sender, settings, Status(status), culprit, detail
-        )
-        return Chunk(header, self._read_presence(front), payload)
+        whole[member] = fields["checksum"][member] == checksum(payloads[member], start)
+    return Chunks(fields, whole, _read_presence(fronts[:, HEADER_BYTES:], shape), payloads)
 
-    def _read_presence(self, front: bytes) -> Tensor:
-        body, shape = np.frombuffer(front, np.uint8, offset=HEADER_BYTES), self.shape
-        if shape.has_counts:
-            present = body[shape.bitmap_bytes :].view("<u2")[: shape.n_params]
-        else:
-            present = np.unpackbits(body, count=shape.n_params, bitorder="little")
-        return torch.from_numpy(present.astype(np.int64))
+
+def _read_presence(bodies: np.ndarray[Any, Any], shape: ChunkShape) -> Tensor:
+    """(members, bytes) -> (members, n_params) int64."""
+    if shape.has_counts:
+        counts = np.ascontiguousarray(bodies[:, shape.bitmap_bytes :]).view("<u2")
+        present = counts[:, : shape.n_params]
+    else:
+        present = np.unpackbits(bodies, axis=1, count=shape.n_params, bitorder="little")
+    return torch.from_numpy(present.astype(np.int64))
 
 
 def with_error(header: Header, status: Status, *, culprit: int, detail: int = -1) -> Header:
@@ -282,8 +331,10 @@ def with_error(header: Header, status: Status, *, culprit: int, detail: int = -1
     return replace(header, status=status, culprit=culprit, detail=detail)
 
 
-def find_errors(chunks: Sequence[Chunk | None], own: Header, ranks: Sequence[int]) -> Header:
+def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
     """Put the worst of what was received, one chunk from each of ``ranks``, into a header."""
+    if chunks.agree_on(own.step, own.settings):
+        return own
     for rank, chunk in zip(ranks, chunks, strict=True):
         if chunk is None:
             own = with_error(own, Status.CORRUPT, culprit=rank)
@@ -313,6 +364,17 @@ class Verdict:
     culprits: tuple[int, ...] = ()
     detail: int = -1
     steps: tuple[tuple[int, int], ...] = ()
+
+
+def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
+    """Draw the verdict out of one chunk from each member of a link, whose ``ranks`` are given."""
+    first = chunks.fields[0]
+    if chunks.agree_on(first["step"], first["settings"]):
+        return Verdict(Status.OK)
+    lost = chunks.find_lost(ranks)
+    if lost:
+        return Verdict(Status.CORRUPT, lost)
+    return judge([chunk.header for chunk in chunks if chunk is not None], ranks)
 
 
 def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:

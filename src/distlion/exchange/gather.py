@@ -21,8 +21,7 @@ from distlion.exchange.frame import (
     ChunkShape,
     Kind,
     Status,
-    Verdict,
-    judge,
+    judge_chunks,
     read_chunks,
     write_chunk,
 )
@@ -78,19 +77,10 @@ def count_whole_votes(
     chunks = read_chunks(
         received, whole_vote_shape(shape), kind=Kind.VOTE, bucket=ballot.header.bucket
     )
-    whole = [chunk for chunk in chunks if chunk is not None]
-    lost = tuple(rank for rank, chunk in zip(link.ranks, chunks, strict=True) if chunk is None)
-    verdict = (
-        Verdict(Status.CORRUPT, lost)
-        if lost
-        else judge([chunk.header for chunk in whole], link.ranks)
-    )
+    verdict = judge_chunks(chunks, link.ranks)
     fire_counted(link, ballot.header)
     if verdict.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(verdict, nothing, received)
-    present = torch.stack([chunk.present for chunk in whole])
-    votes = torch.stack([chunk.payload for chunk in whole])
-    reply = reducer.reduce(votes, present.bool(), 0)
-    details = tuple(chunk.header.detail for chunk in whole)
-    return Reply(verdict, present.sum(0), reply.view(shape.n_shards, -1), details)
+    reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
+    return Reply(verdict, chunks.present.sum(0), reply.view(shape.n_shards, -1), chunks.details)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import (
-    Chunk,
+    Chunks,
     ChunkShape,
     Header,
     Kind,
@@ -268,7 +268,7 @@ class NodeStage:
         shape = ChunkShape(len(self.bucket.slots), 0)
         read = self._gather(shape, Kind.FINITE, header, flags, torch.empty(0, dtype=torch.uint8))
         header = find_errors(read, header, self.link.ranks)
-        everywhere = torch.stack([chunk.present > 0 for chunk in read if chunk is not None]).all(0)
+        everywhere = (read.present > 0).all(0)
         by_position = dict(zip(self.bucket.members, everywhere.tolist(), strict=True))
         return [by_position[position] for position in self.own.members], header
 
@@ -290,22 +290,17 @@ class NodeStage:
         culprit = verdict.culprits[0] if verdict.culprits else -1
         own = replace(header, status=verdict.status, culprit=culprit, detail=verdict.detail)
         read = self._gather(shape, Kind.NODE_REPLY, own, present, payload)
-        lost = tuple(
-            rank for rank, chunk in zip(self.link.ranks, read, strict=True) if chunk is None
+        lost = read.find_lost(self.link.ranks)
+        verdict = (
+            Verdict(Status.CORRUPT, lost)
+            if lost
+            else _judge_parts([chunk.header for chunk in read if chunk is not None], verdict)
         )
-        if lost:
-            return Reply(Verdict(Status.CORRUPT, lost), present, payload)
-        whole = [chunk for chunk in read if chunk is not None]
-        return Reply(
-            _judge_parts([chunk.header for chunk in whole], verdict),
-            torch.stack([chunk.present for chunk in whole]),
-            torch.stack([chunk.payload for chunk in whole]),
-            reply.details,
-        )
+        return Reply(verdict, read.present, read.payloads, reply.details)
 
     def _gather(
         self, shape: ChunkShape, kind: Kind, header: Header, present: Tensor, payload: Tensor
-    ) -> list[Chunk | None]:
+    ) -> Chunks:
         own = empty(self.link, shape.n_bytes)
         sent = replace(header, kind=kind, sender=self.link.rank)
         write_chunk(own, shape, sent, present, payload)
