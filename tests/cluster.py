@@ -37,6 +37,8 @@ COVERAGE_VARIABLE = "DISTLION_TEST_COVERAGE"
 RELEASE_AFTER_FAILURE_S = 2.0
 """Without ``outcomes``: the time that others have to fail too before a failed rank is let go."""
 
+DIED = "died without an answer"
+
 # torch._dynamo is imported by the first optimizer that is made, and takes a second.
 PRELOAD = [
     "numpy",
@@ -100,6 +102,7 @@ def run_workers(
     *args: Any,
     timeout_s: float = 60.0,
     outcomes: bool = False,
+    may_die: bool = False,
     process_group: bool = True,
     environment: dict[str, str] | None = None,
     measured: bool = True,
@@ -115,6 +118,7 @@ def run_workers(
         timeout_s: After this time all processes are killed and the call fails.
         outcomes: Return, for each rank, its result or the exception that it raised, instead of
             failing.
+        may_die: As ``outcomes``, and a rank that was killed has a WorkerDiedError for its outcome.
         process_group: Whether to initialise the default group before ``function``.
         environment: Variables set in every worker before ``function``.
         measured: Whether workers measure coverage where the parent does. It doubles the time of
@@ -140,7 +144,7 @@ def run_workers(
                 theirs.close()
                 connections.append(ours)
                 processes.append(process)
-            answers = _collect(connections, timeout_s, release_failed=not outcomes)
+            answers = _collect(connections, timeout_s, release_failed=not (outcomes or may_die))
         finally:
             for process in processes:
                 process.kill()
@@ -148,10 +152,21 @@ def run_workers(
                 process.join()
             for connection in connections:
                 connection.close()
-    lost = any(isinstance(answer, str) for answer in answers)
-    if lost or (not outcomes and not all(answer.ok for answer in answers)):
+    if not all(_is_wanted(answer, outcomes, may_die) for answer in answers):
         raise WorkersFailedError(_describe(answers))
-    return [answer.value if answer.ok else _revive(answer) for answer in answers]
+    return [_read(answer) for answer in answers]
+
+
+def _is_wanted(answer: _Answer | str, outcomes: bool, may_die: bool) -> bool:
+    if isinstance(answer, str):
+        return may_die and answer == DIED
+    return answer.ok or outcomes or may_die
+
+
+def _read(answer: _Answer | str) -> Any:
+    if isinstance(answer, str):
+        return WorkerDiedError(answer)
+    return answer.value if answer.ok else _revive(answer)
 
 
 def _make_job(
@@ -204,7 +219,7 @@ def _collect(
             try:
                 answers[rank] = answer = pickle.loads(connection.recv_bytes())
             except EOFError:
-                answers[rank] = "died without an answer"
+                answers[rank] = DIED
                 continue
             if not answer.ok and release_failed:
                 failed.append(connection)

@@ -22,6 +22,8 @@ import torch.distributed as dist
 POLL_S = 0.2
 ANSWER_S = 0.6
 READ_S = 0.2
+# An error comes at most a second after the timeout, also where the store does not answer.
+SETTLE_S = 0.9
 CALM_S = 1.0
 
 Kind = Literal["lost", "silent"]
@@ -110,7 +112,9 @@ class PeerWatch:
 
     def settle(self, kind: Kind) -> Finding:
         """Agree with all workers that answer on who failed; takes a second at most."""
-        found = _within(ANSWER_S + 2 * READ_S, lambda: self._settle(kind))
+        # The thread that listens has no more to answer, and c10d would print a store that is gone.
+        self._ended.set()
+        found = _within(SETTLE_S, lambda: self._settle(kind))
         if found is not None:
             return found
         return Finding(
@@ -151,7 +155,7 @@ class PeerWatch:
         deadline_s = time.monotonic() + limit_s
         keys = [f"distlion/{what}/{rank}" for rank in ranks]
         while time.monotonic() < deadline_s and not self._store.check(keys):
-            self._ended.wait(0.02)
+            time.sleep(0.02)
 
     def _conclude(self, kind: Kind) -> dict[str, Any]:
         heard: dict[int, bool] = {}

@@ -1,0 +1,141 @@
+"""A rank that dies or freezes at any fault point stops all others; they name it, change nothing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import distlion
+from accident import (
+    ACCIDENT_STEP,
+    SOCKET_BOUND_S,
+    TIMEOUT_BOUND_S,
+    Accident,
+    Report,
+    assert_died,
+    assert_one_step_apart,
+    assert_stopped,
+    assert_survivors_stopped,
+    stage_all,
+)
+from distlion import errors, faults
+
+pytestmark = pytest.mark.distributed
+
+TIMEOUT_S = 2.0
+DIRECT = {"exchange": distlion.Direct()}
+GATHER = {"exchange": distlion.Gather()}
+SERVER = {"exchange": distlion.Server()}
+OVERLAP = {"exchange": distlion.Direct(), "overlap": True, "bucket_elements": 1024}
+NODES = {"exchange": distlion.Direct(), "nodes": distlion.Nodes(size=2)}
+REPLIES_ARE_IN = ("before_commit", "after_commit")
+
+
+def killed(point: str, firing: int = 1, **rest: Any) -> Accident:
+    return Accident(point, firing, **({"options": DIRECT} | rest))
+
+
+def stopped(point: str, firing: int = 1, **rest: Any) -> Accident:
+    return killed(point, firing, **({"kind": "stop", "timeout_s": TIMEOUT_S} | rest))
+
+
+def late(**rest: Any) -> Accident:
+    return killed("before_step", **({"kind": "late", "timeout_s": 1.0} | rest))
+
+
+# Votes and replies are framed one after the other.
+MOMENTS = {point: (point, 1) for point in faults.POINTS} | {"framed again": ("framed", 2)}
+
+KILLED = {name: killed(*moment) for name, moment in MOMENTS.items()}
+STOPPED = {name: stopped(*moment) for name, moment in MOMENTS.items()}
+KILLED_ELSEWHERE = {
+    "rank 0, before its votes": killed("framed", victim=0),
+    "rank 0, before its reply": killed("framed", 2, victim=0),
+    "gather, before its votes": killed("framed", options=GATHER),
+    "gather, counted": killed("counted", options=GATHER),
+    "server's worker": killed("framed", options=SERVER),
+    "the server, counted": killed("counted", victim=0, options=SERVER),
+    "the server, before the reply": killed("framed", 2, victim=0, options=SERVER),
+    "overlap, first bucket": killed("framed", options=OVERLAP),
+    "overlap, a later bucket": killed("counted", 2, options=OVERLAP),
+    "nodes, before its votes": killed("framed", world_size=4, options=NODES),
+    "nodes, first of a node": killed("counted", victim=2, world_size=4, options=NODES),
+}
+STOPPED_ELSEWHERE = {
+    "gather": stopped("framed", options=GATHER),
+    "server's worker": stopped("framed", options=SERVER),
+    "overlap": stopped("framed", 2, options=OVERLAP),
+    "nodes": stopped("framed", world_size=4, options=NODES),
+}
+LATE = {"direct": late(), "gather": late(options=GATHER), "server": late(options=SERVER)}
+BUSY = {"kill": killed("framed", busy=2), "stop": stopped("framed", busy=2)}
+ALL = (KILLED, STOPPED, KILLED_ELSEWHERE, STOPPED_ELSEWHERE, LATE, BUSY)
+
+
+@functools.cache
+def reports_of(table: int) -> dict[str, list[Any]]:
+    return stage_all(ALL[table])
+
+
+def survivors_of(table: dict[str, Accident], name: str) -> tuple[list[Report], Any]:
+    """Check the survivors; return their reports, and what became of the victim."""
+    accident, reports = table[name], reports_of(ALL.index(table))[name]
+    kind, within_s = errors.PeerLostError, SOCKET_BOUND_S
+    if accident.kind != "kill":
+        kind, within_s = errors.StepTimeoutError, accident.timeout_s + TIMEOUT_BOUND_S
+    if accident.busy is not None:  # it learns it when it comes, after somebody else
+        within_s += SOCKET_BOUND_S
+    survivors = assert_survivors_stopped(accident, reports, kind, within_s)
+    return survivors, reports[accident.victim]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_rank_is_named_by_all_within_two_seconds(moment: str) -> None:
+    survivors, victim = survivors_of(KILLED, moment)
+    assert_died(victim)
+    # Where the victim had sent all that it had to send, the others completed the step.
+    expected = ACCIDENT_STEP + (moment in REPLIES_ARE_IN)
+    assert [report.counter for report in survivors] == [expected, expected]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_frozen_rank_is_named_by_all_at_the_timeout_and_fails_when_it_wakes(moment: str) -> None:
+    assert_wakes_to_an_error(*survivors_of(STOPPED, moment))
+
+
+def assert_wakes_to_an_error(survivors: list[Report], victim: Any) -> None:
+    assert isinstance(victim, Report), victim
+    assert victim.kind in ("StepTimeoutError", "PeerLostError"), victim.text
+    assert victim.culprits == (1,), victim.text
+    assert "this one" in victim.text
+    assert_stopped(victim)
+    assert_one_step_apart([*survivors, victim])
+    assert victim.counter <= max(report.counter for report in survivors), "it went on alone"
+
+
+@pytest.mark.parametrize("where", KILLED_ELSEWHERE)
+def test_killed_rank_is_named_in_every_pattern(where: str) -> None:
+    _, victim = survivors_of(KILLED_ELSEWHERE, where)
+    assert_died(victim)
+
+
+@pytest.mark.parametrize("where", STOPPED_ELSEWHERE)
+def test_frozen_rank_is_named_in_every_pattern(where: str) -> None:
+    assert_wakes_to_an_error(*survivors_of(STOPPED_ELSEWHERE, where))
+
+
+@pytest.mark.parametrize("pattern", LATE)
+def test_rank_that_comes_too_late_commits_nothing(pattern: str) -> None:
+    """What the others have sent waits for it: it must not take that for a vote."""
+    survivors, victim = survivors_of(LATE, pattern)
+    for report in survivors:
+        assert "did not come" in report.text
+    assert victim.counter == ACCIDENT_STEP
+    assert_wakes_to_an_error(survivors, victim)
+
+
+@pytest.mark.parametrize("kind", BUSY)
+def test_rank_that_still_computes_is_not_blamed(kind: str) -> None:
+    survivors_of(BUSY, kind)

@@ -1,0 +1,161 @@
+"""Plain training scripts end by themselves, with a traceback that names the rank that failed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import endings
+
+pytestmark = pytest.mark.distributed
+
+TIMEOUT_S = 3.0
+# What an interpreter with torch needs to come to its end on a busy machine.
+END_S = 10.0
+
+TRAIN = """
+import os, signal, time
+import torch, torch.distributed as dist
+import distlion
+
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+dist.init_process_group("gloo")
+model = torch.nn.Linear(40, 30)
+optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3, step_timeout_s={timeout_s})
+for step in range({n_steps}):
+    model(torch.randn(4, 40)).square().mean().backward()
+    if rank == {victim} and step == 3:
+        with open(os.environ["FAILED"], "w") as file:
+            file.write(str(time.monotonic()))
+        {act}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who fails, and how."""
+
+    victim: int
+    act: str
+
+
+SCENES = {
+    "rank 1 is stopped": Scene(1, "os.kill(os.getpid(), signal.SIGSTOP)"),
+    "rank 1 is killed": Scene(1, "os.kill(os.getpid(), signal.SIGKILL)"),
+    "rank 1 raises": Scene(1, "raise ValueError('a mishap')"),
+    "rank 0 is killed": Scene(0, "os.kill(os.getpid(), signal.SIGKILL)"),
+    "rank 0 is stopped": Scene(0, "os.kill(os.getpid(), signal.SIGSTOP)"),
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one rank's process ended: ``seconds`` after the victim failed."""
+
+    status: int
+    text: str
+    seconds: float
+
+
+def run_scripts(scenes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = subprocess.run(
+            [sys.executable, endings.__file__, folder],
+            input=json.dumps(scenes),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def all_endings() -> dict[str, list[Ending]]:
+    scenes = [
+        {
+            "victim": scene.victim,
+            "script": TRAIN.format(
+                victim=scene.victim, act=scene.act, n_steps=100_000, timeout_s=TIMEOUT_S
+            ),
+        }
+        for scene in SCENES.values()
+    ]
+    return {
+        name: [Ending(row["status"], row["text"], row["ended_s"] - row["failed_s"]) for row in rows]
+        for name, rows in zip(SCENES, run_scripts(scenes), strict=True)
+    }
+
+
+def assert_ended(ending: Ending, *fragments: str, within_s: float) -> None:
+    """Assert an end by an uncaught error, whose last line has all fragments."""
+    assert ending.status == 1, f"exit status {ending.status}: {ending.text}"
+    assert "Traceback" in ending.text
+    last = next(line for line in reversed(ending.text.splitlines()) if "Error: " in line)
+    for fragment in fragments:
+        assert fragment in last, ending.text
+    assert ending.seconds <= within_s
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("rank 1 is stopped", "StepTimeoutError"),
+        ("rank 1 is killed", "PeerLostError"),
+        ("rank 1 raises", "PeerLostError"),
+    ],
+)
+def test_script_ends_by_itself_and_names_the_rank(name: str, error: str) -> None:
+    endings = all_endings()[name]
+    for rank in (0, 2):
+        assert_ended(endings[rank], error, "rank 1", within_s=TIMEOUT_S + END_S)
+
+
+@pytest.mark.parametrize("name", ["rank 1 is stopped", "rank 0 is stopped"])
+def test_script_that_was_stopped_ends_too_once_it_goes_on(name: str) -> None:
+    ending = all_endings()[name][SCENES[name].victim]
+    assert_ended(ending, "distlion.errors", within_s=TIMEOUT_S + 3 * END_S)
+
+
+def test_script_says_that_the_host_of_the_store_is_gone() -> None:
+    for rank in (1, 2):
+        ending = all_endings()["rank 0 is killed"][rank]
+        assert_ended(ending, "PeerLostError", "keeps the store is gone", within_s=2 + END_S)
+
+
+def test_script_ends_by_itself_when_the_host_of_the_store_is_stopped() -> None:
+    for rank in (1, 2):
+        ending = all_endings()["rank 0 is stopped"][rank]
+        within_s = TIMEOUT_S + END_S
+        assert_ended(ending, "StepTimeoutError", "the store", within_s=within_s)
+
+
+def assert_ends_well(rounds: int) -> None:
+    scripts = [
+        TRAIN.format(victim=None, act="pass", n_steps=number % 3, timeout_s=TIMEOUT_S)
+        for number in range(rounds)
+    ]
+    for rows in run_scripts([{"script": script, "victim": None} for script in scripts]):
+        for row in rows:
+            assert row["status"] == 0, row["text"]
+
+
+def test_script_that_ends_after_its_last_step_ends_well() -> None:
+    """Also right after construction."""
+    assert_ends_well(2)
+
+
+@pytest.mark.slow
+def test_script_that_ends_after_its_last_step_ends_well_every_time() -> None:
+    assert_ends_well(20)
