@@ -128,10 +128,12 @@ def test_script_that_was_stopped_ends_too_once_it_goes_on(name: str) -> None:
     assert_ended(ending, "distlion.errors", within_s=TIMEOUT_S + 3 * END_S)
 
 
-def test_script_says_that_the_host_of_the_store_is_gone() -> None:
+def test_script_names_rank_0_when_it_kept_the_store_and_is_gone() -> None:
     for rank in (1, 2):
         ending = all_endings()["rank 0 is killed"][rank]
-        assert_ended(ending, "PeerLostError", "keeps the store is gone", within_s=2 + END_S)
+        assert_ended(
+            ending, "PeerLostError", "rank 0 is gone", "kept the store", within_s=2 + END_S
+        )
 
 
 def test_script_ends_by_itself_when_the_host_of_the_store_is_stopped() -> None:

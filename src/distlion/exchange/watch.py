@@ -8,12 +8,16 @@ runs answers; and those that do not answer are named, by all the others alike.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -60,6 +64,7 @@ class PeerWatch:
         self._rank = dist.get_rank(process_group)
         self._world_size = dist.get_world_size(process_group)
         self._store = _store_of(process_group)
+        self._store_host = _find_store_host(process_group, self._store)
         self._ended = threading.Event()
         self.alarmed = threading.Event()
         self.in_exchange = False
@@ -107,21 +112,26 @@ class PeerWatch:
         away_s = time.monotonic() - self._entered_s[0]
         if away_s < limit_s / 2 or self._is_store_gone:
             return False
-        heard = self.alarmed.is_set() or _within(ANSWER_S, self.look)
+        heard = None
+        with contextlib.suppress(RuntimeError):
+            heard = self.alarmed.is_set() or _within(ANSWER_S, self.look)
         return self.alarmed.is_set() or (heard is None and not self._is_store_gone)
 
     def settle(self, kind: Kind) -> Finding:
         """Agree with all workers that answer on who failed; takes a second at most."""
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
-        found = _within(SETTLE_S, lambda: self._settle(kind))
-        if found is not None:
-            return found
-        return Finding(
+        try:
+            found = _within(SETTLE_S, lambda: self._settle(kind))
+        except RuntimeError:
+            if self._store_host is not None and self._store_host != self._rank:
+                note = "it kept the store through which the group met, and that is gone too"
+                return Finding(kind, (self._store_host,), note=note)
+            return Finding(kind, note="the store through which the group met is gone too")
+        return found or Finding(
             kind,
             note="the store through which the group met does not answer either, so that this "
-            "worker may itself be cut off, or the worker that keeps the store is gone (rank 0, "
-            "unless torchrun keeps it)",
+            "worker may itself be cut off",
         )
 
     def _settle(self, kind: Kind) -> Finding:
@@ -195,6 +205,17 @@ def _store_of(process_group: dist.ProcessGroup) -> Any:
     return dist.distributed_c10d._get_process_group_store(process_group)
 
 
+def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None:
+    """Find the rank in the group that keeps the store; None where no worker is known to."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if type(store).__name__ != "TCPStore" or kept_by_agent:
+        return None
+    ranks = dist.get_process_group_ranks(process_group)
+    return ranks.index(0) if 0 in ranks else None
+
+
 def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
     while not ended.wait(POLL_S):
         found = watch()
@@ -214,19 +235,20 @@ def _end(ended: threading.Event, thread: threading.Thread) -> None:
 
 
 def _within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
-    """Return what ``function`` returns; None if it fails or needs longer than ``limit_s``.
+    """Return what ``function`` returns, or raise what it raises; None if it needs longer.
 
     A store whose host is silent may block for minutes.
     """
-    answers: list[_Answer] = []
+    answer: Future[_Answer] = Future()
 
     def call() -> None:
         try:
-            answers.append(function())
-        except RuntimeError:
-            return
+            answer.set_result(function())
+        except RuntimeError as error:
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=call, name="distlion finding", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return answers[0] if answers else None
+    threading.Thread(target=call, name="distlion finding", daemon=True).start()
+    try:
+        return answer.result(limit_s)
+    except FutureTimeoutError:
+        return None
