@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from distlion.layout import (
     BLOCK_WORDS,
+    Cutter,
     count_words,
-    cut_params,
     fill_buckets,
     place_parameters,
     take_part,
@@ -86,11 +86,16 @@ def test_backwards_buckets_come_in_the_order_in_which_backward_completes_them() 
 UNIT = 128
 
 
+def cut_params(sizes: list[int], *, n_parts: int) -> list[tuple[tuple[int, int], ...]]:
+    cutter = Cutter(n_parts, UNIT)
+    return [cutter.cut(size) for size in sizes]
+
+
 @given(SIZES, st.integers(1, 9))
 def test_pieces_cover_every_parameter_once_and_begin_at_units(
     sizes: list[int], n_parts: int
 ) -> None:
-    pieces = cut_params(sizes, n_parts=n_parts, unit_elements=UNIT)
+    pieces = cut_params(sizes, n_parts=n_parts)
     for size, cut in zip(sizes, pieces, strict=True):
         assert [start for start, _ in cut] == [0, *(stop for _, stop in cut[:-1])]
         assert cut[-1][1] == size
@@ -102,13 +107,13 @@ def test_pieces_cover_every_parameter_once_and_begin_at_units(
 def test_pieces_do_not_depend_on_later_parameters(
     sizes: list[int], n_parts: int, n_first: int
 ) -> None:
-    pieces = cut_params(sizes, n_parts=n_parts, unit_elements=UNIT)
-    first = cut_params(sizes[:n_first], n_parts=n_parts, unit_elements=UNIT)
+    pieces = cut_params(sizes, n_parts=n_parts)
+    first = cut_params(sizes[:n_first], n_parts=n_parts)
     assert pieces[:n_first] == first
 
 
 def test_parts_take_turns_with_what_is_left_over() -> None:
-    pieces = cut_params([UNIT] * 6, n_parts=3, unit_elements=UNIT)
+    pieces = cut_params([UNIT] * 6, n_parts=3)
     holders = [[stop > start for start, stop in cut].index(True) for cut in pieces]
     assert holders == [0, 1, 2, 0, 1, 2]
 
@@ -117,7 +122,7 @@ def test_part_of_a_bucket_keeps_the_global_words() -> None:
     sizes = [1000, 64, 300]
     slots = place_parameters(list("abc"), sizes)
     (bucket,) = fill_buckets(slots, [0] * 3, n_shards=2, bucket_elements=10**6)
-    pieces = cut_params(sizes, n_parts=2, unit_elements=UNIT)
+    pieces = cut_params(sizes, n_parts=2)
     part = take_part(bucket, pieces, 1, n_shards=4)
     assert part.n_shards == 4
     expected = [

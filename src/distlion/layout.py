@@ -130,29 +130,31 @@ def fill_buckets(
     )
 
 
-def cut_params(
-    sizes: Sequence[int], *, n_parts: int, unit_elements: int
-) -> list[tuple[tuple[int, int], ...]]:
-    """Cut every parameter into one piece for each part, of about equal size.
+class Cutter:
+    """Cut parameters, one after the other, into one piece for each part, of about equal size.
+
+    Pieces depend on a parameter and those that were cut before it only; the parts that get a unit
+    more take turns.
 
     Args:
-        sizes: Coordinates of each parameter.
         n_parts: Number of parts.
         unit_elements: Pieces begin at multiples of this; a multiple of 64.
-
-    Returns:
-        For each parameter, (start, stop) of each part, some perhaps empty. They depend on this
-        parameter and those before it only; the parts that get a unit more take turns.
     """
-    pieces = []
-    turn = 0
-    for size in sizes:
-        least, more = divmod(-(-size // unit_elements), n_parts)
-        units = [least + ((part - turn) % n_parts < more) for part in range(n_parts)]
-        turn = (turn + more) % n_parts
-        ends = [min(size, end * unit_elements) for end in itertools.accumulate(units, initial=0)]
-        pieces.append(tuple(itertools.pairwise(ends)))
-    return pieces
+
+    def __init__(self, n_parts: int, unit_elements: int) -> None:
+        self._n_parts = n_parts
+        self._unit_elements = unit_elements
+        self._turn = 0
+
+    def cut(self, n_elements: int) -> tuple[tuple[int, int], ...]:
+        """Cut the next parameter: (start, stop) of each part, some perhaps empty."""
+        least, more = divmod(-(-n_elements // self._unit_elements), self._n_parts)
+        units = [
+            least + ((part - self._turn) % self._n_parts < more) for part in range(self._n_parts)
+        ]
+        self._turn = (self._turn + more) % self._n_parts
+        ends = itertools.accumulate(units, initial=0)
+        return tuple(itertools.pairwise(min(n_elements, end * self._unit_elements) for end in ends))
 
 
 def take_part(
@@ -162,7 +164,7 @@ def take_part(
 
     Args:
         bucket: Of whole parameters.
-        pieces: Of ``cut_params``, for all trainable parameters.
+        pieces: (start, stop) of each part, for all trainable parameters.
         part: Which part.
         n_shards: Owners of the new bucket.
     """

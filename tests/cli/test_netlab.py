@@ -21,7 +21,7 @@ def namespaces_work():
         pytest.skip(obstacle)
 
 
-@pytest.mark.parametrize("command", ["up", "run", "down"])
+@pytest.mark.parametrize("command", ["up", "run", "sweep", "down"])
 def test_help_shows_an_example(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
@@ -33,6 +33,12 @@ def test_wrong_rate_is_one_clear_line_and_exits_with_1():
     assert result.exit_code == 1
     assert "rate 'fast'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_sweep_of_an_unknown_method_exits_with_1():
+    result = invoke("sweep", "--method", "sometimes")
+    assert result.exit_code == 1
+    assert "method 'sometimes'" in result.stderr
 
 
 def test_run_without_a_command_exits_with_2():
@@ -94,3 +100,15 @@ class TestInALab:
         result = invoke("down", "--name", "no-such-lab")
         assert result.exit_code == 1
         assert "there is no lab named 'no-such-lab'" in result.stderr
+
+    def test_sweep_shows_a_table_and_writes_record_and_figure(self, tmp_path):
+        result = invoke(
+            *("sweep", "--hosts", "2", "--rate", "unlimited", "--vector", "4096"),
+            *("--method", "all-reduce-fp32", "--method", "majority-direct"),
+            *("--repetitions", "2", "--block-s", "0", "--results", str(tmp_path)),
+        )
+        assert result.exit_code == 0, result.stderr
+        assert "majority-direct" in result.stdout
+        record = json.loads((tmp_path / "sweep.json").read_text())
+        assert record["replicas_equal"] == {"majority-direct": True}
+        assert (tmp_path / "sweep.png").stat().st_size > 0

@@ -127,6 +127,20 @@ def test_call_out_of_turn_is_an_error_on_every_rank_with_global_norms_too() -> N
     assert_all_raised(run_workers(disagree, 3), errors.ConfigMismatchError, "verify_replicas")
 
 
+def count(rank: int, world_size: int) -> tuple[Any, Any]:
+    optimizer = make_pair(rank, clip_norm=distlion.ClipNorm(1.0, scope="global"))
+    for p in params_of(optimizer):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    plan, traffic = optimizer.plan, optimizer.traffic
+    return (plan.sent_bytes, plan.messages), (traffic.sent_bytes, traffic.messages)
+
+
+def test_plan_holds_the_exchange_of_norms() -> None:
+    for plan, counted in run_workers(count, 3):
+        assert plan == counted
+
+
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan"), float("inf")])
 def test_norms_out_of_range_are_refused(max_norm: float) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="max_norm"):

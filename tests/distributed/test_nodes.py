@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import distlion
+import distlion.cost
 import oracle
 from cluster import run_workers
 from distlion import errors, faults
-from distlion.layout import cut_params
+from distlion.layout import Cutter
+from distlion.optim import network
 from failures import Caught, assert_all_raised, caught, params_of
 from oracle import Rule
 from replay import (
@@ -126,7 +128,8 @@ def nodes_of(world_size: int, size: int) -> list[dict[str, Outcome]]:
 
 
 def own_part(case: Case, whole: Outcome, local: int, size: int) -> Outcome:
-    cuts = cut_params(case.sizes, n_parts=size, unit_elements=UNIT)
+    cutter = Cutter(size, UNIT)
+    cuts = [cutter.cut(n) for n in case.sizes]
     parts = [
         exp_avg[cut[local][0] : cut[local][1]]
         for exp_avg, cut in zip(whole.exp_avgs, cuts, strict=True)
@@ -256,6 +259,111 @@ def resume(rank: int, world_size: int) -> tuple[list[np.ndarray], list[np.ndarra
     found = caught(second, lambda: second.load_state_dict(misfit))
     ends = [[p.detach().numpy() for p in params_of(each)] for each in (first, second)]
     return ends[0], ends[1], found
+
+
+def give_up(rank: int, world_size: int) -> tuple[Caught | None, int]:
+    optimizer = make_nodes(overlap=True, bucket_elements=2000)
+    grads = [np.ones(p.numel(), np.float32) for p in params_of(optimizer)]
+    run_backward(optimizer, grads)
+    found = caught(optimizer, optimizer.zero_grad)
+    run_backward(optimizer, grads)
+    optimizer.step()
+    return found, optimizer.committed_step
+
+
+def test_step_that_all_ranks_of_all_nodes_give_up_never_was() -> None:
+    assert run_workers(give_up, 4) == [(None, 1)] * 4
+
+
+def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
+    """Let each part of the nodes measure another link: buckets must be the same all the same."""
+    models = [distlion.cost.LinkModel(1e-5, 1e6), distlion.cost.LinkModel(1e-2, 1e9)]
+    network.probe_link = lambda link, step: models[rank % 2]
+    optimizer = make_nodes(overlap=True)
+    run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
+    optimizer.step()
+    return len(optimizer._network.routes), optimizer.committed_step
+
+
+def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
+    outcomes = run_workers(measure_differently, 4)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][1] == 1
+
+
+def skip(rank: int, world_size: int) -> Caught | None:
+    optimizer = make_nodes(nodes=distlion.Nodes(3))
+    set_some_grads(optimizer, 0, rank)
+    if rank == 2:
+        optimizer.param_groups[0]["step"] += 1
+    return caught(optimizer, optimizer.step)
+
+
+def test_rank_of_a_node_at_another_step_is_named_by_all() -> None:
+    outcomes = run_workers(skip, 3)
+    assert {found.kind for found in outcomes if found} == {"StepMismatchError"}
+    assert {found.culprits for found in outcomes if found} == {(2,)}
+
+
+def load_whole(rank: int, world_size: int) -> bool:
+    optimizer = make_nodes()
+    params = params_of(optimizer)
+    whole = {
+        i: {"exp_avg": torch.randn(p.shape, generator=torch.Generator().manual_seed(i))}
+        for i, p in enumerate(params)
+    }
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "state": whole})
+    cutter, local = Cutter(2, UNIT), rank % 2
+    cuts = [cutter.cut(p.numel())[local] for p in params]
+    return all(
+        torch.equal(optimizer.state[p]["exp_avg"], whole[i]["exp_avg"].view(-1)[start:stop])
+        for i, (p, (start, stop)) in enumerate(zip(params, cuts, strict=True))
+    )
+
+
+def test_whole_momenta_of_another_lion_are_cut_to_the_ranks_part() -> None:
+    assert run_workers(load_whole, 4) == [True] * 4
+
+
+def freeze(rank: int, world_size: int) -> int:
+    """A parameter that is frozen later moves no piece of the others, and its state loads."""
+    optimizer = make_nodes()
+    set_some_grads(optimizer, 0, rank)
+    optimizer.step()
+    params = params_of(optimizer)
+    params[0].requires_grad_(False)
+    params[0].grad = None
+    optimizer.add_param_group({"params": [("more", torch.nn.Parameter(torch.ones(9000)))]})
+    optimizer.load_state_dict(optimizer.state_dict())
+    for p in params_of(optimizer)[1:]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.verify_replicas()
+    return optimizer.committed_step
+
+
+def test_parameter_that_is_frozen_later_moves_no_piece() -> None:
+    assert run_workers(freeze, 4) == [2] * 4
+
+
+def scale_half(rank: int, world_size: int) -> tuple[float, float]:
+    """A small gradient in float16, scaled up: unscaled in float16 it would vanish."""
+    param = torch.nn.Parameter(torch.ones(100, dtype=torch.float16))
+    optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(2))
+    param.grad = torch.full_like(param, 1e-2)
+    optimizer.grad_scale = torch.tensor(65536.0 if rank % 2 else 32768.0)
+    optimizer.found_inf = torch.tensor(0.0)
+    optimizer.step()
+    exp_avg = optimizer.state[param]["exp_avg"]
+    mean = (float(torch.tensor(1e-2, dtype=torch.float16)) / 65536 * 1.5) * 0.01
+    return (float(exp_avg.max()) if exp_avg.numel() else mean), mean
+
+
+def test_scaled_float16_gradients_are_averaged_before_they_are_unscaled() -> None:
+    for found, mean in run_workers(scale_half, 4):
+        # One rounding of the mean to float16, half an ulp of 2^-11, and some of float32.
+        assert found == pytest.approx(mean, rel=2**-11 + 2**-20)
 
 
 def test_state_of_a_part_resumes_to_the_same_bits_and_a_misfit_is_refused() -> None:

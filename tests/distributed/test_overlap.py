@@ -92,11 +92,11 @@ def step_well(optimizer: Any, step: int, rank: int) -> None:
 def watch_buckets(rank: int, world_size: int) -> tuple[bool, bool, int]:
     optimizer = make_overlapped()
     backward(optimizer, 0, rank)
-    started = optimizer._overlap.is_under_way
+    started = bool(optimizer._overlap._votes)
     optimizer.step()
     optimizer.zero_grad()
     backward(optimizer, 1, rank, leave_out=2)  # the last parameter is in the first bucket
-    held = not optimizer._overlap.is_under_way
+    held = not optimizer._overlap._votes
     optimizer.step()
     return started, held, optimizer.committed_step
 
@@ -261,3 +261,42 @@ def test_real_model_with_a_schedule_ends_with_the_same_bits() -> None:
     with_overlap = run_workers(run_model, 3, True)
     for ours, expected in zip(with_overlap, without, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def zero_early(rank: int, world_size: int) -> tuple[int, list[Caught | None]]:
+    """Give up after a whole backward of one bucket, and after a part of several."""
+    found = []
+    for bucket_elements in (1 << 20, 256):
+        optimizer = make_overlapped(bucket_elements=bucket_elements)
+        for leave_out in (None, 2):  # without the last parameter, no bucket is full
+            backward(optimizer, 0, rank, leave_out=leave_out)
+            found.append(caught(optimizer, optimizer.zero_grad))
+        # One rank did not use the last layer: nothing of it has left, of the others it has.
+        backward(optimizer, 0, rank, leave_out=2 if rank == 1 else None)
+        found.append(caught(optimizer, optimizer.zero_grad))
+        step_well(optimizer, 0, rank)
+        optimizer.verify_replicas()
+    return optimizer.committed_step, found
+
+
+def test_gradients_are_forgotten_by_zero_grad_however_far_they_came() -> None:
+    for committed, found in run_workers(zero_early, 3):
+        assert found == [None] * 6
+        assert committed == 1
+
+
+def reduce_between(rank: int, world_size: int) -> tuple[float, int]:
+    optimizer = make_overlapped(step_timeout_s=10)
+    total = 0.0
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(optimizer, step, rank)
+        metric = torch.tensor(float(rank))
+        torch.distributed.all_reduce(metric)
+        total += float(metric)
+        optimizer.step()
+    return total, optimizer.committed_step
+
+
+def test_callers_own_collectives_between_backward_and_step_do_not_mix_with_votes() -> None:
+    assert run_workers(reduce_between, 3) == [(9.0, 3)] * 3

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from distlion.cli.failure import shown_failures
+from distlion.errors import DataError, ReplicaMismatchError
 
 if TYPE_CHECKING:
     from distlion.netlab import Lab
+    from distlion.netlab.sweep import Progress
 
 # The room is imported by the commands: pyroute2 is an optional package, and takes half a second.
 
@@ -26,6 +34,7 @@ _RATE_HELP = (
     "Rate of each link: 100mbit, 1gbit, unlimited; up and down apart: 100mbit/20mbit; one for each "
     "host: 1gbit,1gbit,100mbit."
 )
+_PLAIN_EVERY_S = 5.0
 _Hosts = Annotated[int, typer.Option(help="Number of hosts, 1 to 250.")]
 _Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]
@@ -104,6 +113,150 @@ def run_command(
             status = room.run_command(lab, command, per_host=per_host, master_port=master_port)
     if status:
         raise typer.Exit(status)
+
+
+_DEFAULT_METHODS = (
+    "none",
+    "ddp-fp32",
+    "ddp-fp16",
+    "majority-direct",
+    "majority-gather",
+    "majority-server",
+    "majority-direct-overlap",
+)
+
+
+@netlab_app.command(
+    "sweep",
+    epilog="Example: distlion netlab sweep --hosts 4 --rate 100mbit --rate 1gbit "
+    "--method none --method ddp-fp32 --method majority-direct",
+)
+def sweep_command(
+    *,
+    hosts: _Hosts = 4,
+    rate: Annotated[list[str], typer.Option(help=_RATE_HELP + " Several: one after the other.")] = [  # noqa: B006
+        "100mbit",
+        "1gbit",
+    ],
+    method: Annotated[
+        list[str],
+        typer.Option(
+            help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN[-overlap], "
+            "such as majority-direct or quantized-4-auto-overlap. Several may be given."
+        ),
+    ] = list(_DEFAULT_METHODS),  # noqa: B006
+    vector: Annotated[
+        int | None,
+        typer.Option(
+            help="Exchange a vector of so many elements instead of training; then also "
+            "all-reduce-fp32."
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the GPT.")] = 4,
+    width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary of the GPT.")] = 1024,
+    repetitions: Annotated[int, typer.Option(help="Blocks of each method at each rate.")] = 5,
+    block_s: Annotated[float, typer.Option(help="Seconds that a block should take.")] = 1.0,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder for sweep.json and sweep.png.", show_default="none is written"),
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Time training steps of methods at rates, all in one lab, and compare them.
+
+    Ratios are taken within a repetition, in which the methods take turns.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload, run_sweep
+
+        settings = SweepSettings(
+            hosts=hosts,
+            rates=tuple(rate),
+            methods=tuple(method),
+            workload=GptWorkload(layers=layers, width=width, vocabulary=vocabulary)
+            if vector is None
+            else VectorWorkload(vector),
+            repetitions=repetitions,
+            block_s=block_s,
+        )
+        with _SweepDisplay(messages) as display:
+            record = run_sweep(settings, display)
+        _show_sweep(record, results, messages, as_json=as_json)
+
+
+class _SweepDisplay:
+    """Show where a sweep is: a bar on a terminal, otherwise a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._plain_due_s = 0.0
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> _SweepDisplay:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._console.is_terminal:
+            self._bar.update(
+                self._task,
+                completed=progress.done,
+                total=progress.total,
+                description=progress.what,
+            )
+        elif time.monotonic() >= self._plain_due_s:
+            self._plain_due_s = time.monotonic() + _PLAIN_EVERY_S
+            line = f"{progress.done}/{progress.total}  {progress.what}"
+            self._console.print(Text(line), soft_wrap=True)
+
+
+def _show_sweep(
+    record: dict[str, Any], folder: Path | None, messages: Console, *, as_json: bool
+) -> None:
+    from distlion.report import draw_sweep_figure, tabulate_sweep
+
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "sweep.json").write_text(json.dumps(record, indent=1) + "\n")
+        except OSError as error:
+            raise DataError(f"{folder} cannot be written: {error.strerror}") from error
+        draw_sweep_figure(record, folder / "sweep.png")
+    if as_json:
+        typer.echo(json.dumps(record, indent=1))
+    else:
+        head, rows = tabulate_sweep(record)
+        table = Table(title=f"{record['settings']['hosts']} hosts, medians")
+        for column in head:
+            is_name = column == "method"
+            table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    for name, reason in record["missing"].items():
+        messages.print(Text(f"{name} was left out: {reason}"), soft_wrap=True)
+    unequal = [name for name, equal in record["replicas_equal"].items() if not equal]
+    if unequal:
+        raise ReplicaMismatchError(f"workers ended with different parameters: {', '.join(unequal)}")
 
 
 def _describe(lab: Lab, rates: list[str]) -> dict[str, Any]:

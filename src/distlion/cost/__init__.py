@@ -18,7 +18,7 @@ from distlion.cost.planner import (
     speed_up,
     sweep,
 )
-from distlion.cost.probe import LinkProbe, probe_link, probe_ranks
+from distlion.cost.probe import LinkProbe, agree_on_model, probe_link, probe_ranks
 from distlion.cost.rate import format_rate, parse_rate
 from distlion.cost.rivals import RIVALS, AllReduce, forecast_all_reduce
 from distlion.cost.scenario import MAX_NODES, NVLINK, PCIE, Scenario
@@ -50,6 +50,7 @@ __all__ = [
     "Scenario",
     "WorkerReport",
     "advise",
+    "agree_on_model",
     "bits_sent",
     "build_record",
     "choose_exchange",

@@ -91,6 +91,21 @@ def probe_link(link: Link, *, step: int) -> LinkModel:
     return _model(latency_ns, (link.world_size - 1) * chunk_bytes, taken_ns)
 
 
+def agree_on_model(link: Link, model: LinkModel, *, step: int) -> LinkModel:
+    """Take the highest latency and the lowest rate of all ranks' models; every rank calls it.
+
+    Args:
+        link: All that must agree; its count of bytes stays as it was.
+        model: This rank's.
+        step: The step that errors name.
+    """
+    mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
+    with _uncounted(link):
+        rows = gather_integers(link, mine, step=step)
+    latencies_ns, rates = zip(*rows, strict=True)
+    return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
+
+
 def probe_ranks(link: Link, *, step: int) -> LinkProbe:
     """Measure all ranks together, then each one while the others only answer it.
 

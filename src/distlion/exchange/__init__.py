@@ -3,6 +3,7 @@
 from distlion.exchange.base import Ballot, BucketShape, Exchange, Reducer, Reply, empty
 from distlion.exchange.direct import Direct
 from distlion.exchange.frame import (
+    BY_ALL,
     MAX_WORKERS,
     PROTOCOL_VERSION,
     Chunk,
@@ -24,6 +25,7 @@ from distlion.exchange.server import Server
 from distlion.exchange.watch import PeerWatch, watch_peers
 
 __all__ = [
+    "BY_ALL",
     "MAX_WORKERS",
     "MOST_BYTES_AT_ONCE",
     "PROTOCOL_VERSION",

@@ -79,6 +79,7 @@ class Status(IntEnum):
 
 
 WORST_STATUS = int(max(Status))
+BY_ALL, BY_SOME = 0, 1
 MAGIC_NUMBER = int.from_bytes(MAGIC, "little")
 
 
@@ -94,8 +95,9 @@ class Header:
         settings: Digest, unsigned 64 bits, of layout and hyperparameters of this step.
         status: What the sender found.
         culprit: Rank, among all workers, where it was found; -1 for nobody.
-        detail: With an OK status, the digest of the sender's raw gradients, or 0; else the position
-            among trainable parameters of the one concerned, or -1.
+        detail: With an OK status, the digest of the sender's raw gradients, or 0; with CANCELLED,
+            ``BY_ALL`` or ``BY_SOME`` of those that the sender has heard; else the position among
+            trainable parameters of the one concerned, or -1.
     """
 
     kind: Kind
@@ -335,17 +337,28 @@ def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
     """Put the worst of what was received, one chunk from each of ``ranks``, into a header."""
     if chunks.agree_on(own.step, own.settings):
         return own
-    for rank, chunk in zip(ranks, chunks, strict=True):
-        if chunk is None:
-            own = with_error(own, Status.CORRUPT, culprit=rank)
-        elif chunk.header.step != own.step:
-            own = with_error(own, Status.STEP, culprit=rank)
-        elif chunk.header.settings != own.settings:
-            own = with_error(own, Status.CONFIG, culprit=rank)
-        else:
+    for lost in chunks.find_lost(ranks):
+        own = with_error(own, Status.CORRUPT, culprit=lost)
+    for status, name, mine in (
+        (Status.STEP, "step", own.step),
+        (Status.CONFIG, "settings", own.settings),
+    ):
+        values = chunks.fields[name].tolist()
+        others = [member for member, value in enumerate(values) if value != mine]
+        if others:
+            own = with_error(own, status, culprit=ranks[(*minority(values), *others)[0]])
+    for chunk in chunks:
+        if chunk is not None:
             theirs = chunk.header
             own = with_error(own, theirs.status, culprit=theirs.culprit, detail=theirs.detail)
+    if own.status is Status.CANCELLED:
+        by_all = all(chunk is not None and _is_cancelled_by_all(chunk.header) for chunk in chunks)
+        own = replace(own, detail=BY_ALL if by_all else BY_SOME)
     return own
+
+
+def _is_cancelled_by_all(header: Header) -> bool:
+    return header.status is Status.CANCELLED and header.detail == BY_ALL
 
 
 @dataclass(frozen=True)
@@ -356,7 +369,7 @@ class Verdict:
         status: The worst finding.
         culprits: Ranks to blame, among all workers; empty where that cannot be told.
         detail: The parameter concerned, as its position among trainable ones; -1 for none in
-            particular.
+            particular; with CANCELLED, ``BY_ALL`` or ``BY_SOME``.
         steps: Rank and step of everybody who was heard.
     """
 
@@ -391,7 +404,10 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
     blamed = [header for header in headers if header.status == worst and worst]
     culprits = tuple(sorted({header.culprit for header in blamed}))
     first = next((header for header in blamed if header.culprit == culprits[0]), None)
-    return Verdict(worst, culprits, first.detail if first else -1, steps)
+    detail = first.detail if first else -1
+    if worst is Status.CANCELLED:
+        detail = BY_ALL if all(map(_is_cancelled_by_all, headers)) else BY_SOME
+    return Verdict(worst, culprits, detail, steps)
 
 
 def minority(values: Sequence[object]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import torch.distributed as dist
 
 POLL_S = 0.2
+POLL_AFTER_ALARM_S = 0.05
 ANSWER_S = 0.6
 READ_S = 0.2
 # An error comes at most a second after the timeout, also where the store does not answer.
@@ -72,6 +73,7 @@ class PeerWatch:
         self._entered_s = [time.monotonic()] * 2
         self._looked_s = time.monotonic()
         self._is_store_gone = False
+        self._finding: Finding | None = None
         thread = threading.Thread(
             target=_listen,
             args=(weakref.ref(self), self._ended),
@@ -94,9 +96,19 @@ class PeerWatch:
         self._looked_s = time.monotonic()
         if not is_alarmed:
             return True
-        self._answer()
-        self.alarmed.set()
+        if not self.alarmed.is_set():
+            self._answer()
+            self.alarmed.set()
+        if not self._store.check(["distlion/finding"]):
+            return True
+        # Whoever keeps the store may leave before this worker needs to know.
+        self._finding = self._read_finding()
         return False
+
+    def _read_finding(self) -> Finding:
+        found = json.loads(self._store.get("distlion/finding"))
+        self._store.set(f"distlion/read/{self._rank}", "")
+        return Finding(found["kind"], tuple(found["culprits"]), found["busy"])
 
     def enter_exchange(self) -> None:
         """Note that this worker has come to an exchange."""
@@ -115,12 +127,15 @@ class PeerWatch:
         heard = None
         with contextlib.suppress(RuntimeError):
             heard = self.alarmed.is_set() or _within(ANSWER_S, self.look)
-        return self.alarmed.is_set() or (heard is None and not self._is_store_gone)
+        unknown = heard is None and not self._is_store_gone
+        return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
     def settle(self, kind: Kind) -> Finding:
         """Agree with all workers that answer on who failed; takes a second at most."""
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
+        if self._finding is not None:
+            return self._finding
         try:
             found = _within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
@@ -149,13 +164,12 @@ class PeerWatch:
         if not self._store.check(["distlion/finding"]):
             found = json.dumps(self._conclude(kind))
             self._store.compare_set("distlion/finding", "", found)
-        finding = json.loads(self._store.get("distlion/finding"))
+        finding = self._read_finding()
 
         # 4 let others read it: this worker may keep the store
-        self._store.set(f"distlion/read/{self._rank}", "")
-        present = [rank for rank in everybody if rank not in finding["culprits"]]
+        present = [rank for rank in everybody if rank not in finding.culprits]
         self._await("read", present, READ_S)
-        return Finding(finding["kind"], tuple(finding["culprits"]), finding["busy"])
+        return finding
 
     def _answer(self) -> None:
         where = "exchange" if self.in_exchange else "elsewhere"
@@ -217,7 +231,8 @@ def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None
 
 
 def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
-    while not ended.wait(POLL_S):
+    poll_s = POLL_S
+    while not ended.wait(poll_s):
         found = watch()
         if found is None:
             return
@@ -226,6 +241,7 @@ def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
                 return
         except RuntimeError:  # the store is gone: nobody can answer through it any more
             return
+        poll_s = POLL_AFTER_ALARM_S if found.alarmed.is_set() else POLL_S
         del found
 
 

@@ -5,20 +5,26 @@ from distlion.netlab.launch import run_command
 from distlion.netlab.plan import LabPlan
 from distlion.netlab.rate import LinkRate, TokenBucket, parse_host_rates
 from distlion.netlab.state import LabState, list_states, read_state
+from distlion.netlab.sweep import SweepSettings, run_sweep
 from distlion.netlab.wires import Counters
+from distlion.netlab.workload import GptWorkload, VectorWorkload
 
 __all__ = [
     "Counters",
+    "GptWorkload",
     "Lab",
     "LabPlan",
     "LabState",
     "LinkRate",
+    "SweepSettings",
     "TokenBucket",
+    "VectorWorkload",
     "list_states",
     "parse_host_rates",
     "read_state",
     "remove_abandoned_labs",
     "remove_lab",
     "run_command",
+    "run_sweep",
     "temporary_or_named",
 ]

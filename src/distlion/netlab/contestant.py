@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,10 +36,11 @@ _SEED = 0
 # Batches that a worker goes through again and again.
 _BATCHES = 4
 # PowerSGD compresses from this step on; 2 is the least that its error feedback allows.
-POWERSGD_RANK = 4
-POWERSGD_START = 2
-WARM_UP_STEPS = POWERSGD_START + 1
-"""Steps after which every method is in its steady state."""
+_POWERSGD_RANK = 4
+_POWERSGD_START = 2
+# Its hook starts further all-reduces when the first of a bucket is done: with several buckets in an
+# order that differs between ranks, on which Gloo aborts the process.
+_ONE_BUCKET_MB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
         generator = seeded_generator(_SEED, number, rank)
         shape = (workload.batch_size, workload.context + 1)
         tokens = torch.randint(workload.vocabulary, shape, generator=generator)
-        batches.append(Batch({"input_ids": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()))
+        batches.append(
+            Batch({"input_ids": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous())
+        )
     return batches
 
 
@@ -126,14 +130,22 @@ def _describe_model(workload: GptWorkload) -> GPT2Config:
 
 
 def _wrap(model: nn.Module, name: str) -> nn.Module:
-    wrapped = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    with warnings.catch_warnings():
+        # Torch 2.13 renamed the argument; older ones know only this name.
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped = DistributedDataParallel(
+            model,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=_ONE_BUCKET_MB if name == DDP_POWERSGD else None,
+        )
     if name == DDP_FP16:
         wrapped.register_comm_hook(None, fp16_compress_hook)
     elif name == DDP_POWERSGD:
         state = PowerSGDState(
             process_group=None,
-            matrix_approximation_rank=POWERSGD_RANK,
-            start_powerSGD_iter=POWERSGD_START,
+            matrix_approximation_rank=_POWERSGD_RANK,
+            start_powerSGD_iter=_POWERSGD_START,
         )
         wrapped.register_comm_hook(state, powerSGD_hook)
     return wrapped

@@ -6,14 +6,18 @@ import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from distlion.errors import NetlabError, WorkerFailedError
+from distlion.netlab.calls import Answer, Call
 from distlion.netlab.lab import Lab
 from distlion.netlab.launch import MASTER_PORT, HostProcesses, place_ranks, show_line
-from distlion.netlab.worker import Answer, Call
 
 _POLL_S = 0.2
+# The worker's module brings transformers, which the parent does without.
+_COMMAND = "from distlion.netlab.worker import main; main()"
+# c10d warns that hosts have no names.
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 class Crew:
@@ -32,13 +36,13 @@ class Crew:
         try:
             for placement in place_ranks(lab.n_hosts, 1):
                 ours, theirs = Pipe()
-                command = [sys.executable, "-m", "distlion.netlab.worker", str(theirs.fileno())]
+                command = [sys.executable, "-c", _COMMAND, str(theirs.fileno())]
                 self._connections.append(ours)
                 self._processes.start(
                     lab,
                     placement,
                     command,
-                    placement.environment(lab.plan.address(0), MASTER_PORT),
+                    placement.environment(lab.plan.address(0), MASTER_PORT) | _QUIET,
                     pass_fds=[theirs.fileno()],
                 )
                 # Ours must be closed, or a worker's death would not end the pipe.
@@ -67,7 +71,10 @@ class Crew:
             WorkerFailedError: One died.
         """
         for connection in self._connections:
-            connection.send(Call(verb, arguments))
+            try:
+                connection.send(Call(verb, arguments))
+            except (BrokenPipeError, ConnectionResetError):
+                self._blame()
         answers = self._collect()
         for answer in answers:
             if answer.refusal:
@@ -87,7 +94,7 @@ class Crew:
             self._processes.serve(timeout_s=0)
         return [answers[connection] for connection in self._connections]
 
-    def _blame(self) -> None:
+    def _blame(self) -> NoReturn:
         status = self._processes.wait()
         raise WorkerFailedError(f"a worker of the sweep ended with status {status}; see above")
 

@@ -1,9 +1,4 @@
-"""A worker of a sweep: does what its parent asks, on one host of a lab.
-
-    python -m distlion.netlab.worker DESCRIPTOR
-
-DESCRIPTOR is the worker's end of a two-way pipe: in come calls, out go answers.
-"""
+"""A worker of a sweep: does what its parent asks, on one host of a lab."""
 
 from __future__ import annotations
 
@@ -11,56 +6,18 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from distlion.cost import LinkModel, Machine, measure_kernels, probe_link
+from distlion.exchange import Link
+from distlion.netlab.calls import Answer, Block, Call
 from distlion.netlab.contestant import Contestant, build_contestant
 from distlion.netlab.workload import Workload
 
-
-@dataclass(frozen=True)
-class Call:
-    """What a worker shall do.
-
-    Attributes:
-        verb: Name of a method of ``SweepWorker``.
-        arguments: Of that method.
-    """
-
-    verb: str
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of it.
-
-    Attributes:
-        value: What the method returned.
-        refusal: Why it could not be done, the worker being as before; "" if it was.
-    """
-
-    value: Any = None
-    refusal: str = ""
-
-
-@dataclass(frozen=True)
-class Block:
-    """One timed block of steps on one worker.
-
-    Attributes:
-        seconds: From after the barrier before it until its own last step was done.
-        sent_bytes: Of the last step, as the optimizer counts; None for a rival.
-        wire_bytes: What the interface should count for that step; None for a rival.
-    """
-
-    seconds: float
-    sent_bytes: int | None
-    wire_bytes: int | None
+_PROBE_TIMEOUT_S = 60.0
 
 
 class SweepWorker:
@@ -91,6 +48,16 @@ class SweepWorker:
         dist.barrier()
         return Block(seconds, contestant.sent_bytes(), contestant.wire_bytes())
 
+    def probe(self) -> LinkModel:
+        """Measure the link with all workers sending at once; equal on all of them."""
+        assert dist.group.WORLD is not None
+        link = Link(dist.group.WORLD, torch.device("cpu"), timeout_s=_PROBE_TIMEOUT_S)
+        return probe_link(link, step=0)
+
+    def measure_kernels(self) -> Machine:
+        """Measure the kernels."""
+        return measure_kernels().machine
+
     def verify(self, name: str) -> None:
         """Check that all workers hold the same parameters."""
         self._contestants[name].verify_replicas()
@@ -107,13 +74,18 @@ def serve(connection: Connection, worker: SweepWorker) -> None:
             answer = Answer(getattr(worker, call.verb)(*call.arguments))
         # A method that cannot run here must not end those that can; the parent tells it.
         except Exception as error:  # noqa: BLE001
-            traceback.print_exc()
+            if dist.get_rank() == 0:
+                traceback.print_exc()
             answer = Answer(refusal=f"{type(error).__name__}: {error}")
         connection.send(answer)
 
 
 def main() -> None:
-    """Join the others, and serve."""
+    """Join the others, and serve.
+
+    The first argument of the program is the descriptor of the worker's end of a two-way pipe: in
+    come calls, out go answers.
+    """
     torch.set_num_threads(1)
     connection = Connection(int(sys.argv[1]))
     dist.init_process_group("gloo")
@@ -122,7 +94,3 @@ def main() -> None:
     sys.stderr.flush()
     # A thread of Gloo may still hold a tensor, which can abort an interpreter that winds up.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults
 from distlion.aggregation import Aggregation
 from distlion.errors import (
+    CheckpointError,
     InvalidArgumentError,
     ProcessGroupError,
     ReplicaMismatchError,
@@ -23,7 +24,7 @@ from distlion.errors import (
 )
 from distlion.exchange import Header, Kind, Link, Plan, Reply, Status, Verdict
 from distlion.kernels import Coins
-from distlion.layout import cut_params
+from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, list_group
 from distlion.optim.clipping import Clipper
 from distlion.optim.group import VotingGroup
@@ -71,11 +72,14 @@ class AssembledLion(LionBase):
         self._group = VotingGroup(process_group)
         self._node_size = settings.node_size(self._group.world_size)
         self._network = VotingNetwork(self._group, settings, self._node_size)
+        self._cutter = Cutter(self._node_size, PIECE_UNIT_ELEMENTS)
+        self._pieces: dict[Tensor, tuple[tuple[int, int], ...]] = {}
         self._traffic = Traffic()
         self._overlap: Overlap | None = None
         self._clipper: Clipper | None = None
         self._verified = False
         self._dead: str | None = None
+        self._is_torn = False
         self._ready = False
         super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype)
         check_rounding(settings.rounding, {param.dtype for param in self._all_params()})
@@ -181,7 +185,7 @@ class AssembledLion(LionBase):
         return raise_verdict(self._slots, verdict, rank=rank, step=step)
 
     def _check_idle(self, call: str) -> None:
-        if self._overlap is not None and self._overlap.is_under_way:
+        if self._overlap is not None and self._overlap.has_begun:
             raise InvalidArgumentError(
                 f"{call} between backward and step(): with overlap=True votes of this step have "
                 "left; call step() before, or zero_grad() on all workers"
@@ -250,19 +254,27 @@ class AssembledLion(LionBase):
                 "distlion.MajorityVote()"
             )
 
+    def _create_momentum(self, param: Tensor) -> None:
+        if self._node_size > 1:
+            self._pieces[param] = self._cutter.cut(param.numel())
+        super()._create_momentum(param)
+
     def _momentum_shape(self, param: Tensor) -> torch.Size:
-        """Return the parameter's shape; with nodes, that of this rank's flat part of it."""
-        if self._node_size == 1:
+        """Return the parameter's shape; with nodes, that of this rank's flat piece of it."""
+        if param not in self._pieces:
             return param.shape
-        params, slots = self._place_trainable()
-        pieces = cut_params(
-            [slot.n_elements for slot in slots],
-            n_parts=self._node_size,
-            unit_elements=PIECE_UNIT_ELEMENTS,
-        )
-        position = next(index for index, other in enumerate(params) if other is param)
-        start, stop = pieces[position][self._group.rank % self._node_size]
+        start, stop = self._own_piece(param)
         return torch.Size([stop - start])
+
+    def _own_piece(self, param: Tensor) -> tuple[int, int]:
+        return self._pieces[param][self._group.rank % self._node_size]
+
+    def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return what is kept here of a saved momentum: with nodes, a piece of a whole one."""
+        if param not in self._pieces or exp_avg.shape == self._momentum_shape(param):
+            return exp_avg
+        start, stop = self._own_piece(param)
+        return exp_avg.reshape(-1)[start:stop]
 
     def _connect(self) -> None:
         """Compare settings with all workers, make replicas equal, and lay out buckets."""
@@ -305,6 +317,7 @@ class AssembledLion(LionBase):
             self._params,
             self._slots,
             [rules[param] for param in self._params],
+            [self._pieces.get(param, ((0, param.numel()),)) for param in self._params],
             step=self.committed_step,
         )
         self._clipper = self._network.build_clipper(self._params[0].device)
@@ -330,6 +343,7 @@ class AssembledLion(LionBase):
         return [
             f"distlion version: {version('distlion')}",
             f"world size: {self._group.world_size}",
+            f"node size: {self._node_size}",
             *self._settings.describe(),
             f"exp_avg_dtype: {self._exp_avg_dtype}",
             *describe_params(self.param_groups, self._param_names()),
@@ -341,7 +355,17 @@ class AssembledLion(LionBase):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``.
+
+        Raises:
+            CheckpointError: An exception (Ctrl-C, no memory) cut a commit short here: parameters
+                are between two steps.
+        """
+        if self._is_torn:
+            raise CheckpointError(
+                "an exception cut the commit of a step short, so that parameters and momenta are "
+                "between two steps; restart from an earlier checkpoint"
+            )
         return spell_groups(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from distlion.exchange import (
     Header,
     Kind,
     Link,
+    Plan,
     empty,
     find_errors,
     read_chunks,
@@ -107,6 +108,14 @@ class Clipper:
         """Take part in the exchanges of ``apply`` without a gradient."""
         self._measure([], header)
 
+    def plan(self) -> Plan:
+        """Declare what this rank hands to the network between those who vote."""
+        if self.between is None:
+            return Plan()
+        peers = self.between.world_size - 1
+        n_bytes = peers * _shape_numbers(1).n_bytes
+        return Plan(n_bytes, n_bytes, peers)
+
     def _measure(self, square_sums: list[float], header: Header) -> tuple[Header, float]:
         """Add up the squared norm: of the worker, then perhaps of all workers."""
         if self.inside is not None:
@@ -170,12 +179,16 @@ def _scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segm
     ]
 
 
+def _shape_numbers(n_numbers: int) -> ChunkShape:
+    return ChunkShape(0, -(-8 * n_numbers // 64) * 64)
+
+
 def _gather_numbers(
     link: Link, numbers: Sequence[float], header: Header
 ) -> tuple[Header, list[tuple[float, ...]]]:
     """Gather as many numbers from every member, in order; nothing from whom they got damaged."""
     data = struct.pack(f"<{len(numbers)}d", *numbers)
-    shape = ChunkShape(0, -(-len(data) // 64) * 64)
+    shape = _shape_numbers(len(numbers))
     payload = torch.from_numpy(
         np.frombuffer(data.ljust(shape.payload_bytes, b"\0"), np.uint8).copy()
     )

@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults
 from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import Exchange, Header, Kind, Status, Verdict
+from distlion.exchange import BY_ALL, Exchange, Header, Kind, Status, Verdict
 from distlion.kernels import Coin, Coins, Segment
 from distlion.optim.arguments import check_exp_avg_dtype
 from distlion.optim.assembly import AssembledLion
@@ -199,9 +199,11 @@ class DistributedLion(AssembledLion):
         self._fire("before_commit")
         names = [slot.name for slot in self._slots]
         check_unchanged(votes, names, rank=self._group.rank, step=self.committed_step)
+        self._is_torn = True  # an exception from here on leaves parameters between two steps
         for vote in votes:
             vote.commit(inputs, self._rounding(inputs.coins))
         self._advance()
+        self._is_torn = False
         self._watch.observe([vote.reply.details for vote in votes])
         faults.fire(
             rank=self._group.rank, step=self.committed_step - 1, point="after_commit", subject=self
@@ -285,10 +287,14 @@ class DistributedLion(AssembledLion):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients; with ``overlap=True``, give up a step whose first votes have left.
 
+        A worker that has no gradient at all in such a step has nothing to give up, and takes part
+        in the others' next one instead.
+
         Raises:
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
+            PeerLostError, StepTimeoutError, ConfigMismatchError, CorruptFrameError: As ``step()``.
         """
-        if self._overlap is not None and self._overlap.is_under_way:
+        if self._overlap is not None and self._overlap.has_begun:
             if self._dead is None:
                 with self._fatal("zero_grad()"):
                     self._give_up()
@@ -302,15 +308,16 @@ class DistributedLion(AssembledLion):
         replies = self._overlap.cancel()
         self._count_traffic()
         verdict = worst_of([reply.verdict for reply in replies])
-        everybody = len(verdict.culprits) == self._group.world_size
-        if verdict.status is not Status.CANCELLED or not everybody:
+        # On earlier buckets a worker may have voted before it gave up.
+        by_all = replies[-1].verdict.detail == BY_ALL
+        if verdict.status is not Status.CANCELLED or not by_all:
             self._abandon(verdict, self._describe())
 
     def _check_scaler(self) -> None:
         """Refuse a GradScaler with overlap: votes leave before it tells the scale of gradients."""
         if self._overlap is None or getattr(self, "grad_scale", None) is None:
             return
-        if self._overlap.is_under_way:
+        if self._overlap.has_begun:
             with self._fatal("step() of a GradScaler"):
                 self._give_up()
         raise InvalidArgumentError(

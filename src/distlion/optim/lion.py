@@ -83,6 +83,10 @@ class LionBase(Optimizer):
         """Return the shape of the momentum that this process keeps."""
         return param.shape
 
+    def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return what is kept here of a saved momentum."""
+        return exp_avg
+
     def _check_group(self, group: Mapping[str, Any]) -> None:
         """Check the hyperparameters of a group."""
         check_hyperparameters(group)
@@ -197,7 +201,7 @@ class LionBase(Optimizer):
 
     def _load_state(self, filled: dict[str, Any]) -> None:
         super().load_state_dict(filled)
-        restore_exp_avg(self, filled, self._make_momentum)
+        restore_exp_avg(self, filled, self._make_momentum, self._take_momentum)
 
 
 def label_param(name: str | None, param: Any, index: int, group: int) -> str:

@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation, TernaryVote
-from distlion.cost import LinkModel, choose_exchange, exchange_seconds, probe_link
+from distlion.cost import (
+    LinkModel,
+    agree_on_model,
+    choose_exchange,
+    exchange_seconds,
+    probe_link,
+)
 from distlion.exchange import Direct, Exchange, Link, Plan
 from distlion.kernels import choose_kernels
-from distlion.layout import Bucket, Slot, cut_params, fill_buckets, take_part
+from distlion.layout import Bucket, Slot, fill_buckets, take_part
 from distlion.optim.clipping import Clipper
 from distlion.optim.group import VotingGroup
-from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS, NodeGroups, NodeStage, node_groups
+from distlion.optim.node_groups import NodeGroups, node_groups, own_group
+from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS, NodeStage
 from distlion.optim.route import Route, shape_on_wire
 from distlion.optim.settings import Settings
 
@@ -34,7 +41,7 @@ class VotingNetwork:
 
     Attributes:
         routes: What carries each bucket, in the order in which they are exchanged.
-        pieces: With nodes, for every trainable parameter, (start, stop) of each rank's piece.
+        pieces: For every trainable parameter, (start, stop) of each rank's piece.
     """
 
     def __init__(self, group: VotingGroup, settings: Settings, node_size: int) -> None:
@@ -46,7 +53,8 @@ class VotingNetwork:
         self._inside: dict[torch.device, Link] = {}
         self._models: dict[torch.device, LinkModel] = {}
         self.routes: list[Route] = []
-        self.pieces: list[tuple[tuple[int, int], ...]] = []
+        self.pieces: Sequence[Sequence[tuple[int, int]]] = ()
+        self._clipper: Clipper | None = None
 
     @property
     def n_voters(self) -> int:
@@ -68,6 +76,7 @@ class VotingNetwork:
         params: Sequence[Tensor],
         slots: Sequence[Slot],
         rules: Sequence[Aggregation],
+        pieces: Sequence[Sequence[tuple[int, int]]],
         *,
         step: int,
     ) -> None:
@@ -77,6 +86,7 @@ class VotingNetwork:
             params: The trainable parameters, in group order.
             slots: Their places.
             rules: Their rules.
+            pieces: With nodes, for each of them (start, stop) of every rank's piece.
             step: The step that errors name.
         """
         self._connect(params)
@@ -85,18 +95,17 @@ class VotingNetwork:
             for device in self._between:
                 if device not in self._models:
                     probe = self._make_link(device, inside=False, timeout_s=timeout_s)
-                    self._models[device] = probe_link(probe, step=step)
+                    model = probe_link(probe, step=step)
+                    # Each part of the nodes has measured for itself, and buckets must be equal.
+                    everybody = self.link(device, timeout_s)
+                    self._models[device] = agree_on_model(everybody, model, step=step)
         if self.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             rules = [TernaryVote() for _ in rules]
         kinds = [
             (rule, param.dtype, param.device) for rule, param in zip(rules, params, strict=True)
         ]
-        self.pieces = cut_params(
-            [slot.n_elements for slot in slots],
-            n_parts=self._node_size,
-            unit_elements=PIECE_UNIT_ELEMENTS,
-        )
+        self.pieces = pieces
         buckets = fill_buckets(
             slots,
             kinds,
@@ -115,7 +124,9 @@ class VotingNetwork:
         """Make the links of every device that is new."""
         assert self._group.process_group is not None
         if self._node_size > 1 and self._nodes is None:
-            self._nodes = node_groups(self._group.process_group, self._node_size)
+            self._nodes = node_groups(
+                self._group.process_group, self._node_size, self._settings.group_timeout_s
+            )
         timeout_s = self._settings.step_timeout_s
         for device in dict.fromkeys(param.device for param in params):
             if device not in self._between:
@@ -125,7 +136,11 @@ class VotingNetwork:
 
     def _make_link(self, device: torch.device, *, inside: bool, timeout_s: float) -> Link:
         if self._nodes is None:
-            return self.link(device, timeout_s)
+            if not self._settings.overlap:
+                return self.link(device, timeout_s)
+            assert self._group.process_group is not None
+            group = own_group(self._group.process_group, self._settings.group_timeout_s)
+            return Link(group, device, timeout_s=timeout_s, watch=self._group.watch)
         group = self._nodes.inside if inside else self._nodes.between
         ranks = self._nodes.inside_ranks if inside else self._nodes.between_ranks
         return Link(group, device, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
@@ -187,6 +202,7 @@ class VotingNetwork:
 
     def build_clipper(self, device: torch.device) -> Clipper | None:
         """Build what clips; None where nothing is to be clipped."""
+        self._clipper = None
         clip = self._settings.clip_norm
         if clip is None:
             return None
@@ -198,16 +214,18 @@ class VotingNetwork:
             )
             for part in range(self._node_size)
         ]
-        return Clipper(
+        self._clipper = Clipper(
             clip,
             between=self._between[device] if clip.scope == "global" else None,
             inside=self._inside.get(device),
             most_blocks=max(units),
         )
+        return self._clipper
 
     def plan(self) -> Plan:
         """Declare what this rank will hand to the network between those who vote, in a step."""
-        return sum((route.plan() for route in self.routes), Plan())
+        clipping = Plan() if self._clipper is None else self._clipper.plan()
+        return sum((route.plan() for route in self.routes), clipping)
 
     def take_counted(self) -> tuple[Plan, Plan]:
         """Return what was sent since the last call: between those who vote, and inside the node."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import weakref
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import (
+    Chunk,
     Chunks,
     ChunkShape,
     Header,
@@ -32,6 +32,9 @@ from distlion.layout import BLOCK_WORDS, Bucket
 from distlion.optim.segments import write_back
 
 PAYLOAD_UNIT_BYTES = 64
+# A scale travels in the field of a header that is free where there is no error.
+_FLOAT = struct.Struct("<d")
+_SCALE = struct.Struct("<q")
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
 """Pieces begin where the scale blocks of QuantizedVote do, so that none is cut."""
 
@@ -89,41 +92,6 @@ class Nodes:
         return size
 
 
-class NodeGroups:
-    """The two process groups of a rank: the ranks of its node, and its peers in other nodes.
-
-    Args:
-        process_group: All workers.
-        size: Ranks of a node.
-    """
-
-    def __init__(self, process_group: dist.ProcessGroup, size: int) -> None:
-        ranks = dist.get_process_group_ranks(process_group)
-        node, local = divmod(dist.get_rank(process_group), size)
-        self.inside_ranks = tuple(range(node * size, (node + 1) * size))
-        self.between_ranks = tuple(range(local, len(ranks), size))
-        self.inside = _new_group([ranks[rank] for rank in self.inside_ranks])
-        self.between = _new_group([ranks[rank] for rank in self.between_ranks])
-
-
-_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, NodeGroups]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def node_groups(process_group: dist.ProcessGroup, size: int) -> NodeGroups:
-    """Return the groups for nodes of ``size``; made when first asked for, by all workers."""
-    by_size = _groups.setdefault(process_group, {})
-    if size not in by_size:
-        by_size[size] = NodeGroups(process_group, size)
-    return by_size[size]
-
-
-def _new_group(ranks: list[int]) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(ranks, use_local_synchronization=True)
-    return group
-
-
 @dataclass(frozen=True)
 class NodeStage:
     """What happens inside a node, around the vote between nodes, for one bucket.
@@ -161,17 +129,17 @@ class NodeStage:
 
     def average(
         self, grads: Sequence[Tensor | None], header: Header, *, grad_scale: float = 1.0
-    ) -> tuple[list[Tensor | None], Header]:
+    ) -> tuple[list[Tensor | None], float, Header]:
         """Average the node's gradients: 1 scatter pieces, 2 check, 3 add in local-rank order.
 
         Args:
             grads: For each parameter of the bucket, this rank's gradient, flat; None for none.
             header: This rank's header.
-            grad_scale: What gradients are multiplied by before; ranks may differ in it.
+            grad_scale: What gradients are to be multiplied by; ranks may differ in it.
 
         Returns:
-            The mean for each piece of this rank's part, None where no rank has a gradient; and the
-            header, with the worst that was found.
+            The mean for each piece of this rank's part, None where no rank has a gradient; what it
+            is to be multiplied by; and the header, with the worst that was found.
         """
         # 1 scatter pieces
         most = max(sum(slot.n_elements for slot in part.slots) for part in self.parts)
@@ -179,8 +147,10 @@ class NodeStage:
         chunks = empty(self.link, self.link.world_size, shape.n_bytes)
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool)
         sent = replace(header, kind=Kind.GRADIENT, sender=self.link.rank)
+        if sent.status is Status.OK:
+            sent = replace(sent, detail=_SCALE.unpack(_FLOAT.pack(grad_scale))[0])
         for part, chunk in enumerate(chunks):
-            payload = self._cut(grads, part, grad_scale, shape.payload_bytes)
+            payload = self._cut(grads, part, shape.payload_bytes)
             write_chunk(chunk, shape, sent, present, payload)
         received = torch.empty_like(chunks)
         self.link.all_to_all(received, chunks, step=header.step)
@@ -188,18 +158,18 @@ class NodeStage:
         # 2 check
         read = read_chunks(received, shape, kind=Kind.GRADIENT, bucket=header.bucket)
         header = find_errors(read, header, self.link.ranks)
-        rows = [
-            (chunk.present, chunk.payload.view(self.dtype)) for chunk in read if chunk is not None
-        ]
-        if len(rows) < len(read):
-            return [None] * len(self.own.slots), header
+        if header.status is not Status.OK:
+            return [None] * len(self.own.slots), 1.0, header
 
         # 3 add in local-rank order
-        return self._add(rows), header
+        rows = [
+            (present, row.view(self.dtype))
+            for present, row in zip(read.present, read.payloads, strict=True)
+        ]
+        scales = [_FLOAT.unpack(_SCALE.pack(detail))[0] for detail in read.details]
+        return self._add(rows, [scale / scales[0] for scale in scales]), scales[0], header
 
-    def _cut(
-        self, grads: Sequence[Tensor | None], part: int, grad_scale: float, n_bytes: int
-    ) -> Tensor:
+    def _cut(self, grads: Sequence[Tensor | None], part: int, n_bytes: int) -> Tensor:
         """Put what a part has of all gradients into one row of bytes."""
         n_elements = n_bytes // self.dtype.itemsize
         row = torch.zeros(n_elements, dtype=self.dtype, device=self.link.device)
@@ -209,20 +179,22 @@ class NodeStage:
             if grad is not None:
                 row[at : at + stop - start] = grad[start:stop]
             at += stop - start
-        if grad_scale != 1:
-            row.mul_(grad_scale)
         return row.view(torch.uint8)
 
-    def _add(self, rows: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor | None]:
+    def _add(
+        self, rows: Sequence[tuple[Tensor, Tensor]], factors: Sequence[float]
+    ) -> list[Tensor | None]:
+        """Add pieces in float32, each times its rank's factor."""
         index_of = {position: index for index, position in enumerate(self.bucket.members)}
         means: list[Tensor | None] = []
         at = 0
         for position, slot in zip(self.own.members, self.own.slots, strict=True):
             index = index_of[position]
             total = torch.zeros(slot.n_elements, device=self.link.device)
-            for present, row in rows:
+            for (present, row), factor in zip(rows, factors, strict=True):
                 if present[index]:
-                    total += row[at : at + slot.n_elements]
+                    piece = row[at : at + slot.n_elements]
+                    total += piece if factor == 1 else piece.float() * factor
             at += slot.n_elements
             nobody = not any(bool(present[index]) for present, _ in rows)
             means.append(None if nobody else total.div_(len(rows)).to(rows[0][1].dtype))
@@ -234,21 +206,23 @@ class NodeStage:
         means: Sequence[Tensor | None],
         state: Mapping[Tensor, Mapping[str, Any]],
         coefficients: Mapping[Tensor, Coefficients],
+        grad_scale: float,
     ) -> list[Segment]:
         """Put together what the ops need of this rank's part.
 
         Args:
             params: All trainable parameters.
-            means: As ``average`` returned them, unscaled already.
+            means: As ``average`` returned them.
             state: The optimizer's state, whose ``exp_avg`` holds this rank's pieces.
             coefficients: Hyperparameters.
+            grad_scale: As ``average`` returned it.
         """
         segments = []
         for position, slot, mean in zip(self.own.members, self.own.slots, means, strict=True):
             param = params[position]
             row = param.detach().contiguous().view(-1)
             piece = self.piece_of(row, position, self.link.rank)
-            hyper = coefficients[param]._replace(grad_scale=1.0)
+            hyper = coefficients[param]._replace(grad_scale=grad_scale)
             segments.append(Segment(slot, piece, mean, state[param]["exp_avg"], hyper))
         return segments
 
@@ -285,8 +259,10 @@ class NodeStage:
         present = torch.zeros(most, dtype=torch.int64)
         present[: len(self.own.slots)] = reply.present
         payload = torch.zeros(n_bytes, dtype=torch.uint8, device=self.link.device)
-        if verdict.status is Status.OK:
-            payload[: reply.payload.numel()] = reply.payload.flatten()
+        content = reply.payload.flatten()
+        if verdict.status is not Status.OK:
+            content = _spell_verdict(verdict).to(self.link.device)
+        payload[: content.numel()] = content
         culprit = verdict.culprits[0] if verdict.culprits else -1
         own = replace(header, status=verdict.status, culprit=culprit, detail=verdict.detail)
         read = self._gather(shape, Kind.NODE_REPLY, own, present, payload)
@@ -294,7 +270,7 @@ class NodeStage:
         verdict = (
             Verdict(Status.CORRUPT, lost)
             if lost
-            else _judge_parts([chunk.header for chunk in read if chunk is not None], verdict)
+            else _judge_parts([chunk for chunk in read if chunk is not None])
         )
         return Reply(verdict, read.present, read.payloads, reply.details)
 
@@ -360,14 +336,31 @@ class NodeStage:
             write_back(param, rows[position].view(param.shape))
 
 
-def _judge_parts(headers: Sequence[Header], own: Verdict) -> Verdict:
-    """Draw one verdict out of those of all parts, equal on all ranks."""
-    worst = max(header.status for header in headers)
-    blamed = [header for header in headers if header.status == worst and worst]
-    culprits = tuple(sorted({header.culprit for header in blamed if header.culprit >= 0}))
-    detail = min((header.detail for header in blamed), default=-1)
-    steps = own.steps if own.status == worst else ()
-    return Verdict(Status(worst), culprits, detail, steps)
+def _spell_verdict(verdict: Verdict) -> Tensor:
+    """Spell culprits and steps as bytes: a payload has 64 for every voter, one needs 16."""
+    numbers = [len(verdict.culprits), len(verdict.steps), *verdict.culprits]
+    numbers += [number for pair in verdict.steps for number in pair]
+    return torch.tensor(numbers, dtype=torch.int32).view(torch.uint8)
+
+
+def _judge_parts(chunks: Sequence[Chunk]) -> Verdict:
+    """Draw one verdict out of those of all parts, equal on all ranks of the node."""
+    worst = max(chunk.header.status for chunk in chunks)
+    if worst is Status.OK:
+        return Verdict(worst)
+    culprits: set[int] = set()
+    steps: dict[int, int] = {}
+    details = []
+    for chunk in chunks:
+        if chunk.header.status == worst:
+            numbers = chunk.payload[: chunk.payload.numel() // 4 * 4].view(torch.int32).tolist()
+            n_culprits, n_steps, *rest = numbers
+            culprits |= set(rest[:n_culprits])
+            pairs = rest[n_culprits : n_culprits + 2 * n_steps]
+            steps |= dict(zip(pairs[::2], pairs[1::2], strict=True))
+            details.append(chunk.header.detail)
+    detail = max(details) if worst is Status.CANCELLED else min(details)
+    return Verdict(worst, tuple(sorted(culprits)), detail, tuple(sorted(steps.items())))
 
 
 def _untouched(piece: Tensor) -> Tensor:

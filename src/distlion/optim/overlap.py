@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from distlion.exchange import Header, Reply, Status, with_error
+from distlion.exchange import BY_ALL, Header, Reply, Status, with_error
 from distlion.optim.gradients import GradientMark
 from distlion.optim.route import Route
 from distlion.optim.vote import BucketVote, StepInputs
@@ -80,9 +80,9 @@ class Overlap:
         self._tasks.put(None)
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether votes of this step have left."""
-        return self._inputs is not None
+    def has_begun(self) -> bool:
+        """Whether gradients of this step have arrived; votes may have left then."""
+        return bool(self._arrived) or self._inputs is not None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -166,10 +166,10 @@ class Overlap:
             What came back, bucket by bucket.
         """
         try:
-            assert self._inputs is not None
-            header, rank = self._inputs.header, self._inputs.rank
+            inputs = self._inputs or self._begin()
+            header, rank = inputs.header, inputs.rank
             replies = [vote.result().reply for vote in self._votes]
-            given_up = with_error(header, Status.CANCELLED, culprit=rank)
+            given_up = with_error(header, Status.CANCELLED, culprit=rank, detail=BY_ALL)
             return replies + [
                 self._abstain(route, given_up) for route in self._routes[len(replies) :]
             ]

@@ -124,7 +124,10 @@ def _check_momentum(
 
 
 def restore_exp_avg(
-    optimizer: Optimizer, state_dict: Mapping[str, Any], make: Callable[[Tensor], Tensor]
+    optimizer: Optimizer,
+    state_dict: Mapping[str, Any],
+    make: Callable[[Tensor], Tensor],
+    take: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     """Put the saved momenta into the optimizer's state in their own dtype, and nothing else.
 
@@ -135,6 +138,7 @@ def restore_exp_avg(
         optimizer: Whose state is replaced.
         state_dict: What was saved.
         make: Makes a momentum of zeros for a parameter.
+        take: Takes from a parameter's saved momentum what is kept here.
     """
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         for key, param in zip(saved["params"], group["params"], strict=True):
@@ -142,4 +146,6 @@ def restore_exp_avg(
             if exp_avg is None and not param.requires_grad:
                 continue
             fresh = make(param)
-            optimizer.state[param] = {"exp_avg": fresh if exp_avg is None else fresh.copy_(exp_avg)}
+            if exp_avg is not None:
+                fresh.copy_(take(param, exp_avg))
+            optimizer.state[param] = {"exp_avg": fresh}

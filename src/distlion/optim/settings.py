@@ -80,6 +80,11 @@ class Settings:
             return 1
         return self.nodes.resolve(world_size)
 
+    @property
+    def group_timeout_s(self) -> float:
+        """Seconds for process groups of our own, and at least those of a step on them."""
+        return max(self.init_timeout_s, self.step_timeout_s)
+
     def describe(self) -> list[str]:
         """One line for each setting that must be equal on all workers."""
         local = ("init_timeout_s", "step_timeout_s")

@@ -39,7 +39,8 @@ def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: i
     """Raise the error that a verdict stands for; ``slots`` are all trainable parameters."""
     culprits = verdict.culprits
     who = spell_ranks(culprits) if culprits else "a worker"
-    name = name_param(slots, verdict.detail)
+    concerns_param = verdict.status <= Status.GRADIENT_CHANGED
+    name = name_param(slots, verdict.detail if concerns_param else -1)
     steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
     errors: dict[Status, tuple[type[StepError], str]] = {
         Status.NON_FINITE: (

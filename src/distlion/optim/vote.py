@@ -136,8 +136,8 @@ def draft_vote(route: Route, params: Sequence[Tensor], inputs: StepInputs) -> Dr
         None if skipped or mark.grad is None else mark.grad.contiguous().view(-1)
         for mark, skipped in zip(marks, absent, strict=True)
     ]
-    means, header = route.node.average(grads, header, grad_scale=inputs.grad_scale)
-    segments = route.node.make_segments(params, means, inputs.state, inputs.coefficients)
+    means, scale, header = route.node.average(grads, header, grad_scale=inputs.grad_scale)
+    segments = route.node.make_segments(params, means, inputs.state, inputs.coefficients, scale)
     return Draft(route, marks, route.kernels.gather(segments), header)
 
 
@@ -185,7 +185,7 @@ def abstain_from(route: Route, header: Header, coins: Coins, *, nonfinite: str) 
     """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
     header = replace(header, bucket=route.bucket.index)
     if route.node is not None:
-        _, header = route.node.average([None] * len(route.bucket.slots), header)
+        _, _, header = route.node.average([None] * len(route.bucket.slots), header)
         if nonfinite == "abstain":
             _, header = route.node.agree([True] * len(route.ballot.slots), header)
     votes, _ = route.encode([], coins)

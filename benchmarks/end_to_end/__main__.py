@@ -1,0 +1,136 @@
+"""Measure training steps on hosts whose links are limited: ours, DDP's, and no communication.
+
+Hosts are network namespaces of this machine (`distlion netlab`), so this needs Linux and root
+rights. Three parts: training a GPT at several rates, the exchange of a bare vector, and a small GPT
+on more and more hosts beside the cost model's prediction.
+
+    python benchmarks/end_to_end [--quick] [--parts training exchange scaling] [--json FILE]
+
+Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, but nothing
+after --quick unless --json is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from parts import DRAWN, plan_exchange, plan_scaling, plan_training
+from rich.console import Console
+from tables import build_tables, list_missing, write_markdown
+from targets import judge
+
+from distlion.errors import DistlionError
+from distlion.netlab import SweepSettings, run_sweep
+from distlion.netlab.sweep import Progress
+from distlion.report import draw_sweep_figure
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
+PARTS = ("training", "exchange", "scaling")
+
+
+class ProgressLine:
+    """Tell every few seconds where a sweep is."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._started_s = time.monotonic()
+        self._due_s = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._due_s or progress.done == progress.total:
+            self._due_s = now_s + 3
+            done = f"{progress.done}/{progress.total}"
+            elapsed = f"{now_s - self._started_s:4.0f} s"
+            print(f"{self._part} {elapsed} {done} {progress.what}", file=sys.stderr, flush=True)
+
+
+def measure(part: str, settings: SweepSettings) -> dict[str, Any]:
+    return run_sweep(settings, ProgressLine(part))
+
+
+def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    if "training" in parts:
+        result["training"] = measure("training", plan_training(quick=quick))
+    if "exchange" in parts:
+        result["exchange"] = measure("exchange", plan_exchange(quick=quick))
+    if "scaling" in parts:
+        result["scaling"] = {
+            hosts: measure(f"{hosts} hosts", settings)
+            for hosts, settings in plan_scaling(quick=quick).items()
+        }
+    return result
+
+
+def read_conditions(result: dict[str, Any]) -> dict[str, Any]:
+    """Join what the records say of the machine with how this program was called."""
+    first = (
+        result.get("training") or result.get("exchange") or next(iter(result["scaling"].values()))
+    )
+    return {
+        "command": " ".join(["python benchmarks/end_to_end", *sys.argv[1:]]),
+        "commit": read_commit(),
+        **first["conditions"],
+        "threads_of_a_worker": 1,
+    }
+
+
+def read_commit() -> str:
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python benchmarks/end_to_end", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run of small models")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--json", type=Path, help="where the JSON goes")
+    args = parser.parse_args()
+    args.json = args.json or (None if args.quick else RESULTS)
+    return args
+
+
+def write(result: dict[str, Any], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    result = json.loads(file.read_text())
+    file.with_suffix(".md").write_text(write_markdown(result))
+    if "training" in result:
+        record = result["training"]
+        drawn = [name for name in DRAWN if name in record["settings"]["methods"]]
+        draw_sweep_figure(record, file.with_suffix(".png"), methods=drawn)
+
+
+def main() -> None:
+    args = read_arguments()
+    try:
+        result = measure_parts(args.parts, quick=args.quick)
+    except DistlionError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    targets = judge(result, quick=args.quick)
+    result = {"conditions": read_conditions(result), "targets": targets, **result}
+    # Without a terminal, rich takes 80 columns.
+    Console(width=None if sys.stdout.isatty() else 140).print(*build_tables(result))
+    for name, reason in list_missing(result):
+        print(f"{name} was left out ({reason})")
+    if args.json:
+        write(result, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What the benchmark measures: three parts, each one or several sweeps of the network lab."""
+
+from __future__ import annotations
+
+from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload
+
+RATES = ("100mbit", "1gbit", "10gbit", "unlimited")
+RIVALS = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")
+PATTERNS = ("direct", "gather", "server", "auto")
+RULES = (
+    "majority-zero",
+    "ternary",
+    "average",
+    "quantized-2",
+    "quantized-4",
+    "quantized-8",
+    "full-bf16",
+    "full-fp32",
+)
+
+# What DistributedLion does by default; the targets are its.
+DEFAULT = "majority-auto"
+SHOWN = (DEFAULT, "majority-direct", "majority-direct-overlap", "majority-auto-overlap")
+
+METHODS = (
+    *RIVALS,
+    *(f"majority-{pattern}" for pattern in PATTERNS),
+    *(f"majority-{pattern}-overlap" for pattern in PATTERNS),
+    *(f"{rule}-direct" for rule in RULES),
+)
+DRAWN = (*RIVALS, *SHOWN, "quantized-4-direct", "full-fp32-direct")
+
+EXCHANGED = ("all-reduce-fp32", "majority-direct", "majority-gather")
+SCALED = ("none", "ddp-fp32", "majority-direct", "majority-auto")
+
+
+def plan_training(*, quick: bool) -> SweepSettings:
+    """Plan a GPT of about 8 million parameters on 4 hosts; with ``quick`` a small one."""
+    if quick:
+        methods = ("none", "ddp-fp32", "ddp-fp16", *SHOWN)
+        small = GptWorkload(layers=2, width=128, vocabulary=1024)
+        return SweepSettings(4, ("100mbit", "1gbit"), methods, small, repetitions=2, block_s=0.2)
+    return SweepSettings(4, RATES, METHODS, GptWorkload(), repetitions=5, block_s=0.5)
+
+
+def plan_scaling(*, quick: bool) -> dict[str, SweepSettings]:
+    """Plan a GPT of 1 million parameters on more and more hosts, by the number of hosts."""
+    workload = GptWorkload(layers=4, width=128, vocabulary=1024)
+    counts, rates = ((2, 4), ("100mbit",)) if quick else ((2, 4, 8, 16), ("100mbit", "1gbit"))
+    return {
+        str(hosts): SweepSettings(
+            hosts, rates, SCALED, workload, repetitions=2 if quick else 5, block_s=0.3
+        )
+        for hosts in counts
+    }
+
+
+def plan_exchange(*, quick: bool) -> SweepSettings:
+    """Plan the exchange alone: 16 million parameters on 4 hosts."""
+    workload = VectorWorkload(1 << 20 if quick else 16 << 20)
+    rates = ("1gbit",) if quick else ("100mbit", "1gbit", "10gbit")
+    return SweepSettings(
+        4, rates, EXCHANGED, workload, repetitions=2 if quick else 5, block_s=0.1 if quick else 0.5
+    )

@@ -1,0 +1,113 @@
+"""Tables of a measurement, made from its JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from distlion.report import tabulate_sweep
+
+VERDICTS = {True: "yes", False: "NO", None: "not judged"}
+Tabulated = tuple[str, list[str], list[list[str]]]
+
+
+def tabulate(result: dict[str, Any]) -> list[Tabulated]:
+    """Return title, headings and rows of each table."""
+    tables = [("Must show", *tabulate_targets(result))]
+    titles = {
+        "training": "Training, 4 hosts: time of a step and speed-up",
+        "exchange": "The exchange alone, 4 hosts",
+    }
+    for part, title in titles.items():
+        if part in result:
+            tables.append((title, *tabulate_sweep(result[part])))
+    if "training" in result:
+        tables.append(("Bytes of a step, by host 0", *tabulate_bytes(result["training"])))
+        tables.append(
+            (
+                "Measured and predicted step, 4 hosts",
+                *tabulate_predictions({"4": result["training"]}),
+            )
+        )
+    if "scaling" in result:
+        title = "Measured and predicted step against the number of hosts"
+        tables.append((title, *tabulate_predictions(result["scaling"])))
+    return tables
+
+
+def tabulate_targets(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [
+            row["name"],
+            row["target"],
+            f"{row['measured']:.3g}",
+            row["detail"],
+            VERDICTS[row["met"]],
+        ]
+        for row in result["targets"]
+    ]
+    return ["", "target", "measured", "quartiles, or where", "met"], rows
+
+
+def tabulate_bytes(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for rate, methods in record["results"].items():
+        for name in record["replicas_equal"]:
+            if name not in methods:
+                continue
+            method = methods[name]
+            counted, sent, computed = (
+                method[key][0] for key in ("interface_bytes", "sent_bytes", "wire_bytes")
+            )
+            off = f"{counted / computed - 1:+.1%}"
+            rows.append([rate, name, f"{sent:,}", f"{computed:,}", f"{counted:,.0f}", off])
+    return ["rate", "method", "sent", "with headers", "interface", "deviation"], rows
+
+
+def tabulate_predictions(
+    records: dict[str, dict[str, Any]],
+) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for hosts, record in records.items():
+        for rate, methods in record["results"].items():
+            for name, method in methods.items():
+                if method["predicted_s"] is None or name == "none":
+                    continue
+                measured, predicted = method["seconds"]["median"], method["predicted_s"]
+                row = [hosts, rate, name, f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}"]
+                rows.append([*row, f"{predicted / measured - 1:+.0%}"])
+    return ["hosts", "rate", "method", "measured, ms", "predicted, ms", "deviation"], rows
+
+
+def build_tables(result: dict[str, Any]) -> list[Table]:
+    tables = []
+    for title, head, rows in tabulate(result):
+        table = Table(title=title, title_justify="left")
+        for number, column in enumerate(head):
+            table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        for row in rows:
+            table.add_row(*row, style="red" if row[-1] == "NO" else None)
+        tables.append(table)
+    return tables
+
+
+def write_markdown(result: dict[str, Any]) -> str:
+    lines = ["# End to end", "", "Made by `python benchmarks/end_to_end` from its JSON.", ""]
+    lines += [f"- {name.replace('_', ' ')}: {v}" for name, v in result["conditions"].items()]
+    lines += ["", *(f"- left out: {name} ({why})" for name, why in list_missing(result))]
+    lines += [
+        "",
+        "Times are medians of blocks in which the methods take turns, ratios medians of those",
+        "taken within a turn. All hosts share this machine's cores.",
+    ]
+    for title, head, rows in tabulate(result):
+        rule = ["---:" if number else "---" for number in range(len(head))]
+        lines += ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in [head, rule, *rows])]
+    return "\n".join(lines) + "\n"
+
+
+def list_missing(result: dict[str, Any]) -> list[tuple[str, str]]:
+    records = [result[part] for part in ("training", "exchange") if part in result]
+    records += result.get("scaling", {}).values()
+    return [pair for record in records for pair in record["missing"].items()]

@@ -1,0 +1,112 @@
+"""What the measurement must show, and whether it does: rows out of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from parts import DEFAULT
+
+# Rate: at least so many times as fast as DDP fp32, as DDP with the fp16 hook, as the floor.
+TRAINING = {
+    "100mbit": (13.0, 6.5, 0.65),
+    "1gbit": (2.0, 1.5, 0.70),
+    "10gbit": (0.98, 0.98, 0.70),
+    "unlimited": (0.98, 0.98, 0.70),
+}
+REFERENCES = ("ddp-fp32", "ddp-fp16", "none")
+EXCHANGE = {"100mbit": 28.0, "1gbit": 18.0, "10gbit": 12.0}
+BYTES_TOLERANCE = 0.03
+PREDICTION_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list: a measured value, the bound that it must keep, and whether it does.
+
+    ``met`` is None where a bound belongs to another size than the one that was measured.
+    """
+
+    name: str
+    target: str
+    measured: float
+    detail: str
+    met: bool | None
+
+
+def judge(result: dict[str, Any], *, quick: bool) -> list[dict[str, Any]]:
+    """Return the rows of those parts that were measured, as JSON can hold them."""
+    rows: list[Row] = []
+    if "training" in result:
+        rows += judge_training(result["training"], quick=quick)
+        rows.append(judge_bytes(result["training"]))
+        rows.append(judge_predictions({"4": result["training"]}))
+    if "exchange" in result:
+        rows += judge_exchange(result["exchange"], quick=quick)
+    if "scaling" in result:
+        rows.append(judge_predictions(result["scaling"]))
+    records = [result[part] for part in ("training", "exchange") if part in result]
+    records += result.get("scaling", {}).values()
+    rows.append(judge_replicas(records))
+    return [asdict(row) for row in rows]
+
+
+def judge_training(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
+    for rate, bounds in TRAINING.items():
+        methods = record["results"].get(rate, {})
+        for reference, bound in zip(REFERENCES, bounds, strict=True):
+            if DEFAULT in methods and reference in methods:
+                row = at_least(f"{rate}: {DEFAULT} over {reference}", bound, methods, reference)
+                yield replace(row, met=None) if quick else row
+
+
+def judge_exchange(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
+    for rate, bound in EXCHANGE.items():
+        methods = record["results"].get(rate)
+        if methods is not None:
+            name = f"{rate}: vote on {record['n_parameters']:,} parameters over fp32 all-reduce"
+            row = at_least(name, bound, methods, "all-reduce-fp32", method="majority-direct")
+            yield replace(row, met=None) if quick else row
+
+
+def at_least(
+    name: str, bound: float, methods: dict[str, Any], reference: str, *, method: str = DEFAULT
+) -> Row:
+    speed_up = methods[method]["speed_up"][reference]
+    detail = f"{speed_up['q1']:.2f} - {speed_up['q3']:.2f}"
+    return Row(name, f">= {bound:g}", speed_up["median"], detail, speed_up["median"] >= bound)
+
+
+def judge_bytes(record: dict[str, Any]) -> Row:
+    """Find where interface and computation differ most, over our methods, rates and hosts."""
+    worst, where = max(
+        (abs(counted / computed - 1), f"{name} at {rate}, host {host}")
+        for rate, methods in record["results"].items()
+        for name, method in methods.items()
+        if name in record["replicas_equal"]
+        for host, (counted, computed) in enumerate(
+            zip(method["interface_bytes"], method["wire_bytes"], strict=True)
+        )
+    )
+    name = "interface against own count with headers, largest deviation"
+    return Row(name, f"<= {BYTES_TOLERANCE:g}", worst, where, worst <= BYTES_TOLERANCE)
+
+
+def judge_predictions(records: dict[str, dict[str, Any]]) -> Row:
+    """Find where the cost model is furthest off, over our methods, rates and numbers of hosts."""
+    worst, where = max(
+        (abs(method["predicted_s"] / method["seconds"]["median"] - 1), f"{name}, {hosts}, {rate}")
+        for hosts, record in records.items()
+        for rate, methods in record["results"].items()
+        for name, method in methods.items()
+        if name in record["replicas_equal"]
+    )
+    name = f"predicted step time, N = {', '.join(records)}, largest deviation"
+    return Row(name, f"<= {PREDICTION_TOLERANCE:g}", worst, where, worst <= PREDICTION_TOLERANCE)
+
+
+def judge_replicas(records: list[dict[str, Any]]) -> Row:
+    verdicts = [equal for record in records for equal in record["replicas_equal"].values()]
+    share = sum(verdicts) / len(verdicts)
+    return Row("share of runs with equal replicas", ">= 1", share, f"{len(verdicts)}", share == 1)

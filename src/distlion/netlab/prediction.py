@@ -1,0 +1,85 @@
+"""What the cost model expects of a method, to stand beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distlion.cost import (
+    PATTERNS as CHOICES,
+)
+from distlion.cost import (
+    AllReduce,
+    LinkModel,
+    Machine,
+    Scenario,
+    forecast_all_reduce,
+    forecast_votes,
+)
+from distlion.netlab.methods import (
+    DDP_FP16,
+    DDP_FP32,
+    FLOOR,
+    PATTERNS,
+    RULES,
+    is_rival,
+    parse_vote_method,
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a prediction depends on beside the method.
+
+    Attributes:
+        n_parameters: Of the model.
+        hosts: Workers, one on each.
+        cores: Of this machine, on which all hosts run.
+        link: As measured between the workers, all sending at once.
+        machine: The kernels of one worker, as measured.
+        floor_s: Seconds of a step without communication, Lion's arithmetic included.
+    """
+
+    n_parameters: int
+    hosts: int
+    cores: int
+    link: LinkModel
+    machine: Machine
+    floor_s: float
+
+
+def predict_step(name: str, surroundings: Surroundings) -> float | None:
+    """Predict the seconds of a method's step; None where there is no closed form.
+
+    The compute is what the floor leaves when the arithmetic of a lone worker is taken off it.
+    """
+    if name == FLOOR:
+        return surroundings.floor_s
+    scenario = _describe(surroundings)
+    if name in (DDP_FP32, DDP_FP16):
+        bits = AllReduce(32 if name == DDP_FP32 else 16, "ring")
+        return forecast_all_reduce(scenario, bits).step_s
+    if is_rival(name):
+        return None
+    method = parse_vote_method(name)
+    given = PATTERNS[method.pattern]
+    choices = CHOICES if given == "auto" else (given,)
+    rule = RULES[method.rule]()
+    return min(
+        forecast_votes(scenario, rule, pattern, overlap=method.overlap).step_s
+        for pattern in choices
+    )
+
+
+def _describe(surroundings: Surroundings) -> Scenario:
+    # Hosts that share the cores of one machine slow each other down.
+    crowding = max(1.0, surroundings.hosts / surroundings.cores)
+    machine = surroundings.machine.slowed(crowding)
+    n_parameters = surroundings.n_parameters
+    lion_s = machine.commit_s(n_parameters, n_parameters, 0)
+    return Scenario(
+        n_params=n_parameters,
+        nodes=surroundings.hosts,
+        link=surroundings.link,
+        compute_s=max(surroundings.floor_s - lion_s, lion_s),
+        machine=machine,
+    )

@@ -1,0 +1,61 @@
+from dataclasses import replace
+
+import pytest
+
+from distlion.cost import CPU, LinkModel
+from distlion.netlab.prediction import Surroundings, predict_step
+
+SURROUNDINGS = Surroundings(
+    n_parameters=8_000_000,
+    hosts=4,
+    cores=4,
+    link=LinkModel(latency_s=1e-3, rate_bit_per_s=1e8),
+    machine=CPU,
+    floor_s=0.2,
+)
+
+
+def at_rate(rate_bit_per_s):
+    return replace(SURROUNDINGS, link=LinkModel(1e-3, rate_bit_per_s))
+
+
+def test_the_floor_is_what_was_measured():
+    assert predict_step("none", SURROUNDINGS) == 0.2
+
+
+def test_a_vote_takes_the_floor_and_its_bytes_at_least():
+    # 1 bit up and 1 bit down for three quarters of the parameters.
+    transfer_s = 2 * 0.75 * 8_000_000 / 1e8
+    predicted = predict_step("majority-direct", SURROUNDINGS)
+    assert 0.2 + transfer_s < predicted < 0.2 + 1.2 * transfer_s
+
+
+@pytest.mark.parametrize("name", ["ddp-fp32", "ddp-fp16", "majority-gather", "average-server"])
+def test_a_faster_link_makes_a_faster_step(name):
+    assert predict_step(name, at_rate(1e9)) < predict_step(name, at_rate(1e8))
+
+
+def test_half_the_bits_of_an_all_reduce_take_about_half_the_time_on_a_slow_link():
+    whole, half = (predict_step(name, at_rate(1e6)) for name in ("ddp-fp32", "ddp-fp16"))
+    assert half == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_auto_is_the_best_of_the_patterns():
+    names = [f"majority-{pattern}" for pattern in ("direct", "gather", "server")]
+    best = min(predict_step(name, SURROUNDINGS) for name in names)
+    assert predict_step("majority-auto", SURROUNDINGS) == best
+
+
+def test_overlap_hides_communication():
+    overlapped = predict_step("majority-direct-overlap", SURROUNDINGS)
+    assert overlapped < predict_step("majority-direct", SURROUNDINGS)
+
+
+def test_hosts_that_share_cores_compute_more_slowly():
+    crowded = predict_step("quantized-8-direct", replace(SURROUNDINGS, cores=1))
+    assert crowded > predict_step("quantized-8-direct", SURROUNDINGS)
+
+
+@pytest.mark.parametrize("name", ["ddp-powersgd", "all-reduce-fp32"])
+def test_what_has_no_closed_form_is_not_predicted(name):
+    assert predict_step(name, SURROUNDINGS) is None
