@@ -18,9 +18,9 @@ RULES = (
     "full-fp32",
 )
 
-# What DistributedLion does by default; the targets are its.
-DEFAULT = "majority-auto"
-SHOWN = (DEFAULT, "majority-direct", "majority-direct-overlap", "majority-auto-overlap")
+# What DistributedLion does by default, and with overlap; the targets are theirs.
+JUDGED = ("majority-auto", "majority-auto-overlap")
+SHOWN = (*JUDGED, "majority-direct", "majority-direct-overlap")
 
 METHODS = (
     *RIVALS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from parts import DEFAULT
+from parts import JUDGED
 
 # Rate: at least so many times as fast as DDP fp32, as DDP with the fp16 hook, as the floor.
 TRAINING = {
@@ -54,10 +54,12 @@ def judge(result: dict[str, Any], *, quick: bool) -> list[dict[str, Any]]:
 
 def judge_training(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
     for rate, bounds in TRAINING.items():
-        methods = record["results"].get(rate, {})
+        if rate not in record["results"]:
+            continue
+        methods = record["results"][rate]
         for reference, bound in zip(REFERENCES, bounds, strict=True):
-            if DEFAULT in methods and reference in methods:
-                row = at_least(f"{rate}: {DEFAULT} over {reference}", bound, methods, reference)
+            for method in JUDGED:
+                row = at_least(rate, bound, methods, reference, method=method)
                 yield replace(row, met=None) if quick else row
 
 
@@ -65,14 +67,17 @@ def judge_exchange(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
     for rate, bound in EXCHANGE.items():
         methods = record["results"].get(rate)
         if methods is not None:
-            name = f"{rate}: vote on {record['n_parameters']:,} parameters over fp32 all-reduce"
-            row = at_least(name, bound, methods, "all-reduce-fp32", method="majority-direct")
+            where = f"{rate}, {record['n_parameters']:,} parameters"
+            row = at_least(where, bound, methods, "all-reduce-fp32", method="majority-direct")
             yield replace(row, met=None) if quick else row
 
 
 def at_least(
-    name: str, bound: float, methods: dict[str, Any], reference: str, *, method: str = DEFAULT
+    where: str, bound: float, methods: dict[str, Any], reference: str, *, method: str
 ) -> Row:
+    name = f"{where}: {method} over {reference}"
+    if method not in methods or reference not in methods:
+        return Row(name, f">= {bound:g}", float("nan"), "not measured", False)
     speed_up = methods[method]["speed_up"][reference]
     detail = f"{speed_up['q1']:.2f} - {speed_up['q3']:.2f}"
     return Row(name, f">= {bound:g}", speed_up["median"], detail, speed_up["median"] >= bound)

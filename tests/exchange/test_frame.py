@@ -12,10 +12,10 @@ from distlion.exchange.frame import (
     Header,
     Kind,
     Status,
-    judge,
     read_chunk,
     write_chunk,
 )
+from distlion.exchange.verdict import judge
 
 HEADER = Header(Kind.VOTE, step=7, bucket=2, sender=1, settings=(1 << 64) - 5, detail=-9)
 

@@ -27,12 +27,11 @@ from distlion.exchange.frame import (
     Header,
     Kind,
     Status,
-    Verdict,
-    judge,
     read_chunk,
     read_chunks,
     write_chunk,
 )
+from distlion.exchange.verdict import Verdict, judge
 from distlion.kernels import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS, Coin, Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words

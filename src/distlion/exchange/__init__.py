@@ -12,16 +12,13 @@ from distlion.exchange.frame import (
     Header,
     Kind,
     Status,
-    Verdict,
-    find_errors,
-    minority,
     read_chunks,
-    with_error,
     write_chunk,
 )
 from distlion.exchange.gather import Gather
 from distlion.exchange.link import MOST_BYTES_AT_ONCE, Link, Plan
 from distlion.exchange.server import Server
+from distlion.exchange.verdict import Verdict, find_errors, minority, with_error
 from distlion.exchange.watch import PeerWatch, watch_peers
 
 __all__ = [

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from distlion import faults
-from distlion.exchange.frame import Header, Verdict
+from distlion.exchange.frame import Header
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,12 @@ from distlion.exchange.frame import (
     Header,
     Kind,
     Status,
-    Verdict,
-    find_errors,
-    judge_chunks,
     read_chunks,
     write_chunk,
     write_chunks,
 )
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from distlion.exchange.frame import (
     ChunkShape,
     Kind,
     Status,
-    judge_chunks,
     read_chunks,
     write_chunk,
 )
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.verdict import judge_chunks
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from distlion.exchange.frame import (
     Header,
     Kind,
     Status,
-    Verdict,
     read_chunk,
     write_chunk,
 )
 from distlion.exchange.gather import count_whole_votes, whole_vote_shape, write_whole_vote
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.verdict import Verdict
 
 SERVER = 0
 WITNESS = struct.Struct("<q?")

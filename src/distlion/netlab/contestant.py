@@ -191,12 +191,15 @@ def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> Contestan
     param.grad = torch.randn(n_elements, generator=seeded_generator(_SEED, rank))
     holder = nn.ParameterDict({"vector": param})
     optimizer = _build_optimizer(name, holder)
-    return Contestant(lambda: _step(optimizer), optimizer, n_elements)
+    return Contestant(lambda: _vote(optimizer), optimizer, n_elements)
+
+
+@torch.no_grad()
+def _vote(optimizer: DistributedLion) -> None:
+    """Encode, exchange and count, as a step does; the commit would be none of the exchange."""
+    optimizer._cast_votes()
+    optimizer._count_traffic()
 
 
 def _all_reduce(vector: Tensor) -> None:
     dist.all_reduce(vector)
-
-
-def _step(optimizer: DistributedLion) -> None:
-    optimizer.step()
