@@ -54,7 +54,14 @@ def start_owner(then):
             print(lab.name, flush=True)
             {then}
     """
-    owner = subprocess.Popen(python(code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        python(code),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A parent in the background of a shell ignores Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )
     return owner, owner.stdout.readline().strip()
 
 
