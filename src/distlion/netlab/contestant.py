@@ -197,8 +197,10 @@ def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> Contestan
 @torch.no_grad()
 def _vote(optimizer: DistributedLion) -> None:
     """Encode, exchange and count, as a step does; the commit would be none of the exchange."""
-    optimizer._cast_votes()
+    _, votes = optimizer._cast_votes()
     optimizer._count_traffic()
+    # Gradients are compared between workers in the first steps only.
+    optimizer._watch.observe([vote.reply.details for vote in votes])
 
 
 def _all_reduce(vector: Tensor) -> None:
