@@ -130,24 +130,24 @@ def test_rates_change_while_the_lab_runs(shared_lab):
     assert [bucket and bucket.bytes_per_s for bucket in seen] == [12_500_000, 125_000_000, None]
 
 
-def test_counters_grow_by_the_bytes_sent_and_their_headers(shared_lab):
+def test_counters_grow_by_the_bytes_sent_and_their_headers(shared_lab, tmp_path):
     n_bytes = 3_000_000
+    # Opening it waits for the other end, so that no refused attempt is counted.
+    listening = tmp_path / "listening"
+    os.mkfifo(listening)
     code = f"""
         import os, socket
         rank = int(os.environ["RANK"])
         if rank == 0:
             server = socket.create_server(("10.77.0.1", 5001))
+            open({str(listening)!r}, "w").close()
             peer, _ = server.accept()
             left = {n_bytes}
             while left:
                 left -= len(peer.recv(left))
         elif rank == 1:
-            while True:
-                try:
-                    peer = socket.create_connection(("10.77.0.1", 5001))
-                    break
-                except ConnectionRefusedError:
-                    pass
+            open({str(listening)!r}).close()
+            peer = socket.create_connection(("10.77.0.1", 5001))
             peer.sendall(bytes({n_bytes}))
             peer.shutdown(socket.SHUT_WR)
             peer.recv(1)
