@@ -2,7 +2,13 @@ import itertools
 
 import pytest
 
-from distlion.cost import PATTERNS, LinkModel, choose_exchange, exchange_seconds
+from distlion.cost import (
+    PATTERNS,
+    LinkModel,
+    choose_exchange,
+    count_overlap_buckets,
+    exchange_seconds,
+)
 from distlion.errors import UnsupportedTypeError
 from distlion.exchange import BucketShape, Direct, Gather, Server
 
@@ -97,3 +103,18 @@ def test_unknown_pattern_is_an_error():
 
     with pytest.raises(UnsupportedTypeError, match="Other"):
         exchange_seconds(Other(), make_shape(2), SLOW)
+
+
+@pytest.mark.parametrize(("rate_bit_per_s", "n_buckets"), [(1e6, 4), (1e8, 3), (1e11, 2)])
+def test_as_many_buckets_overlap_as_pay(rate_bit_per_s, n_buckets):
+    link = LinkModel(latency_s=1e-3, rate_bit_per_s=rate_bit_per_s)
+    shape = make_shape(4, vote_bytes=32_768, reply_bytes=32_768)
+    # sqrt(T / L) is 28, 2.8 and 0.09: two rounds, in each 3 peers.
+    assert count_overlap_buckets([(shape, link)]) == n_buckets
+
+
+def test_buckets_of_several_devices_count_together():
+    link, shape = LinkModel(1e-3, 1e8), make_shape(4, vote_bytes=16_384, reply_bytes=16_384)
+    assert count_overlap_buckets([(shape, link)]) == 2
+    assert count_overlap_buckets([(shape, link)] * 3) == 3
+    assert count_overlap_buckets([]) == 2

@@ -107,7 +107,7 @@ def test_overlap_leaves_what_backward_cannot_hide():
 
 def test_overlap_leaves_the_last_bucket_at_least():
     forecast = forecast_votes(make_scenario(), MajorityVote(), Direct(), overlap=True)
-    assert forecast.exposed_s == pytest.approx(forecast.communication_s / 8)
+    assert forecast.exposed_s == pytest.approx(forecast.communication_s / 4)
 
 
 def test_large_model_has_buckets_of_bounded_size():

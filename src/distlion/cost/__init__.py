@@ -3,7 +3,13 @@
 from distlion.cost.advice import DO_NOT_COMPRESS, Advice, Regime, advise, build_record, find_regimes
 from distlion.cost.bench import KernelRates, measure_kernels
 from distlion.cost.checkup import Checkup, WorkerReport, examine, find_faults
-from distlion.cost.exchange_time import PATTERNS, SCHEDULES, choose_exchange, exchange_seconds
+from distlion.cost.exchange_time import (
+    PATTERNS,
+    SCHEDULES,
+    choose_exchange,
+    count_overlap_buckets,
+    exchange_seconds,
+)
 from distlion.cost.forecast import Forecast
 from distlion.cost.link_model import LinkModel
 from distlion.cost.machine import CPU, GPU, Machine
@@ -55,6 +61,7 @@ __all__ = [
     "build_record",
     "choose_exchange",
     "compare_methods",
+    "count_overlap_buckets",
     "examine",
     "exchange_seconds",
     "find_faults",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from distlion.cost.link_model import LinkModel
 from distlion.errors import UnsupportedTypeError
@@ -100,3 +101,28 @@ def _rank_seconds(
         transfer_s = link.transfer_s(plan.sent_bytes, 0) + link.transfer_s(0, plan.received_bytes)
     further_messages = max(0, plan.messages - rounds)
     return rounds * link.latency_s + further_messages * link.message_s + transfer_s
+
+
+LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS = 2, 4
+"""Fewer hide nothing; more cost processor time, which 4 ranks on 2 cores do not have to spare."""
+
+
+def count_overlap_buckets(shapes: Sequence[tuple[BucketShape, LinkModel]]) -> int:
+    """Choose how many buckets to overlap with the backward pass, instead of a few large ones.
+
+    Equation:
+        k = sqrt(T / L), of which at least 2 and at most 4
+        T is the seconds that the bytes take, L those of the rounds of one bucket, under ``Direct``:
+        all but the last of k buckets are hidden, so that T / k + k L shows, least at this k.
+
+    Args:
+        shapes: The large buckets, each with its link.
+    """
+    transfer_s = latency_s = 0.0
+    for shape, link in shapes:
+        empty = replace(shape, vote_bytes=0, reply_bytes=0)
+        least_s = exchange_seconds(Direct(), empty, link)
+        transfer_s += max(0.0, exchange_seconds(Direct(), shape, link) - least_s)
+        latency_s = max(latency_s, least_s)
+    best = round(math.sqrt(transfer_s / latency_s)) if latency_s else LEAST_OVERLAP_BUCKETS
+    return min(MOST_OVERLAP_BUCKETS, max(LEAST_OVERLAP_BUCKETS, best))

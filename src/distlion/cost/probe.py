@@ -144,7 +144,7 @@ def gather_integers(link: Link, values: tuple[int, ...], *, step: int) -> list[t
     """Gather a few integers below 2**63 from every rank, in rank order."""
     row = torch.tensor(values, dtype=torch.int64, device=link.device)
     rows = torch.empty(link.world_size, len(values), dtype=torch.int64, device=link.device)
-    link.all_gather(rows, row, step=step)
+    link.all_gather(rows, row, step=step).wait()
     return [tuple(each) for each in rows.tolist()]
 
 
@@ -172,7 +172,7 @@ def _time_exchange(link: Link, chunk_bytes: int, step: int) -> int:
     """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds."""
     chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8, device=link.device)
     received = torch.zeros_like(chunks)
-    return _time(link, lambda: link.all_to_all(received, chunks, step=step))
+    return _time(link, lambda: link.all_to_all(received, chunks, step=step).wait())
 
 
 def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:

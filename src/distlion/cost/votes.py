@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from distlion.aggregation import Aggregation
-from distlion.cost.exchange_time import exchange_seconds
+from distlion.cost.exchange_time import count_overlap_buckets, exchange_seconds
 from distlion.cost.forecast import Forecast, Load, make_forecast
 from distlion.cost.machine import Machine
 from distlion.cost.scenario import Scenario
@@ -17,9 +17,6 @@ from distlion.layout import Bucket, Slot
 
 BUCKET_ELEMENTS = 1 << 26
 """Coordinates of a bucket without overlap: more, smaller ones only cost latency."""
-
-OVERLAP_BUCKETS = 8
-"""Buckets with overlap, if that makes them no larger."""
 
 _GRAD_BYTES = 4
 
@@ -65,7 +62,7 @@ def forecast_votes(
     With several workers in a node, gradients are averaged inside it, each worker votes for its part
     of the parameters over its part of the node's link, and replies are gathered inside.
     """
-    n_buckets = _count_buckets(scenario.own_params, overlap=overlap)
+    n_buckets = _count_buckets(scenario, rule, overlap=overlap)
     shape = shape_bucket(-(-scenario.own_params // n_buckets), scenario.nodes, rule)
     busiest = max(_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
     others = _sent_bytes(pattern, shape, scenario.nodes - 1)
@@ -96,9 +93,12 @@ def name_rule(rule: Aggregation) -> str:
     return f"{type(rule).__name__}({', '.join(arguments)})"
 
 
-def _count_buckets(n_elements: int, *, overlap: bool) -> int:
-    needed = -(-n_elements // BUCKET_ELEMENTS)
-    return max(needed, OVERLAP_BUCKETS) if overlap else needed
+def _count_buckets(scenario: Scenario, rule: Aggregation, *, overlap: bool) -> int:
+    needed = -(-scenario.own_params // BUCKET_ELEMENTS)
+    if not overlap:
+        return needed
+    whole = shape_bucket(-(-scenario.own_params // needed), scenario.nodes, rule)
+    return max(needed, count_overlap_buckets([(whole, scenario.worker_link)] * needed))
 
 
 def _sent_bytes(pattern: Exchange, shape: BucketShape, rank: int) -> int:

@@ -17,6 +17,7 @@ from distlion.exchange.frame import (
 )
 from distlion.exchange.gather import Gather
 from distlion.exchange.link import MOST_BYTES_AT_ONCE, Link, Plan
+from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
 from distlion.exchange.server import Server
 from distlion.exchange.verdict import Verdict, find_errors, minority, with_error
 from distlion.exchange.watch import PeerWatch, watch_peers
@@ -33,11 +34,13 @@ __all__ = [
     "Chunks",
     "Direct",
     "Exchange",
+    "Exchanging",
     "Gather",
     "Header",
     "Kind",
     "Link",
     "PeerWatch",
+    "Pipeline",
     "Plan",
     "Reducer",
     "Reply",
@@ -48,6 +51,7 @@ __all__ = [
     "find_errors",
     "minority",
     "read_chunks",
+    "run_all",
     "watch_peers",
     "with_error",
     "write_chunk",

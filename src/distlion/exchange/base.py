@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from distlion import faults
 from distlion.exchange.frame import Header
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict
 
 
@@ -96,11 +97,17 @@ class Exchange(ABC):
     def plan(self, shape: BucketShape, rank: int) -> Plan:
         """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
 
+    transfers: ClassVar[int]
+    """How many transfers an exchange waits for."""
+
     @abstractmethod
-    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
         """Send one bucket's votes and bring back the reply; every rank calls it, in the same order.
 
-        A worker that found an error takes part all the same, and says so in its header.
+        A generator, for ``Pipeline``: it yields in each round, once its bytes are
+        under way. A worker that found an error takes part all the same, and says so in its header.
 
         Raises:
             PeerLostError: A peer's connection closed.

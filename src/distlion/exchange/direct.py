@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from distlion.exchange.frame import (
     write_chunks,
 )
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
 
 
@@ -41,13 +43,17 @@ class Direct(Exchange):
         all-reduce).
     """
 
+    transfers: ClassVar[int] = 2
+
     def plan(self, shape: BucketShape, rank: int) -> Plan:
         vote, reply = _chunk_shapes(shape)
         peers = shape.n_shards - 1
         n_bytes = peers * (vote.n_bytes + reply.n_bytes)
         return Plan(n_bytes, n_bytes, 2 * peers)
 
-    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 scatter shards, 2 count, 3 gather."""
         vote_shape, reply_shape = _chunk_shapes(shape)
 
@@ -56,7 +62,9 @@ class Direct(Exchange):
         write_chunks(chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
         fire_framed(link, ballot.header, chunks)
         received = torch.empty_like(chunks)
-        link.all_to_all(received, chunks, step=ballot.header.step)
+        votes_under_way = link.all_to_all(received, chunks, step=ballot.header.step)
+        yield
+        votes_under_way.wait()
 
         # 2 count
         votes = read_chunks(received, vote_shape, kind=Kind.VOTE, bucket=ballot.header.bucket)
@@ -69,7 +77,9 @@ class Direct(Exchange):
         write_chunk(reply, reply_shape, header, present, payload)
         fire_framed(link, header, reply)
         replies = empty(link, shape.n_shards, reply_shape.n_bytes)
-        link.all_gather(replies, reply, step=ballot.header.step)
+        replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
+        yield
+        replies_under_way.wait()
         return _read_replies(replies, reply_shape, header, link)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from distlion.exchange.frame import (
     write_chunk,
 )
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import judge_chunks
 
 
@@ -40,17 +42,23 @@ class Gather(Exchange):
         the others lose it in their next step.
     """
 
+    transfers: ClassVar[int] = 1
+
     def plan(self, shape: BucketShape, rank: int) -> Plan:
         peers = shape.n_shards - 1
         n_bytes = peers * whole_vote_shape(shape).n_bytes
         return Plan(n_bytes, n_bytes, peers)
 
-    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 gather votes, 2 count."""
         # 1 gather votes
         chunk = write_whole_vote(link, shape, ballot)
         received = empty(link, shape.n_shards, chunk.numel())
-        link.all_gather(received, chunk, step=ballot.header.step)
+        under_way = link.all_gather(received, chunk, step=ballot.header.step)
+        yield
+        under_way.wait()
 
         # 2 count
         return count_whole_votes(received, link, shape, ballot, reducer)

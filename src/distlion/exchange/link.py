@@ -46,8 +46,31 @@ class Plan:
         )
 
 
+class Transfer:
+    """A collective that is under way; what it overwrites has no meaning before ``wait`` is over."""
+
+    def __init__(
+        self, link: Link, work: dist.Work | None, sent: Plan, step: int, what: str
+    ) -> None:
+        self._link, self._work, self._sent = link, work, sent
+        self._step, self._what = step, what
+
+    def wait(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            PeerLostError: A peer's connection closed.
+            StepTimeoutError: It had no end in time.
+        """
+        self._link._wait(self._work, self._step, self._what)
+        self._link.counted += self._sent
+
+
 class Link:
     """The collectives that patterns use, over one process group.
+
+    Each begins at once and returns a ``Transfer``; several may be under way. All members begin the
+    same ones in the same order.
 
     Args:
         process_group: The workers; this process is one of them.
@@ -93,26 +116,26 @@ class Link:
                 "backend='cpu:gloo,cuda:nccl' to init_process_group"
             )
 
-    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int) -> None:
+    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int) -> Transfer:
         """Send chunk i to member i; ``out`` and ``chunks`` are (world_size, n) uint8."""
-        self._wait(
+        return self._start(
             lambda: dist.all_to_all_single(out, chunks, group=self.process_group, async_op=True),
+            self._plan(chunks[0], self.world_size - 1, self.world_size - 1),
             step,
             "all-to-all",
         )
-        self._count(chunks[0].nbytes, self.world_size - 1, self.world_size - 1)
 
-    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int) -> None:
+    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int) -> Transfer:
         """Send ``chunk`` (n,) to every member; ``out`` is (world_size, n), of the same dtype."""
         if self.gathers_at_once(chunk.nbytes):
-            self.all_to_all(out, chunk.expand(self.world_size, -1).contiguous(), step=step)
-            return
-        self._wait(
+            chunks = chunk.expand(self.world_size, -1).contiguous()
+            return self.all_to_all(out, chunks, step=step)
+        return self._start(
             lambda: _all_gather(out.view(-1), chunk, group=self.process_group, async_op=True),
+            self._plan(chunk, self.world_size - 1, self.world_size - 1),
             step,
             "all-gather",
         )
-        self._count(chunk.nbytes, self.world_size - 1, self.world_size - 1)
 
     def gathers_at_once(self, chunk_bytes: int) -> bool:
         """Tell whether an all-gather sends to all members at once, not along a ring.
@@ -122,36 +145,35 @@ class Link:
         """
         return self.device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
-    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> None:
+    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> Transfer:
         """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
         rows = None if out is None else list(out)
-        self._wait(
+        return self._start(
             lambda: dist.gather(
                 chunk, rows, dst=self._first, group=self.process_group, async_op=True
             ),
+            self._plan(chunk, *((1, 0) if out is None else (0, self.world_size - 1))),
             step,
             "gather",
         )
-        peers = self.world_size - 1
-        self._count(chunk.nbytes, *((1, 0) if out is None else (0, peers)))
 
-    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int) -> None:
+    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int) -> Transfer:
         """Receive ``out`` (n,) from the first member; only that one gives (world_size, n)."""
         rows = None if chunks is None else list(chunks)
-        self._wait(
+        return self._start(
             lambda: dist.scatter(
                 out, rows, src=self._first, group=self.process_group, async_op=True
             ),
+            self._plan(out, *((0, 1) if chunks is None else (self.world_size - 1, 0))),
             step,
             "scatter",
         )
-        peers = self.world_size - 1
-        self._count(out.nbytes, *((0, 1) if chunks is None else (peers, 0)))
 
-    def broadcast(self, tensor: Tensor, *, step: int) -> None:
+    def broadcast(self, tensor: Tensor, *, step: int) -> Transfer:
         """Overwrite ``tensor`` with that of the group's first member; not counted."""
-        self._wait(
+        return self._start(
             lambda: dist.broadcast(tensor, self._first, group=self.process_group, async_op=True),
+            Plan(),
             step,
             "broadcast",
         )
@@ -161,18 +183,23 @@ class Link:
         counted, self.counted = self.counted, Plan()
         return counted
 
-    def _count(self, chunk_bytes: int, sent: int, received: int) -> None:
-        self.counted += Plan(sent * chunk_bytes, received * chunk_bytes, sent)
+    def _plan(self, chunk: Tensor, sent: int, received: int) -> Plan:
+        return Plan(sent * chunk.nbytes, received * chunk.nbytes, sent)
 
-    def _wait(self, start: Callable[[], dist.Work | None], step: int, what: str) -> None:
+    def _start(
+        self, start: Callable[[], dist.Work | None], sent: Plan, step: int, what: str
+    ) -> Transfer:
+        try:
+            return Transfer(self, start(), sent, step, what)
+        except RuntimeError as error:
+            raise self._broken(error, step, what) from error
+
+    def _wait(self, work: dist.Work | None, step: int, what: str) -> None:
         with self._in_exchange():
             try:
-                work = start()
                 ended = work is None or self._wait_for(work)
             except RuntimeError as error:
-                reason = str(error).split("\n")[0]
-                kind: Kind = "silent" if "timed out" in reason.lower() else "lost"
-                raise self._failure(kind, step, f"the {what} failed ({reason})") from error
+                raise self._broken(error, step, what) from error
             if not ended:
                 how = f"the {what} had no end in {self.timeout_s:g} s"
                 raise self._failure("silent", step, how)
@@ -210,6 +237,13 @@ class Link:
                 work.wait()  # raises what happened, unless the end came just now
             return True
         return False
+
+    def _broken(
+        self, error: RuntimeError, step: int, what: str
+    ) -> PeerLostError | StepTimeoutError:
+        reason = str(error).split("\n")[0]
+        kind: Kind = "silent" if "timed out" in reason.lower() else "lost"
+        return self._failure(kind, step, f"the {what} failed ({reason})")
 
     def _failure(self, kind: Kind, step: int, what: str) -> PeerLostError | StepTimeoutError:
         """Find out who failed; the group is of no use from here on."""

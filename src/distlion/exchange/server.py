@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from distlion.exchange.frame import (
 )
 from distlion.exchange.gather import count_whole_votes, whole_vote_shape, write_whole_vote
 from distlion.exchange.link import Link, Plan
+from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict
 
 SERVER = 0
@@ -45,6 +47,8 @@ class Server(Exchange):
         damaged on the way to a single rank is known to that rank alone, as with ``Gather``.
     """
 
+    transfers: ClassVar[int] = 2
+
     def plan(self, shape: BucketShape, rank: int) -> Plan:
         vote_bytes, reply_bytes = whole_vote_shape(shape).n_bytes, _reply_shape(shape).n_bytes
         peers = shape.n_shards - 1
@@ -52,14 +56,18 @@ class Server(Exchange):
             return Plan(peers * reply_bytes, peers * vote_bytes, peers)
         return Plan(vote_bytes, reply_bytes, 1)
 
-    def exchange(self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer) -> Reply:
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 gather votes, 2 count, 3 scatter the reply."""
         step, is_server = ballot.header.step, link.rank == SERVER
 
         # 1 gather votes
         chunk = write_whole_vote(link, shape, ballot)
         received = empty(link, shape.n_shards, chunk.numel()) if is_server else None
-        link.gather(received, chunk, step=step)
+        votes_under_way = link.gather(received, chunk, step=step)
+        yield
+        votes_under_way.wait()
 
         # 2 count
         counted = None
@@ -72,7 +80,9 @@ class Server(Exchange):
         if counted is not None:
             _write_reply(reply, counted, link, shape, ballot.header)
             replies = reply.expand(shape.n_shards, -1).contiguous()
-        link.scatter(reply, replies, step=step)
+        reply_under_way = link.scatter(reply, replies, step=step)
+        yield
+        reply_under_way.wait()
         return counted or _read_reply(reply, link, shape, ballot.header)
 
 

@@ -120,6 +120,8 @@ def _describe_model(workload: GptWorkload) -> GPT2Config:
         n_embd=workload.width,
         n_layer=workload.layers,
         n_head=workload.heads,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's, in one operation
+        tie_word_embeddings=False,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,

@@ -14,7 +14,7 @@ class GptWorkload:
     """Training steps of a GPT-2 with random weights and tokens, without dropout.
 
     Args:
-        layers, width, heads, vocabulary: Of the model; input and output embedding are one.
+        layers, width, heads, vocabulary: Of the model, whose input and output embedding are two.
         batch_size: Sequences of a worker in a step.
         context: Tokens of a sequence.
     """

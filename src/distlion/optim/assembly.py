@@ -22,7 +22,7 @@ from distlion.errors import (
     ReplicaMismatchError,
     UnsupportedTypeError,
 )
-from distlion.exchange import Header, Kind, Link, Plan, Reply, Status, Verdict
+from distlion.exchange import Exchanging, Header, Kind, Link, Plan, Status, Verdict, run_all
 from distlion.kernels import Coins
 from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, list_group
@@ -45,7 +45,7 @@ from distlion.optim.saved_state import parse_groups, spell_groups
 from distlion.optim.settings import Settings, describe_hyperparameters, describe_params
 from distlion.optim.traffic import Traffic
 from distlion.optim.verdict import log_skip, raise_verdict, worst_of
-from distlion.optim.vote import abstain_from
+from distlion.optim.vote import BucketVote, abstain_from
 
 
 class AssembledLion(LionBase):
@@ -161,13 +161,13 @@ class AssembledLion(LionBase):
         header = Header(Kind.VOTE, step, 0, 0, digest_settings(lines))
         if self._clipper is not None:
             self._clipper.take_part(header)
-        replies = [self._abstain(route, header) for route in self._network.routes]
+        votes = run_all(self._abstain(route, header) for route in self._network.routes)
         self._network.take_counted()
-        verdict = worst_of([reply.verdict for reply in replies])
+        verdict = worst_of([vote.verdict for vote in votes])
         if verdict.status is not Status.OK:
             self._abandon(verdict, lines)
 
-    def _abstain(self, route: Route, header: Header) -> Reply:
+    def _abstain(self, route: Route, header: Header) -> Exchanging[BucketVote]:
         coins = Coins(self._settings.seed, header.step, self._network.voter)
         return abstain_from(route, header, coins, nonfinite=self._settings.nonfinite)
 

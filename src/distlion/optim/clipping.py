@@ -196,7 +196,7 @@ def _gather_numbers(
     sent = replace(header, kind=Kind.NORM, bucket=0, sender=link.rank)
     write_chunk(own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
     everybody = empty(link, link.world_size, shape.n_bytes)
-    link.all_gather(everybody, own, step=header.step)
+    link.all_gather(everybody, own, step=header.step).wait()
     chunks = read_chunks(everybody, shape, kind=Kind.NORM, bucket=0)
     return find_errors(chunks, header, link.ranks), [
         _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None

@@ -14,7 +14,16 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults
 from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import BY_ALL, Exchange, Header, Kind, Status, Verdict
+from distlion.exchange import (
+    BY_ALL,
+    Exchange,
+    Exchanging,
+    Header,
+    Kind,
+    Status,
+    Verdict,
+    run_all,
+)
 from distlion.kernels import Coin, Coins, Segment
 from distlion.optim.arguments import check_exp_avg_dtype
 from distlion.optim.assembly import AssembledLion
@@ -215,19 +224,19 @@ class DistributedLion(AssembledLion):
         if self._overlap is not None:
             return self._overlap.finish(inputs)
         if self._clipper is None:
-            return inputs, [self._cast(route, inputs) for route in routes]
+            return inputs, run_all(self._cast(route, inputs) for route in routes)
         drafts = [draft_vote(route, self._params, inputs) for route in routes]
         drafts = self._clipper.apply(drafts, inputs.header)
-        return inputs, [self._cast_draft(draft, inputs) for draft in drafts]
+        return inputs, run_all(self._cast_draft(draft, inputs) for draft in drafts)
 
     def _cast(
         self, route: Route, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
-    ) -> BucketVote:
+    ) -> Exchanging[BucketVote]:
         return self._cast_draft(draft_vote(route, self._params, inputs), inputs, complete)
 
     def _cast_draft(
         self, draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
-    ) -> BucketVote:
+    ) -> Exchanging[BucketVote]:
         return cast_vote(
             draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
         )
@@ -305,11 +314,11 @@ class DistributedLion(AssembledLion):
     def _give_up(self) -> None:
         """Complete the exchanges of this step without committing it."""
         assert self._overlap is not None
-        replies = self._overlap.cancel()
+        votes = self._overlap.cancel()
         self._count_traffic()
-        verdict = worst_of([reply.verdict for reply in replies])
+        verdict = worst_of([vote.verdict for vote in votes])
         # On earlier buckets a worker may have voted before it gave up.
-        by_all = replies[-1].verdict.detail == BY_ALL
+        by_all = votes[-1].verdict.detail == BY_ALL
         if verdict.status is not Status.CANCELLED or not by_all:
             self._abandon(verdict, self._describe())
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,10 +12,10 @@ from distlion.cost import (
     LinkModel,
     agree_on_model,
     choose_exchange,
-    exchange_seconds,
+    count_overlap_buckets,
     probe_link,
 )
-from distlion.exchange import Direct, Exchange, Link, Plan
+from distlion.exchange import Exchange, Link, Plan
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, Slot, fill_buckets, take_part
 from distlion.optim.clipping import Clipper
@@ -26,9 +24,6 @@ from distlion.optim.node_groups import NodeGroups, node_groups, own_group
 from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS, NodeStage
 from distlion.optim.route import Route, shape_on_wire
 from distlion.optim.settings import Settings
-
-LEAST_BUCKETS, MOST_BUCKETS = 2, 8
-"""With overlap: fewer hide nothing, more cost processor time (measured with 4 ranks on 2 cores)."""
 
 
 class VotingNetwork:
@@ -148,27 +143,17 @@ class VotingNetwork:
     def _bucket_elements(
         self, slots: Sequence[Slot], kinds: Sequence[tuple[Aggregation, torch.dtype, torch.device]]
     ) -> int:
-        """Choose a size of buckets: as asked for, else one bucket, or several to overlap.
-
-        Of k buckets, all but the last are hidden behind the backward pass: what shows is T / k for
-        the last one's bytes and k times the latency of an exchange, least at k = sqrt(T / latency).
-        """
+        """Choose a size of buckets: as asked for, else the limit, or several to overlap."""
         limit = self._settings.bucket_limit
         if not self._settings.overlap or self._settings.bucket_elements is not None:
             return limit
         whole = fill_buckets(slots, kinds, n_shards=self.n_voters, bucket_elements=limit)
-        transfer_s = latency_s = 0.0
+        shapes = []
         for bucket in whole:
             rule, _, device = kinds[bucket.members[0]]
-            model, shape = self._models[device], shape_on_wire(bucket, rule)
-            empty = replace(shape, vote_bytes=0, reply_bytes=0)
-            least_s = exchange_seconds(Direct(), empty, model)
-            transfer_s += max(0.0, exchange_seconds(Direct(), shape, model) - least_s)
-            latency_s = max(latency_s, least_s)
-        n_buckets = round(math.sqrt(transfer_s / latency_s)) if latency_s else LEAST_BUCKETS
-        n_buckets = min(MOST_BUCKETS, max(LEAST_BUCKETS, n_buckets))
+            shapes.append((shape_on_wire(bucket, rule), self._models[device]))
         n_elements = sum(slot.n_elements for slot in slots)
-        return min(limit, max(1, -(-n_elements // n_buckets)))
+        return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
     def _build_route(
         self, bucket: Bucket, rule: Aggregation, dtype: torch.dtype, device: torch.device

@@ -153,7 +153,7 @@ class NodeStage:
             payload = self._cut(grads, part, shape.payload_bytes)
             write_chunk(chunk, shape, sent, present, payload)
         received = torch.empty_like(chunks)
-        self.link.all_to_all(received, chunks, step=header.step)
+        self.link.all_to_all(received, chunks, step=header.step).wait()
 
         # 2 check
         read = read_chunks(received, shape, kind=Kind.GRADIENT, bucket=header.bucket)
@@ -281,7 +281,7 @@ class NodeStage:
         sent = replace(header, kind=kind, sender=self.link.rank)
         write_chunk(own, shape, sent, present, payload)
         everybody = empty(self.link, self.link.world_size, shape.n_bytes)
-        self.link.all_gather(everybody, own, step=header.step)
+        self.link.all_gather(everybody, own, step=header.step).wait()
         return read_chunks(everybody, shape, kind=kind, bucket=header.bucket)
 
     def commit(

@@ -8,17 +8,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from distlion.exchange import BY_ALL, Header, Reply, Status, with_error
+from distlion.exchange import BY_ALL, Exchanging, Header, Pipeline, Status, with_error
 from distlion.optim.gradients import GradientMark
 from distlion.optim.route import Route
 from distlion.optim.vote import BucketVote, StepInputs
 
+T = TypeVar("T")
 Task = tuple["Future[Any]", Callable[[], Any]]
 
 
@@ -26,7 +27,7 @@ class Overlap:
     """The votes of one step that are under way while gradients still arrive.
 
     A bucket starts when its last gradient has arrived and all earlier buckets have started, so that
-    all ranks issue their collectives in one order. They run on one thread, one after the other. The
+    all ranks issue their collectives in one order. They run on one thread, through a pipeline. The
     last bucket waits for ``finish`` and carries what this worker found about all of them: then all
     ranks raise the same error, or none.
 
@@ -44,8 +45,8 @@ class Overlap:
         params: Sequence[Tensor],
         *,
         begin: Callable[[], StepInputs],
-        cast: Callable[..., BucketVote],
-        abstain: Callable[[Route, Header], Reply],
+        cast: Callable[..., Exchanging[BucketVote]],
+        abstain: Callable[[Route, Header], Exchanging[BucketVote]],
     ) -> None:
         self._routes = routes
         self._begin = begin
@@ -68,7 +69,9 @@ class Overlap:
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
-        self._votes: list[Future[BucketVote]] = []
+        self._pipeline = Pipeline[BucketVote]()
+        self._n_started = 0
+        self._last_task: Future[Any] | None = None
         self._arrived: dict[int, GradientMark] = {}
         self._twice: int | None = None
         self._missing = [len(route.bucket.members) for route in self._routes]
@@ -104,24 +107,32 @@ class Overlap:
             self._arrived[position] = GradientMark.of(param)
             self._missing[self._bucket_of[position]] -= 1
             last = len(self._routes) - 1
-            while (number := len(self._votes)) < last and self._missing[number] == 0:
-                self._start(number)
+            while self._n_started < last and self._missing[self._n_started] == 0:
+                self._start()
 
-    def _start(self, number: int) -> None:
+    def _start(self) -> None:
+        """Let the next bucket start."""
         if self._inputs is None:
             self._inputs = self._begin()
-        route, inputs, earlier = self._routes[number], self._inputs, list(self._votes)
+        route, inputs, pipeline = self._routes[self._n_started], self._inputs, self._pipeline
+        self._n_started += 1
+        self._submit(lambda: pipeline.add(self._cast(route, inputs)))
 
-        def cast() -> BucketVote:
-            for vote in earlier:  # all have ended; where one failed, so does this one
-                vote.result()
-            return self._cast(route, inputs)
+    def _submit(self, function: Callable[[], T]) -> Future[T]:
+        """Let the thread do something; where what came before failed, so does this."""
+        before, future = self._last_task, Future[T]()
 
-        self._votes.append(Future())
-        self._tasks.put((self._votes[-1], cast))
+        def run() -> T:
+            if before is not None:
+                before.result()
+            return function()
+
+        self._last_task = future
+        self._tasks.put((future, run))
+        return future
 
     def finish(self, now: StepInputs) -> tuple[StepInputs, list[BucketVote]]:
-        """Start what has not started, wait for all votes, and cast the last one.
+        """Start what has not started, the last bucket too, and wait for all votes.
 
         Args:
             now: What buckets would share if they all started now.
@@ -133,12 +144,16 @@ class Overlap:
             with self._lock:
                 if self._inputs is None:
                     self._inputs = now
-                inputs = self._inputs
-                while len(self._votes) < len(self._routes) - 1:
-                    self._start(len(self._votes))
-            votes = [vote.result() for vote in self._votes]
+                inputs, pipeline = self._inputs, self._pipeline
+                while self._n_started < len(self._routes) - 1:
+                    self._start()
             complete = self._make_completion(inputs, now)
-            return inputs, [*votes, self._cast(self._routes[-1], inputs, complete)]
+
+            def cast_last() -> list[BucketVote]:
+                pipeline.add(self._cast(self._routes[-1], inputs, complete))
+                return pipeline.drain()
+
+            return inputs, self._submit(cast_last).result()
         finally:
             self._reset()
 
@@ -159,20 +174,25 @@ class Overlap:
 
         return complete
 
-    def cancel(self) -> list[Reply]:
+    def cancel(self) -> list[BucketVote]:
         """Complete the schedule of a step that this worker gives up, and say so to all.
 
         Returns:
             What came back, bucket by bucket.
         """
         try:
-            inputs = self._inputs or self._begin()
-            header, rank = inputs.header, inputs.rank
-            replies = [vote.result().reply for vote in self._votes]
-            given_up = with_error(header, Status.CANCELLED, culprit=rank, detail=BY_ALL)
-            return replies + [
-                self._abstain(route, given_up) for route in self._routes[len(replies) :]
-            ]
+            inputs, pipeline = self._inputs or self._begin(), self._pipeline
+            given_up = with_error(
+                inputs.header, Status.CANCELLED, culprit=inputs.rank, detail=BY_ALL
+            )
+            rest = self._routes[self._n_started :]
+
+            def abstain_from_rest() -> list[BucketVote]:
+                for route in rest:
+                    pipeline.add(self._abstain(route, given_up))
+                return pipeline.drain()
+
+            return self._submit(abstain_from_rest).result()
         finally:
             self._reset()
 

@@ -101,7 +101,7 @@ def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
     # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().to(link.device)
     everybody = torch.empty((link.world_size, len(data)), dtype=torch.uint8, device=link.device)
-    link.all_gather(everybody, own, step=step)
+    link.all_gather(everybody, own, step=step).wait()
     return [bytes(row.cpu().numpy()) for row in everybody]
 
 
@@ -112,7 +112,7 @@ def broadcast_params(
     for param in params:
         if param.numel():
             row = param.detach().contiguous()
-            links[param.device].broadcast(row.view(-1).view(torch.uint8), step=step)
+            links[param.device].broadcast(row.view(-1).view(torch.uint8), step=step).wait()
             write_back(param, row)
 
 
@@ -131,7 +131,7 @@ def verify_replicas(
         device=link.device,
     )
     everybody = own.new_empty(link.world_size, len(params))
-    link.all_gather(everybody, own, step=step)
+    link.all_gather(everybody, own, step=step).wait()
     differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()
     if not differing:
         return

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import Ballot, BucketShape, Exchange, Header, Link, Plan, Reply
+from distlion.exchange import (
+    Ballot,
+    BucketShape,
+    Exchange,
+    Exchanging,
+    Header,
+    Link,
+    Plan,
+    Reply,
+)
 from distlion.kernels import Coin, Coins, Kernels, ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, Bucket
 from distlion.optim.node_stage import NodeStage
@@ -58,7 +67,7 @@ class Route:
 
     def exchange(
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
-    ) -> Reply:
+    ) -> Exchanging[Reply]:
         """Send the votes and bring back the reply."""
         sent = replace(header, sender=self.link.rank)
         shards = votes.view(-1).view(torch.uint8).view(self.ballot.n_shards, -1)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from distlion.errors import GradientChangedError
-from distlion.exchange import Header, Reply, Status, Verdict, with_error
+from distlion.exchange import Exchanging, Header, Reply, Status, Verdict, with_error
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.optim.gradients import GradientMark, digest_gradients, is_sparse
 from distlion.optim.route import Route
@@ -147,7 +147,7 @@ def cast_vote(
     *,
     after_encode: Callable[[], None],
     complete: Callable[[Header], Header] = keep_header,
-) -> BucketVote:
+) -> Exchanging[BucketVote]:
     """Encode this worker's vote on one bucket, and exchange it.
 
     An error found here travels in the header; every rank raises it once the schedule is complete.
@@ -177,11 +177,13 @@ def cast_vote(
         header = with_error(header, Status.GRADIENT_CHANGED, culprit=inputs.rank, detail=changed)
     header = complete(header)
     present = [segment.grad is not None for segment in segments]
-    reply = _exchange(route, header, votes, present, inputs.coins)
+    reply = yield from _exchange(route, header, votes, present, inputs.coins)
     return BucketVote(replace(draft, segments=segments), reply)
 
 
-def abstain_from(route: Route, header: Header, coins: Coins, *, nonfinite: str) -> Reply:
+def abstain_from(
+    route: Route, header: Header, coins: Coins, *, nonfinite: str
+) -> Exchanging[BucketVote]:
     """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
     header = replace(header, bucket=route.bucket.index)
     if route.node is not None:
@@ -189,17 +191,20 @@ def abstain_from(route: Route, header: Header, coins: Coins, *, nonfinite: str) 
         if nonfinite == "abstain":
             _, header = route.node.agree([True] * len(route.ballot.slots), header)
     votes, _ = route.encode([], coins)
-    return _exchange(route, header, votes, [False] * len(route.ballot.slots), coins)
+    reply = yield from _exchange(route, header, votes, [False] * len(route.ballot.slots), coins)
+    return BucketVote(Draft(route, (), (), header), reply)
 
 
 def _exchange(
     route: Route, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
-) -> Reply:
+) -> Exchanging[Reply]:
     if route.node is None:
-        return route.exchange(header, votes, present, coins)
+        return (yield from route.exchange(header, votes, present, coins))
     if route.ballot.slots:
-        reply = route.exchange(header, votes, present, coins)
-    else:  # so small a bucket that this rank has no piece of it
+        reply = yield from route.exchange(header, votes, present, coins)
+    else:  # so small a bucket that this rank has no piece of it, and waits for its node
+        for _ in range(route.pattern.transfers):
+            yield
         reply = route.node.reply_to_nobody(header)
     return route.node.share(reply, header)
 
