@@ -23,6 +23,8 @@ def tabulate(result: dict[str, Any]) -> list[Tabulated]:
         if part in result:
             tables.append((title, *tabulate_sweep(result[part])))
     if "training" in result:
+        title = "Training, 4 hosts: processor time of a step"
+        tables.append((title, *tabulate_processors(result["training"])))
         tables.append(("Bytes of a step, by host 0", *tabulate_bytes(result["training"])))
         tables.append(
             (
@@ -63,6 +65,19 @@ def tabulate_bytes(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             off = f"{counted / computed - 1:+.1%}"
             rows.append([rate, name, f"{sent:,}", f"{computed:,}", f"{counted:,.0f}", off])
     return ["rate", "method", "sent", "with headers", "interface", "deviation"], rows
+
+
+def tabulate_processors(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    cores = record["conditions"]["cores"]
+    rows = []
+    for rate, methods in record["results"].items():
+        for name, method in methods.items():
+            available_s = cores * method["seconds"]["median"]
+            shares = (f"{method[key] / available_s:.0%}" for key in ("cpu_s", "busy_s"))
+            workers, busy = (f"{1e3 * method[key]:.0f}" for key in ("cpu_s", "busy_s"))
+            rows.append([rate, name, workers, busy, *shares])
+    head = ["rate", "method", "workers, ms", "machine, ms", "workers' share", "machine's share"]
+    return head, rows
 
 
 def tabulate_predictions(

@@ -1,10 +1,11 @@
 import json
+import time
 
 import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload, run_sweep
-from distlion.netlab.sweep import summarise
+from distlion.netlab.sweep import read_busy_s, summarise
 
 TINY = GptWorkload(layers=1, width=32, heads=2, vocabulary=64, batch_size=1, context=8)
 METHODS = ("none", "ddp-fp32", "majority-direct", "average-gather", "quantized-2-auto-overlap")
@@ -84,8 +85,20 @@ class TestARecord:
         ):
             assert interface_bytes > sent_bytes > 0
 
+    def test_processor_time_of_workers_is_told(self, record):
+        for methods in record["results"].values():
+            assert all(method["cpu_s"] > 0 and method["busy_s"] > 0 for method in methods.values())
+
     def test_conditions_tell_machine_and_versions(self, record):
         assert {"cpu", "cores", "torch", "date", "kernel"} <= record["conditions"].keys()
+
+
+def test_busy_seconds_grow_by_what_a_process_works():
+    before, started = read_busy_s(), time.process_time()
+    while time.process_time() < started + 0.3:
+        pass
+    # The kernel counts in ticks of 10 ms.
+    assert read_busy_s() - before > 0.2
 
 
 @pytest.mark.root

@@ -27,6 +27,7 @@ from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
 
 FORMAT = 1
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_PROCESSOR_TIMES = Path("/proc/stat")
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
 _WARM_UP_STEPS = 3
 _WARM_UP_STEPS_AT_RATE = 1
@@ -110,9 +111,11 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
         ``missing`` (method -> why it was left out), ``replicas_equal`` (method of ours -> bool) and
         ``results``: for each rate and method the ``seconds`` of a step (values of the repetitions,
         median, quartiles), ``predicted_s`` by the cost model (null without a floor), ``speed_up``
-        over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, and for each host the
-        bytes of a step: ``interface_bytes`` (what the interface counted, median), ``sent_bytes``
-        (the optimizer) and ``wire_bytes`` (those with headers, computed).
+        over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, the processor time of a
+        step in medians, ``cpu_s`` of all workers' processes and ``busy_s`` of all cores, the
+        kernel's work on packets included, and for each host the bytes of a step:
+        ``interface_bytes`` (what the interface counted, median), ``sent_bytes`` (the optimizer) and
+        ``wire_bytes`` (those with headers, computed).
 
     Raises:
         MissingDependencyError: A package of the extra ``train`` is not installed.
@@ -134,6 +137,8 @@ class _Measured:
 
     steps: int
     seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    busy_s: list[float] = field(default_factory=list)
     interface_bytes: list[list[float]] = field(default_factory=list)
     sent_bytes: list[int | None] = field(default_factory=list)
     wire_bytes: list[int | None] = field(default_factory=list)
@@ -232,10 +237,12 @@ class _Sweep:
         return _Measured(max(1, min(_MOST_STEPS, round(self._settings.block_s / step_s))))
 
     def _measure_block(self, name: str, measured: _Measured) -> None:
-        before = self._lab.read_counters()
+        before, busy_before = self._lab.read_counters(), read_busy_s()
         blocks = self._crew.ask("run_block", name, measured.steps)
-        after = self._lab.read_counters()
+        after, busy_after = self._lab.read_counters(), read_busy_s()
         measured.seconds.append(max(block.seconds for block in blocks) / measured.steps)
+        measured.cpu_s.append(sum(block.cpu_seconds for block in blocks) / measured.steps)
+        measured.busy_s.append((busy_after - busy_before) / measured.steps)
         measured.interface_bytes.append(
             [(b - a).tx_bytes / measured.steps for a, b in zip(before, after, strict=True)]
         )
@@ -267,6 +274,13 @@ def read_conditions() -> dict[str, Any]:
     }
 
 
+def read_busy_s() -> float:
+    """Read how many seconds the cores of this machine have worked since it started, together."""
+    fields = _PROCESSOR_TIMES.read_text().splitlines()[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in fields[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def summarise(values: Sequence[float]) -> dict[str, Any]:
     """Return the values with their median and quartiles."""
     q1, middle, q3 = quantiles(values, n=4, method="inclusive")
@@ -294,6 +308,8 @@ def _summarise_rate(
                 for reference in REFERENCES
                 if reference in measured
             },
+            "cpu_s": median(mine.cpu_s),
+            "busy_s": median(mine.busy_s),
             "interface_bytes": [median(host) for host in zip(*mine.interface_bytes, strict=True)],
             "sent_bytes": mine.sent_bytes,
             "wire_bytes": mine.wire_bytes,

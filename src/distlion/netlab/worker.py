@@ -41,12 +41,12 @@ class SweepWorker:
         """Do steps between two barriers."""
         contestant = self._contestants[name]
         dist.barrier()
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
             contestant.step()
-        seconds = time.perf_counter() - started
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         dist.barrier()
-        return Block(seconds, contestant.sent_bytes(), contestant.wire_bytes())
+        return Block(seconds, cpu_seconds, contestant.sent_bytes(), contestant.wire_bytes())
 
     def probe(self) -> LinkModel:
         """Measure the link with all workers sending at once; equal on all of them."""
