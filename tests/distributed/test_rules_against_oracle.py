@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -115,17 +118,42 @@ def large_case(rule_name: str, dtype: str, steps: int) -> Case:
     return Case(f"{rule_name}-{dtype}-{steps}", (group,), steps=steps)
 
 
-@functools.cache
-def rule_outcomes(world_size: int) -> list[dict[str, Outcome]]:
-    """Play the cases of all rules in one launch."""
-    cases = tuple(rule_case(rule_name, world_size) for rule_name in rules_of(world_size))
-    return run_workers(play_all, world_size, cases, timeout_s=300, measured=False)
+class Both:
+    """What workers and the oracle make of cases: on all cores at once, since numpy takes minutes."""
+
+    def __init__(self, oracles: Executor) -> None:
+        self._oracles = oracles
+        self._expected: dict[tuple[str, int], Future[list[Outcome]]] = {}
+        self._outcomes: dict[tuple[str, int], list[Outcome]] = {}
+
+    def has(self, name: str, world_size: int) -> bool:
+        """Tell whether a case was played."""
+        return (name, world_size) in self._outcomes
+
+    def play(self, cases: tuple[Case, ...], world_size: int) -> None:
+        """Play cases in one launch."""
+        for case in cases:
+            future = self._oracles.submit(play_oracle, case, world_size)
+            self._expected[case.name, world_size] = future
+        ranks = run_workers(play_all, world_size, cases, timeout_s=300, measured=False)
+        for case in cases:
+            self._outcomes[case.name, world_size] = [rank[case.name] for rank in ranks]
+
+    def check(self, name: str, world_size: int) -> None:
+        """Compare one of the cases that were played."""
+        outcomes = self._outcomes[name, world_size]
+        expected = self._expected[name, world_size].result()
+        assert len(outcomes) == len(expected) == world_size
+        for rank, pair in enumerate(zip(outcomes, expected, strict=True)):
+            assert_equal_to_the_bit(*pair, f"{name}, rank {rank}")
 
 
-@functools.cache
-def special_outcomes(world_size: int) -> list[dict[str, Outcome]]:
-    cases = tuple(special_case(name, world_size) for name in SPECIAL_CASES)
-    return run_workers(play_all, world_size, cases, timeout_s=300, measured=False)
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    with ProcessPoolExecutor(
+        len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        yield Both(pool)
 
 
 def special_case(name: str, world_size: int) -> Case:
@@ -133,27 +161,25 @@ def special_case(name: str, world_size: int) -> Case:
     return case if world_size == 3 else replace(case, steps=min(case.steps, FEWER_STEPS))
 
 
-def check(case: Case, world_size: int, outcomes: list[dict[str, Outcome]]) -> None:
-    expected = play_oracle(case, world_size)
-    for rank in range(world_size):
-        assert_equal_to_the_bit(
-            outcomes[rank][case.name], expected[rank], f"{case.name}, rank {rank}"
-        )
-
-
 @pytest.mark.parametrize(
     ("world_size", "rule_name"), [(n, r) for n in range(1, 6) for r in rules_of(n)]
 )
-def test_rule_equals_the_oracle_to_the_bit_on_every_rank(world_size: int, rule_name: str) -> None:
-    check(rule_case(rule_name, world_size), world_size, rule_outcomes(world_size))
+def test_rule_equals_the_oracle_to_the_bit_on_every_rank(
+    world_size: int, rule_name: str, both: Both
+) -> None:
+    if not both.has(rule_name, world_size):
+        both.play(tuple(rule_case(name, world_size) for name in rules_of(world_size)), world_size)
+    both.check(rule_name, world_size)
 
 
 @pytest.mark.parametrize("case_name", SPECIAL_CASES)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_mixed_run_equals_the_oracle_to_the_bit_on_every_rank(
-    world_size: int, case_name: str
+    world_size: int, case_name: str, both: Both
 ) -> None:
-    check(special_case(case_name, world_size), world_size, special_outcomes(world_size))
+    if not both.has(case_name, world_size):
+        both.play(tuple(special_case(name, world_size) for name in SPECIAL_CASES), world_size)
+    both.check(case_name, world_size)
 
 
 @pytest.mark.parametrize(
@@ -166,21 +192,19 @@ def test_mixed_run_equals_the_oracle_to_the_bit_on_every_rank(
     ],
 )
 def test_a_million_coordinates_equal_the_oracle_to_the_bit(
-    rule_name: str, world_size: int, dtype: str
+    rule_name: str, world_size: int, dtype: str, both: Both
 ) -> None:
     case = large_case(rule_name, dtype, steps=4)
-    check(
-        case, world_size, run_workers(play_all, world_size, (case,), timeout_s=120, measured=False)
-    )
+    both.play((case,), world_size)
+    both.check(case.name, world_size)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule_name", LARGE_RULES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_a_million_coordinates_equal_the_oracle_after_fifty_steps(
-    world_size: int, rule_name: str
+    world_size: int, rule_name: str, both: Both
 ) -> None:
     case = large_case(rule_name, "float32", steps=50)
-    check(
-        case, world_size, run_workers(play_all, world_size, (case,), timeout_s=300, measured=False)
-    )
+    both.play((case,), world_size)
+    both.check(case.name, world_size)
