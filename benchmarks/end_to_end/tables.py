@@ -59,12 +59,15 @@ def tabulate_bytes(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             if name not in methods:
                 continue
             method = methods[name]
-            counted, sent, computed = (
-                method[key][0] for key in ("interface_bytes", "sent_bytes", "wire_bytes")
+            sent, computed, counted, once = (
+                method[key][0]
+                for key in ("sent_bytes", "wire_bytes", "interface_bytes", "sent_once_bytes")
             )
-            off = f"{counted / computed - 1:+.1%}"
-            rows.append([rate, name, f"{sent:,}", f"{computed:,}", f"{counted:,.0f}", off])
-    return ["rate", "method", "sent", "with headers", "interface", "deviation"], rows
+            off = f"{once / computed - 1:+.1%}"
+            numbers = (f"{number:,.0f}" for number in (sent, computed, counted, once))
+            rows.append([rate, name, *numbers, off])
+    head = ["rate", "method", "sent", "with headers", "interface", "less sent again", "deviation"]
+    return head, rows
 
 
 def tabulate_processors(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -13,7 +13,7 @@ from distlion.cost.exchange_time import (
 from distlion.cost.forecast import Forecast
 from distlion.cost.link_model import LinkModel
 from distlion.cost.machine import CPU, GPU, Machine
-from distlion.cost.overhead import ETHERNET_MTU, payload_share, wire_bytes
+from distlion.cost.overhead import ETHERNET_BYTES, ETHERNET_MTU, payload_share, wire_bytes
 from distlion.cost.planner import (
     RULES,
     THRESHOLD,
@@ -33,6 +33,7 @@ from distlion.cost.votes import bits_sent, forecast_votes, shape_bucket
 __all__ = [
     "CPU",
     "DO_NOT_COMPRESS",
+    "ETHERNET_BYTES",
     "ETHERNET_MTU",
     "GPU",
     "MAX_NODES",

@@ -39,11 +39,13 @@ class Block:
     Attributes:
         seconds: From after the barrier before it until its own last step was done.
         cpu_seconds: Processor time of its process, all threads, user and system.
+        retransmitted: Segments that TCP on its host sent again.
         sent_bytes: Of the last step, as the optimizer counts; None for a rival.
         wire_bytes: What the interface should count for that step; None for a rival.
     """
 
     seconds: float
     cpu_seconds: float
+    retransmitted: int
     sent_bytes: int | None
     wire_bytes: int | None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from distlion import __version__
-from distlion.cost import LinkModel
+from distlion.cost import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
 from distlion.errors import InvalidArgumentError, MissingDependencyError, NetlabError
 from distlion.netlab.crew import Crew
 from distlion.netlab.lab import Lab
@@ -28,6 +28,8 @@ from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
 FORMAT = 1
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _PROCESSOR_TIMES = Path("/proc/stat")
+# A full segment, as interfaces count it.
+_FRAME_BYTES = ETHERNET_MTU + ETHERNET_BYTES
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
 _WARM_UP_STEPS = 3
 _WARM_UP_STEPS_AT_RATE = 1
@@ -114,8 +116,9 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
         over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, the processor time of a
         step in medians, ``cpu_s`` of all workers' processes and ``busy_s`` of all cores, the
         kernel's work on packets included, and for each host the bytes of a step:
-        ``interface_bytes`` (what the interface counted, median), ``sent_bytes`` (the optimizer) and
-        ``wire_bytes`` (those with headers, computed).
+        ``interface_bytes`` (what the interface counted, median), ``sent_once_bytes`` (without the
+        segments that TCP sent again, each taken for a full one, median), ``sent_bytes`` (the
+        optimizer) and ``wire_bytes`` (those with headers, computed).
 
     Raises:
         MissingDependencyError: A package of the extra ``train`` is not installed.
@@ -140,6 +143,7 @@ class _Measured:
     cpu_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     interface_bytes: list[list[float]] = field(default_factory=list)
+    sent_once_bytes: list[list[float]] = field(default_factory=list)
     sent_bytes: list[int | None] = field(default_factory=list)
     wire_bytes: list[int | None] = field(default_factory=list)
 
@@ -243,8 +247,13 @@ class _Sweep:
         measured.seconds.append(max(block.seconds for block in blocks) / measured.steps)
         measured.cpu_s.append(sum(block.cpu_seconds for block in blocks) / measured.steps)
         measured.busy_s.append((busy_after - busy_before) / measured.steps)
-        measured.interface_bytes.append(
-            [(b - a).tx_bytes / measured.steps for a, b in zip(before, after, strict=True)]
+        counted = [(b - a).tx_bytes for a, b in zip(before, after, strict=True)]
+        measured.interface_bytes.append([n_bytes / measured.steps for n_bytes in counted])
+        measured.sent_once_bytes.append(
+            [
+                (n_bytes - _FRAME_BYTES * block.retransmitted) / measured.steps
+                for n_bytes, block in zip(counted, blocks, strict=True)
+            ]
         )
         measured.sent_bytes = [block.sent_bytes for block in blocks]
         measured.wire_bytes = [block.wire_bytes for block in blocks]
@@ -311,6 +320,7 @@ def _summarise_rate(
             "cpu_s": median(mine.cpu_s),
             "busy_s": median(mine.busy_s),
             "interface_bytes": [median(host) for host in zip(*mine.interface_bytes, strict=True)],
+            "sent_once_bytes": [median(host) for host in zip(*mine.sent_once_bytes, strict=True)],
             "sent_bytes": mine.sent_bytes,
             "wire_bytes": mine.wire_bytes,
         }

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -41,12 +42,19 @@ class SweepWorker:
         """Do steps between two barriers."""
         contestant = self._contestants[name]
         dist.barrier()
+        retransmitted = _read_retransmitted()
         started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
             contestant.step()
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         dist.barrier()
-        return Block(seconds, cpu_seconds, contestant.sent_bytes(), contestant.wire_bytes())
+        return Block(
+            seconds,
+            cpu_seconds,
+            _read_retransmitted() - retransmitted,
+            contestant.sent_bytes(),
+            contestant.wire_bytes(),
+        )
 
     def probe(self) -> LinkModel:
         """Measure the link with all workers sending at once; equal on all of them."""
@@ -61,6 +69,16 @@ class SweepWorker:
     def verify(self, name: str) -> None:
         """Check that all workers hold the same parameters."""
         self._contestants[name].verify_replicas()
+
+
+def _read_retransmitted() -> int:
+    """Read how many TCP segments this process's network namespace has sent again."""
+    names, values = (
+        line.split()
+        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    )
+    return int(values[names.index("RetransSegs")])
 
 
 def serve(connection: Connection, worker: SweepWorker) -> None:
