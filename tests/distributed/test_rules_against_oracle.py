@@ -119,7 +119,7 @@ def large_case(rule_name: str, dtype: str, steps: int) -> Case:
 
 
 class Both:
-    """What workers and the oracle make of cases: on all cores at once, since numpy takes minutes."""
+    """What workers and the oracle make of cases, on all cores at once: numpy takes minutes."""
 
     def __init__(self, oracles: Executor) -> None:
         self._oracles = oracles
