@@ -10,6 +10,9 @@ from distlion.cost.link_model import LinkModel
 from distlion.errors import UnsupportedTypeError
 from distlion.exchange import MOST_BYTES_AT_ONCE, BucketShape, Direct, Exchange, Gather, Server
 
+LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS = 2, 4
+"""Fewer hide nothing; more cost processor time, which 4 ranks on 2 cores do not have to spare."""
+
 ONE_ROUND = 1
 """Of an all-to-all, a gather or a scatter: Gloo starts all messages at once (gloo/alltoall.cc)."""
 
@@ -101,10 +104,6 @@ def _rank_seconds(
         transfer_s = link.transfer_s(plan.sent_bytes, 0) + link.transfer_s(0, plan.received_bytes)
     further_messages = max(0, plan.messages - rounds)
     return rounds * link.latency_s + further_messages * link.message_s + transfer_s
-
-
-LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS = 2, 4
-"""Fewer hide nothing; more cost processor time, which 4 ranks on 2 cores do not have to spare."""
 
 
 def count_overlap_buckets(shapes: Sequence[tuple[BucketShape, LinkModel]]) -> int:

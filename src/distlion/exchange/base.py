@@ -93,12 +93,12 @@ class Exchange(ABC):
     Patterns are frozen dataclasses without state; a pattern's ``repr`` rebuilds it.
     """
 
+    transfers: ClassVar[int]
+    """How many transfers an exchange waits for."""
+
     @abstractmethod
     def plan(self, shape: BucketShape, rank: int) -> Plan:
         """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
-
-    transfers: ClassVar[int]
-    """How many transfers an exchange waits for."""
 
     @abstractmethod
     def exchange(
@@ -106,8 +106,8 @@ class Exchange(ABC):
     ) -> Exchanging[Reply]:
         """Send one bucket's votes and bring back the reply; every rank calls it, in the same order.
 
-        A generator, for ``Pipeline``: it yields in each round, once its bytes are
-        under way. A worker that found an error takes part all the same, and says so in its header.
+        A generator, for ``Pipeline``: it yields in each round, once its bytes are under way. A
+        worker that found an error takes part all the same, and says so in its header.
 
         Raises:
             PeerLostError: A peer's connection closed.

@@ -13,8 +13,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distlion.kernels.coin import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Coin, mix
-from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, ReplyFormat, Segment
+from distlion.kernels.coin import GOLDEN, Coin, mix
+from distlion.kernels.contract import Coefficients, ReplyFormat, Segment
+from distlion.kernels.words import (
+    cut_blocks,
+    interleave,
+    mean_by_halving,
+    mix_words,
+    pack,
+    signed,
+    split_planes,
+    sum_by_halving,
+    unpack,
+)
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
 
 FLT_MAX = torch.finfo(torch.float32).max
@@ -26,76 +37,10 @@ def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
     return tuple(segments)
 
 
-# Integers modulo 2^64, held in int64, whose sums and products wrap around.
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift_right(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift_right(z, 30)) * _signed(MULTIPLIER_1)
-    z = (z ^ _shift_right(z, 27)) * _signed(MULTIPLIER_2)
-    return z ^ _shift_right(z, 31)
-
-
 def coin(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
     w = torch.arange(first_word + 1, first_word + n_words + 1, dtype=torch.int64, device=device)
-    words = _mix(w * _signed(GOLDEN) + _signed(coin.key))
+    words = mix_words(w * signed(GOLDEN) + signed(coin.key))
     return ~words if coin.inverted else words
-
-
-# Bits, words and planes.
-
-
-def _pack(bits: Tensor) -> Tensor:
-    """(n,) of 0 and 1, any dtype -> (ceil(n / 64),) int64, spare bits 0."""
-    padded = torch.zeros(
-        count_words(bits.numel()) * WORD_ELEMENTS, dtype=torch.uint8, device=bits.device
-    )
-    padded[: bits.numel()] = bits
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (padded.view(-1, 8) << shifts).sum(1, dtype=torch.uint8).view(torch.int64)
-
-
-def _unpack(words: Tensor, n_elements: int) -> Tensor:
-    """(..., w) int64 -> (..., n_elements) uint8 of 0 and 1, n_elements <= 64 w."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
-    octets = words.contiguous().view(torch.uint8)
-    return ((octets.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :n_elements]
-
-
-def _planes(packed: Tensor) -> Tensor:
-    """(..., blocks, planes, 8) as it travels -> (..., planes, 8 * blocks)."""
-    return packed.transpose(-3, -2).flatten(-2)
-
-
-def _interleave(planes: Tensor, out: Tensor) -> None:
-    """(planes, 8 * blocks) -> ``out`` (blocks, planes, 8) as it travels."""
-    out.copy_(planes.view(planes.shape[0], -1, BLOCK_WORDS).transpose(0, 1))
-
-
-# Blocks of 4,096 elements.
-
-
-def _blocks(flat: Tensor) -> Tensor:
-    """(n,) -> (ceil(n / 4096), 4096), padded with zeros."""
-    blocks = flat.new_zeros(-(-flat.numel() // SCALE_BLOCK_ELEMENTS), SCALE_BLOCK_ELEMENTS)
-    blocks.view(-1)[: flat.numel()] = flat
-    return blocks
-
-
-def _sum_by_halving(sums: Tensor) -> Tensor:
-    """(k, 4096) float64 -> (k,) sums by a fixed tree."""
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        sums = sums[:, :half] + sums[:, half:]
-    return sums[:, 0]
 
 
 # Directions and momenta.
@@ -165,14 +110,14 @@ def _encode(
         finite.append(c is not None or segment.grad is None)
         for plane, words in enumerate(() if c is None else planes_of(c, slot)):
             planes[plane, slot.bucket_word : slot.bucket_word + slot.n_words] = words
-    _interleave(planes, out)
+    interleave(planes, out)
     return finite
 
 
 def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
     """One bit for each coordinate: 1 where c > 0, the coin's where c = 0."""
     flips = coin(zero, slot.first_word, slot.n_words, device=c.device)
-    return _pack(c > 0) | (_pack(c == 0) & flips)
+    return pack(c > 0) | (pack(c == 0) & flips)
 
 
 def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
@@ -180,7 +125,7 @@ def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> lis
 
 
 def encode_ternary(segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
-    return _encode(segments, out, lambda c, slot: [_pack(c > 0), _pack(c != 0)])
+    return _encode(segments, out, lambda c, slot: [pack(c > 0), pack(c != 0)])
 
 
 def encode_levels(
@@ -196,7 +141,7 @@ def encode_levels(
     def planes_of(c: Tensor, slot: Slot) -> list[Tensor]:
         levels = _levels(c, norm, step, highest=2**n_magnitude_bits - 1)
         return [_sign_words(c, slot, zero)] + [
-            _pack((levels >> bit) & 1) for bit in range(n_magnitude_bits)
+            pack((levels >> bit) & 1) for bit in range(n_magnitude_bits)
         ]
 
     return _encode(segments, out, planes_of)
@@ -204,20 +149,12 @@ def encode_levels(
 
 def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -> Tensor:
     """Quantise: a = min(floor(fl(|c| * r)), highest), (n,) uint8."""
-    blocks = _blocks(c.abs())
-    scale = _mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
+    blocks = cut_blocks(c.abs())
+    scale = mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
     inverse = (1.0 / (scale.double() * step)).clamp(max=FLT_MAX).float()
     inverse[scale == 0] = 0.0
     levels = (blocks * inverse.unsqueeze(1)).floor().clamp(max=float(highest))
     return levels.to(torch.uint8).view(-1)[: c.numel()]
-
-
-def _mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
-    """(k, 4096) float32, zero-padded -> (k,) float32 means of the n elements there are."""
-    sums = _sum_by_halving(blocks.double())
-    counts = torch.full_like(sums, float(SCALE_BLOCK_ELEMENTS))
-    counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
-    return (sums / counts).float()
 
 
 def encode_directions(
@@ -255,7 +192,7 @@ class _Run:
 
     def bits(self, planes: Tensor, plane: int) -> Tensor:
         """Take the bits of those present, (voters, n_elements), from (workers, planes, words)."""
-        return _unpack(planes[self.voters, plane, self.words], self.n_elements)
+        return unpack(planes[self.voters, plane, self.words], self.n_elements)
 
 
 def _runs(bucket: Bucket, present: Tensor, first_block: int, n_blocks: int) -> Iterator[_Run]:
@@ -286,14 +223,14 @@ def _count(
     planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
     for run in _runs(bucket, present, first_block, out.shape[0]):
         for plane, bits in enumerate(reply_of(run)):
-            planes[plane, run.words] = _pack(bits)
-    _interleave(planes, out)
+            planes[plane, run.words] = pack(bits)
+    interleave(planes, out)
 
 
 def _sign_or_coin(total: Tensor, tie: Coin, run: _Run) -> Tensor:
     """Turn (n,) sums into sign bits, the coin's on a tie."""
     flips = coin(tie, run.first_word, count_words(run.n_elements), device=total.device)
-    return torch.where(total == 0, _unpack(flips, run.n_elements), (total > 0).to(torch.uint8))
+    return torch.where(total == 0, unpack(flips, run.n_elements), (total > 0).to(torch.uint8))
 
 
 def count_signs(
@@ -305,7 +242,7 @@ def count_signs(
     *,
     out: Tensor,
 ) -> None:
-    planes = _planes(votes)
+    planes = split_planes(votes)
 
     def reply_of(run: _Run) -> list[Tensor]:
         bits = run.bits(planes, 0)
@@ -318,7 +255,7 @@ def count_signs(
 def count_ternary(
     votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
 ) -> None:
-    planes = _planes(votes)
+    planes = split_planes(votes)
 
     def reply_of(run: _Run) -> list[Tensor]:
         sign, non_zero = run.bits(planes, 0).to(torch.int64), run.bits(planes, 1)
@@ -331,7 +268,7 @@ def count_ternary(
 def count_ones(
     votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
 ) -> None:
-    planes = _planes(votes)
+    planes = split_planes(votes)
 
     def reply_of(run: _Run) -> list[Tensor]:
         ones = run.bits(planes, 0).sum(0, dtype=torch.int64)
@@ -343,7 +280,7 @@ def count_ones(
 def count_levels(
     votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, tie: Coin, *, out: Tensor
 ) -> None:
-    planes = _planes(votes)
+    planes = split_planes(votes)
 
     def reply_of(run: _Run) -> list[Tensor]:
         level = torch.ones_like(run.bits(planes, 0), dtype=torch.int64)
@@ -383,7 +320,7 @@ def sum_directions(
 def _replied(planes: Tensor, slot: Slot, present: int, reply_format: ReplyFormat) -> Tensor:
     """Read the integers S of one parameter, (n,) float32, from (planes, words)."""
     words = planes[:, slot.bucket_word : slot.bucket_word + slot.n_words]
-    bits = _unpack(words, slot.n_elements).to(torch.int32)
+    bits = unpack(words, slot.n_elements).to(torch.int32)
     if reply_format is ReplyFormat.COUNT:
         weights = 2 ** torch.arange(bits.shape[0], dtype=torch.int32, device=bits.device)
         return (2 * (bits * weights.unsqueeze(1)).sum(0) - present).float()
@@ -419,7 +356,7 @@ def apply_reply(
     reply_format: ReplyFormat,
     rounding: Coin | None,
 ) -> None:
-    planes = _planes(reply)
+    planes = split_planes(reply)
     for segment, n in zip(segments, present, strict=True):
         if n:
             s = _replied(planes, segment.slot, n, reply_format)
@@ -462,13 +399,13 @@ def digest(tensor: Tensor) -> int:
     for start in range(0, tensor.numel(), CHUNK_ELEMENTS):
         u = flat[start : start + CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
         j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
-        total += int(_mix(u + j * _signed(GOLDEN)).sum())
-    return _signed(mix(tensor.numel() + total))
+        total += int(mix_words(u + j * signed(GOLDEN)).sum())
+    return signed(mix(tensor.numel() + total))
 
 
 def square_sums(tensor: Tensor) -> Tensor:
     chunks = torch.split(tensor.view(-1), CHUNK_ELEMENTS)
-    return torch.cat([_sum_by_halving(_blocks(chunk).double().square()) for chunk in chunks])
+    return torch.cat([sum_by_halving(cut_blocks(chunk).double().square()) for chunk in chunks])
 
 
 def checksum(data: Tensor, start: int = 0) -> int:

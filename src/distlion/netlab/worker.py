@@ -19,6 +19,7 @@ from distlion.netlab.contestant import Contestant, build_contestant
 from distlion.netlab.workload import Workload
 
 _PROBE_TIMEOUT_S = 60.0
+_COUNTERS = Path("/proc/self/net/snmp")
 
 
 class SweepWorker:
@@ -75,7 +76,7 @@ def _read_retransmitted() -> int:
     """Read how many TCP segments this process's network namespace has sent again."""
     names, values = (
         line.split()
-        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        for line in _COUNTERS.read_text().splitlines()
         if line.startswith("Tcp:")
     )
     return int(values[names.index("RetransSegs")])

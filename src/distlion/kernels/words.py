@@ -1,0 +1,85 @@
+"""How the reference holds words, bits and blocks in plain torch tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlion.kernels.coin import MULTIPLIER_1, MULTIPLIER_2
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, count_words
+
+# Integers modulo 2^64, held in int64, whose sums and products wrap around.
+
+
+def signed(value: int) -> int:
+    """Reduce to the int64 that stands for it."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_words(z: Tensor) -> Tensor:
+    """Do for each word what ``coin.mix`` does for one."""
+    z = (z ^ _shift_right(z, 30)) * signed(MULTIPLIER_1)
+    z = (z ^ _shift_right(z, 27)) * signed(MULTIPLIER_2)
+    return z ^ _shift_right(z, 31)
+
+
+# Bits, words and planes.
+
+
+def pack(bits: Tensor) -> Tensor:
+    """(n,) of 0 and 1, any dtype -> (ceil(n / 64),) int64, spare bits 0."""
+    padded = torch.zeros(
+        count_words(bits.numel()) * WORD_ELEMENTS, dtype=torch.uint8, device=bits.device
+    )
+    padded[: bits.numel()] = bits
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (padded.view(-1, 8) << shifts).sum(1, dtype=torch.uint8).view(torch.int64)
+
+
+def unpack(words: Tensor, n_elements: int) -> Tensor:
+    """(..., w) int64 -> (..., n_elements) uint8 of 0 and 1, n_elements <= 64 w."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    octets = words.contiguous().view(torch.uint8)
+    return ((octets.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :n_elements]
+
+
+def split_planes(packed: Tensor) -> Tensor:
+    """(..., blocks, planes, 8) as it travels -> (..., planes, 8 * blocks)."""
+    return packed.transpose(-3, -2).flatten(-2)
+
+
+def interleave(planes: Tensor, out: Tensor) -> None:
+    """(planes, 8 * blocks) -> ``out`` (blocks, planes, 8) as it travels."""
+    out.copy_(planes.view(planes.shape[0], -1, BLOCK_WORDS).transpose(0, 1))
+
+
+# Blocks of 4,096 elements.
+
+
+def cut_blocks(flat: Tensor) -> Tensor:
+    """(n,) -> (ceil(n / 4096), 4096), padded with zeros."""
+    blocks = flat.new_zeros(-(-flat.numel() // SCALE_BLOCK_ELEMENTS), SCALE_BLOCK_ELEMENTS)
+    blocks.view(-1)[: flat.numel()] = flat
+    return blocks
+
+
+def sum_by_halving(sums: Tensor) -> Tensor:
+    """(k, 4096) float64 -> (k,) sums by a fixed tree."""
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    return sums[:, 0]
+
+
+def mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
+    """(k, 4096) float32, zero-padded -> (k,) float32 means of the n elements there are."""
+    sums = sum_by_halving(blocks.double())
+    counts = torch.full_like(sums, float(SCALE_BLOCK_ELEMENTS))
+    counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
+    return (sums / counts).float()
