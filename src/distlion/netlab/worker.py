@@ -75,9 +75,7 @@ class SweepWorker:
 def _read_retransmitted() -> int:
     """Read how many TCP segments this process's network namespace has sent again."""
     names, values = (
-        line.split()
-        for line in _COUNTERS.read_text().splitlines()
-        if line.startswith("Tcp:")
+        line.split() for line in _COUNTERS.read_text().splitlines() if line.startswith("Tcp:")
     )
     return int(values[names.index("RetransSegs")])
 
