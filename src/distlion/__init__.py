@@ -4,7 +4,8 @@ from importlib.metadata import version as _version
 
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.exchange import Direct, Gather, Server
-from distlion.optim import ClipNorm, DistributedLion, Lion, Nodes
+from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes
+from distlion.virtual import VirtualCluster
 
 __version__ = _version("distlion")
 
@@ -17,9 +18,11 @@ __all__ = [
     "Gather",
     "Lion",
     "MajorityVote",
+    "MomentumSync",
     "Nodes",
     "QuantizedVote",
     "Server",
     "TernaryVote",
+    "VirtualCluster",
     "__version__",
 ]

@@ -13,6 +13,7 @@ from distlion.cost.exchange_time import (
 from distlion.cost.forecast import Forecast
 from distlion.cost.link_model import LinkModel
 from distlion.cost.machine import CPU, GPU, Machine
+from distlion.cost.momenta import SCALE_ELEMENTS, shape_momenta
 from distlion.cost.overhead import ETHERNET_BYTES, ETHERNET_MTU, payload_share, wire_bytes
 from distlion.cost.planner import (
     RULES,
@@ -42,6 +43,7 @@ __all__ = [
     "PCIE",
     "RIVALS",
     "RULES",
+    "SCALE_ELEMENTS",
     "SCHEDULES",
     "THRESHOLD",
     "Advice",
@@ -78,6 +80,7 @@ __all__ = [
     "probe_link",
     "probe_ranks",
     "shape_bucket",
+    "shape_momenta",
     "speed_up",
     "sweep",
     "wire_bytes",

@@ -61,6 +61,8 @@ class Kind(IntEnum):
     """The reply on one rank's part, to the ranks of its node."""
     NORM = 6
     """Of a gradient, as far as one rank has it."""
+    SAMPLE = 7
+    """Of a worker's momenta or directions, a few coordinates of each parameter."""
 
 
 class Status(IntEnum):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
 
@@ -201,4 +202,12 @@ def check_rounding(rounding: str, dtypes: Collection[torch.dtype]) -> None:
     if torch.float16 in dtypes:
         raise InvalidArgumentError(
             "rounding='stochastic' cannot round float16 parameters; use 'nearest' or bfloat16"
+        )
+
+
+def check_rule(rule: Any) -> None:
+    """Raise UnsupportedTypeError where a group's aggregation is no rule."""
+    if not isinstance(rule, Aggregation):
+        raise UnsupportedTypeError(
+            f"aggregation={rule!r}: expected a rule such as distlion.MajorityVote()"
         )

@@ -14,21 +14,20 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from distlion import faults
-from distlion.aggregation import Aggregation
 from distlion.errors import (
     CheckpointError,
     InvalidArgumentError,
     ProcessGroupError,
     ReplicaMismatchError,
-    UnsupportedTypeError,
 )
 from distlion.exchange import Exchanging, Header, Kind, Link, Plan, Status, Verdict, run_all
 from distlion.kernels import Coins
 from distlion.layout import Cutter
-from distlion.optim.arguments import check_rounding, list_group
+from distlion.optim.arguments import check_rounding, check_rule, list_group
 from distlion.optim.clipping import Clipper
 from distlion.optim.group import VotingGroup
 from distlion.optim.lion import LionBase
+from distlion.optim.momentum_stage import MomentumStage
 from distlion.optim.network import VotingNetwork
 from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS
 from distlion.optim.overlap import Overlap
@@ -77,6 +76,7 @@ class AssembledLion(LionBase):
         self._traffic = Traffic()
         self._overlap: Overlap | None = None
         self._clipper: Clipper | None = None
+        self._momenta: MomentumStage | None = None
         self._verified = False
         self._dead: str | None = None
         self._is_torn = False
@@ -99,7 +99,11 @@ class AssembledLion(LionBase):
     @property
     def plan(self) -> Plan:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
-        return self._network.plan()
+        plan = self._network.plan()
+        if self._momenta is not None:
+            pattern = self._network.momentum_pattern
+            plan += self._momenta.plan(self.committed_step, pattern, self._network.voter)
+        return plan
 
     def verify_replicas(self) -> None:
         """Compare the parameters of all workers, bit by bit; every worker must call it.
@@ -248,11 +252,7 @@ class AssembledLion(LionBase):
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
-        if not isinstance(group["aggregation"], Aggregation):
-            raise UnsupportedTypeError(
-                f"aggregation={group['aggregation']!r}: expected a rule such as "
-                "distlion.MajorityVote()"
-            )
+        check_rule(group["aggregation"])
 
     def _create_momentum(self, param: Tensor) -> None:
         if self._node_size > 1:
@@ -308,6 +308,7 @@ class AssembledLion(LionBase):
         """Place parameters into buckets and choose what carries each."""
         self._describe_anew()
         self._params, self._slots = self._place_trainable()
+        self._momenta = self._make_momentum_stage()
         if self._group.world_size == 1:
             return
         rules = {
@@ -325,6 +326,21 @@ class AssembledLion(LionBase):
             self._overlap.close()
         if self._settings.overlap:
             self._overlap = self._make_overlap()
+
+    def _make_momentum_stage(self) -> MomentumStage | None:
+        sync = self._settings.momentum_sync
+        if sync is None:
+            return None
+        stage = MomentumStage(
+            sync,
+            self.param_groups,
+            self._params,
+            [slot.name for slot in self._slots],
+            [self._momentum_shape(param).numel() for param in self._params],
+            n_workers=self._network.n_voters,
+            seed=self._settings.seed,
+        )
+        return stage if self._network.n_voters > 1 else None
 
     def _make_overlap(self) -> Overlap:
         raise NotImplementedError

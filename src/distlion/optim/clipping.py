@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import (
-    Chunk,
-    ChunkShape,
-    Header,
-    Kind,
-    Link,
-    Plan,
-    empty,
-    find_errors,
-    read_chunks,
-    write_chunk,
-)
+from distlion.exchange import Header, Kind, Link, Plan
 from distlion.kernels import Segment, choose_kernels
+from distlion.optim.scalars import gather_numbers, plan_numbers
 from distlion.optim.vote import Draft
 
 NORM_EPSILON = 1e-6
@@ -75,6 +60,26 @@ class ClipNorm:
             )
 
 
+def plan_norms(n_workers: int) -> Plan:
+    """Declare what a worker hands to the network to clip by the norm of all."""
+    return plan_numbers(1, n_workers)
+
+
+def clip_together(
+    workers: Sequence[Sequence[Segment]], absent: int, clip: ClipNorm
+) -> list[Sequence[Segment]]:
+    """Clip the gradients of several workers of one process by the norm of all.
+
+    Args:
+        workers: The segments of each.
+        absent: Further workers, which have no gradient.
+        clip: To what.
+    """
+    squares = [_add_exactly(_list_square_sums(segments)) for segments in workers]
+    factor = _find_factor(_mean_square(squares + [0.0] * absent), clip)
+    return [_scale_segments(segments, factor) for segments in workers]
+
+
 def clip_alone(segments: Sequence[Segment], clip: ClipNorm) -> Sequence[Segment]:
     """Clip the gradients of a single worker."""
     square = _add_exactly(_list_square_sums(segments))
@@ -112,21 +117,18 @@ class Clipper:
         """Declare what this rank hands to the network between those who vote."""
         if self.between is None:
             return Plan()
-        peers = self.between.world_size - 1
-        n_bytes = peers * _shape_numbers(1).n_bytes
-        return Plan(n_bytes, n_bytes, peers)
+        return plan_norms(self.between.world_size)
 
     def _measure(self, square_sums: list[float], header: Header) -> tuple[Header, float]:
         """Add up the squared norm: of the worker, then perhaps of all workers."""
         if self.inside is not None:
             padded = square_sums + [0.0] * (self.most_blocks - len(square_sums))
-            header, rows = _gather_numbers(self.inside, padded, header)
+            header, rows = gather_numbers(self.inside, padded, header, kind=Kind.NORM)
             square_sums = [number for row in rows for number in row]
         square = _add_exactly(square_sums)
         if self.between is not None:
-            header, rows = _gather_numbers(self.between, [square], header)
-            finite = [row[0] for row in rows if math.isfinite(row[0])]
-            square = math.nan if not finite else sum(finite) / len(finite)
+            header, rows = gather_numbers(self.between, [square], header, kind=Kind.NORM)
+            square = _mean_square([row[0] for row in rows])
         return header, square
 
 
@@ -139,6 +141,12 @@ def _list_square_sums(segments: Sequence[Segment]) -> list[float]:
             squares = choose_kernels(segment.grad.device).square_sums(segment.grad)
             numbers += (squares * (scale * scale)).tolist()
     return numbers
+
+
+def _mean_square(squares: Sequence[float]) -> float:
+    """Average what is finite, in rank order."""
+    finite = [square for square in squares if math.isfinite(square)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _find_factor(square: float, clip: ClipNorm) -> float:
@@ -177,32 +185,3 @@ def _scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segm
         )
         for segment in segments
     ]
-
-
-def _shape_numbers(n_numbers: int) -> ChunkShape:
-    return ChunkShape(0, -(-8 * n_numbers // 64) * 64)
-
-
-def _gather_numbers(
-    link: Link, numbers: Sequence[float], header: Header
-) -> tuple[Header, list[tuple[float, ...]]]:
-    """Gather as many numbers from every member, in order; nothing from whom they got damaged."""
-    data = struct.pack(f"<{len(numbers)}d", *numbers)
-    shape = _shape_numbers(len(numbers))
-    payload = torch.from_numpy(
-        np.frombuffer(data.ljust(shape.payload_bytes, b"\0"), np.uint8).copy()
-    )
-    own = empty(link, shape.n_bytes)
-    sent = replace(header, kind=Kind.NORM, bucket=0, sender=link.rank)
-    write_chunk(own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
-    everybody = empty(link, link.world_size, shape.n_bytes)
-    link.all_gather(everybody, own, step=header.step).wait()
-    chunks = read_chunks(everybody, shape, kind=Kind.NORM, bucket=0)
-    return find_errors(chunks, header, link.ranks), [
-        _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None
-    ]
-
-
-def _unpack(chunk: Chunk, n_numbers: int) -> tuple[float, ...]:
-    row: Tensor = chunk.payload.cpu()
-    return struct.unpack_from(f"<{n_numbers}d", bytes(row.numpy()))

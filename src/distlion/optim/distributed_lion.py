@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -30,6 +31,8 @@ from distlion.optim.assembly import AssembledLion
 from distlion.optim.clipping import ClipNorm, clip_alone
 from distlion.optim.gradients import IdenticalGradientsWatch
 from distlion.optim.lion import check_finite, step_alone
+from distlion.optim.momentum_stage import AveragedMomenta
+from distlion.optim.momentum_sync import MomentumSync
 from distlion.optim.node_stage import Nodes
 from distlion.optim.overlap import Overlap
 from distlion.optim.replicas import digest_settings
@@ -76,6 +79,8 @@ class DistributedLion(AssembledLion):
             fastest by the cost model, on the link as it is measured at construction.
         nodes: ``Nodes(size=8)`` lets the ranks of a node act as one worker; None is every rank for
             itself.
+        momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers now and then; None
+            is never.
         process_group: The workers that vote; None is the default group. Without any group, and
             WORLD_SIZE unset or 1, this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived.
@@ -130,6 +135,7 @@ class DistributedLion(AssembledLion):
         aggregation: Aggregation | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
+        momentum_sync: MomentumSync | None = None,
         process_group: dist.ProcessGroup | None = None,
         overlap: bool = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
@@ -147,6 +153,7 @@ class DistributedLion(AssembledLion):
         settings = Settings(
             exchange=exchange,
             nodes=nodes,
+            momentum_sync=momentum_sync,
             overlap=overlap,
             nonfinite=nonfinite,
             clip_norm=clip_norm,
@@ -198,8 +205,9 @@ class DistributedLion(AssembledLion):
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         inputs, votes = self._cast_votes()
+        averaged = self._exchange_momenta(votes, inputs.header)
         self._count_traffic()
-        verdict = worst_of([vote.verdict for vote in votes])
+        verdict = worst_of([*(vote.verdict for vote in votes), averaged.verdict])
         if verdict.status is not Status.OK:
             return self._abandon(verdict, self._describe())
         self._check_frozen()
@@ -211,6 +219,7 @@ class DistributedLion(AssembledLion):
         self._is_torn = True  # an exception from here on leaves parameters between two steps
         for vote in votes:
             vote.commit(inputs, self._rounding(inputs.coins))
+        self._write_momenta(averaged)
         self._advance()
         self._is_torn = False
         self._watch.observe([vote.reply.details for vote in votes])
@@ -240,6 +249,33 @@ class DistributedLion(AssembledLion):
         return cast_vote(
             draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
         )
+
+    def _exchange_momenta(self, votes: Sequence[BucketVote], header: Header) -> AveragedMomenta:
+        """Average what ``momentum_sync`` wants after this step, if the step is one."""
+        if self._momenta is None or any(vote.verdict.status is not Status.OK for vote in votes):
+            return AveragedMomenta(Verdict(Status.OK))
+        segments = {
+            position: (segment, vote.draft.route.kernels)
+            for vote in votes
+            for position, segment in zip(
+                vote.draft.route.ballot.members, vote.draft.segments, strict=True
+            )
+        }
+        header = replace(header, bucket=len(self._network.routes))
+        return self._momenta.exchange(
+            segments,
+            self._network.between,
+            self._network.momentum_pattern,
+            header,
+            self._network.inside.get(self._params[0].device),
+        )
+
+    def _write_momenta(self, averaged: AveragedMomenta) -> None:
+        for part, mean in averaged.means:
+            part.of(self.state[self._params[part.position]]["exp_avg"]).copy_(mean)
+        if averaged.selected is not None:
+            assert self._momenta is not None
+            self._momenta.remember(averaged.selected, self.param_groups, self._params)
 
     def _gather_inputs(self) -> StepInputs:
         step = self.committed_step

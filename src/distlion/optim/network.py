@@ -15,7 +15,7 @@ from distlion.cost import (
     count_overlap_buckets,
     probe_link,
 )
-from distlion.exchange import Exchange, Link, Plan
+from distlion.exchange import Direct, Exchange, Link, Plan
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, Slot, fill_buckets, take_part
 from distlion.optim.clipping import Clipper
@@ -36,6 +36,8 @@ class VotingNetwork:
 
     Attributes:
         routes: What carries each bucket, in the order in which they are exchanged.
+        between: For each device, the link between those who vote.
+        inside: For each device, the link between the ranks of this node, if there are nodes.
         pieces: For every trainable parameter, (start, stop) of each rank's piece.
     """
 
@@ -44,8 +46,8 @@ class VotingNetwork:
         self._settings = settings
         self._node_size = node_size
         self._nodes: NodeGroups | None = None
-        self._between: dict[torch.device, Link] = {}
-        self._inside: dict[torch.device, Link] = {}
+        self.between: dict[torch.device, Link] = {}
+        self.inside: dict[torch.device, Link] = {}
         self._models: dict[torch.device, LinkModel] = {}
         self.routes: list[Route] = []
         self.pieces: Sequence[Sequence[tuple[int, int]]] = ()
@@ -60,6 +62,11 @@ class VotingNetwork:
     def voter(self) -> int:
         """The number of this one, which its coins depend on."""
         return self._group.rank // self._node_size
+
+    @property
+    def momentum_pattern(self) -> Exchange:
+        """The pattern that averages momenta: "auto" is ``Direct``, whose traffic does not grow."""
+        return Direct() if self._settings.exchange == "auto" else self._settings.exchange
 
     def link(self, device: torch.device, timeout_s: float) -> Link:
         """Return a link between all workers."""
@@ -87,7 +94,7 @@ class VotingNetwork:
         self._connect(params)
         if self._wants_models():
             timeout_s = self._settings.init_timeout_s
-            for device in self._between:
+            for device in self.between:
                 if device not in self._models:
                     probe = self._make_link(device, inside=False, timeout_s=timeout_s)
                     model = probe_link(probe, step=step)
@@ -124,10 +131,10 @@ class VotingNetwork:
             )
         timeout_s = self._settings.step_timeout_s
         for device in dict.fromkeys(param.device for param in params):
-            if device not in self._between:
-                self._between[device] = self._make_link(device, inside=False, timeout_s=timeout_s)
+            if device not in self.between:
+                self.between[device] = self._make_link(device, inside=False, timeout_s=timeout_s)
                 if self._nodes is not None:
-                    self._inside[device] = self._make_link(device, inside=True, timeout_s=timeout_s)
+                    self.inside[device] = self._make_link(device, inside=True, timeout_s=timeout_s)
 
     def _make_link(self, device: torch.device, *, inside: bool, timeout_s: float) -> Link:
         if self._nodes is None:
@@ -164,7 +171,7 @@ class VotingNetwork:
                 take_part(bucket, self.pieces, part, n_shards=self.n_voters)
                 for part in range(self._node_size)
             )
-            link = self._inside[device]
+            link = self.inside[device]
             ballot = parts[link.rank]
             stage = NodeStage(
                 link=link,
@@ -178,7 +185,7 @@ class VotingNetwork:
                 has_counts=shape_on_wire(bucket, rule).has_counts,
             )
         pattern = self._choose_pattern(ballot, rule, device)
-        return Route(bucket, ballot, rule, pattern, kernels, self._between[device], stage)
+        return Route(bucket, ballot, rule, pattern, kernels, self.between[device], stage)
 
     def _choose_pattern(self, ballot: Bucket, rule: Aggregation, device: torch.device) -> Exchange:
         if self._settings.exchange != "auto":
@@ -201,8 +208,8 @@ class VotingNetwork:
         ]
         self._clipper = Clipper(
             clip,
-            between=self._between[device] if clip.scope == "global" else None,
-            inside=self._inside.get(device),
+            between=self.between[device] if clip.scope == "global" else None,
+            inside=self.inside.get(device),
             most_blocks=max(units),
         )
         return self._clipper
@@ -214,6 +221,6 @@ class VotingNetwork:
 
     def take_counted(self) -> tuple[Plan, Plan]:
         """Return what was sent since the last call: between those who vote, and inside the node."""
-        between = sum((link.take_counted() for link in self._between.values()), Plan())
-        inside = sum((link.take_counted() for link in self._inside.values()), Plan())
+        between = sum((link.take_counted() for link in self.between.values()), Plan())
+        inside = sum((link.take_counted() for link in self.inside.values()), Plan())
         return between, inside

@@ -12,6 +12,7 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange
 from distlion.optim.arguments import check_choice, check_positive
 from distlion.optim.clipping import ClipNorm
+from distlion.optim.momentum_sync import MomentumSync
 from distlion.optim.node_stage import Nodes
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
@@ -23,6 +24,7 @@ class Settings:
 
     exchange: Exchange | Literal["auto"]
     nodes: Nodes | None
+    momentum_sync: MomentumSync | None
     overlap: bool
     nonfinite: Literal["raise", "skip", "abstain"]
     clip_norm: ClipNorm | None
@@ -40,6 +42,10 @@ class Settings:
             )
         if self.nodes is not None and not isinstance(self.nodes, Nodes):
             raise UnsupportedTypeError(f"nodes={self.nodes!r}: expected Nodes(size=...) or None")
+        if self.momentum_sync is not None and not isinstance(self.momentum_sync, MomentumSync):
+            raise UnsupportedTypeError(
+                f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
+            )
         if not isinstance(self.overlap, bool):
             raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True or False")
         if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
@@ -87,11 +93,15 @@ class Settings:
 
     def describe(self) -> list[str]:
         """One line for each setting that must be equal on all workers."""
-        local = ("init_timeout_s", "step_timeout_s")
+        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync")
+        sync = self.momentum_sync
         return [
-            f"{field.name}: {getattr(self, field.name)!r}"
-            for field in fields(self)
-            if field.name not in local
+            f"momentum_sync: {None if sync is None else sync.describe()}",
+            *(
+                f"{field.name}: {getattr(self, field.name)!r}"
+                for field in fields(self)
+                if field.name not in apart
+            ),
         ]
 
 

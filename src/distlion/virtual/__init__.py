@@ -1,0 +1,5 @@
+"""Many workers inside one process: the rules of real ones, to the bit, without a network."""
+
+from distlion.virtual.cluster import VirtualCluster
+
+__all__ = ["VirtualCluster"]

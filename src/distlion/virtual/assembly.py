@@ -1,0 +1,252 @@
+"""What the workers of one process share: settings, places, momenta, traffic, saved state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from distlion.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    SparseGradientError,
+    UnsupportedTypeError,
+)
+from distlion.exchange import MAX_WORKERS, Exchange, Plan
+from distlion.layout import fill_buckets
+from distlion.optim import Traffic
+from distlion.optim.arguments import check_rounding, check_rule, list_group
+from distlion.optim.clipping import plan_norms
+from distlion.optim.gradients import describe_sparse, is_sparse
+from distlion.optim.lion import LionBase
+from distlion.optim.momentum_stage import MomentumStage
+from distlion.optim.route import shape_on_wire
+from distlion.optim.saved_state import parse_groups, spell_groups
+from distlion.optim.settings import Settings
+from distlion.virtual.poll import Poll
+
+# Of a mean momentum on its way back.
+_MEAN_BITS = 32
+
+Grads = Sequence[Tensor | None]
+
+
+class AssembledCluster(LionBase):
+    """Parameters, and the momenta of all workers, shape (workers, *param.shape).
+
+    Args:
+        params: As for every torch optimizer.
+        defaults: Of param groups.
+        workers: Their number.
+        settings: What does not change from step to step.
+        exp_avg_dtype: Of the momenta; None for the parameter's.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        workers: int,
+        settings: Settings,
+        exp_avg_dtype: torch.dtype | None,
+    ) -> None:
+        self._workers = check_workers(workers)
+        self._settings = settings
+        self._traffic = Traffic()
+        self._up_bits = self._down_bits = 0
+        self._is_torn = False
+        self._ready = False
+        super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype)
+        check_rounding(settings.rounding, {param.dtype for param in self._all_params()})
+        self._ready = True
+        self._lay_out()
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self._workers
+
+    @property
+    def committed_step(self) -> int:
+        """Number of steps committed so far; also the number, counted from 0, of the next one."""
+        return int(self.param_groups[0]["step"])
+
+    @property
+    def traffic(self) -> Traffic:
+        """What one worker would have handed to the network; under ``Server`` not the server."""
+        return self._traffic
+
+    @property
+    def up_bits_per_parameter(self) -> float:
+        """Bits of a worker's votes and momenta for each coordinate, the mean of all steps."""
+        return self._up_bits / max(1, self._traffic.steps * self._n_elements)
+
+    @property
+    def down_bits_per_parameter(self) -> float:
+        """Bits of the replies for each coordinate, the mean of all steps."""
+        return self._down_bits / max(1, self._traffic.steps * self._n_elements)
+
+    def exp_avg(self, worker: int) -> list[Tensor]:
+        """Return the momenta of a worker: views, one for each trainable parameter in order."""
+        self._check_worker(worker)
+        return [self.state[param]["exp_avg"][worker] for param in self._params]
+
+    def _lay_out(self) -> None:
+        self._params, self._slots = self._place_trainable()
+        self._n_elements = sum(slot.n_elements for slot in self._slots)
+        rules = {
+            param: group["aggregation"] for group in self.param_groups for param in group["params"]
+        }
+        self._kinds = [(rules[param], param.dtype, param.device) for param in self._params]
+        self._buckets = fill_buckets(
+            self._slots,
+            self._kinds,
+            n_shards=self._workers,
+            bucket_elements=self._settings.bucket_limit,
+        )
+        sync = self._settings.momentum_sync
+        self._momenta = None
+        if sync is not None and self._workers > 1:
+            self._momenta = MomentumStage(
+                sync,
+                self.param_groups,
+                self._params,
+                [slot.name for slot in self._slots],
+                [slot.n_elements for slot in self._slots],
+                n_workers=self._workers,
+                seed=self._settings.seed,
+            )
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Forget all that was collected."""
+        self._collected: set[int] = set()
+        self._held: dict[int, Grads] = {}
+        self._absorbed = False
+        self._polls: list[Poll] = []
+        if self._workers > 1:
+            self._polls = [
+                Poll.open(bucket, *self._kinds[bucket.members[0]][::2], workers=self._workers)
+                for bucket in self._buckets
+            ]
+
+    def _count_traffic(self) -> None:
+        step, last = self.committed_step, self._workers - 1
+        pattern = self._settings.exchange
+        assert isinstance(pattern, Exchange)
+        total = Plan()
+        for poll in self._polls:
+            total += pattern.plan(shape_on_wire(poll.bucket, poll.rule), last)
+            n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
+            self._up_bits += n_elements * poll.rule.vote_planes
+            self._down_bits += n_elements * poll.rule.reply_planes(self._workers)
+        clip = self._settings.clip_norm
+        if clip is not None and clip.scope == "global":
+            total += plan_norms(self._workers)
+        if self._momenta is not None:
+            total += self._momenta.plan(step, pattern, last)
+            moved = sum(rows.n_elements for rows in self._momenta.list_rows(step))
+            self._up_bits += moved * 8 * self._momenta.sync.dtype.itemsize
+            self._down_bits += moved * _MEAN_BITS
+        self._traffic = self._traffic.add_step(total, Plan(), self._n_elements)
+
+    def _check_worker(self, worker: int) -> None:
+        if not 0 <= worker < self._workers:
+            raise InvalidArgumentError(
+                f"there is no worker {worker} among {self._workers}; expected 0 to "
+                f"{self._workers - 1}"
+            )
+
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise CheckpointError(
+                "a worker's gradient was not finite after others had been collected, so that "
+                f"momenta are past step {self.committed_step} and parameters are not; start again, "
+                "with "
+                "nonfinite='skip' or 'abstain' if such steps are to be survived"
+            )
+
+    def _check_grads(self, worker: int) -> None:
+        """Refuse what no worker can vote with."""
+        known = set(self._params)
+        for param, name in self._param_names().items():
+            if param.requires_grad and param not in known:
+                raise InvalidArgumentError(
+                    f"{name} was frozen when this cluster was made and requires a gradient now; "
+                    "make a new cluster and load the state into it"
+                )
+            if param in known and is_sparse(param):
+                raise SparseGradientError(
+                    describe_sparse(name), rank=worker, step=self.committed_step
+                )
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        super()._check_group(group)
+        check_rule(group["aggregation"])
+
+    def _momentum_shape(self, param: Tensor) -> torch.Size:
+        return torch.Size([self._workers, *param.shape])
+
+    def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return all workers' momenta; that of a single Lion becomes everybody's."""
+        return exp_avg.expand(self._momentum_shape(param))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, checked as in the constructor, between two steps.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError: As in the constructor, or workers have been
+                collected for the present step.
+        """
+        if not self._ready:
+            super().add_param_group(param_group)
+            return
+        self._check_idle("add_param_group()")
+        super().add_param_group({**list_group(param_group), "step": self.committed_step})
+        self._lay_out()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
+        self._check_whole()
+        return spell_groups(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of a cluster of as many workers, or that of one Lion for all of them.
+
+        Raises:
+            CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
+            InvalidArgumentError: Workers have been collected for the present step.
+        """
+        self._check_idle("load_state_dict()")
+        super().load_state_dict(parse_groups(state_dict, step=self.committed_step))
+        self._is_torn = False
+        self._lay_out()
+
+    def _check_idle(self, call: str) -> None:
+        if self._collected and not self._is_torn:
+            raise InvalidArgumentError(
+                f"{call} after workers {sorted(self._collected)} were collected; call step() before"
+            )
+
+
+def check_workers(workers: int) -> int:
+    """Return the number of workers, if it is one."""
+    if not isinstance(workers, int) or isinstance(workers, bool):
+        raise UnsupportedTypeError(f"workers={workers!r}: expected an integer")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError(f"workers={workers}: expected 1 to {MAX_WORKERS}")
+    return workers
+
+
+def check_pattern(exchange: Any) -> Exchange:
+    """Return the pattern whose bytes are counted, if it is one."""
+    if not isinstance(exchange, Exchange):
+        raise UnsupportedTypeError(
+            f"exchange={exchange!r}: expected Direct(), Gather() or Server(); without a network "
+            "'auto' has nothing to measure"
+        )
+    return exchange

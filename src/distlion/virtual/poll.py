@@ -1,0 +1,44 @@
+"""One bucket of a virtual step: votes come in, one worker after the other, and are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation import Aggregation
+from distlion.kernels import Coins, Kernels, choose_kernels
+from distlion.layout import BLOCK_WORDS, Bucket
+
+
+@dataclass
+class Poll:
+    """The votes on one bucket.
+
+    Attributes:
+        bucket, rule, kernels: What is voted on, how, and by which arithmetic.
+        votes: (workers, n_blocks, planes, 8) int64.
+        present: (workers, n_params) bool on the CPU.
+    """
+
+    bucket: Bucket
+    rule: Aggregation
+    kernels: Kernels
+    votes: Tensor
+    present: Tensor
+
+    @classmethod
+    def open(cls, bucket: Bucket, rule: Aggregation, device: torch.device, *, workers: int) -> Poll:
+        """Open a poll without votes."""
+        shape = (workers, bucket.n_blocks, rule.vote_planes, BLOCK_WORDS)
+        votes = torch.zeros(shape, dtype=torch.int64, device=device)
+        present = torch.zeros(workers, len(bucket.slots), dtype=torch.bool)
+        return cls(bucket, rule, choose_kernels(device), votes, present)
+
+    def count(self, coins: Coins) -> Tensor:
+        """Return the reply, (n_blocks, reply_planes, 8) int64."""
+        planes = self.rule.reply_planes(len(self.votes))
+        out = self.votes.new_empty(self.bucket.n_blocks, planes, BLOCK_WORDS)
+        self.rule.count(self.kernels, self.votes, self.present, self.bucket, 0, coins, out=out)
+        return out

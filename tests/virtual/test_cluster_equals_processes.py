@@ -1,0 +1,155 @@
+"""N virtual workers have the parameters and momenta of N real processes, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import distlion
+from cluster import run_workers
+from distlion import ClipNorm, MomentumSync
+from distlion.virtual import VirtualCluster
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 20
+WORLD_SIZES = (1, 2, 3, 4, 5)
+# 4,133 is a prime above 4,096: a quantized vote's second, shorter block.
+SHAPES = ((4133,), (3, 21), (1,), (130,))
+
+RULES = {
+    "majority": distlion.MajorityVote(),
+    "majority-zero": distlion.MajorityVote(tie="zero"),
+    "ternary": distlion.TernaryVote(),
+    "average": distlion.Average(),
+    "quantized": distlion.QuantizedVote(bits=4),
+    "quantized-linf": distlion.QuantizedVote(bits=2, norm="linf"),
+    "full": distlion.FullPrecision(),
+    "full-bf16": distlion.FullPrecision(torch.bfloat16),
+}
+SYNCS: dict[str, MomentumSync | None] = {
+    "no sync": None,
+    "staggered": MomentumSync(every=7),
+    "at once": MomentumSync(every=6, stagger=False),
+    "exponential": MomentumSync(schedule="exponential"),
+    "bfloat16": MomentumSync(every=5, dtype=torch.bfloat16),
+    "int8": MomentumSync(every=5, dtype=torch.int8, stagger=False),
+    "by name": MomentumSync(every=3, select=("b", "d")),
+    "auto": MomentumSync(every=4, select="auto"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both kinds of workers train."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    bad_grad: float | None = None
+
+
+RULE_CASES = [Case(name, {"aggregation": rule}) for name, rule in RULES.items()]
+SYNC_CASES = [
+    Case(name, {"momentum_sync": sync, "aggregation": distlion.QuantizedVote(bits=2)})
+    for name, sync in SYNCS.items()
+    if sync is not None
+]
+OTHER_CASES = [
+    Case("clip worker", {"clip_norm": ClipNorm(1.5)}),
+    Case("clip global", {"clip_norm": ClipNorm(1.5, scope="global")}),
+    Case("skip", {"nonfinite": "skip"}, bad_grad=float("nan")),
+    Case("abstain", {"nonfinite": "abstain"}, bad_grad=float("inf")),
+    Case(
+        "abstain with sync",
+        {"nonfinite": "abstain", "momentum_sync": MomentumSync(every=3)},
+        bad_grad=float("inf"),
+    ),
+    Case("small buckets", {"bucket_elements": 100, "seed": 5}),
+    Case("bfloat16", {"rounding": "stochastic", "exp_avg_dtype": torch.float32}, torch.bfloat16),
+    Case("bfloat16 momenta", {"momentum_sync": MomentumSync(every=4)}, torch.bfloat16),
+]
+CASES = RULE_CASES + SYNC_CASES + OTHER_CASES
+
+
+def make_params(case: Case) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator).to(case.dtype))
+        for name, shape in zip("abcd", SHAPES, strict=True)
+    }
+
+
+def set_grads(params: dict[str, nn.Parameter], case: Case, worker: int, step: int) -> None:
+    """Give a worker its gradients: sometimes 0, sometimes absent, sometimes not finite."""
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    for number, param in enumerate(params.values()):
+        grad = torch.randn(param.shape, generator=generator).to(case.dtype)
+        grad[grad.abs() < 0.1] = 0
+        param.grad = None if (worker + step + number) % 9 == 4 else grad
+    if case.bad_grad is not None and step % 6 == 2 and worker == step % 3:
+        params["d"].grad = torch.full(SHAPES[3], case.bad_grad, dtype=case.dtype)
+
+
+def hyperparameters(case: Case) -> dict[str, Any]:
+    return {"lr": 3e-3, "weight_decay": 0.1, **case.arguments}
+
+
+Result = tuple[list[Tensor], list[Tensor], int]
+
+
+def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
+    params = make_params(case)
+    optimizer = distlion.DistributedLion(
+        params.items(), exchange=distlion.Direct(), **hyperparameters(case)
+    )
+    for step in range(STEPS):
+        set_grads(params, case, rank, step)
+        planned = optimizer.plan if world_size > 1 else None
+        optimizer.step()
+        if planned is not None:
+            assert optimizer.traffic.last_sent_bytes == planned.sent_bytes
+            assert optimizer.traffic.last_messages == planned.messages
+    momenta = [optimizer.state[param]["exp_avg"] for param in params.values()]
+    values = [param.detach() for param in params.values()]
+    return (values, momenta, optimizer.committed_step), optimizer.traffic.sent_bytes
+
+
+def train_all(rank: int, world_size: int) -> list[tuple[Result, int]]:
+    return [train_really(rank, world_size, case) for case in CASES]
+
+
+def train_virtually(case: Case, workers: int) -> tuple[VirtualCluster, list[Tensor]]:
+    params = make_params(case)
+    cluster = VirtualCluster(params.items(), workers=workers, **hyperparameters(case))
+    for step in range(STEPS):
+        for worker in range(workers):
+            set_grads(params, case, worker, step)
+            cluster.collect(worker)
+            assert all(param.grad is None for param in params.values())
+        cluster.step()
+    return cluster, [param.detach() for param in params.values()]
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def real(request: pytest.FixtureRequest) -> list[list[tuple[Result, int]]]:
+    """For each rank, what it has at the end of each case."""
+    return run_workers(train_all, request.param, timeout_s=300, measured=request.param == 3)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[case.name for case in CASES])
+def test_virtual_workers_equal_real_ones(real: list[Any], index: int) -> None:
+    case, workers = CASES[index], len(real)
+
+    cluster, values = train_virtually(case, workers)
+
+    for worker in range(workers):
+        (real_values, real_momenta, committed), _ = real[worker][index]
+        assert cluster.committed_step == committed
+        assert all(map(torch.equal, values, real_values))
+        assert all(map(torch.equal, cluster.exp_avg(worker), real_momenta))
+    assert cluster.traffic.sent_bytes == real[-1][index][1]
