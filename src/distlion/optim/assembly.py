@@ -361,9 +361,21 @@ class AssembledLion(LionBase):
             f"world size: {self._group.world_size}",
             f"node size: {self._node_size}",
             *self._settings.describe(),
+            *self._describe_momentum_sync(),
             f"exp_avg_dtype: {self._exp_avg_dtype}",
             *describe_params(self.param_groups, self._param_names()),
         ]
+
+    def _describe_momentum_sync(self) -> list[str]:
+        """Say which parameters a function has selected, which may differ where it does."""
+        sync = self._settings.momentum_sync
+        if sync is None:
+            return []
+        params, slots = self._place_trainable()
+        names = [slot.name for slot in slots]
+        chosen = sync.choose(names, params)
+        kept = [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+        return [f"momenta averaged: {', '.join(kept)}"]
 
     def _describe_step(self) -> list[str]:
         return describe_hyperparameters(self.param_groups) + [
