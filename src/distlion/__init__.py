@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.exchange import Direct, Gather, Server
-from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes
+from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
 from distlion.virtual import VirtualCluster
 
 __version__ = _version("distlion")
@@ -25,4 +25,5 @@ __all__ = [
     "TernaryVote",
     "VirtualCluster",
     "__version__",
+    "lion_cub",
 ]

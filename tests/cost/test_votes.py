@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from distlion.cost import (
 )
 from distlion.cost.votes import BUCKET_ELEMENTS, name_rule
 from distlion.errors import UnsupportedTypeError
-from distlion.exchange import Direct
+from distlion.exchange import Direct, Exchange, Gather, Server
 
 N_ELEMENTS = 1 << 21
 FRAMES_AND_PADDING = 0.01
@@ -144,3 +145,31 @@ def test_rule_is_named_without_its_defaults():
     names = [name_rule(rule) for rule in (MajorityVote(), MajorityVote(tie="zero"))]
     assert names == ["MajorityVote()", "MajorityVote(tie='zero')"]
     assert name_rule(QuantizedVote()) == "QuantizedVote(bits=4)"
+
+
+@pytest.mark.parametrize("pattern", [Direct(), Gather(), Server()])
+@pytest.mark.parametrize(("bits", "sent_bits"), [(32, 64), (16, 48), (8, 40.125)])
+def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
+    pattern: Exchange, bits: int, sent_bits: float
+) -> None:
+    without = Scenario(
+        n_params=1 << 24,
+        nodes=4,
+        link=LinkModel.of_line(1e9, latency_s=1e-4, message_s=1e-5),
+        compute_s=1.0,
+    )
+    every = 64
+    averaging = replace(without, sync_every=every, sync_bits=bits)
+
+    for overlap in (False, True):
+        plain, synced = (
+            forecast_votes(scenario, MajorityVote(), pattern, overlap=overlap)
+            for scenario in (without, averaging)
+        )
+        more = synced.bits_per_parameter - plain.bits_per_parameter
+        if pattern == Direct():
+            # All but its own quarter, up and down; frames are 128 bytes of 32 KiB and more.
+            assert more == pytest.approx(0.75 * sent_bits / every, rel=0.01)
+        extra_s = synced.exposed_s - plain.exposed_s
+        assert extra_s == pytest.approx(synced.communication_s - plain.communication_s)
+        assert extra_s > 8 * 0.75 * (1 << 24) / every / 1e9

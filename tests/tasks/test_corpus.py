@@ -39,6 +39,52 @@ def test_file_holds_out_its_last_part_from_a_line_end(tmp_path):
     assert corpus.train.endswith(b"\n")
 
 
+def make_books(folder, count):
+    folder.mkdir()
+    for number in reversed(range(count)):
+        (folder / f"{number:02d}.txt").write_text(f"book {number:02d};")
+    return str(folder)
+
+
+def test_folder_is_read_in_the_order_of_its_names_and_its_20th_book_is_held_out(tmp_path):
+    corpus = load_corpus(make_books(tmp_path / "books", 45))
+    kept = [number for number in range(45) if number not in (19, 39)]
+    assert corpus.train.decode() == "".join(f"book {number:02d};" for number in kept)
+    assert corpus.heldout.decode() == "book 19;book 39;"
+
+
+def test_last_book_of_a_small_folder_is_held_out(tmp_path):
+    corpus = load_corpus(make_books(tmp_path / "books", 3))
+    assert corpus.train == b"book 00;book 01;"
+    assert corpus.heldout == b"book 02;"
+
+
+def test_folder_takes_text_files_only(tmp_path):
+    folder = make_books(tmp_path / "books", 2)
+    (tmp_path / "books" / "00-readme.md").write_text("no book")
+    (tmp_path / "books" / "00-more.txt").mkdir()
+    assert load_corpus(folder).train == b"book 00;"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_folder_without_a_book_to_hold_out_is_refused(tmp_path, count):
+    with pytest.raises(DataError, match=f"two or more files .* found {count}"):
+        load_corpus(make_books(tmp_path / "books", count))
+
+
+def test_lengths_of_books_add_up_to_the_training_part(tmp_path):
+    corpus = load_corpus(None)
+    assert len(corpus.book_bytes) > 100
+    assert sum(corpus.book_bytes) == len(corpus.train)
+
+
+def test_file_is_one_book(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"a line of text\n" * 100)
+    corpus = load_corpus(str(path))
+    assert corpus.book_bytes == (len(corpus.train),)
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"no_such\.txt"):
         load_corpus(str(tmp_path / "no_such.txt"))

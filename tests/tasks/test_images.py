@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distlion.errors import DataError
-from distlion.tasks import ImageTask, batch_loss, score_batch
+from distlion.tasks import ByClass, Even, ImageTask, batch_loss, score_batch, seeded_generator
 from distlion.tasks.cifar import TEST_FILE, TRAIN_FILES
 
 
@@ -59,6 +59,86 @@ def test_epochs_come_in_different_orders(digits):
     task = ImageTask(data=None, model_config=None, batch_size=1438)
     second_epoch = task.training_batch(seed=0, step=1, rank=0, world_size=1)
     assert not torch.equal(first.inputs["pixel_values"], second_epoch.inputs["pixel_values"][:100])
+
+
+def plain_batch(task, *, seed, step, rank, world_size):
+    """A batch of the even partition, from nothing remembered: what training used to see."""
+    shard = torch.randperm(1438, generator=seeded_generator(seed))[rank::world_size]
+    first = step * task.units_per_batch
+    epochs = range(first // len(shard), (first + task.units_per_batch - 1) // len(shard) + 1)
+    order = torch.cat(
+        [
+            torch.randperm(len(shard), generator=seeded_generator(seed, epoch, rank))
+            for epoch in epochs
+        ]
+    )
+    offset = first - epochs.start * len(shard)
+    return shard[order[offset : offset + task.units_per_batch]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 32])
+@pytest.mark.parametrize("batch_size", [7, 300])
+def test_default_partition_is_every_nth_of_a_permutation(batch_size, world_size):
+    task = ImageTask(data=None, model_config=None, batch_size=batch_size)
+    images, labels = task._data.train_images, task._data.train_labels
+    for step in (0, 1, 5, 250, 4):
+        for rank in range(world_size):
+            where = {"seed": 1, "step": step, "rank": rank, "world_size": world_size}
+            batch = task.training_batch(**where)
+            chosen = plain_batch(task, **where)
+            assert torch.equal(batch.inputs["pixel_values"], images[chosen])
+            assert torch.equal(batch.targets, labels[chosen])
+
+
+@pytest.mark.parametrize("partition", [Even(), ByClass(0.3)], ids=repr)
+def test_batch_does_not_depend_on_what_was_drawn_before(partition):
+    used, fresh = (
+        ImageTask(data=None, model_config=None, batch_size=32, partition=partition)
+        for _ in range(2)
+    )
+    for seed in range(6):
+        for step in (40, 0, 17):
+            used.training_batch(seed=seed, step=step, rank=seed % 4, world_size=4)
+    where = {"seed": 0, "step": 17, "rank": 2, "world_size": 4}
+    first, again = used.training_batch(**where), fresh.training_batch(**where)
+    assert torch.equal(first.inputs["pixel_values"], again.inputs["pixel_values"])
+
+
+def test_ranks_own_disjoint_images_when_skewed_by_class():
+    task = ImageTask(data=None, model_config=None, batch_size=16, partition=ByClass(0.3))
+    seen = []
+    for rank in range(4):
+        batches = [
+            task.training_batch(seed=0, step=step, rank=rank, world_size=4) for step in range(60)
+        ]
+        seen.append(set().union(*map(rows_of, batches)))
+    # 960 draws for each rank: some ranks have gone through all that they own.
+    assert sum(map(len, seen)) == len(set().union(*seen))
+
+
+def test_rank_trains_on_the_classes_of_its_shard():
+    task = ImageTask(data=None, model_config=None, batch_size=100, partition=ByClass(0.02))
+    batch = task.training_batch(seed=0, step=0, rank=0, world_size=4)
+    # At alpha 0.02 a class has 1.06 owners in effect, so that a rank has 2.6 of the 10 classes.
+    assert len(batch.targets.unique()) <= 6
+
+
+def test_skew_without_a_batch_for_each_worker_is_refused_with_the_source():
+    task = ImageTask(data=None, model_config=None, batch_size=200, partition=ByClass(0.1))
+    with pytest.raises(DataError, match=r"digits: none of 1000 draws with alpha 0\.1"):
+        task.training_batch(seed=0, step=0, rank=0, world_size=8)
+
+
+def test_facts_name_the_partition():
+    task = ImageTask(data=None, model_config=None, batch_size=1, partition=ByClass(0.3))
+    assert task.describe()["partition"] == "ByClass(alpha=0.3)"
+
+
+def test_even_and_odd_heldout_batches_share_no_image(digits):
+    batches = digits.heldout_batches()
+    even, odd = (set().union(*map(rows_of, batches[first::2])) for first in (0, 1))
+    assert even.isdisjoint(odd)
+    assert (len(even), len(odd)) == (200, 159)
 
 
 def test_heldout_digits_are_never_trained_on(digits):

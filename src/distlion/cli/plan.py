@@ -61,6 +61,11 @@ _DeviceOption = Annotated[Device, typer.Option("--device", help="What does the a
 _OverlapShare = Annotated[
     float, typer.Option(help="Share of backward that communication can hide behind.")
 ]
+_SyncEvery = Annotated[
+    int | None,
+    typer.Option(help="Steps in which every momentum is averaged once.", show_default="never"),
+]
+_SyncBits = Annotated[int, typer.Option(help="Bits of a momentum on the way up: 32, 16 or 8.")]
 _Threshold = Annotated[
     float, typer.Option(help="Gain over all-reduce below which compression is not advised.")
 ]
@@ -86,6 +91,8 @@ def plan_command(
     node_link: _NodeLink = "nvlink",
     device: _DeviceOption = Device.GPU,
     overlap_share: _OverlapShare = 0.9,
+    sync_every: _SyncEvery = None,
+    sync_bits: _SyncBits = 32,
     threshold: _Threshold = THRESHOLD,
     price_per_gpu_hour: _PricePerGpuHour = 0.0,
     price_per_gb: _PricePerGb = 0.0,
@@ -111,6 +118,8 @@ def plan_command(
             compute_s=compute_s,
             machine=_MACHINES[device],
             overlap_share=overlap_share,
+            sync_every=sync_every,
+            sync_bits=sync_bits,
             price_per_gpu_hour=price_per_gpu_hour,
             price_per_gb=price_per_gb,
         )

@@ -57,8 +57,9 @@ class Load:
         sent_bytes: Bytes that the busiest node sends.
         total_sent_bytes: Bytes that all nodes send.
         arithmetic_s: Seconds of arithmetic of the busiest worker.
-        communication_s: Seconds of communication.
-        n_buckets: Parts in which it can start during backward.
+        communication_s: Seconds of communication that can start during backward.
+        n_buckets: Parts in which it can start.
+        late_s: Seconds of communication that begins after the last vote: nothing hides it.
     """
 
     sent_bytes: float
@@ -66,6 +67,7 @@ class Load:
     arithmetic_s: float
     communication_s: float
     n_buckets: int
+    late_s: float = 0.0
 
 
 def make_forecast(
@@ -74,14 +76,15 @@ def make_forecast(
     """Put a load into a step.
 
     Equation:
-        exposed = max(T - hideable, T / B) with overlap, T without
+        exposed = max(T - hideable, T / B) + late with overlap, T + late without
         step    = compute + arithmetic + exposed
-        T is ``load.communication_s``, B is ``load.n_buckets``: the last bucket's gradients come
-        with the end of backward, so that nothing is left to hide it behind.
+        T is ``load.communication_s``, late ``load.late_s``, B is ``load.n_buckets``: the last
+        bucket's gradients come with the end of backward, so that nothing is left to hide it behind.
     """
     exposed_s = load.communication_s
     if overlap:
         exposed_s = max(exposed_s - scenario.hideable_s, exposed_s / load.n_buckets)
+    exposed_s += load.late_s
     step_s = scenario.compute_s + load.arithmetic_s + exposed_s
     workers = scenario.nodes * scenario.gpus_per_node
     money = scenario.price_per_gpu_hour * workers * step_s / 3600
@@ -95,7 +98,7 @@ def make_forecast(
         sent_bytes=load.sent_bytes,
         total_sent_bytes=load.total_sent_bytes,
         arithmetic_s=load.arithmetic_s,
-        communication_s=load.communication_s,
+        communication_s=load.communication_s + load.late_s,
         exposed_s=exposed_s,
         step_s=step_s,
         efficiency=scenario.compute_s / step_s,

@@ -35,6 +35,9 @@ class Scenario:
             work of the forward pass.
         overlap_share: Share of backward that overlapped communication can hide behind; the
             gradients of the first bucket must have been computed before.
+        sync_every: Steps in which votes' workers average every momentum once, a part in each step
+            (``MomentumSync``); None for never.
+        sync_bits: 32, 16 or 8 bits of a momentum on the way up; means come back in 32.
         price_per_gpu_hour: Money for one worker and hour.
         price_per_gb: Money for 10^9 bytes sent by a node.
 
@@ -51,6 +54,8 @@ class Scenario:
     machine: Machine = GPU
     backward_share: float = 2 / 3
     overlap_share: float = 0.9
+    sync_every: int | None = None
+    sync_bits: int = 32
     price_per_gpu_hour: float = 0.0
     price_per_gb: float = 0.0
 
@@ -59,6 +64,8 @@ class Scenario:
         self._check("nodes", 1 <= self.nodes <= MAX_NODES, f"1 to {MAX_NODES:,}")
         self._check("gpus_per_node", 1 <= self.gpus_per_node <= 1024, "1 to 1,024")
         self._check("compute_s", 0 < self.compute_s < math.inf, "a number of seconds above 0")
+        self._check("sync_every", self.sync_every is None or self.sync_every >= 1, "1 or more")
+        self._check("sync_bits", self.sync_bits in (8, 16, 32), "8, 16 or 32")
         for name in ("backward_share", "overlap_share"):
             self._check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("price_per_gpu_hour", "price_per_gb"):

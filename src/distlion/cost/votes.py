@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from distlion.aggregation import Aggregation
 from distlion.cost.exchange_time import count_overlap_buckets, exchange_seconds
 from distlion.cost.forecast import Forecast, Load, make_forecast
 from distlion.cost.machine import Machine
+from distlion.cost.momenta import shape_momenta
 from distlion.cost.scenario import Scenario
 from distlion.errors import UnsupportedTypeError
 from distlion.exchange import BucketShape, Direct, Exchange, Gather, Server
@@ -19,6 +22,7 @@ BUCKET_ELEMENTS = 1 << 26
 """Coordinates of a bucket without overlap: more, smaller ones only cost latency."""
 
 _GRAD_BYTES = 4
+_SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}
 
 
 def shape_bucket(n_elements: int, n_workers: int, rule: Aggregation) -> BucketShape:
@@ -60,7 +64,8 @@ def forecast_votes(
     """Forecast a step of one rule under one pattern.
 
     With several workers in a node, gradients are averaged inside it, each worker votes for its part
-    of the parameters over its part of the node's link, and replies are gathered inside.
+    of the parameters over its part of the node's link, and replies are gathered inside. Momenta,
+    where they are averaged, follow the votes.
     """
     n_buckets = _count_buckets(scenario, rule, overlap=overlap)
     shape = shape_bucket(-(-scenario.own_params // n_buckets), scenario.nodes, rule)
@@ -68,14 +73,16 @@ def forecast_votes(
     others = _sent_bytes(pattern, shape, scenario.nodes - 1)
     total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
     per_node = n_buckets * scenario.gpus_per_node
+    momenta = _plan_momenta(scenario, pattern)
     load = Load(
-        sent_bytes=per_node * busiest,
-        total_sent_bytes=per_node * total,
+        sent_bytes=per_node * busiest + scenario.gpus_per_node * momenta.busiest_bytes,
+        total_sent_bytes=per_node * total + scenario.gpus_per_node * momenta.total_bytes,
         arithmetic_s=_arithmetic_s(scenario, rule)
         + n_buckets * _exchange_arithmetic_s(scenario.machine, pattern, shape),
         communication_s=n_buckets * exchange_seconds(pattern, shape, scenario.worker_link)
         + _inside_node_s(scenario, rule.reply_planes(scenario.nodes)),
         n_buckets=n_buckets,
+        late_s=momenta.seconds,
     )
     return make_forecast(
         scenario, load, method=name_rule(rule), pattern=repr(pattern), votes=True, overlap=overlap
@@ -91,6 +98,27 @@ def name_rule(rule: Aggregation) -> str:
         if (value := getattr(rule, field.name)) != field.default or field.name == "bits"
     ]
     return f"{type(rule).__name__}({', '.join(arguments)})"
+
+
+class _Momenta(NamedTuple):
+    """What averaging momenta takes in a step, for one worker of each node."""
+
+    busiest_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float = 0.0
+
+
+def _plan_momenta(scenario: Scenario, pattern: Exchange) -> _Momenta:
+    if scenario.sync_every is None or scenario.nodes == 1:
+        return _Momenta()
+    n_elements = -(-scenario.own_params // scenario.sync_every)
+    shape = shape_momenta(n_elements, scenario.nodes, _SYNC_DTYPES[scenario.sync_bits])
+    first, others = (_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
+    return _Momenta(
+        max(first, others),
+        first + (scenario.nodes - 1) * others,
+        exchange_seconds(pattern, shape, scenario.worker_link),
+    )
 
 
 def _count_buckets(scenario: Scenario, rule: Aggregation, *, overlap: bool) -> int:

@@ -2,13 +2,27 @@
 
 from distlion.tasks.base import Batch, Score, Task, batch_loss, score_batch, seeded_generator
 from distlion.tasks.images import ImageTask
+from distlion.tasks.partition import (
+    ByBook,
+    ByClass,
+    Contiguous,
+    Even,
+    ImagePartition,
+    TextPartition,
+)
 from distlion.tasks.text import TextTask, Tokenizer
 
 __all__ = [
     "Batch",
+    "ByBook",
+    "ByClass",
+    "Contiguous",
+    "Even",
+    "ImagePartition",
     "ImageTask",
     "Score",
     "Task",
+    "TextPartition",
     "TextTask",
     "Tokenizer",
     "batch_loss",

@@ -1,10 +1,10 @@
-"""Texts to train on: the standard library's source, a file, or a Hugging Face data set."""
+"""Texts to train on: the standard library's source, files, or a Hugging Face data set."""
 
 from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ STDLIB_BYTES = 4_000_000
 # A hub data set can be larger than memory; rows beyond this many bytes are left out.
 HUB_BYTES = 64_000_000
 HUB_PREFIX = "hf:"
+BOOK_PATTERN = "*.txt"
 HELDOUT_SHARE = 0.05
 _HELDOUT_EVERY = round(1 / HELDOUT_SHARE)
 # Tests, generated tables and bundled packages say little about the language.
@@ -46,11 +47,14 @@ class Corpus:
         source: Where it came from, for records.
         train: Bytes of the training part, UTF-8 as a rule.
         heldout: Bytes of the held-out part.
+        book_bytes: Lengths of the books of the training part, in its order: the files of a folder
+            or of the standard library; one book for all else.
     """
 
     source: str
     train: bytes
     heldout: bytes
+    book_bytes: tuple[int, ...]
 
 
 def load_corpus(source: str | None) -> Corpus:
@@ -58,7 +62,9 @@ def load_corpus(source: str | None) -> Corpus:
 
     Args:
         source: None for the Python standard library's source; ``hf:NAME`` or
-            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a text file's path.
+            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise the path of a text
+            file, or of a folder whose ``.txt`` files are books, in the order of their names. Of a
+            folder every 20th book is held out, or the last one of fewer.
 
     Raises:
         DataError: It does not exist, cannot be read, or is empty.
@@ -68,25 +74,32 @@ def load_corpus(source: str | None) -> Corpus:
         corpus = _load_stdlib(Path(sysconfig.get_path("stdlib")))
     elif source.startswith(HUB_PREFIX):
         corpus = _load_hub(source)
+    elif (path := Path(source)).is_dir():
+        corpus = _load_folder(path)
     else:
-        corpus = _load_file(Path(source))
+        corpus = _load_file(path)
     if not corpus.train or not corpus.heldout:
         raise DataError(f"text data {corpus.source}: the training or the held-out part is empty")
     return corpus
 
 
 def _load_stdlib(folder: Path) -> Corpus:
-    """Split by whole file, so that no half of a file helps to predict its other half."""
-    train: list[bytes] = []
-    heldout: list[bytes] = []
+    texts: list[bytes] = []
     size = 0
-    for index, path in enumerate(_list_sources(folder)):
+    for path in _list_sources(folder):
         if size >= STDLIB_BYTES:
             break
-        text = path.read_bytes()
-        size += len(text)
-        (heldout if index % _HELDOUT_EVERY == _HELDOUT_EVERY - 1 else train).append(text)
-    return Corpus("Python standard library", b"".join(train), b"".join(heldout))
+        texts.append(path.read_bytes())
+        size += len(texts[-1])
+    return _hold_out_books("Python standard library", texts)
+
+
+def _hold_out_books(source: str, texts: Sequence[bytes]) -> Corpus:
+    """Split by whole file, so that no half of a file helps to predict its other half."""
+    every = min(_HELDOUT_EVERY, max(1, len(texts)))
+    train = [text for index, text in enumerate(texts) if index % every != every - 1]
+    heldout = texts[every - 1 :: every]
+    return Corpus(source, b"".join(train), b"".join(heldout), tuple(map(len, train)))
 
 
 def _list_sources(folder: Path) -> list[Path]:
@@ -97,22 +110,40 @@ def _list_sources(folder: Path) -> list[Path]:
     return sorted(files)
 
 
+def _load_folder(folder: Path) -> Corpus:
+    files = sorted(path for path in folder.glob(BOOK_PATTERN) if path.is_file())
+    if len(files) < 2:
+        raise DataError(
+            f"text data {str(folder)!r}: a folder needs two or more files {BOOK_PATTERN}, one of "
+            f"them to be held out; found {len(files)}"
+        )
+    return _hold_out_books(str(folder), [_read_text(path) for path in files])
+
+
 def _load_file(path: Path) -> Corpus:
+    return _split_at_line(str(path), _read_text(path))
+
+
+def _read_text(path: Path) -> bytes:
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(
             f"text data {str(path)!r} cannot be read ({error.strerror}); give the path of a text "
-            f"file, {HUB_PREFIX}NAME, or nothing for the Python standard library's source"
+            f"file or of a folder of {BOOK_PATTERN}, {HUB_PREFIX}NAME, or nothing for the Python "
+            f"standard library's source"
         ) from error
-    return _split_at_line(str(path), text)
 
 
 def _split_at_line(source: str, text: bytes) -> Corpus:
     """Hold out the last part, beginning after a line end where there is one."""
     wanted = int(len(text) * (1 - HELDOUT_SHARE))
     cut = text.rfind(b"\n", 0, wanted) + 1 or wanted
-    return Corpus(source, text[:cut], text[cut:])
+    return _one_book(source, text[:cut], text[cut:])
+
+
+def _one_book(source: str, train: bytes, heldout: bytes) -> Corpus:
+    return Corpus(source, train, heldout, (len(train),))
 
 
 def _load_hub(source: str) -> Corpus:
@@ -123,7 +154,7 @@ def _load_hub(source: str) -> Corpus:
     train = _join_rows(splits["train"], source)
     for split in ("validation", "test"):
         if split in splits:
-            return Corpus(source, train, _join_rows(splits[split], source))
+            return _one_book(source, train, _join_rows(splits[split], source))
     return _split_at_line(source, train)
 
 

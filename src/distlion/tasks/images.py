@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from distlion.errors import DataError, MissingDependencyError
 from distlion.tasks.base import Batch, seeded_generator
 from distlion.tasks.cifar import CLASSES, read_cifar10
 from distlion.tasks.models import build_vision_model, default_vision_config, read_model_config
+from distlion.tasks.partition import Even, ImagePartition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -23,6 +25,9 @@ HELDOUT_IMAGES = 2000
 _HELDOUT_BATCH = 100
 _DIGITS_HELDOUT_EVERY = 5
 _DIGITS_MAX = 16
+_EVEN = Even()
+# A run needs one; comparisons go to and fro between seeds and numbers of workers.
+_CACHED_SPLITS = 4
 
 
 @dataclass(frozen=True)
@@ -36,17 +41,47 @@ class _LabelledImages:
     heldout_labels: Tensor
 
 
+class _Shard:
+    """Order the images of one rank anew in every epoch, and remember the latest order.
+
+    Args:
+        images: (n,) int64 numbers of the rank's images, at least one.
+        seed: Fixes the orders, together with ``rank``.
+        rank: Whose shard it is.
+    """
+
+    def __init__(self, images: Tensor, *, seed: int, rank: int) -> None:
+        self._images = images
+        self._seed = seed
+        self._rank = rank
+        self._latest: tuple[int, Tensor] | None = None
+
+    def choose(self, first: int, count: int) -> Tensor:
+        """Return the ``count`` images from the ``first`` one on, counted over all epochs."""
+        size = len(self._images)
+        epochs = range(first // size, (first + count - 1) // size + 1)
+        order = torch.cat([self._order(epoch) for epoch in epochs])
+        offset = first - epochs.start * size
+        return self._images[order[offset : offset + count]]
+
+    def _order(self, epoch: int) -> Tensor:
+        if self._latest is None or self._latest[0] != epoch:
+            generator = seeded_generator(self._seed, epoch, self._rank)
+            self._latest = epoch, torch.randperm(len(self._images), generator=generator)
+        return self._latest[1]
+
+
 class ImageTask:
     """Train a ViT with random weights to classify images.
 
-    Rank r of N owns every N-th image of a permutation that the seed fixes, and goes through them in
-    a new order in every epoch. Held out: every fifth digit, or the first 2,000 images of CIFAR-10's
-    test batch.
+    A rank goes through the images that it owns in a new order in every epoch. Held out: every fifth
+    digit, or the first 2,000 images of CIFAR-10's test batch.
 
     Args:
         data: Path of the folder ``cifar-10-batches-py``; None for scikit-learn's digits.
         model_config: Path of a transformers config; None for a preset.
         batch_size: Images of a worker in a step.
+        partition: Which images a rank owns.
 
     Raises:
         DataError: The data or the config cannot be used, or they do not fit each other.
@@ -56,10 +91,19 @@ class ImageTask:
     name = "images"
     unit = "images"
 
-    def __init__(self, *, data: str | None, model_config: Path | None, batch_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        data: str | None,
+        model_config: Path | None,
+        batch_size: int,
+        partition: ImagePartition = _EVEN,
+    ) -> None:
         self._data = _load_digits() if data is None else _load_cifar(Path(data))
         self._config = self._read_config(model_config)
         self._batch_size = batch_size
+        self._partition = partition
+        self._cached_split = lru_cache(maxsize=_CACHED_SPLITS)(self._split)
 
     def _read_config(self, path: Path | None) -> PreTrainedConfig:
         _, channels, _, size = self._data.train_images.shape
@@ -89,26 +133,26 @@ class ImageTask:
         """Return the next images of the shard of ``rank``: a pure function of the arguments.
 
         Raises:
-            DataError: There are fewer images than workers.
+            DataError: There are fewer images than workers, or than the partition wants.
         """
-        total = len(self._data.train_images)
-        shard = torch.randperm(total, generator=seeded_generator(seed))[rank::world_size]
-        if not len(shard):
-            raise DataError(
-                f"image data {self._data.source}: {total} images for {world_size} workers"
-            )
-        first = step * self._batch_size
-        epochs = range(first // len(shard), (first + self._batch_size - 1) // len(shard) + 1)
-        order = torch.cat(
-            [
-                torch.randperm(len(shard), generator=seeded_generator(seed, epoch, rank))
-                for epoch in epochs
-            ]
-        )
-        offset = first - epochs.start * len(shard)
-        chosen = shard[order[offset : offset + self._batch_size]]
+        shard = self._cached_split(seed, world_size)[rank]
+        chosen = shard.choose(step * self._batch_size, self._batch_size)
         images = self._data.train_images[chosen]
         return Batch({"pixel_values": images}, self._data.train_labels[chosen])
+
+    def _split(self, seed: int, world_size: int) -> list[_Shard]:
+        labels = self._data.train_labels
+        if len(labels) < world_size:
+            raise DataError(
+                f"image data {self._data.source}: {len(labels)} images for {world_size} workers"
+            )
+        try:
+            owned = self._partition.split_images(
+                labels, seed=seed, world_size=world_size, batch_size=self._batch_size
+            )
+        except DataError as error:
+            raise DataError(f"image data {self._data.source}: {error}") from error
+        return [_Shard(images, seed=seed, rank=rank) for rank, images in enumerate(owned)]
 
     def heldout_batches(self) -> Sequence[Batch]:
         """Return the held-out images, always the same."""
@@ -119,12 +163,13 @@ class ImageTask:
         return [Batch({"pixel_values": images[part]}, labels[part]) for part in parts]
 
     def describe(self) -> dict[str, str | int]:
-        """Return source, sizes in images, and the side of an image in pixels."""
+        """Return source, sizes in images, partition, and the side of an image in pixels."""
         return {
             "name": self.name,
             "data": self._data.source,
             "train_images": len(self._data.train_images),
             "heldout_images": len(self._data.heldout_images),
+            "partition": repr(self._partition),
             "image_size": self._data.train_images.shape[-1],
             "model_type": str(self._config.model_type),
         }

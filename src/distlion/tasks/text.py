@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +23,7 @@ from distlion.tasks.models import (
     default_language_config,
     read_model_config,
 )
+from distlion.tasks.partition import Contiguous, TextPartition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,6 +32,12 @@ DEFAULT_CONTEXT = 128
 HELDOUT_WINDOWS = 128
 _HELDOUT_BATCH = 16
 _BYTE_VALUES = 256
+# 4,096 tokens by default: a window may not cross the end of a block, so short blocks would cost
+# windows; long ones would mix less.
+_BLOCK_CONTEXTS = 32
+_CONTIGUOUS = Contiguous()
+# A run needs one; comparisons go to and fro between numbers of workers.
+_CACHED_SPLITS = 4
 
 Codes = npt.NDArray[np.integer]
 
@@ -61,18 +71,50 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype=np.uint32)
 
 
+@dataclass(frozen=True)
+class _Tokens:
+    """Hold the tokens of a corpus; ``book_tokens`` are the lengths of its training books."""
+
+    train: Codes
+    heldout: Codes
+    vocabulary_size: int
+    book_tokens: Sequence[int]
+
+
+class _Shard:
+    """Number the windows within the spans of a rank, so that each is drawn equally often.
+
+    Args:
+        spans: Ascending places in the training text.
+        context: A window has one token more, and lies within a span.
+    """
+
+    def __init__(self, spans: Sequence[range], *, context: int) -> None:
+        windows = [(span.start, len(span) - context) for span in spans if len(span) > context]
+        self._ends = np.cumsum([count for _, count in windows], dtype=np.int64)
+        self.windows = int(self._ends[-1]) if windows else 0
+        # Where a span's windows would start if its first one had number 0.
+        self._origins = np.array([start for start, _ in windows], dtype=np.int64)
+        self._origins[1:] -= self._ends[:-1]
+
+    def locate(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where in the text the windows of these numbers, below ``windows``, start."""
+        return numbers + self._origins[np.searchsorted(self._ends, numbers, side="right")]
+
+
 class TextTask:
     """Train a causal language model with random weights on a text.
 
-    Rank r of N draws windows at random places of the r-th of N equal parts of the training text, so
-    that no byte is seen by two ranks. Held out: 128 windows spread evenly over the held-out part
-    (fewer if it is shorter).
+    A rank draws windows at random places of the training text that it owns, so that no token is
+    seen by two ranks. Held out: 128 windows spread evenly over the held-out part (fewer if it is
+    shorter).
 
     Args:
         data: As in ``load_corpus``.
         tokenizer: Level of the tokens.
         model_config: Path of a transformers config; None for the preset of 0.8 million parameters.
         batch_size: Windows of a worker in a step.
+        partition: Which parts of the text a rank owns.
 
     Raises:
         DataError: The text or the config cannot be used, or they do not fit each other.
@@ -83,31 +125,41 @@ class TextTask:
     unit = "tokens"
 
     def __init__(
-        self, *, data: str | None, tokenizer: Tokenizer, model_config: Path | None, batch_size: int
+        self,
+        *,
+        data: str | None,
+        tokenizer: Tokenizer,
+        model_config: Path | None,
+        batch_size: int,
+        partition: TextPartition = _CONTIGUOUS,
     ) -> None:
         corpus = load_corpus(data)
         self._source = corpus.source
-        self._train, self._heldout, self._vocabulary_size = _tokenize(corpus, tokenizer)
+        self._tokens = _tokenize(corpus, tokenizer)
         self._config = self._read_config(model_config, tokenizer)
         positions = getattr(self._config, "max_position_embeddings", None)
         self.context = int(positions or DEFAULT_CONTEXT)
         self._batch_size = batch_size
-        if len(self._heldout) <= self.context:
+        self._partition = partition
+        self._cached_split = lru_cache(maxsize=_CACHED_SPLITS)(self._split)
+        if len(self._tokens.heldout) <= self.context:
             raise DataError(
-                f"text data {self._source}: the held-out part has {len(self._heldout)} tokens, "
+                f"text data {self._source}: the held-out part has {len(self._tokens.heldout)} "
+                f"tokens, "
                 f"but a window needs {self.context + 1}; give a longer text or a model of shorter "
                 f"context"
             )
 
     def _read_config(self, path: Path | None, tokenizer: Tokenizer) -> PreTrainedConfig:
+        needed = self._tokens.vocabulary_size
         if path is None:
-            return default_language_config(self._vocabulary_size, context=DEFAULT_CONTEXT)
+            return default_language_config(needed, context=DEFAULT_CONTEXT)
         config = read_model_config(path)
         vocab_size = getattr(config, "vocab_size", None)
-        if vocab_size is None or vocab_size < self._vocabulary_size:
+        if vocab_size is None or vocab_size < needed:
             raise DataError(
                 f"model config {str(path)!r} has vocab_size {vocab_size}, but the "
-                f"{tokenizer.value} tokens of {self._source} need {self._vocabulary_size}"
+                f"{tokenizer.value} tokens of {self._source} need {needed}"
             )
         config.use_cache = False
         return config
@@ -127,25 +179,36 @@ class TextTask:
         Raises:
             DataError: The text is too short for so many workers.
         """
-        begin = len(self._train) * rank // world_size
-        end = len(self._train) * (rank + 1) // world_size
-        places = end - begin - self.context
-        if places < 1:
-            raise DataError(
-                f"text data {self._source}: {len(self._train)} training tokens for {world_size} "
-                f"workers leave no window of {self.context + 1} tokens to rank {rank}"
-            )
+        shard = self._cached_split(world_size)[rank]
         generator = seeded_generator(seed, step, rank)
-        starts = begin + torch.randint(places, (self._batch_size,), generator=generator)
-        return self._cut_windows(self._train, starts.tolist())
+        numbers = torch.randint(shard.windows, (self._batch_size,), generator=generator)
+        return self._cut_windows(self._tokens.train, shard.locate(numbers.numpy()).tolist())
+
+    def _split(self, world_size: int) -> list[_Shard]:
+        spans = self._partition.split_text(
+            self._tokens.book_tokens,
+            world_size=world_size,
+            block_tokens=_BLOCK_CONTEXTS * self.context,
+        )
+        shards = [_Shard(owned, context=self.context) for owned in spans]
+        for rank, shard in enumerate(shards):
+            if not shard.windows:
+                raise DataError(
+                    f"text data {self._source}: {len(self._tokens.train)} training tokens in "
+                    f"{len(self._tokens.book_tokens)} books for {world_size} workers, shared out "
+                    f"by {self._partition}, leave no window of {self.context + 1} tokens to rank "
+                    f"{rank}; take fewer workers, more text or another partition"
+                )
+        return shards
 
     def heldout_batches(self) -> Sequence[Batch]:
         """Return windows spread evenly over the held-out text, always the same."""
-        places = len(self._heldout) - self.context
+        heldout = self._tokens.heldout
+        places = len(heldout) - self.context
         count = min(HELDOUT_WINDOWS, max(1, places // self.context))
         starts = [places * index // count for index in range(count)]
         return [
-            self._cut_windows(self._heldout, starts[first : first + _HELDOUT_BATCH])
+            self._cut_windows(heldout, starts[first : first + _HELDOUT_BATCH])
             for first in range(0, count, _HELDOUT_BATCH)
         ]
 
@@ -155,26 +218,33 @@ class TextTask:
         return Batch({"input_ids": both[:, :-1].contiguous()}, both[:, 1:].contiguous())
 
     def describe(self) -> dict[str, str | int]:
-        """Return source, sizes in tokens, vocabulary and context."""
+        """Return source, sizes in tokens, books, partition, vocabulary and context."""
         return {
             "name": self.name,
             "data": self._source,
-            "train_tokens": len(self._train),
-            "heldout_tokens": len(self._heldout),
-            "vocabulary": self._vocabulary_size,
+            "train_tokens": len(self._tokens.train),
+            "train_books": len(self._tokens.book_tokens),
+            "heldout_tokens": len(self._tokens.heldout),
+            "partition": repr(self._partition),
+            "vocabulary": self._tokens.vocabulary_size,
             "context": self.context,
             "model_type": str(self._config.model_type),
         }
 
 
-def _tokenize(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Codes, Codes, int]:
-    """Return the training tokens, the held-out tokens and the size of the vocabulary."""
+def _tokenize(corpus: Corpus, tokenizer: Tokenizer) -> _Tokens:
     if tokenizer is Tokenizer.BYTE:
         train, heldout = (
             np.frombuffer(part, dtype=np.uint8) for part in (corpus.train, corpus.heldout)
         )
-        return train, heldout, _BYTE_VALUES
-    text = corpus.train.decode(errors="replace")
+        return _Tokens(train, heldout, _BYTE_VALUES, corpus.book_bytes)
+    ends = accumulate(corpus.book_bytes, initial=0)
+    books = [corpus.train[begin:end].decode(errors="replace") for begin, end in pairwise(ends)]
+    text = "".join(books)
     vocabulary = CharVocabulary(text)
-    heldout_text = corpus.heldout.decode(errors="replace")
-    return vocabulary.encode(text), vocabulary.encode(heldout_text), len(vocabulary)
+    return _Tokens(
+        vocabulary.encode(text),
+        vocabulary.encode(corpus.heldout.decode(errors="replace")),
+        len(vocabulary),
+        [len(book) for book in books],
+    )
