@@ -74,6 +74,7 @@ def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -
     sync = MomentumSync(every=4, select=select)
     variants: dict[str, dict[str, Any]] = {
         "direct": {"exchange": Direct()},
+        "diagnosed": {"exchange": Direct(), "diagnose_every": 5},
         "gather": {"exchange": Gather()},
         "server": {"exchange": Server()},
         "auto": {"exchange": "auto"},

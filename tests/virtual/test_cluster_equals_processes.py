@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion import ClipNorm, MomentumSync
+from distlion.optim import Diagnosis
 from distlion.virtual import VirtualCluster
 
 pytestmark = pytest.mark.distributed
@@ -69,6 +70,7 @@ OTHER_CASES = [
         {"nonfinite": "abstain", "momentum_sync": MomentumSync(every=3)},
         bad_grad=float("inf"),
     ),
+    Case("diagnosed", {"diagnose_every": 3, "aggregation": distlion.Average()}),
     Case("small buckets", {"bucket_elements": 100, "seed": 5}),
     Case("bfloat16", {"rounding": "stochastic", "exp_avg_dtype": torch.float32}, torch.bfloat16),
     Case("bfloat16 momenta", {"momentum_sync": MomentumSync(every=4)}, torch.bfloat16),
@@ -99,7 +101,7 @@ def hyperparameters(case: Case) -> dict[str, Any]:
     return {"lr": 3e-3, "weight_decay": 0.1, **case.arguments}
 
 
-Result = tuple[list[Tensor], list[Tensor], int]
+Result = tuple[list[Tensor], list[Tensor], int, list[Diagnosis]]
 
 
 def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
@@ -116,7 +118,8 @@ def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
             assert optimizer.traffic.last_messages == planned.messages
     momenta = [optimizer.state[param]["exp_avg"] for param in params.values()]
     values = [param.detach() for param in params.values()]
-    return (values, momenta, optimizer.committed_step), optimizer.traffic.sent_bytes
+    found = optimizer.diagnostics()
+    return (values, momenta, optimizer.committed_step, found), optimizer.traffic.sent_bytes
 
 
 def train_all(rank: int, world_size: int) -> list[tuple[Result, int]]:
@@ -148,8 +151,9 @@ def test_virtual_workers_equal_real_ones(real: list[Any], index: int) -> None:
     cluster, values = train_virtually(case, workers)
 
     for worker in range(workers):
-        (real_values, real_momenta, committed), _ = real[worker][index]
+        (real_values, real_momenta, committed, found), _ = real[worker][index]
         assert cluster.committed_step == committed
+        assert cluster.diagnostics() == found
         assert all(map(torch.equal, values, real_values))
         assert all(map(torch.equal, cluster.exp_avg(worker), real_momenta))
     assert cluster.traffic.sent_bytes == real[-1][index][1]

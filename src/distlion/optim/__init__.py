@@ -1,6 +1,7 @@
 """Lion, alone and with workers that vote."""
 
 from distlion.optim.clipping import ClipNorm
+from distlion.optim.diagnostics import Diagnosis
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
@@ -8,4 +9,13 @@ from distlion.optim.momentum_sync import MomentumSync
 from distlion.optim.node_stage import Nodes
 from distlion.optim.traffic import Traffic
 
-__all__ = ["ClipNorm", "DistributedLion", "Lion", "MomentumSync", "Nodes", "Traffic", "lion_cub"]
+__all__ = [
+    "ClipNorm",
+    "Diagnosis",
+    "DistributedLion",
+    "Lion",
+    "MomentumSync",
+    "Nodes",
+    "Traffic",
+    "lion_cub",
+]

@@ -25,6 +25,7 @@ from distlion.kernels import Coins
 from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, check_rule, list_group
 from distlion.optim.clipping import Clipper
+from distlion.optim.diagnostics import Examiner
 from distlion.optim.group import VotingGroup
 from distlion.optim.lion import LionBase
 from distlion.optim.momentum_stage import MomentumStage
@@ -77,6 +78,7 @@ class AssembledLion(LionBase):
         self._overlap: Overlap | None = None
         self._clipper: Clipper | None = None
         self._momenta: MomentumStage | None = None
+        self._examiner: Examiner | None = None
         self._verified = False
         self._dead: str | None = None
         self._is_torn = False
@@ -103,6 +105,8 @@ class AssembledLion(LionBase):
         if self._momenta is not None:
             pattern = self._network.momentum_pattern
             plan += self._momenta.plan(self.committed_step, pattern, self._network.voter)
+        if self._examiner is not None:
+            plan += self._examiner.plan(self.committed_step)
         return plan
 
     def verify_replicas(self) -> None:
@@ -309,6 +313,7 @@ class AssembledLion(LionBase):
         self._describe_anew()
         self._params, self._slots = self._place_trainable()
         self._momenta = self._make_momentum_stage()
+        self._examiner = self._make_examiner()
         if self._group.world_size == 1:
             return
         rules = {
@@ -341,6 +346,19 @@ class AssembledLion(LionBase):
             seed=self._settings.seed,
         )
         return stage if self._network.n_voters > 1 else None
+
+    def _make_examiner(self) -> Examiner | None:
+        every = self._settings.diagnose_every
+        if every is None or self._network.n_voters == 1:
+            return None
+        return Examiner(
+            every,
+            [slot.name for slot in self._slots],
+            [self._momentum_shape(param).numel() for param in self._params],
+            n_workers=self._network.n_voters,
+            seed=self._settings.seed,
+            earlier=self._examiner,
+        )
 
     def _make_overlap(self) -> Overlap:
         raise NotImplementedError

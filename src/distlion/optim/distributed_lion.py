@@ -29,14 +29,16 @@ from distlion.kernels import Coin, Coins, Segment
 from distlion.optim.arguments import check_exp_avg_dtype
 from distlion.optim.assembly import AssembledLion
 from distlion.optim.clipping import ClipNorm, clip_alone
+from distlion.optim.diagnostics import Diagnosis
 from distlion.optim.gradients import IdenticalGradientsWatch
 from distlion.optim.lion import check_finite, step_alone
-from distlion.optim.momentum_stage import AveragedMomenta
+from distlion.optim.momentum_stage import AveragedMomenta, verdict_of
 from distlion.optim.momentum_sync import MomentumSync
 from distlion.optim.node_stage import Nodes
 from distlion.optim.overlap import Overlap
 from distlion.optim.replicas import digest_settings
 from distlion.optim.route import Route
+from distlion.optim.scalars import gather_numbers
 from distlion.optim.settings import Settings
 from distlion.optim.verdict import worst_of
 from distlion.optim.vote import (
@@ -98,6 +100,8 @@ class DistributedLion(AssembledLion):
             ``overlap`` a size chosen from the measured latency.
         check_every: Steps between comparisons of the replicas' digests, the first step included;
             None is never.
+        diagnose_every: Steps from one look at how far workers agree to the next, for
+            ``diagnostics()``; None is never.
         init_timeout_s: Seconds for the handshake and the broadcast of the initial parameters.
         step_timeout_s: Seconds for each collective of a step.
         seed: Of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
@@ -144,6 +148,7 @@ class DistributedLion(AssembledLion):
         exp_avg_dtype: torch.dtype | None = None,
         bucket_elements: int | None = None,
         check_every: int | None = 1000,
+        diagnose_every: int | None = None,
         init_timeout_s: float = 300,
         step_timeout_s: float = 60,
         seed: int = 0,
@@ -160,6 +165,7 @@ class DistributedLion(AssembledLion):
             rounding=rounding,
             bucket_elements=bucket_elements,
             check_every=check_every,
+            diagnose_every=diagnose_every,
             init_timeout_s=init_timeout_s,
             step_timeout_s=step_timeout_s,
             seed=seed,
@@ -205,7 +211,8 @@ class DistributedLion(AssembledLion):
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         inputs, votes = self._cast_votes()
-        averaged = self._exchange_momenta(votes, inputs.header)
+        header = self._diagnose(votes, inputs.header)
+        averaged = self._exchange_momenta(votes, header)
         self._count_traffic()
         verdict = worst_of([*(vote.verdict for vote in votes), averaged.verdict])
         if verdict.status is not Status.OK:
@@ -250,10 +257,30 @@ class DistributedLion(AssembledLion):
             draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
         )
 
+    def _diagnose(self, votes: Sequence[BucketVote], header: Header) -> Header:
+        """Compare all workers' directions and momenta on a sample; put errors into the header."""
+        if self._examiner is None or not self._examiner.is_due(header.step) or not _all_ok(votes):
+            return header
+        segments = {
+            position: segment
+            for vote in votes
+            for position, segment in zip(
+                vote.draft.route.ballot.members, vote.draft.segments, strict=True
+            )
+        }
+        link = next(iter(self._network.between.values()))
+        header, rows = gather_numbers(
+            link, self._examiner.list_numbers(segments), header, kind=Kind.SAMPLE
+        )
+        if header.status is Status.OK:
+            replies = [reply for vote in votes for reply in vote.list_replies()]
+            self._examiner.conclude(header.step, rows, replies)
+        return header
+
     def _exchange_momenta(self, votes: Sequence[BucketVote], header: Header) -> AveragedMomenta:
         """Average what ``momentum_sync`` wants after this step, if the step is one."""
-        if self._momenta is None or any(vote.verdict.status is not Status.OK for vote in votes):
-            return AveragedMomenta(Verdict(Status.OK))
+        if self._momenta is None or not _all_ok(votes):
+            return AveragedMomenta(verdict_of(header))
         segments = {
             position: (segment, vote.draft.route.kernels)
             for vote in votes
@@ -370,9 +397,21 @@ class DistributedLion(AssembledLion):
             "needs no scaler"
         )
 
+    def diagnostics(self) -> list[Diagnosis]:
+        """Return how far workers agreed, the oldest first: one for each parameter and measure.
+
+        Empty without ``diagnose_every``, and for a single worker. At most the last 1,000 measures
+        are kept. With ``nodes``, of this rank's pieces.
+        """
+        return [] if self._examiner is None else self._examiner.found
+
     def _advance(self) -> None:
         for group in self.param_groups:
             group["step"] = int(group["step"]) + 1
 
     def _rounding(self, coins: Coins) -> Coin | None:
         return coins.rounding if self._settings.rounding == "stochastic" else None
+
+
+def _all_ok(votes: Sequence[BucketVote]) -> bool:
+    return all(vote.verdict.status is Status.OK for vote in votes)

@@ -185,7 +185,7 @@ class MomentumStage:
             moved.append((rows, row, rows.exchange(link, pattern, sent, row)))
         replies = run_all(exchanging for _, _, exchanging in moved)
         verdict = max(
-            [_verdict_of(header), *(reply.verdict for reply in replies)],
+            [verdict_of(header), *(reply.verdict for reply in replies)],
             key=lambda each: each.status,
         )
 
@@ -207,7 +207,7 @@ def _share_verdict(inside: Link, verdict: Verdict, header: Header) -> Verdict:
         culprit = verdict.culprits[0] if verdict.culprits else -1
         header = with_error(header, verdict.status, culprit=culprit, detail=verdict.detail)
     header, _ = gather_numbers(inside, [], header, kind=Kind.SAMPLE)
-    return _verdict_of(header)
+    return verdict_of(header)
 
 
 def _read_selected(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, bool]:
@@ -219,7 +219,8 @@ def _read_selected(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, bool]:
     }
 
 
-def _verdict_of(header: Header) -> Verdict:
+def verdict_of(header: Header) -> Verdict:
+    """Say what a header says, as the end of an exchange."""
     if header.status is Status.OK:
         return _OK
     culprits = (header.culprit,) if header.culprit >= 0 else ()

@@ -79,10 +79,16 @@ class Route:
         self.kernels.commit(
             segments,
             reply.present.tolist(),
-            _packed(reply.payload, self.rule.reply_planes(self.ballot.n_shards)),
+            self.packed_reply(reply.payload),
             reply_format=self.rule.reply_format,
             rounding=rounding,
         )
+
+    def packed_reply(self, payload: Tensor) -> Tensor:
+        """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
+        planes = self.rule.reply_planes(self.ballot.n_shards)
+        n_bytes = self.ballot.n_shards * self.ballot.shard_bytes(planes)
+        return payload.reshape(-1)[:n_bytes].view(torch.int64).view(-1, planes, BLOCK_WORDS)
 
 
 def shape_on_wire(bucket: Bucket, rule: Aggregation) -> BucketShape:
@@ -94,11 +100,6 @@ def shape_on_wire(bucket: Bucket, rule: Aggregation) -> BucketShape:
         reply_bytes=bucket.shard_bytes(rule.reply_planes(bucket.n_shards)),
         has_counts=rule.reply_format is ReplyFormat.COUNT,
     )
-
-
-def _packed(payload: Tensor, planes: int) -> Tensor:
-    """(..., bytes) uint8 -> (blocks, planes, 8) int64."""
-    return payload.reshape(-1).view(torch.int64).view(-1, planes, BLOCK_WORDS)
 
 
 @dataclass(frozen=True)

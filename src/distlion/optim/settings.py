@@ -31,6 +31,7 @@ class Settings:
     rounding: Literal["nearest", "stochastic"]
     bucket_elements: int | None
     check_every: int | None
+    diagnose_every: int | None
     init_timeout_s: float
     step_timeout_s: float
     seed: int
@@ -57,12 +58,14 @@ class Settings:
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
         check_choice("rounding", self.rounding, ("nearest", "stochastic"))
-        for name in ("bucket_elements", "check_every", "seed"):
+        for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
             value = getattr(self, name)
             optional = name != "seed" and value is None
             if not optional and (not isinstance(value, int) or isinstance(value, bool)):
                 raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
-        for name in ("bucket_elements", "check_every", "init_timeout_s", "step_timeout_s"):
+        for name in ("bucket_elements", "check_every", "diagnose_every"):
+            check_positive(name, getattr(self, name))
+        for name in ("init_timeout_s", "step_timeout_s"):
             check_positive(name, getattr(self, name))
         if not 0 <= self.seed < 1 << 64:
             raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")

@@ -11,6 +11,7 @@ from torch import Tensor
 from distlion.errors import GradientChangedError
 from distlion.exchange import Exchanging, Header, Reply, Status, Verdict, with_error
 from distlion.kernels import Coefficients, Coin, Coins, Segment
+from distlion.optim.diagnostics import ParameterReply
 from distlion.optim.gradients import GradientMark, digest_gradients, is_sparse
 from distlion.optim.route import Route
 from distlion.optim.segments import make_segment, write_back
@@ -89,6 +90,21 @@ class BucketVote:
             Its position among the trainable ones.
         """
         return _find_changed(self.draft)
+
+    def list_replies(self) -> list[ParameterReply]:
+        """List the replies on what this rank voted for, one for each parameter."""
+        route, reply = self.draft.route, self.reply
+        payload, present = reply.payload, reply.present
+        if route.node is not None:
+            payload, present = payload[route.node.link.rank], present[route.node.link.rank]
+        packed = route.packed_reply(payload)
+        ballot = route.ballot
+        return [
+            ParameterReply(position, slot, packed, route.rule.reply_format, n_present)
+            for position, slot, n_present in zip(
+                ballot.members, ballot.slots, present.tolist(), strict=False
+            )
+        ]
 
     def commit(self, inputs: StepInputs, rounding: Coin | None) -> None:
         """Write parameters and momenta."""

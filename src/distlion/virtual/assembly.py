@@ -20,6 +20,7 @@ from distlion.layout import fill_buckets
 from distlion.optim import Traffic
 from distlion.optim.arguments import check_rounding, check_rule, list_group
 from distlion.optim.clipping import plan_norms
+from distlion.optim.diagnostics import Diagnosis, Examiner
 from distlion.optim.gradients import describe_sparse, is_sparse
 from distlion.optim.lion import LionBase
 from distlion.optim.momentum_stage import MomentumStage
@@ -59,6 +60,7 @@ class AssembledCluster(LionBase):
         self._traffic = Traffic()
         self._up_bits = self._down_bits = 0
         self._is_torn = False
+        self._examiner: Examiner | None = None
         self._ready = False
         super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype)
         check_rounding(settings.rounding, {param.dtype for param in self._all_params()})
@@ -90,6 +92,10 @@ class AssembledCluster(LionBase):
         """Bits of the replies for each coordinate, the mean of all steps."""
         return self._down_bits / max(1, self._traffic.steps * self._n_elements)
 
+    def diagnostics(self) -> list[Diagnosis]:
+        """Return how far workers agreed, as ``DistributedLion.diagnostics``."""
+        return [] if self._examiner is None else self._examiner.found
+
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""
         self._check_worker(worker)
@@ -120,6 +126,16 @@ class AssembledCluster(LionBase):
                 n_workers=self._workers,
                 seed=self._settings.seed,
             )
+        every = self._settings.diagnose_every
+        if every is not None and self._workers > 1:
+            self._examiner = Examiner(
+                every,
+                [slot.name for slot in self._slots],
+                [slot.n_elements for slot in self._slots],
+                n_workers=self._workers,
+                seed=self._settings.seed,
+                earlier=self._examiner,
+            )
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -127,6 +143,7 @@ class AssembledCluster(LionBase):
         self._collected: set[int] = set()
         self._held: dict[int, Grads] = {}
         self._absorbed = False
+        self._samples: dict[int, list[float]] = {}
         self._polls: list[Poll] = []
         if self._workers > 1:
             self._polls = [
@@ -147,6 +164,8 @@ class AssembledCluster(LionBase):
         clip = self._settings.clip_norm
         if clip is not None and clip.scope == "global":
             total += plan_norms(self._workers)
+        if self._examiner is not None:
+            total += self._examiner.plan(step)
         if self._momenta is not None:
             total += self._momenta.plan(step, pattern, last)
             moved = sum(rows.n_elements for rows in self._momenta.list_rows(step))

@@ -17,6 +17,7 @@ from distlion.kernels import Coin, Coins, Segment
 from distlion.optim import ClipNorm, MomentumSync
 from distlion.optim.arguments import check_exp_avg_dtype
 from distlion.optim.clipping import clip_alone, clip_together
+from distlion.optim.diagnostics import ParameterReply
 from distlion.optim.lion import check_finite, step_alone
 from distlion.optim.momentum_stage import MomentumStage
 from distlion.optim.segments import write_back
@@ -35,7 +36,7 @@ class VirtualCluster(AssembledCluster):
 
     Args:
         params, lr, betas, weight_decay, aggregation, momentum_sync, clip_norm, rounding,
-            exp_avg_dtype, bucket_elements, seed: As for ``DistributedLion``.
+            exp_avg_dtype, bucket_elements, diagnose_every, seed: As for ``DistributedLion``.
         workers: N, 1 or more.
         exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
         nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``.
@@ -77,6 +78,7 @@ class VirtualCluster(AssembledCluster):
         rounding: Literal["nearest", "stochastic"] = "nearest",
         exp_avg_dtype: torch.dtype | None = None,
         bucket_elements: int | None = None,
+        diagnose_every: int | None = None,
         seed: int = 0,
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)
@@ -90,6 +92,7 @@ class VirtualCluster(AssembledCluster):
             rounding=rounding,
             bucket_elements=bucket_elements,
             check_every=None,
+            diagnose_every=diagnose_every,
             init_timeout_s=1,
             step_timeout_s=1,
             seed=seed,
@@ -175,6 +178,7 @@ class VirtualCluster(AssembledCluster):
             poll.present[worker] = torch.tensor(
                 [segments[position].grad is not None for position in members], dtype=torch.bool
             )
+        self._note_sample(worker, segments)
         for poll in self._polls:
             mine = [segments[position] for position in poll.bucket.members]
             poll.kernels.update_momentum(mine, [1] * len(mine))
@@ -194,6 +198,23 @@ class VirtualCluster(AssembledCluster):
             step=step,
             culprits=(worker,),
         )
+
+    def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
+        if self._examiner is not None and self._examiner.is_due(self.committed_step):
+            kept = {
+                place: segment for place, segment in enumerate(segments) if segment.param.numel()
+            }
+            self._samples[worker] = self._examiner.list_numbers(kept)
+
+    def _conclude_diagnosis(self, replies: Sequence[ParameterReply]) -> None:
+        step = self.committed_step
+        if self._examiner is None or not self._examiner.is_due(step):
+            return
+        nothing: Grads = [None] * len(self._params)
+        for worker in set(range(self._workers)) - set(self._samples):
+            self._note_sample(worker, self._segments_of(worker, nothing))
+        rows = [self._samples[worker] for worker in range(self._workers)]
+        self._examiner.conclude(step, rows, replies)
 
     def _release_held(self) -> bool:
         """Absorb the gradients that waited for each other; False where the step is skipped."""
@@ -222,6 +243,7 @@ class VirtualCluster(AssembledCluster):
     def _apply_replies(self) -> None:
         coins = Coins(self._settings.seed, self.committed_step, 0)
         coefficients = self._coefficients()
+        replies: list[ParameterReply] = []
         for poll in self._polls:
             params = [self._params[position] for position in poll.bucket.members]
             segments = [
@@ -234,15 +256,18 @@ class VirtualCluster(AssembledCluster):
                 )
                 for slot, param in zip(poll.bucket.slots, params, strict=True)
             ]
+            reply, present = poll.count(coins), poll.present.sum(0).tolist()
+            replies += poll.list_replies(reply, present)
             poll.kernels.apply_reply(
                 segments,
-                poll.present.sum(0).tolist(),
-                poll.count(coins),
+                present,
+                reply,
                 reply_format=poll.rule.reply_format,
                 rounding=self._rounding(coins),
             )
             for param, segment in zip(params, segments, strict=True):
                 write_back(param, segment.param)
+        self._conclude_diagnosis(replies)
 
     def _average_momenta(self, stage: MomentumStage) -> None:
         """Average what ``momentum_sync`` wants after this step."""

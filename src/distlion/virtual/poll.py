@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.kernels import Coins, Kernels, choose_kernels
 from distlion.layout import BLOCK_WORDS, Bucket
+from distlion.optim.diagnostics import ParameterReply
 
 
 @dataclass
@@ -42,3 +44,11 @@ class Poll:
         out = self.votes.new_empty(self.bucket.n_blocks, planes, BLOCK_WORDS)
         self.rule.count(self.kernels, self.votes, self.present, self.bucket, 0, coins, out=out)
         return out
+
+    def list_replies(self, reply: Tensor, present: Sequence[int]) -> list[ParameterReply]:
+        """List the replies, one for each parameter."""
+        members = zip(self.bucket.members, self.bucket.slots, present, strict=True)
+        return [
+            ParameterReply(position, slot, reply, self.rule.reply_format, n_present)
+            for position, slot, n_present in members
+        ]
