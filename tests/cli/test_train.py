@@ -39,6 +39,22 @@ def test_wrong_value_is_one_clear_line_and_exits_with_1(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_partition_of_another_task_exits_with_1(tmp_path):
+    result = invoke("train", "--partition", "by-class", "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    assert "partition is by-class with the task text" in result.stderr
+
+
+@pytest.mark.distributed
+def test_skewed_images_are_recorded(tmp_path):
+    skew = ["--workers", "2", "--partition", "by-class", "--alpha", "0.5"]
+    result = invoke(*SHORT, *skew, "--json", "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["settings"]["alpha"] == 0.5
+    assert record["task"]["partition"] == "ByClass(alpha=0.5)"
+
+
 def test_missing_data_exits_with_1_and_names_the_file(tmp_path):
     result = invoke("train", "--data", str(tmp_path / "absent.txt"), "--run-dir", str(tmp_path))
     assert result.exit_code == 1
@@ -58,6 +74,19 @@ def test_images_train_with_three_workers_that_average(json_run):
     record = json.loads(json_run.stdout)
     assert record["world_size"] == 3
     assert record["settings"]["rule"] == "average"
+    assert record["replicas_equal"] is True
+
+
+@pytest.mark.distributed
+def test_rival_trains_with_its_own_optimizer_and_account(tmp_path):
+    result = invoke(
+        *SHORT, "--rule", "terngrad", "--workers", "2", "--json", "--run-dir", str(tmp_path / "run")
+    )
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["settings"]["lr"] == 1e-3
+    # Two bits for each level, and a few scales and spare bits.
+    assert 2 < record["bits_per_parameter"] < 2.1
     assert record["replicas_equal"] is True
 
 

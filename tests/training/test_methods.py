@@ -4,20 +4,20 @@ import torch.distributed as dist
 
 from cluster import run_workers
 from distlion.training import RuleName, TrainSettings
-from distlion.training.methods import build_method, ring_all_reduce_bytes
+from distlion.training.methods import build_method
 
 PARAMETERS = 13 * 7 + 7
 
 
-def train_steps(rank, world_size, rule, steps):
-    """Train a linear layer; return the method's account and a parameter checksum."""
+def train_steps(rank, world_size, rule, steps, width=None):
+    """Train a linear layer; return the method's account and whether replicas are equal."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(13, 7)
+    model = torch.nn.Linear(13, 7) if width is None else torch.nn.Linear(width, width)
     settings = TrainSettings.with_defaults(rule=rule, workers=world_size, lr=1e-3)
     method = build_method(settings, model)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(steps):
-        method.model(torch.randn(5, 13, generator=generator)).square().sum().backward()
+        method.model(torch.randn(5, width or 13, generator=generator)).square().sum().backward()
         method.optimizer.step()
         method.optimizer.zero_grad()
     return method.sent_bytes, method.bits_per_parameter, method.replicas_equal()
@@ -34,21 +34,47 @@ def change_one_replica(rank, world_size, rule):
     return method.replicas_equal()
 
 
-@pytest.mark.parametrize(
-    ("world_size", "expected"),
-    # 2 (N - 1) / N of 4,000 bytes.
-    [(1, 0), (2, 4000), (4, 6000), (5, 6400)],
-)
-def test_ring_all_reduce_sends_nearly_twice_the_data(world_size, expected):
-    assert ring_all_reduce_bytes(1000, world_size) == expected
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize("rule", [RuleName.GLOBAL_LION, RuleName.GLOBAL_ADAMW])
 def test_all_reduce_counts_every_gradient_of_every_step(rule):
     for sent_bytes, bits, _ in run_workers(train_steps, 2, rule, 3):
         assert sent_bytes == 3 * 4 * PARAMETERS
         assert bits == 32
+
+
+@pytest.mark.distributed
+def test_fp16_hook_sends_half_the_bytes():
+    for sent_bytes, bits, _ in run_workers(train_steps, 2, RuleName.DDP_FP16, 3):
+        assert sent_bytes == 3 * 2 * PARAMETERS
+        assert bits == 16
+
+
+@pytest.mark.distributed
+def test_powersgd_sends_everything_twice_and_then_factors():
+    # Of the matrix of 13 by 7, of rank 4, and the bias; factors must halve what is sent, and
+    # 4 * (13 + 7) numbers do not.
+    small = run_workers(train_steps, 2, RuleName.DDP_POWERSGD, 5)
+    assert [sent_bytes for sent_bytes, _, _ in small] == [5 * 4 * PARAMETERS] * 2
+    large = run_workers(train_steps, 2, RuleName.DDP_POWERSGD, 5, 64)
+    full, factors = 64 * 64 + 64, 4 * (64 + 64) + 64
+    assert [sent_bytes for sent_bytes, _, _ in large] == [4 * (2 * full + 3 * factors)] * 2
+
+
+@pytest.mark.distributed
+def test_dgc_follows_the_warm_up_of_the_settings():
+    # Of 91 and 7 elements, 8 bytes each: a quarter in the first 5 of 20 steps, then a sixteenth.
+    (sent_bytes, _, _), _ = run_workers(train_steps, 2, RuleName.DGC, 6)
+    assert sent_bytes == 8 * (5 * (23 + 2) + (6 + 1))
+
+
+def test_signum_and_signsgd_vote_with_their_momenta():
+    def betas(rule):
+        settings = TrainSettings.with_defaults(rule=rule)
+        return build_method(settings, torch.nn.Linear(2, 1)).optimizer.param_groups[0]["betas"]
+
+    assert betas(RuleName.SIGNUM) == (0.9, 0.9)
+    assert betas(RuleName.SIGNSGD) == (0.0, 0.0)
+    assert betas(RuleName.MAJORITY) == (0.9, 0.99)
 
 
 @pytest.mark.distributed

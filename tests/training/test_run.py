@@ -191,3 +191,21 @@ def test_overlap_and_server_change_no_loss(run_dir, tmp_path):
 
 def without_seconds(series):
     return {name: values for name, values in series.items() if name != "seconds"}
+
+
+@pytest.mark.distributed
+def test_momenta_are_averaged_and_votes_diagnosed_where_asked_for(run_dir, tmp_path):
+    plain = json.loads((run_dir / RECORD_NAME).read_text())
+    assert plain["diagnostics"] == []
+    folder = tmp_path / "diagnosed"
+
+    train(make_settings(sync_every=2, diagnose_every=3), run_dir=folder, observe=ignore)
+
+    record = json.loads((folder / RECORD_NAME).read_text())
+    assert {entry["step"] for entry in record["diagnostics"]} == {0, 3}
+    assert all(0 < entry["margin"] <= 1 for entry in record["diagnostics"])
+    assert (folder / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
+    # A majority of two sends (1 + 1) / 2 bits, half the momenta in each step (32 + 32) / 2 / 2.
+    assert record["bits_per_parameter"] > plain["bits_per_parameter"] + 15
+    assert record["losses"]["loss"][0] == plain["losses"]["loss"][0]
+    assert record["replicas_equal"]

@@ -5,7 +5,14 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.tasks import Tokenizer
-from distlion.training import ExchangeName, Norm, RuleName, TaskName, TrainSettings
+from distlion.training import (
+    ExchangeName,
+    Norm,
+    PartitionName,
+    RuleName,
+    TaskName,
+    TrainSettings,
+)
 
 
 @pytest.mark.parametrize("task", list(TaskName))
@@ -58,6 +65,44 @@ def test_tokenizer_is_refused_for_images():
         TrainSettings.with_defaults(task=TaskName.IMAGES, tokenizer=Tokenizer.BYTE)
 
 
+@pytest.mark.parametrize(
+    ("task", "partition"),
+    [
+        (TaskName.TEXT, PartitionName.BY_CLASS),
+        (TaskName.IMAGES, PartitionName.BY_BOOK),
+        (TaskName.IMAGES, PartitionName.CONTIGUOUS),
+    ],
+)
+def test_partition_of_another_task_is_refused(task, partition):
+    with pytest.raises(InvalidArgumentError, match=f"partition is {partition.value} with the task"):
+        TrainSettings.with_defaults(task, partition=partition)
+
+
+@pytest.mark.parametrize(
+    ("task", "partition"),
+    [(TaskName.TEXT, PartitionName.CONTIGUOUS), (TaskName.IMAGES, PartitionName.EVEN)],
+)
+def test_partition_defaults_by_the_task(task, partition):
+    assert TrainSettings.with_defaults(task).partition is partition
+
+
+def test_partition_by_class_has_a_default_alpha():
+    settings = TrainSettings.with_defaults(TaskName.IMAGES, partition=PartitionName.BY_CLASS)
+    assert settings.alpha == 0.1
+
+
+@pytest.mark.parametrize("partition", [None, PartitionName.EVEN])
+def test_alpha_without_the_partition_by_class_is_refused(partition):
+    with pytest.raises(InvalidArgumentError, match="by-class"):
+        TrainSettings.with_defaults(TaskName.IMAGES, partition=partition, alpha=0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
+def test_alpha_out_of_range_is_refused(alpha):
+    with pytest.raises(InvalidArgumentError, match="alpha is"):
+        TrainSettings.with_defaults(TaskName.IMAGES, partition=PartitionName.BY_CLASS, alpha=alpha)
+
+
 def test_workers_default_to_the_world_of_torchrun(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "6")
@@ -72,3 +117,50 @@ def test_settings_fit_into_json():
 def test_overlap_is_refused_where_no_votes_are_exchanged():
     with pytest.raises(InvalidArgumentError, match="overlap"):
         TrainSettings.with_defaults(rule=RuleName.GLOBAL_ADAMW, overlap=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "lr", "weight_decay"),
+    [
+        (RuleName.MAJORITY, 5e-4, 0.1),
+        (RuleName.SIGNUM, 5e-4, 0.1),
+        (RuleName.DDP_POWERSGD, 5e-4, 0.1),
+        (RuleName.TERNGRAD, 1e-3, 0.1),
+        (RuleName.GRADDROP, 1e-3, 0.1),
+        (RuleName.DGC, 0.1, 5e-4),
+    ],
+)
+def test_learning_rate_and_weight_decay_default_to_those_of_the_rules_optimizer(
+    rule, lr, weight_decay
+):
+    settings = TrainSettings.with_defaults(rule=rule)
+    assert (settings.lr, settings.weight_decay) == (lr, weight_decay)
+
+
+def test_given_weight_decay_stands_for_every_rule():
+    assert TrainSettings.with_defaults(rule=RuleName.DGC, weight_decay=0.0).weight_decay == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "votes"),
+    [
+        (RuleName.SIGNUM, True),
+        (RuleName.SIGNSGD, True),
+        (RuleName.TERNGRAD, False),
+        (RuleName.GRADDROP, False),
+        (RuleName.DGC, False),
+        (RuleName.DDP_FP16, False),
+        (RuleName.DDP_POWERSGD, False),
+    ],
+)
+def test_rivals_average_gradients_and_sign_methods_vote(rule, votes):
+    assert rule.votes is votes
+
+
+@pytest.mark.parametrize("name", ["sync_every", "diagnose_every"])
+def test_what_concerns_votes_is_refused_where_there_are_none(name):
+    assert getattr(TrainSettings.with_defaults(**{name: 3}), name) == 3
+    with pytest.raises(InvalidArgumentError, match=f"{name} is 3 with the rule global-lion"):
+        TrainSettings.with_defaults(rule=RuleName.GLOBAL_LION, **{name: 3})
+    with pytest.raises(InvalidArgumentError, match=f"{name} is 0"):
+        TrainSettings.with_defaults(**{name: 0})

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from distlion import __version__
+from distlion.cli.compare import EXAMPLE as COMPARE_EXAMPLE
+from distlion.cli.compare import compare_command
 from distlion.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
 from distlion.cli.doctor import doctor_command
 from distlion.cli.netlab import netlab_app
@@ -22,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", epilog=EXAMPLE)(train_command)
+app.command("compare", epilog=COMPARE_EXAMPLE)(compare_command)
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
 app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor_command)
 app.add_typer(netlab_app, name="netlab")

@@ -18,6 +18,7 @@ from distlion.tasks import Tokenizer
 from distlion.training import (
     ExchangeName,
     Norm,
+    PartitionName,
     RuleName,
     Schedule,
     TaskName,
@@ -39,7 +40,10 @@ _Workers = Annotated[
 ]
 _Rule = Annotated[
     RuleName,
-    typer.Option(help="How workers agree: votes, or global-*: an fp32 all-reduce of gradients."),
+    typer.Option(
+        help="How workers agree: votes of DistributedLion; global-*: an fp32 all-reduce of "
+        "gradients; ddp-*: PyTorch's hooks, then Lion; terngrad and graddrop: then AdamW; dgc."
+    ),
 ]
 _Bits = Annotated[
     int | None,
@@ -51,11 +55,26 @@ _Norm = Annotated[
 ]
 _Exchange = Annotated[ExchangeName, typer.Option(help="Who sends votes to whom.")]
 _Overlap = Annotated[bool, typer.Option("--overlap", help="Send votes during backward.")]
+_SyncEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps in which every momentum is averaged over workers once.", show_default="never"
+    ),
+]
+_DiagnoseEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps between looks at how far votes agree; draws diagnosis.png.",
+        show_default="never",
+    ),
+]
 _Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
 _Lr = Annotated[
     float | None, typer.Option(help="Highest learning rate.", show_default="by the rule")
 ]
-_WeightDecay = Annotated[float, typer.Option(help="Decoupled weight decay.")]
+_WeightDecay = Annotated[
+    float | None, typer.Option(help="Decoupled weight decay.", show_default="by the rule")
+]
 _Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
 _WarmupSteps = Annotated[
     int | None, typer.Option(help="Steps of linear warm-up.", show_default="20")
@@ -69,8 +88,23 @@ _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
 _Data = Annotated[
     str | None,
     typer.Option(
-        help="Text: a file, hf:NAME or hf:NAME:CONFIGURATION. Images: cifar-10-batches-py.",
+        help="Text: a file, a folder of .txt books, hf:NAME or hf:NAME:CONFIGURATION. "
+        "Images: cifar-10-batches-py.",
         show_default="Python's standard library; scikit-learn's digits",
+    ),
+]
+_Partition = Annotated[
+    PartitionName | None,
+    typer.Option(
+        help="Who owns which data. Text: contiguous, even or by-book. Images: even or by-class.",
+        show_default="text contiguous, images even",
+    ),
+]
+_Alpha = Annotated[
+    float | None,
+    typer.Option(
+        help="Dirichlet concentration of the partition by-class; small is skewed.",
+        show_default="0.1",
     ),
 ]
 _Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
@@ -99,15 +133,19 @@ def train_command(
     norm: _Norm = None,
     exchange: _Exchange = ExchangeName.AUTO,
     overlap: _Overlap = False,
+    sync_every: _SyncEvery = None,
+    diagnose_every: _DiagnoseEvery = None,
     steps: _Steps = None,
     lr: _Lr = None,
-    weight_decay: _WeightDecay = 0.1,
+    weight_decay: _WeightDecay = None,
     schedule: _Schedule = Schedule.COSINE,
     warmup_steps: _WarmupSteps = None,
     batch_size: _BatchSize = None,
     seed: _Seed = 0,
     threads: _Threads = 1,
     data: _Data = None,
+    partition: _Partition = None,
+    alpha: _Alpha = None,
     tokenizer: _Tokenizer = None,
     model_config: _ModelConfig = None,
     eval_every: _EvalEvery = None,
@@ -130,6 +168,8 @@ def train_command(
             norm=norm,
             exchange=exchange,
             overlap=overlap,
+            sync_every=sync_every,
+            diagnose_every=diagnose_every,
             steps=steps,
             lr=lr,
             weight_decay=weight_decay,
@@ -139,6 +179,8 @@ def train_command(
             seed=seed,
             threads=threads,
             data=data,
+            partition=partition,
+            alpha=alpha,
             tokenizer=tokenizer,
             model_config=model_config,
             eval_every=eval_every,

@@ -2,7 +2,7 @@
 
 from distlion.cost.advice import DO_NOT_COMPRESS, Advice, Regime, advise, build_record, find_regimes
 from distlion.cost.bench import KernelRates, measure_kernels
-from distlion.cost.checkup import Checkup, WorkerReport, examine, find_faults
+from distlion.cost.checkup import Checkup, WorkerReport, count_cores, examine, find_faults
 from distlion.cost.exchange_time import (
     PATTERNS,
     SCHEDULES,
@@ -64,6 +64,7 @@ __all__ = [
     "build_record",
     "choose_exchange",
     "compare_methods",
+    "count_cores",
     "count_overlap_buckets",
     "examine",
     "exchange_seconds",

@@ -126,7 +126,7 @@ def report_worker(kernels: KernelRates) -> WorkerReport:
     return WorkerReport(
         host=host,
         cpu=_name_cpu(),
-        cores=_count_cores(),
+        cores=count_cores(),
         threads=torch.get_num_threads(),
         interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         loopback=_resolves_to_loopback(host),
@@ -221,7 +221,8 @@ def _name_cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
+    """Count the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,14 +1,23 @@
 """Figures out of records; nothing here trains."""
 
+from distlion.report.comparison import Comparison, read_comparison
+from distlion.report.comparison_report import write_comparison_report
+from distlion.report.comparison_tables import tabulate_outcome
+from distlion.report.diagnosis_figure import draw_diagnosis_figure
 from distlion.report.loss_figure import draw_loss_figure, read_record
 from distlion.report.plan_figure import draw_plan_figure
 from distlion.report.sweep_figure import draw_sweep_figure
 from distlion.report.sweep_table import tabulate_sweep
 
 __all__ = [
+    "Comparison",
+    "draw_diagnosis_figure",
     "draw_loss_figure",
     "draw_plan_figure",
     "draw_sweep_figure",
+    "read_comparison",
     "read_record",
+    "tabulate_outcome",
     "tabulate_sweep",
+    "write_comparison_report",
 ]

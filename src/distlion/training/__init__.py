@@ -1,12 +1,17 @@
 """Training runs: settings, local workers or torchrun's, the loop, and its record."""
 
+from distlion.training.compare import CompareProgress, compare
+from distlion.training.compare_settings import CompareSettings
+from distlion.training.contenders import METHOD_NAMES
 from distlion.training.launch import run_workers
 from distlion.training.loop import Progress
+from distlion.training.presets import PRESETS, Preset, make_quick
 from distlion.training.record import RECORD_NAME, Record
 from distlion.training.run import FIGURE_NAME, train
 from distlion.training.settings import (
     ExchangeName,
     Norm,
+    PartitionName,
     RuleName,
     Schedule,
     TaskName,
@@ -16,15 +21,23 @@ from distlion.training.settings import (
 
 __all__ = [
     "FIGURE_NAME",
+    "METHOD_NAMES",
+    "PRESETS",
     "RECORD_NAME",
+    "CompareProgress",
+    "CompareSettings",
     "ExchangeName",
     "Norm",
+    "PartitionName",
+    "Preset",
     "Progress",
     "Record",
     "RuleName",
     "Schedule",
     "TaskName",
     "TrainSettings",
+    "compare",
+    "make_quick",
     "run_workers",
     "torchrun_world_size",
     "train",

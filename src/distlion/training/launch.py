@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
-import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,11 +18,17 @@ from typing import Any
 import torch.distributed as dist
 
 from distlion.errors import DistlionError, WorkerFailedError
+from distlion.training.processes import (
+    WorkerTraceError,
+    become_child,
+    choose_context,
+    describe_exit,
+    end_processes,
+)
 
 # A worker that loses a peer reports within milliseconds, sometimes before the operating system
 # tells of the death that caused it: how long to wait for such news before a report is believed.
 _BLAME_WINDOW_S = 1.0
-_TERMINATE_S = 2.0
 
 Emit = Callable[[Any], None]
 
@@ -48,13 +50,6 @@ class _Failure:
     time_ns: int
     description: str
     trace: str | None
-
-
-class _WorkerTraceError(Exception):
-    """The traceback of a worker's unexpected exception, as text; the cause of WorkerFailedError."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def run_workers(
@@ -111,7 +106,7 @@ class _Crew:
         rendezvous: Path,
         preload: Sequence[str],
     ) -> None:
-        context = _choose_context(preload)
+        context = choose_context(preload)
         for rank in range(self._world_size):
             inbox, outbox = context.Pipe(duplex=False)
             self._inboxes[inbox] = rank
@@ -180,48 +175,20 @@ class _Crew:
             self._receive(observe, timeout_s=left_s)
         silent = self._silent_deaths()
         if silent:
-            how = _describe_exit(self._processes[silent[0]].exitcode)
+            how = describe_exit(self._processes[silent[0]].exitcode)
             raise WorkerFailedError(f"worker {silent[0]} of {self._world_size} {how}")
         rank = min(self._failures, key=lambda rank: self._failures[rank].time_ns)
         failure = self._failures[rank]
-        cause = _WorkerTraceError(failure.trace) if failure.trace else None
+        cause = WorkerTraceError(failure.trace) if failure.trace else None
         raise WorkerFailedError(
             f"worker {rank} of {self._world_size} failed: {failure.description}"
         ) from cause
 
     def end(self) -> None:
         """End all workers that still run: by SIGTERM, and soon by SIGKILL."""
-        started = [process for process in self._processes if process.pid is not None]
-        for process in started:
-            process.terminate()
-        deadline_s = time.monotonic() + _TERMINATE_S
-        for process in started:
-            process.join(max(0.0, deadline_s - time.monotonic()))
-            process.kill()
-            process.join()
+        end_processes(self._processes)
         for inbox in self._inboxes:
             inbox.close()
-
-
-def _choose_context(preload: Sequence[str]) -> Any:
-    """Fork workers from a server that has the preloaded modules; spawn them where there is none."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    with _sigint_blocked():
-        forkserver.ensure_running()
-    return context
-
-
-@contextlib.contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Start children with SIGINT blocked: Ctrl-C goes to the whole terminal, but we end them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run_worker(
@@ -233,8 +200,7 @@ def _run_worker(
     args: tuple[Any, ...],
 ) -> None:
     """Be one worker: join the group, work, and report the result or the failure."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    become_child()
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -256,17 +222,3 @@ def _run_worker(
         sys.exit(1)
     if rank == 0:
         outbox.send(_Result(result))
-
-
-def _end_with_parent() -> None:
-    """End this worker at once when its parent is gone, however that ended."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _describe_exit(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    return f"ended with exit code {exitcode}"

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
+from distlion.baselines import ring_all_reduce_bytes
 from distlion.errors import NonFiniteError
-from distlion.tasks import Task, batch_loss, score_batch, seeded_generator
-from distlion.training.methods import build_method, gather_rows, ring_all_reduce_bytes
+from distlion.tasks import Task, batch_loss, score_batch
+from distlion.training.dropout import seeded_dropout
+from distlion.training.methods import build_method, gather_rows
 from distlion.training.record import Record, describe_versions
 from distlion.training.settings import Schedule, TrainSettings
 
 _FINAL_LOSS_STEPS = 20
 _COSINE_FLOOR = 0.1
-# Streams of chance that must not follow the data's: seeded_generator(seed, step, rank, stream).
-_DROPOUT_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,7 @@ class TrainingLoop:
         batch = self._task.training_batch(
             seed=self._settings.seed, step=step, rank=self._rank, world_size=self._world_size
         )
-        generator = seeded_generator(self._settings.seed, step, self._rank, _DROPOUT_STREAM)
-        # Dropout draws from the global generator: lend it one fixed by seed, step and rank.
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(generator.get_state())
+        with seeded_dropout(seed=self._settings.seed, step=step, rank=self._rank):
             loss = batch_loss(self._method.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         self._losses["lr"].append(float(self._schedule.get_last_lr()[0]))
@@ -210,4 +207,5 @@ class TrainingLoop:
             traffic=self._method.traffic(),
             losses=self._losses | {"loss": losses.tolist()},
             evaluations=self._evaluations,
+            diagnostics=self._method.diagnostics(),
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from distlion.aggregation import (
@@ -21,12 +21,32 @@ from distlion.aggregation import (
     QuantizedVote,
     TernaryVote,
 )
+from distlion.baselines import (
+    HALF_BYTES,
+    AllReduceState,
+    Compression,
+    CompressionState,
+    CountedPowerSGD,
+    DeepGradientCompression,
+    GradDrop,
+    TernGrad,
+    compression_hook,
+    full_precision_hook,
+    half_precision_hook,
+    power_sgd_hook,
+)
 from distlion.errors import ReplicaMismatchError
 from distlion.exchange import Direct, Gather, Server
-from distlion.optim import DistributedLion, Lion
+from distlion.optim import DistributedLion, Lion, MomentumSync
 from distlion.training.settings import ExchangeName, RuleName, TrainSettings
 
-_FLOAT32_BYTES = 4
+# Lion's of the paper; with equal betas it is Signum, with zeros signSGD.
+_LION_BETAS = (0.9, 0.99)
+_BETAS = {RuleName.SIGNUM: (0.9, 0.9), RuleName.SIGNSGD: (0.0, 0.0)}
+_POWERSGD_RANK = 4
+# PowerSGD compresses from this step on; 2 is the least that its error feedback allows.
+_POWERSGD_START = 2
+_ONE_BUCKET_MB = 1 << 20
 
 
 class Method(Protocol):
@@ -51,6 +71,9 @@ class Method(Protocol):
     def traffic(self) -> dict[str, Any]:
         """Return the account of bytes as JSON can hold it."""
 
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return how far votes agreed as JSON can hold it; empty unless that was asked for."""
+
     def replicas_equal(self) -> bool:
         """Return whether all ranks, which must all call it, hold the same parameters to the bit."""
 
@@ -59,7 +82,7 @@ def build_method(settings: TrainSettings, model: nn.Module) -> Method:
     """Build the optimizer of the rule over the default process group."""
     if settings.rule.votes:
         return VotingMethod.build(settings, model)
-    return AllReduceMethod.build(settings, model)
+    return AveragingMethod.build(settings, model)
 
 
 def gather_rows(row: Tensor) -> Tensor:
@@ -67,16 +90,6 @@ def gather_rows(row: Tensor) -> Tensor:
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, row)
     return torch.stack(rows)
-
-
-def ring_all_reduce_bytes(n_elements: int, world_size: int) -> int:
-    """Count the bytes that each worker sends in a ring all-reduce of fp32 numbers.
-
-    Equation:
-        2 (N - 1) / N * 4 n    (reduce-scatter and all-gather, each N - 1 messages of n / N numbers)
-        N is ``world_size``, n is ``n_elements``; rounded down to whole bytes.
-    """
-    return 2 * (world_size - 1) * _FLOAT32_BYTES * n_elements // world_size
 
 
 @dataclass(frozen=True)
@@ -92,10 +105,15 @@ class VotingMethod:
         optimizer = DistributedLion(
             model.named_parameters(),
             lr=settings.lr,
+            betas=_BETAS.get(settings.rule, _LION_BETAS),
             weight_decay=settings.weight_decay,
             aggregation=_build_aggregation(settings),
             exchange=_build_exchange(settings.exchange),
+            momentum_sync=(
+                None if settings.sync_every is None else MomentumSync(every=settings.sync_every)
+            ),
             overlap=settings.overlap,
+            diagnose_every=settings.diagnose_every,
             seed=settings.seed,
         )
         return cls(model, optimizer)
@@ -114,6 +132,10 @@ class VotingMethod:
         """Return the optimizer's traffic."""
         return dataclasses.asdict(self.optimizer.traffic)
 
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return the optimizer's diagnostics."""
+        return [dataclasses.asdict(found) for found in self.optimizer.diagnostics()]
+
     def replicas_equal(self) -> bool:
         """Return whether the optimizer finds the replicas equal."""
         try:
@@ -123,59 +145,62 @@ class VotingMethod:
         return True
 
 
-@dataclass
-class _ReducedElements:
-    """Count the numbers that gradient buckets handed to an all-reduce."""
+class _Account(Protocol):
+    """The state of a communication hook, which counts."""
 
-    process_group: dist.ProcessGroup
-    total: int = 0
-    steps: int = 0
+    @property
+    def steps(self) -> int:
+        """Return the backward passes so far."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that this worker has sent in all of them."""
 
 
 @dataclass(frozen=True)
-class AllReduceMethod:
-    """A full-precision optimizer fed the mean gradient of all workers, by DDP's all-reduce.
+class AveragingMethod:
+    """An optimizer fed the mean gradient of all workers, plain or compressed, by a hook of DDP.
 
-    Gloo does not tell what it sends, so bytes are those of a ring all-reduce of the buckets that
-    DDP handed over.
+    Gloo does not tell what it sends, so bytes are those of rings that carry what the hook handed
+    over.
     """
 
     model: DistributedDataParallel
     optimizer: torch.optim.Optimizer
-    reduced: _ReducedElements
+    account: _Account
 
     @classmethod
-    def build(cls, settings: TrainSettings, model: nn.Module) -> AllReduceMethod:
-        """Wrap the model in DDP with a hook that counts; build Lion or AdamW."""
-        kind = torch.optim.AdamW if settings.rule is RuleName.GLOBAL_ADAMW else Lion
-        optimizer = kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
-        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
-        reduced = _ReducedElements(wrapped.process_group)
-        # Without annotations: DDP compares them with types, and __future__ makes them strings.
-        hook = lambda state, bucket: _all_reduce_and_count(state, bucket)  # noqa: E731, PLW0108
-        wrapped.register_comm_hook(reduced, hook)
-        return cls(wrapped, optimizer, reduced)
+    def build(cls, settings: TrainSettings, model: nn.Module) -> AveragingMethod:
+        """Wrap the model in DDP with the hook of the rule; build the optimizer of the rule."""
+        optimizer = _build_optimizer(settings, model)
+        wrapped = _wrap(settings, model)
+        account, hook = _build_hook(settings, wrapped)
+        wrapped.register_comm_hook(account, hook)
+        return cls(wrapped, optimizer, account)
 
     @property
     def sent_bytes(self) -> int:
-        """Return the bytes of the gradients' all-reduces."""
-        return ring_all_reduce_bytes(self.reduced.total, dist.get_world_size())
+        """Return the bytes of the gradients."""
+        return self.account.sent_bytes
 
     @property
     def bits_per_parameter(self) -> float:
-        """Return the bits of a step for each trainable parameter."""
+        """Return the bits of a step for each trainable parameter, on average over the steps."""
         elements = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        per_step = self.reduced.total / max(1, self.reduced.steps)
-        return 8 * ring_all_reduce_bytes(round(per_step), dist.get_world_size()) / elements
+        return 8 * self.sent_bytes / (max(1, self.account.steps) * elements)
 
     def traffic(self) -> dict[str, Any]:
         """Return steps and bytes."""
         return {
-            "steps": self.reduced.steps,
+            "steps": self.account.steps,
             "sent_bytes": self.sent_bytes,
-            "received_bytes": self.sent_bytes,
+            "received_bytes": self.sent_bytes,  # a ring passes on as much as it takes
             "bits_per_parameter": self.bits_per_parameter,
         }
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return nothing: nobody votes."""
+        return []
 
     def replicas_equal(self) -> bool:
         """Compare a digest of all parameters over the ranks."""
@@ -187,12 +212,68 @@ class AllReduceMethod:
         return bool((rows == rows[0]).all())
 
 
-def _all_reduce_and_count(
-    reduced: _ReducedElements, bucket: GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    reduced.total += bucket.buffer().numel()
-    reduced.steps += bucket.is_last()
-    return allreduce_hook(reduced.process_group, bucket)
+def _wrap(settings: TrainSettings, model: nn.Module) -> DistributedDataParallel:
+    one_bucket = settings.rule is RuleName.DDP_POWERSGD  # as its hook demands
+    with warnings.catch_warnings():
+        # Torch 2.13 renamed the argument; older ones know only this name.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(
+            model,
+            broadcast_buffers=False,
+            bucket_cap_mb=_ONE_BUCKET_MB if one_bucket else None,
+        )
+
+
+def _build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Optimizer:
+    """Build what steps on the mean gradient.
+
+    TernGrad and GradDrop say nothing of the optimizer, so they get AdamW: with plain SGD, vision
+    transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside.
+    """
+    params, lr, weight_decay = model.parameters(), settings.lr, settings.weight_decay
+    match settings.rule:
+        case RuleName.GLOBAL_ADAMW | RuleName.TERNGRAD | RuleName.GRADDROP:
+            return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay)
+        case RuleName.DGC:
+            # Without momentum, its L2 term is decoupled weight decay.
+            return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
+        case _:
+            return Lion(params, lr=lr, betas=_LION_BETAS, weight_decay=weight_decay)
+
+
+def _build_hook(
+    settings: TrainSettings, model: DistributedDataParallel
+) -> tuple[_Account, Callable[..., Any]]:
+    group = model.process_group
+    compression = _build_compression(settings)
+    if compression is not None:
+        state = CompressionState(
+            compression, model.parameters(), process_group=group, seed=settings.seed
+        )
+        return state, compression_hook
+    match settings.rule:
+        case RuleName.DDP_FP16:
+            return AllReduceState(group, element_bytes=HALF_BYTES), half_precision_hook
+        case RuleName.DDP_POWERSGD:
+            power_sgd = CountedPowerSGD(
+                group, rank=_POWERSGD_RANK, start_step=_POWERSGD_START, seed=settings.seed
+            )
+            return power_sgd, power_sgd_hook
+        case _:
+            return AllReduceState(group), full_precision_hook
+
+
+def _build_compression(settings: TrainSettings) -> Compression | None:
+    match settings.rule:
+        case RuleName.TERNGRAD:
+            return TernGrad()
+        case RuleName.GRADDROP:
+            return GradDrop()
+        case RuleName.DGC:
+            # The paper raises sparsity and learning rate over the same steps.
+            return DeepGradientCompression(warmup_steps=settings.warmup_steps)
+        case _:
+            return None
 
 
 def _build_aggregation(settings: TrainSettings) -> Any:

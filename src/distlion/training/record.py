@@ -19,7 +19,7 @@ from distlion.errors import InvalidArgumentError
 
 RECORD_NAME = "record.json"
 FORMAT = 1
-_SERIES = ("losses", "evaluations")
+_SERIES = ("losses", "evaluations", "diagnostics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class Record:
         traffic: The account of rank 0.
         losses: Series ``step``, ``seconds``, ``loss`` (mean over workers) and ``lr``.
         evaluations: Series ``step`` (steps done), ``seconds``, ``loss`` and ``accuracy``.
+        diagnostics: ``Diagnosis`` of votes, one for each parameter and look; as rank 0 found them.
     """
 
     format: int = FORMAT
@@ -65,6 +66,7 @@ class Record:
     traffic: dict[str, Any]
     losses: dict[str, list[float]]
     evaluations: dict[str, list[float]]
+    diagnostics: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the record file."""
@@ -109,8 +111,13 @@ def claim_run_dir(run_dir: Path) -> None:
 def write_record(record: Record, run_dir: Path) -> Path:
     """Write ``record.json``, whole or not at all, and return its path."""
     path = run_dir / RECORD_NAME
-    text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix=".record-", delete=False) as file:
+    write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file in the place of an existing one, whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".record-", delete=False) as file:
         temporary = Path(file.name)
         try:
             file.write(text)
@@ -121,4 +128,3 @@ def write_record(record: Record, run_dir: Path) -> Path:
         except BaseException:
             temporary.unlink()
             raise
-    return path

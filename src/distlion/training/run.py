@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from distlion.errors import InvalidArgumentError
-from distlion.report import draw_loss_figure
-from distlion.tasks import ImageTask, Task, TextTask, Tokenizer
+from distlion.report import draw_diagnosis_figure, draw_loss_figure
+from distlion.tasks import (
+    ByBook,
+    ByClass,
+    Contiguous,
+    Even,
+    ImageTask,
+    Task,
+    TextPartition,
+    TextTask,
+    Tokenizer,
+)
 from distlion.training.launch import Emit, run_workers
 from distlion.training.loop import Observer, TrainingLoop
 from distlion.training.record import Record, claim_run_dir, write_record
-from distlion.training.settings import TaskName, TrainSettings, torchrun_world_size
+from distlion.training.settings import (
+    PartitionName,
+    TaskName,
+    TrainSettings,
+    torchrun_world_size,
+)
 
 FIGURE_NAME = "loss.png"
+DIAGNOSIS_NAME = "diagnosis.png"
+_TEXT_PARTITIONS: Mapping[PartitionName, TextPartition] = {
+    PartitionName.EVEN: Even(),
+    PartitionName.CONTIGUOUS: Contiguous(),
+    PartitionName.BY_BOOK: ByBook(),
+}
 
 
 def train(settings: TrainSettings, *, run_dir: Path, observe: Observer) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
+
+    With ``diagnose_every``, ``diagnosis.png`` too.
 
     Args:
         settings: What to train and how.
@@ -52,6 +75,9 @@ def train(settings: TrainSettings, *, run_dir: Path, observe: Observer) -> Recor
         )
         if writes:
             draw_loss_figure(write_record(record, run_dir), run_dir / FIGURE_NAME)
+            if record.diagnostics:
+                title = f"{settings.task.value}, {settings.rule.value}, {settings.workers} workers"
+                draw_diagnosis_figure(record.diagnostics, run_dir / DIAGNOSIS_NAME, title=title)
     return record if writes else None
 
 
@@ -68,12 +94,14 @@ def load_task(settings: TrainSettings) -> Task:
             tokenizer=settings.tokenizer or Tokenizer.BYTE,
             model_config=settings.model_config,
             batch_size=settings.batch_size,
+            partition=_TEXT_PARTITIONS[settings.partition],
         )
     else:
         task = ImageTask(
             data=settings.data,
             model_config=settings.model_config,
             batch_size=settings.batch_size,
+            partition=Even() if settings.alpha is None else ByClass(settings.alpha),
         )
     last = settings.workers - 1
     task.training_batch(seed=settings.seed, step=0, rank=last, world_size=settings.workers)
@@ -99,13 +127,13 @@ def _train_locally(settings: TrainSettings, observe: Observer) -> Record:
         settings,
         world_size=settings.workers,
         observe=observe,
-        preload=_list_slow_imports(settings, task),
+        preload=list_slow_imports(settings, task),
     )
     assert isinstance(record, Record)
     return record
 
 
-def _list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
+def list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
     """List modules that every worker imports; the launcher passes over those that do not exist."""
     model_type = task.describe()["model_type"]
     digits = settings.task is TaskName.IMAGES and settings.data is None

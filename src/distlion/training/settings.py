@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import InvalidArgumentError
-from distlion.tasks import Tokenizer
+from distlion.tasks import ByClass, Tokenizer
 
 DEFAULT_WORKERS = 4
 DEFAULT_BITS = 4
+DEFAULT_ALPHA = 0.1
 
 
 class TaskName(str, Enum):
@@ -26,20 +27,40 @@ class TaskName(str, Enum):
 
 
 class RuleName(str, Enum):
-    """How workers agree on a step: a vote of DistributedLion, or an all-reduce of gradients."""
+    """How workers agree on a step: a vote of DistributedLion, or an average of gradients."""
 
     MAJORITY = "majority"
     TERNARY = "ternary"
     AVERAGE = "average"
     QUANTIZED = "quantized"
     FULL = "full"
+    SIGNUM = "signum"
+    SIGNSGD = "signsgd"
     GLOBAL_LION = "global-lion"
     GLOBAL_ADAMW = "global-adamw"
+    DDP_FP16 = "ddp-fp16"
+    DDP_POWERSGD = "ddp-powersgd"
+    TERNGRAD = "terngrad"
+    GRADDROP = "graddrop"
+    DGC = "dgc"
 
     @property
     def votes(self) -> bool:
         """Return whether DistributedLion runs it, so that gradients stay local."""
-        return self not in (RuleName.GLOBAL_LION, RuleName.GLOBAL_ADAMW)
+        return self not in _AVERAGING
+
+
+_AVERAGING = frozenset(
+    {
+        RuleName.GLOBAL_LION,
+        RuleName.GLOBAL_ADAMW,
+        RuleName.DDP_FP16,
+        RuleName.DDP_POWERSGD,
+        RuleName.TERNGRAD,
+        RuleName.GRADDROP,
+        RuleName.DGC,
+    }
+)
 
 
 class Norm(str, Enum):
@@ -58,6 +79,15 @@ class ExchangeName(str, Enum):
     SERVER = "server"
 
 
+class PartitionName(str, Enum):
+    """How the training data is shared out among workers: the same mix for all, or skewed."""
+
+    EVEN = "even"
+    CONTIGUOUS = "contiguous"
+    BY_BOOK = "by-book"
+    BY_CLASS = "by-class"
+
+
 class Schedule(str, Enum):
     """The course of the learning rate after the warm-up."""
 
@@ -69,9 +99,24 @@ _DEFAULTS: Mapping[TaskName, Mapping[str, Any]] = {
     TaskName.TEXT: {"steps": 200, "batch_size": 8, "eval_every": 50, "warmup_steps": 20},
     TaskName.IMAGES: {"steps": 200, "batch_size": 32, "eval_every": 50, "warmup_steps": 20},
 }
+_PARTITIONS: Mapping[TaskName, tuple[PartitionName, ...]] = {
+    # The first is the default.
+    TaskName.TEXT: (PartitionName.CONTIGUOUS, PartitionName.EVEN, PartitionName.BY_BOOK),
+    TaskName.IMAGES: (PartitionName.EVEN, PartitionName.BY_CLASS),
+}
 # Small sweeps of one seed, in docs/lab-notebook.md.
 _LION_LR = 5e-4
 _ADAMW_LR = 1e-3
+_SGD_LR = 0.1
+_WEIGHT_DECAY = 0.1
+# Per step the weights then shrink as much as Lion's: lr * weight_decay is the same.
+_SGD_WEIGHT_DECAY = 5e-4
+_RULE_DEFAULTS: Mapping[RuleName, Mapping[str, Any]] = {
+    RuleName.GLOBAL_ADAMW: {"lr": _ADAMW_LR},
+    RuleName.TERNGRAD: {"lr": _ADAMW_LR},
+    RuleName.GRADDROP: {"lr": _ADAMW_LR},
+    RuleName.DGC: {"lr": _SGD_LR, "weight_decay": _SGD_WEIGHT_DECAY},
+}
 
 
 def torchrun_world_size() -> int | None:
@@ -91,8 +136,8 @@ class TrainSettings:
         rule: How they agree on a step.
         bits: Bits of a quantized vote, 1 to 8; None for other rules.
         norm: Scale of a quantized vote; None for other rules.
-        exchange: Exchange pattern; only ``auto`` for rules that all-reduce gradients.
-        overlap: Whether votes leave during backward; False for rules that all-reduce gradients.
+        exchange: Exchange pattern; only ``auto`` for rules that average gradients.
+        overlap: Whether votes leave during backward; False for rules that average gradients.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.
@@ -104,6 +149,8 @@ class TrainSettings:
         seed: Of weights, data order, dropout and the votes' coins; 0 or above.
         threads: Threads of a worker, at least 1. Losses are equal to the bit for equal threads.
         data: What to train on; None for the task's embedded data.
+        partition: How the training data is shared out among workers.
+        alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
         tokenizer: Level of text; None for other tasks.
         model_config: A transformers config; None for the task's preset.
 
@@ -118,6 +165,8 @@ class TrainSettings:
     norm: Norm | None
     exchange: ExchangeName
     overlap: bool
+    sync_every: int | None
+    diagnose_every: int | None
     steps: int
     lr: float
     weight_decay: float
@@ -128,6 +177,8 @@ class TrainSettings:
     seed: int
     threads: int
     data: str | None
+    partition: PartitionName
+    alpha: float | None
     tokenizer: Tokenizer | None
     model_config: Path | None
 
@@ -148,27 +199,35 @@ class TrainSettings:
             "rule": rule,
             "exchange": ExchangeName.AUTO,
             "overlap": False,
-            "lr": _ADAMW_LR if rule is RuleName.GLOBAL_ADAMW else _LION_LR,
-            "weight_decay": 0.1,
+            "lr": _LION_LR,
+            "weight_decay": _WEIGHT_DECAY,
             "schedule": Schedule.COSINE,
             "seed": 0,
             "threads": 1,
+            "partition": _PARTITIONS[task][0],
             **_DEFAULTS[task],
+            **_RULE_DEFAULTS.get(rule, {}),
         }
         if rule is RuleName.QUANTIZED:
             settings |= {"bits": DEFAULT_BITS, "norm": Norm.L1}
         if task is TaskName.TEXT:
             settings["tokenizer"] = Tokenizer.BYTE
+        if given.get("partition") is PartitionName.BY_CLASS:
+            settings["alpha"] = DEFAULT_ALPHA
         return cls(**settings | {name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
             self._check_least(name, 1)
+        for name in ("sync_every", "diagnose_every"):
+            if getattr(self, name) is not None:
+                self._check_least(name, 1)
         for name in ("warmup_steps", "seed", "weight_decay"):
             self._check_least(name, 0)
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise InvalidArgumentError(f"lr is {self.lr}; expected a finite number above 0")
         self._check_pairs()
+        self._check_partition()
 
     def _check_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -188,18 +247,39 @@ class TrainSettings:
         if not self.rule.votes and self.exchange is not ExchangeName.AUTO:
             raise InvalidArgumentError(
                 f"exchange is {self.exchange.value} with the rule {self.rule.value}, which "
-                f"all-reduces gradients and exchanges no votes; leave exchange at auto"
+                f"averages gradients and exchanges no votes; leave exchange at auto"
             )
         if not self.rule.votes and self.overlap:
             raise InvalidArgumentError(
-                f"overlap is asked for with the rule {self.rule.value}, whose all-reduce overlaps "
-                "anyway; it belongs to rules that vote"
+                f"overlap is asked for with the rule {self.rule.value}, which averages during "
+                "backward anyway; it belongs to rules that vote"
             )
+        for name in ("sync_every", "diagnose_every"):
+            if not self.rule.votes and getattr(self, name) is not None:
+                raise InvalidArgumentError(
+                    f"{name} is {getattr(self, name)} with the rule {self.rule.value}, whose "
+                    "workers have neither votes nor momenta; it belongs to rules that vote"
+                )
         if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
             raise InvalidArgumentError(
                 f"tokenizer is {_show(self.tokenizer)} with the task {self.task.value}; it belongs "
                 f"to the task {TaskName.TEXT.value} and to no other"
             )
+
+    def _check_partition(self) -> None:
+        known = _PARTITIONS[self.task]
+        if self.partition not in known:
+            raise InvalidArgumentError(
+                f"partition is {self.partition.value} with the task {self.task.value}; expected "
+                f"{' or '.join(name.value for name in known)}"
+            )
+        if (self.alpha is not None) != (self.partition is PartitionName.BY_CLASS):
+            raise InvalidArgumentError(
+                f"alpha is {self.alpha} with the partition {self.partition.value}; it belongs to "
+                f"the partition {PartitionName.BY_CLASS.value} and to no other"
+            )
+        if self.alpha is not None:
+            ByClass(self.alpha)  # checks its range
 
     def to_json(self) -> dict[str, str | int | float | None]:
         """Return the settings as JSON can hold them."""

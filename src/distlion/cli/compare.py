@@ -1,0 +1,330 @@
+"""``distlion compare``: methods, tuned alike, over worker counts and seeds, with a report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from distlion.cli.failure import shown_failures
+from distlion.cost import LinkModel, count_cores, parse_rate
+from distlion.errors import InvalidArgumentError
+from distlion.report import read_comparison, tabulate_outcome, write_comparison_report
+from distlion.tasks import Tokenizer
+from distlion.training import (
+    METHOD_NAMES,
+    PRESETS,
+    CompareProgress,
+    CompareSettings,
+    PartitionName,
+    Preset,
+    Schedule,
+    TaskName,
+    compare,
+    make_quick,
+)
+
+EXAMPLE = (
+    "Example: distlion compare --task images --methods majority,average,global-lion --workers 4,8 "
+    "--seeds 3 --out comparison"
+)
+_COMPARISONS = Path("comparisons")
+_PLAIN_EVERY_S = 15.0
+# Where output goes to a file or a pipe, nothing else says how wide it may be.
+_PIPED_WIDTH = 160
+
+# The options, in the order of the help.
+_Task = Annotated[TaskName, typer.Option(help="What to train.")]
+_PresetOption = Annotated[
+    Preset | None,
+    typer.Option(help="Methods and workers of a paper; other options win.", show_default="none"),
+]
+_Quick = Annotated[
+    bool, typer.Option("--quick", help="Minutes on two cores: fewer steps, workers and seeds.")
+]
+_Methods = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Names with commas between: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits; K is the "
+        "number of steps in which momenta are averaged once.",
+        show_default="majority,average,global-lion,global-adamw",
+    ),
+]
+_Workers = Annotated[
+    str | None,
+    typer.Option(help="Numbers of virtual workers with commas between.", show_default="4,8"),
+]
+_Seeds = Annotated[int | None, typer.Option(help="Reported runs of each method.", show_default="3")]
+_Lrs = Annotated[
+    int | None,
+    typer.Option(help="Learning rates that each method may try; 1: none.", show_default="3"),
+]
+_LrFactor = Annotated[float, typer.Option(help="From one learning rate to the next.")]
+_Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
+_TuningSteps = Annotated[
+    int | None,
+    typer.Option(help="Steps of runs that choose a learning rate.", show_default="--steps"),
+]
+_Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
+_WarmupSteps = Annotated[
+    int | None, typer.Option(help="Steps of linear warm-up.", show_default="a tenth")
+]
+_BatchSize = Annotated[
+    int | None,
+    typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
+]
+_EvalEvery = Annotated[
+    int | None, typer.Option(help="Steps between evaluations.", show_default="a tenth")
+]
+_WeightDecay = Annotated[
+    float | None, typer.Option(help="Of all methods.", show_default="by the method")
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Text: a file, a folder of *.txt, or hf:NAME. Images: cifar-10-batches-py.",
+        show_default="Python's standard library; scikit-learn's digits",
+    ),
+]
+_Partition = Annotated[
+    PartitionName | None,
+    typer.Option(
+        help="Who gets which data: the same mix for all, or skewed.",
+        show_default="text contiguous, images even",
+    ),
+]
+_Alpha = Annotated[
+    float | None,
+    typer.Option(
+        help="Concentration of --partition by-class; smaller is more skewed.", show_default="0.1"
+    ),
+]
+_Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
+_ModelConfig = Annotated[
+    Path | None,
+    typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
+]
+_Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda.")]
+_LinkRate = Annotated[str, typer.Option(help="Link of each worker for predicted times: 1gbit.")]
+_LatencyUs = Annotated[float, typer.Option(help="Of a round over that link.")]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of records and report; runs that it holds are not run again.",
+        show_default="a new one in comparisons",
+    ),
+]
+_Jobs = Annotated[
+    int | None,
+    typer.Option(help="Runs at the same time.", show_default="number of cores; on a GPU 1"),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome to standard output.")]
+
+
+def compare_command(
+    *,
+    task: _Task = TaskName.IMAGES,
+    preset: _PresetOption = None,
+    quick: _Quick = False,
+    methods: _Methods = None,
+    workers: _Workers = None,
+    seeds: _Seeds = None,
+    lrs: _Lrs = None,
+    lr_factor: _LrFactor = 3.0,
+    steps: _Steps = None,
+    tuning_steps: _TuningSteps = None,
+    schedule: _Schedule = Schedule.COSINE,
+    warmup_steps: _WarmupSteps = None,
+    batch_size: _BatchSize = None,
+    eval_every: _EvalEvery = None,
+    weight_decay: _WeightDecay = None,
+    data: _Data = None,
+    partition: _Partition = None,
+    alpha: _Alpha = None,
+    tokenizer: _Tokenizer = None,
+    model_config: _ModelConfig = None,
+    device: _Device = "cpu",
+    link: _LinkRate = "1gbit",
+    latency_us: _LatencyUs = 100.0,
+    out: _Out = None,
+    jobs: _Jobs = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Train by several methods with virtual workers, all tuned alike, and draw how they compare.
+
+    Every run is a record in the folder: what is there is not run again, so that a comparison can be
+    interrupted, continued and extended. The folder gets report.html, report.md and the figures.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        given = {
+            "methods": _split(methods),
+            "workers": _split_numbers(workers),
+            "seeds": seeds,
+            "lrs": lrs,
+            "lr_factor": lr_factor,
+            "steps": steps,
+            "tuning_steps": tuning_steps,
+            "schedule": schedule,
+            "warmup_steps": warmup_steps,
+            "batch_size": batch_size,
+            "eval_every": eval_every,
+            "weight_decay": weight_decay,
+            "data": data,
+            "partition": partition,
+            "alpha": alpha,
+            "tokenizer": tokenizer,
+            "model_config": model_config,
+            "device": device,
+        }
+        chosen: dict[str, Any] = {
+            **(PRESETS[preset] if preset else {}),
+            **(make_quick(task) if quick else {}),
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        settings = CompareSettings.with_defaults(task, **chosen)
+        model = LinkModel.of_line(parse_rate(link), latency_s=latency_us / 1e6)
+        folder = out or _choose_folder(settings)
+        with _Display(messages) as display:
+            compare(
+                settings,
+                folder=folder,
+                jobs=_default_jobs(device) if jobs is None else jobs,
+                command=_spell_command(settings, folder, link, latency_us),
+                observe=display,
+            )
+        written = write_comparison_report(folder, link=model, rate=link)
+        _show(folder, written[-1], model, link, as_json=as_json)
+
+
+def _split(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _split_numbers(text: str | None) -> tuple[int, ...] | None:
+    parts = _split(text)
+    if parts is None:
+        return None
+    if not all(part.isdecimal() for part in parts):
+        raise InvalidArgumentError(
+            f"--workers {text!r}: expected whole numbers with commas between, such as 4,8"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _default_jobs(device: str) -> int:
+    """One for each core; a GPU is shared by none unless asked for."""
+    return count_cores() if device == "cpu" else 1
+
+
+def _choose_folder(settings: CompareSettings) -> Path:
+    """Name a folder that does not exist yet."""
+    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{moment}-{settings.task.value}"
+    attempt = 1
+    while (folder := _COMPARISONS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
+        attempt += 1
+    return folder
+
+
+def _spell_command(settings: CompareSettings, folder: Path, rate: str, latency_us: float) -> str:
+    """Write all settings as options, so that no default of another version can change them."""
+    words = ["distlion", "compare"]
+    for name, value in settings.to_json().items():
+        if value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words += [f"--{name.replace('_', '-')}", text]
+    words += ["--link", rate, "--latency-us", f"{latency_us:g}", "--out", str(folder)]
+    return shlex.join(words)
+
+
+class _Display:
+    """Show how far a comparison is: a bar on a terminal, otherwise a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._plain_due_s = 0.0
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[runs]}  {task.fields[left]}"),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=1.0, runs="", left="")
+
+    def __enter__(self) -> _Display:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def __call__(self, progress: CompareProgress) -> None:
+        """Show where the comparison is."""
+        runs = f"{progress.done_runs}/{progress.total_runs} runs"
+        left = "" if progress.seconds_left is None else f"{_format_s(progress.seconds_left)} left"
+        if self._console.is_terminal:
+            self._bar.update(
+                self._task,
+                completed=progress.done_share,
+                description=progress.what,
+                runs=runs,
+                left=left,
+            )
+        elif time.monotonic() >= self._plain_due_s:
+            self._plain_due_s = time.monotonic() + _PLAIN_EVERY_S
+            line = f"{progress.done_share:4.0%}  {runs}  {left}  {progress.what}"
+            self._console.print(Text(line), soft_wrap=True)
+
+
+def _format_s(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _show(folder: Path, page: Path, link: LinkModel, rate: str, *, as_json: bool) -> None:
+    comparison = read_comparison(folder)
+    tables = {
+        workers: tabulate_outcome(comparison, workers, link=link, rate=rate)
+        for workers in comparison.workers
+    }
+    if as_json:
+        outcome: dict[str, Any] = {
+            str(workers): [dict(zip(table.head, row, strict=True)) for row in table.rows]
+            for workers, table in tables.items()
+        }
+        typer.echo(json.dumps({"folder": str(folder), "outcome": outcome}, indent=1))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    for workers, table in tables.items():
+        shown = Table(title=f"{workers} workers", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in table.head:
+            shown.add_column(name, justify="left" if name == "method" else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    console.print(Text(f"report: {page}"), soft_wrap=True)

@@ -1,0 +1,25 @@
+"""The methods that a comparison knows, by name, and named selections of them."""
+
+from __future__ import annotations
+
+from distlion.errors import InvalidArgumentError
+from distlion.training.contender import Contender
+from distlion.training.rivals import RIVALS
+from distlion.training.voters import VOTER_NAMES, find_voter
+
+METHOD_NAMES = (*VOTER_NAMES, *RIVALS)
+"""For messages and help."""
+
+
+def find_contender(name: str) -> Contender:
+    """Return the method of a name.
+
+    Raises:
+        InvalidArgumentError: There is none.
+    """
+    contender = RIVALS.get(name) or find_voter(name)
+    if contender is None:
+        raise InvalidArgumentError(
+            f"method {name!r} is unknown; expected one of {', '.join(METHOD_NAMES)}"
+        )
+    return contender

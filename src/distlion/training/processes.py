@@ -1,0 +1,79 @@
+"""Child processes that end with their parent, whatever ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_TERMINATE_S = 2.0
+
+
+class WorkerTraceError(Exception):
+    """The traceback of a worker's unexpected exception, as text; the cause of WorkerFailedError."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def choose_context(preload: Sequence[str]) -> Any:
+    """Fork workers from a server that has the preloaded modules; spawn them where there is none."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    with _sigint_blocked():
+        forkserver.ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Start children with SIGINT blocked: Ctrl-C goes to the whole terminal, but we end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_child() -> None:
+    """Leave Ctrl-C to the parent, and end at once when it is gone, however that ended.
+
+    To be called first in a child process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def end_processes(processes: Sequence[BaseProcess]) -> None:
+    """End all that still run: by SIGTERM, and soon by SIGKILL."""
+    started = [process for process in processes if process.pid is not None]
+    for process in started:
+        process.terminate()
+    deadline_s = time.monotonic() + _TERMINATE_S
+    for process in started:
+        process.join(max(0.0, deadline_s - time.monotonic()))
+        process.kill()
+        process.join()
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say how a process ended."""
+    if exitcode is not None and exitcode < 0:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    return f"ended with exit code {exitcode}"

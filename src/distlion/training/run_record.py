@@ -1,0 +1,100 @@
+"""The record of one run of a comparison, and the folder that keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distlion.errors import DataError
+from distlion.training.record import write_whole
+from distlion.training.run_settings import RunSettings
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Hold everything that is known of a run with virtual workers.
+
+    Equal settings give equal records but for ``timing`` and ``versions``.
+
+    Args:
+        format: Version of this layout.
+        settings: As ``RunSettings.to_json``.
+        versions: Of distlion, torch, transformers, Python and the platform.
+        task: Facts about data and model.
+        trainable_parameters: Their number.
+        diverged: None, or the ``step`` that was abandoned and a ``message``: the loss or a gradient
+            was not finite. Then the series end before it.
+        up_bits_per_parameter: Worker to server, for each parameter and step, as papers count.
+        down_bits_per_parameter: Server to worker.
+        sent_bytes_per_step: What one worker sends in a step over a network, the mean of all steps.
+        rounds: Messages of a step that wait for each other.
+        parameters_sha256: Digest of the final parameters.
+        series: At each evaluation: ``step`` (steps done), ``train_loss`` (mean over workers and the
+            steps since the last evaluation; None before the first step), ``validation_loss``,
+            ``validation_accuracy``, ``test_loss``, ``test_accuracy`` (nats per prediction, shares)
+            and ``sent_bytes`` (of one worker so far).
+        timing: ``wall_s`` of the run, and ``compute_s``, the median seconds of forward and backward
+            of one worker; None before there was any.
+    """
+
+    format: int = FORMAT
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    task: dict[str, str | int]
+    trainable_parameters: int
+    diverged: dict[str, Any] | None
+    up_bits_per_parameter: float
+    down_bits_per_parameter: float
+    sent_bytes_per_step: float
+    rounds: int
+    parameters_sha256: str
+    series: dict[str, list[Any]]
+    timing: dict[str, float | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the record file."""
+        return dataclasses.asdict(self)
+
+
+class RecordFolder:
+    """A folder with one file for each run, named by ``RunSettings.name_record``.
+
+    Args:
+        folder: Made if need be.
+
+    Raises:
+        DataError: It cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"folder {str(folder)!r} cannot be made ({error.strerror}); choose another --out"
+            ) from error
+
+    def path(self, settings: RunSettings) -> Path:
+        """Return where the record of a run is, or will be."""
+        return self._folder / f"{settings.name_record()}.json"
+
+    def read(self, settings: RunSettings) -> dict[str, Any] | None:
+        """Return the record of a run; None where there is none that is whole and of this format."""
+        try:
+            record = json.loads(self.path(settings).read_text())
+        except (OSError, ValueError):
+            return None
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            return None
+        return record if record.get("settings") == settings.to_json() else None
+
+    def write(self, settings: RunSettings, record: RunRecord) -> None:
+        """Write a record, whole or not at all."""
+        text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
+        write_whole(self.path(settings), text)

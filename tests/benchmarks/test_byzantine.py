@@ -1,0 +1,185 @@
+"""Attacks do what they say, runs repeat, and the table says what the runs say."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import distlion
+from distlion.tasks import batch_loss
+from distlion.virtual import VirtualCluster
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("transformers")
+pytest.importorskip("sklearn")
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "byzantine"
+# Float32 sums over 8 images of 5 positions in another order, relative to the largest gradient of a
+# parameter; 6e-7 was seen.
+OTHER_ORDER = 1e-5
+
+
+@pytest.fixture(scope="module")
+def parts() -> Any:
+    """The modules ``hostile`` and ``summary``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("hostile"), importlib.import_module("summary")
+    for name in ("hostile", "summary"):
+        sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def hostile(parts: Any) -> Any:
+    return parts[0]
+
+
+@pytest.fixture(scope="module")
+def summary(parts: Any) -> Any:
+    return parts[1]
+
+
+@pytest.fixture(scope="module")
+def program(parts: Any) -> Any:
+    spec = importlib.util.spec_from_file_location("byzantine_program", FOLDER / "__main__.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def result(hostile: Any, summary: Any, program: Any) -> Any:
+    runs = program.plan_study(dict.fromkeys(hostile.METHODS, 1e-3), 9, 3, 100)
+    outcomes = [
+        (run, hostile.Outcome(1.0, 0.9 - 0.1 * run.hostile + 0.01 * run.seed)) for run in runs
+    ]
+    return {"conditions": {"workers": 9}, "summary": summary.summarize(outcomes)}
+
+
+def make_run(module: Any, **changes: Any) -> Any:
+    plain = {"method": "MajorityVote()", "attack": "flip", "hostile": 1, "workers": 3}
+    return module.Run(**{**plain, "seed": 0, "lr": 1e-3, "steps": 2, **changes})
+
+
+def draw_grad(seed: int, n: int = 200) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+class TestAttacks:
+    def test_flip_and_scale(self, hostile: Any) -> None:
+        grad, generator = draw_grad(0), torch.Generator()
+        assert torch.equal(hostile.flip(grad, generator), -grad)
+        assert torch.equal(hostile.scale(grad, generator), -100 * grad)
+
+    def test_randomise_keeps_the_norm_and_nothing_else(self, hostile: Any) -> None:
+        grad = draw_grad(0)
+        noise = hostile.randomise(grad, torch.Generator().manual_seed(1))
+        assert float(noise.norm()) == pytest.approx(float(grad.norm()), rel=1e-5)
+        # The cosine of independent directions has a standard deviation of 1 / sqrt(200) = 0.07.
+        assert abs(float(noise @ grad)) < 0.3 * float(grad.norm()) ** 2
+
+    @pytest.mark.parametrize("attack", ["flip", "randomise", "scale"])
+    def test_only_the_first_workers_are_hostile(self, hostile: Any, attack: str) -> None:
+        before = torch.stack([draw_grad(seed) for seed in range(4)])
+        grads = {"a": before.clone()}
+        hostile.corrupt_(grads, make_run(hostile, attack=attack, hostile=2, workers=4), step=0)
+        same = [torch.equal(*pair) for pair in zip(grads["a"], before, strict=True)]
+        assert same == [False, False, True, True]
+
+    # A power of two changes neither a rounding nor a sign; with -100 a few votes may differ.
+    @pytest.mark.parametrize("factor", [-1.0, -128.0])
+    @pytest.mark.parametrize(
+        "rule", [distlion.MajorityVote(), distlion.TernaryVote(), distlion.QuantizedVote(bits=2)]
+    )
+    def test_votes_of_a_worker_that_always_flips_are_exactly_flipped(
+        self, rule: Any, factor: float
+    ) -> None:
+        voted, alone = nn.Parameter(torch.zeros(200)), nn.Parameter(torch.zeros(200))
+        cluster = VirtualCluster([voted], workers=3, lr=0.1, aggregation=rule)
+        lion = distlion.Lion([alone], lr=0.1)
+        for step in range(5):
+            # The flipped votes take away the first worker's, so that the third decides alone.
+            honest, other = draw_grad(step), draw_grad(100 + step)
+            for worker, grad in enumerate((honest, factor * honest, other)):
+                voted.grad = grad
+                cluster.collect(worker)
+            cluster.step()
+            alone.grad = other
+            lion.step()
+        assert torch.equal(voted.detach(), alone.detach())
+
+
+class TestTraining:
+    def test_gradients_are_those_of_each_worker_alone(self, hostile: Any) -> None:
+        task, model = hostile.load_task(), hostile.build_model(0)
+        batches = [
+            task.training_batch(seed=0, step=0, rank=rank, world_size=2) for rank in range(2)
+        ]
+        together = hostile.gradients(model, batches)
+        for worker, batch in enumerate(batches):
+            model.zero_grad()
+            batch_loss(model, batch).backward()
+            for name, param in model.named_parameters():
+                assert param.grad is not None
+                error = (together[name][worker] - param.grad).abs().max()
+                assert error <= OTHER_ORDER * max(float(param.grad.abs().max()), 1e-3)
+
+    @pytest.mark.parametrize("method", ["MajorityVote()", "Lion on the mean gradient"])
+    def test_run_repeats(self, hostile: Any, method: str) -> None:
+        run = make_run(hostile, method=method, attack="randomise")
+        first = hostile.train(run)
+        assert first == hostile.train(run)
+        assert 0.0 <= first.accuracy <= 1.0
+        assert first != hostile.train(make_run(hostile, method=method, attack="flip"))
+
+    def test_learning_rate_rises_then_falls(self, hostile: Any) -> None:
+        factors = [hostile.lr_factor(step, 100) for step in range(100)]
+        assert max(factors) == factors[9]
+        assert 0 < factors[-1] < 0.02
+
+
+class TestStudy:
+    def test_runs_without_hostile_workers_stand_once(self, hostile: Any, program: Any) -> None:
+        runs = program.plan_study(dict.fromkeys(hostile.METHODS, 1e-3), 9, 3, 100)
+        assert len(runs) == len(set(runs)) == 6 * 3 * (1 + 3 * 4)
+        assert {run.attack for run in runs if run.hostile == 0} == {"flip"}
+
+    def test_each_method_takes_the_lr_with_the_least_loss(self, hostile: Any, program: Any) -> None:
+        runs = program.plan_tuning(9, 100)
+        outcomes = [
+            (run, hostile.Outcome(abs(run.lr - 3.9e-3) + 0.01 * len(run.method), 0.0))
+            for run in runs
+        ]
+        assert program.choose_lrs(outcomes) == dict.fromkeys(hostile.METHODS, 4e-3)
+
+    def test_summary_is_over_seeds(self, hostile: Any, result: Any) -> None:
+        for attack in hostile.ATTACKS:
+            for method in hostile.METHODS:
+                cells = result["summary"][attack][method]
+                assert list(cells) == ["0", "1", "2", "3", "4"]
+                assert cells["2"]["mean"] == pytest.approx(0.71)
+                assert cells["2"]["sd"] == pytest.approx(0.01)
+                assert (cells["2"]["least"], cells["2"]["most"]) == pytest.approx((0.7, 0.72))
+
+    def test_markdown_says_what_the_summary_says(self, summary: Any, result: Any) -> None:
+        lines = summary.write_markdown(result).splitlines()
+        rows = [line for line in lines if line.startswith("| MajorityVote() |")]
+        expected = " | ".join(f"{mean} ± 1.0" for mean in ("91.0", "81.0", "71.0", "61.0", "51.0"))
+        assert rows == [f"| MajorityVote() | {expected} |"] * 3
+
+    def test_figure_has_a_panel_for_each_attack(
+        self, hostile: Any, summary: Any, result: Any
+    ) -> None:
+        figure = summary.draw(result)
+        figure.savefig(io.BytesIO(), format="png")
+        assert [axes.get_title() for axes in figure.axes] == list(hostile.ATTACKS)
+        assert set(summary.STYLES) == set(hostile.METHODS)

@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from comparisons import make_run
+from distlion.errors import DataError
+from distlion.training.run_record import RecordFolder, RunRecord
+
+
+def make_record(settings, **changes):
+    fields = {
+        "settings": settings.to_json(),
+        "versions": {},
+        "task": {},
+        "trainable_parameters": 1,
+        "diverged": None,
+        "up_bits_per_parameter": 1.0,
+        "down_bits_per_parameter": 1.0,
+        "sent_bytes_per_step": 1.0,
+        "rounds": 2,
+        "parameters_sha256": "",
+        "series": {"step": [0]},
+        "timing": {"wall_s": 1.0, "compute_s": None},
+    }
+    return RunRecord(**fields | changes)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RecordFolder(tmp_path / "runs")
+
+
+def test_record_is_read_back_as_it_was_written(folder):
+    settings = make_run()
+    record = make_record(settings)
+    folder.write(settings, record)
+    assert folder.read(settings) == record.to_json()
+
+
+def test_record_that_is_missing_is_none(folder):
+    assert folder.read(make_run()) is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_record_that_was_half_written_does_not_count(folder, share):
+    settings = make_run()
+    folder.write(settings, make_record(settings))
+    text = folder.path(settings).read_text()
+    folder.path(settings).write_text(text[: int(share * len(text))])
+    assert folder.read(settings) is None
+
+
+@pytest.mark.parametrize("change", [{"format": 0}, {"settings": {}}])
+def test_record_of_another_format_or_run_does_not_count(folder, change):
+    settings = make_run()
+    folder.write(settings, make_record(settings))
+    path = folder.path(settings)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert folder.read(settings) is None
+
+
+def test_record_that_cannot_be_written_leaves_nothing(folder, tmp_path):
+    settings = make_run()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        folder.write(settings, make_record(settings, sent_bytes_per_step=float("nan")))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_folder_that_cannot_be_made_is_a_data_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="--out"):
+        RecordFolder(tmp_path / "file" / "runs")

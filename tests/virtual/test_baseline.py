@@ -1,0 +1,240 @@
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster import run_workers
+from distlion.baselines import (
+    CompressionState,
+    DeepGradientCompression,
+    GradDrop,
+    HalfPrecision,
+    TernGrad,
+    compression_hook,
+)
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.virtual.baseline import VirtualBaseline
+
+STEPS = 5
+METHODS = [
+    TernGrad(),
+    GradDrop(),
+    # With one full quarter of warm-up, then less.
+    DeepGradientCompression(warmup_steps=8),
+]
+
+
+class Model(nn.Module):
+    """Parameters with a prime number of elements, with one, and with more than a sample's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide = nn.Linear(13, 97)
+        self.deep = nn.Linear(97, 31)
+        self.norm = nn.LayerNorm(31)
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.gain * self.norm(self.deep(torch.tanh(self.wide(x))))
+
+
+N_ELEMENTS = sum(p.numel() for p in Model().parameters())
+
+
+def make_generator(rank):
+    return torch.Generator().manual_seed(100 + rank)
+
+
+def backward(model, generator):
+    x, target = torch.randn(6, 13, generator=generator), torch.randn(6, 31, generator=generator)
+    (model(x) - target).square().mean().backward()
+
+
+def make_optimizer(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train_really(rank, world_size, method):
+    model = Model()
+    # Several buckets, which DDP cuts anew after the first step.
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    state = CompressionState(method, wrapped.parameters(), seed=3)
+    wrapped.register_comm_hook(state, compression_hook)
+    optimizer, generator = make_optimizer(model), make_generator(rank)
+    for _ in range(STEPS):
+        backward(wrapped, generator)
+        optimizer.step()
+        optimizer.zero_grad()
+    accounts = state.sent_bytes, state.uplink_bytes, state.reply_bytes
+    return [p.detach() for p in model.parameters()], accounts
+
+
+def train_really_in_half(rank, world_size):
+    model = Model()
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, fp16_compress_hook)
+    optimizer, generator = make_optimizer(model), make_generator(rank)
+    for _ in range(STEPS):
+        backward(wrapped, generator)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+def train_virtually(workers, method):
+    """Return the parameters, the baseline, and the bits of each step, up and down."""
+    model = Model()
+    baseline = VirtualBaseline(make_optimizer(model), workers=workers, compression=method, seed=3)
+    generators = [make_generator(rank) for rank in range(workers)]
+    bits = []
+    for _ in range(STEPS):
+        for worker, generator in enumerate(generators):
+            backward(model, generator)
+            baseline.collect(worker)
+        baseline.step()
+        bits.append((baseline.up_bits_per_parameter, baseline.down_bits_per_parameter))
+    return [p.detach() for p in model.parameters()], baseline, bits
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_virtual_workers_equal_processes_to_the_bit_and_the_byte(method, workers):
+    params, baseline, bits = train_virtually(workers, method)
+    results = run_workers(train_really, workers, method)
+    for real, (sent_bytes, _, reply_bytes) in results:
+        assert all(torch.equal(p, q) for p, q in zip(params, real, strict=True))
+        assert sent_bytes == baseline.sent_bytes
+        down_bits = sum(down for _, down in bits)
+        assert 8 * reply_bytes == pytest.approx(down_bits * N_ELEMENTS, rel=1e-12)
+    uplink_bytes = sum(uplink for _, (_, uplink, _) in results)
+    up_bits = sum(up for up, _ in bits)
+    assert 8 * uplink_bytes == pytest.approx(up_bits * N_ELEMENTS * workers, rel=1e-12)
+
+
+@pytest.mark.distributed
+def test_two_virtual_workers_equal_pytorchs_fp16_hook():
+    # Of two numbers, the order of addition does not matter.
+    params, _, _ = train_virtually(2, HalfPrecision())
+    for real in run_workers(train_really_in_half, 2):
+        assert all(torch.equal(p, q) for p, q in zip(params, real, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_plain_gradients_are_added_in_rank_order(workers):
+    p = nn.Parameter(torch.zeros(7))
+    baseline = VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=workers)
+    grads = torch.randn(workers, 7, generator=torch.Generator().manual_seed(0))
+    for worker, grad in enumerate(grads):
+        p.grad = grad.clone()
+        baseline.collect(worker)
+        assert p.grad is None
+    baseline.step()
+    total = grads[0]
+    for grad in grads[1:]:
+        total = total + grad
+    assert torch.equal(p.detach(), -(total / workers))
+    assert p.grad is None
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "sent_bytes"),
+    # A ring of 4 sends 2 * 3 / 4 of the bytes.
+    [(None, 32, 2 * 6 * 7), (HalfPrecision(), 16, 2 * 3 * 7)],
+)
+def test_what_the_network_adds_is_counted_as_a_ring(method, bits, sent_bytes):
+    p = nn.Parameter(torch.zeros(7))
+    baseline = VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=4, compression=method)
+    for _ in range(2):
+        for worker in range(4):
+            p.grad = torch.ones(7)
+            baseline.collect(worker)
+        baseline.step()
+    assert baseline.up_bits_per_parameter == bits
+    assert baseline.down_bits_per_parameter == bits
+    assert baseline.sent_bytes == sent_bytes
+
+
+def test_bits_are_those_of_the_last_step_over_all_workers():
+    p = nn.Parameter(torch.zeros(8))
+    baseline = VirtualBaseline(
+        torch.optim.SGD([p], lr=1.0), workers=2, compression=GradDrop(keep=1.0)
+    )
+    assert baseline.up_bits_per_parameter == 0
+    sent_bytes = 0
+    for counts in ((8, 8), (1, 2)):
+        for worker, count in enumerate(counts):
+            p.grad = torch.cat([torch.ones(count), torch.zeros(8 - count)])
+            baseline.collect(worker)
+        baseline.step()
+        sent_bytes += 8 + 8 * max(counts)
+    assert baseline.up_bits_per_parameter == 64 * 1.5 / 8
+    assert baseline.down_bits_per_parameter == 32 * 4 / 8  # two entries, less than dense
+    assert baseline.sent_bytes == sent_bytes
+
+
+@pytest.mark.parametrize("method", [None, HalfPrecision(), TernGrad(), GradDrop(keep=1.0)])
+def test_absent_gradients_count_as_zero_and_leave_a_parameter_alone_if_all_are(method):
+    params = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD(params, lr=1.0, weight_decay=0.5)
+    baseline = VirtualBaseline(optimizer, workers=2, compression=method)
+    baseline.collect(0)
+    params[1].grad = torch.full((1,), 4.0)
+    baseline.collect(1)
+    baseline.step()
+    # Neither a step nor weight decay; and 1 - (4 / 2 + 0.5).
+    assert [p.item() for p in params] == [1.0, -1.5]
+
+
+def test_frozen_parameters_are_neither_collected_nor_counted():
+    frozen = nn.Parameter(torch.ones(100), requires_grad=False)
+    p = nn.Parameter(torch.ones(1))
+    baseline = VirtualBaseline(torch.optim.SGD([frozen, p], lr=1.0), workers=1)
+    p.grad = torch.ones(1)
+    baseline.collect(0)
+    baseline.step()
+    assert baseline.up_bits_per_parameter == 32
+
+
+def test_bfloat16_gradients_are_added_in_float32():
+    p = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    baseline = VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=3)
+    # 256 + 1 is a tie in bfloat16 and would round to 256, twice; 258 / 3 is 86.
+    for worker, value in enumerate([256.0, 1.0, 1.0]):
+        p.grad = torch.full((1,), value, dtype=torch.bfloat16)
+        baseline.collect(worker)
+    baseline.step()
+    assert p.item() == -86.0
+
+
+def test_worker_out_of_turn_is_refused_and_keeps_its_gradient():
+    p = nn.Parameter(torch.zeros(1))
+    baseline = VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=2)
+    p.grad = torch.ones(1)
+    with pytest.raises(InvalidArgumentError, match="worker 1 is collected; expected worker 0"):
+        baseline.collect(1)
+    assert p.grad is not None
+    baseline.collect(0)
+    with pytest.raises(InvalidArgumentError, match="1 of 2 workers"):
+        baseline.step()
+    baseline.collect(1)
+    with pytest.raises(InvalidArgumentError, match=r"expected step\(\)"):
+        baseline.collect(2)
+    baseline.step()
+    assert p.item() == -0.5
+
+
+def test_sparse_gradient_is_refused():
+    embedding = nn.Embedding(5, 2, sparse=True)
+    baseline = VirtualBaseline(torch.optim.SGD(embedding.parameters(), lr=1.0), workers=1)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(UnsupportedTypeError, match=r"\(5, 2\) is sparse"):
+        baseline.collect(0)
+
+
+def test_no_workers_are_refused():
+    p = nn.Parameter(torch.zeros(1))
+    with pytest.raises(InvalidArgumentError, match="workers is 0"):
+        VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=0)
