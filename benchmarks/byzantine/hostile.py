@@ -173,6 +173,7 @@ def train(run: Run) -> Outcome:
     torch.set_num_threads(1)
     task, model = load_task(), build_model(run.seed)
     method, schedule = make_method(run, model)
+    named = list(model.named_parameters())
     for step in range(run.steps):
         batches = [
             task.training_batch(seed=run.seed, step=step, rank=rank, world_size=run.workers)
@@ -181,7 +182,7 @@ def train(run: Run) -> Outcome:
         grads = gradients(model, batches)
         corrupt_(grads, run, step)
         for worker in range(run.workers):
-            for name, param in model.named_parameters():
+            for name, param in named:
                 param.grad = grads[name][worker]
             method.collect(worker)
         method.step()

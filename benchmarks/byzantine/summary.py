@@ -96,6 +96,7 @@ def draw(result: dict[str, Any]) -> Figure:
         axes.set_xticks(counts)
         axes.set_xlabel(f"hostile workers of {result['conditions']['workers']}")
         axes.grid(visible=True, alpha=0.3)
+    panels[0].set_ylim(0, 100)
     panels[0].set_ylabel("held-out accuracy (%)")
     panels[0].text(-0.2, 100 / CLASSES + 1, "chance", color="0.4", fontsize="small")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -103,6 +103,8 @@ def test_command_in_the_index_repeats_the_comparison_and_runs_nothing(compared):
     command = json.loads((out / "comparison.json").read_text())["command"]
     words = shlex.split(command)
     assert words[:2] == ["distlion", "compare"]
+    assert words[-2:] == ["--out", str(out)]
+    assert "--json" not in words
     result = invoke(*words[2:])
     assert result.exit_code == 0, result.stderr
     assert "2 workers" in result.stdout

@@ -68,6 +68,12 @@ def test_warm_up_and_evaluations_follow_the_steps():
     assert (settings.warmup_steps, settings.eval_every, settings.tuning_steps) == (50, 50, 500)
 
 
+def test_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InvalidArgumentError, match="torch finds no such device"):
+        make(device="cuda")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -82,6 +88,7 @@ def test_warm_up_and_evaluations_follow_the_steps():
         ({"tuning_steps": 0}, "tuning_steps is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"alpha": 0.5}, "alpha is 0.5"),
+        ({"device": "abacus"}, "device is 'abacus'"),
     ],
 )
 def test_wrong_value_is_refused_with_its_name(wrong, message):

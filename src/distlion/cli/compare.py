@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -42,6 +43,8 @@ EXAMPLE = (
 )
 _COMPARISONS = Path("comparisons")
 _PLAIN_EVERY_S = 15.0
+# Not in the command that repeats a comparison; the folder is told apart.
+_LEFT_OUT = ("out", "as_json", "jobs")
 # Where output goes to a file or a pipe, nothing else says how wide it may be.
 _PIPED_WIDTH = 160
 
@@ -134,6 +137,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome to stan
 
 
 def compare_command(
+    context: typer.Context,
     *,
     task: _Task = TaskName.IMAGES,
     preset: _PresetOption = None,
@@ -191,7 +195,7 @@ def compare_command(
         }
         chosen: dict[str, Any] = {
             **(PRESETS[preset] if preset else {}),
-            **(make_quick(task) if quick else {}),
+            **(make_quick(task, embedded=data is None) if quick else {}),
             **{name: value for name, value in given.items() if value is not None},
         }
         settings = CompareSettings.with_defaults(task, **chosen)
@@ -202,7 +206,7 @@ def compare_command(
                 settings,
                 folder=folder,
                 jobs=_default_jobs(device) if jobs is None else jobs,
-                command=_spell_command(settings, folder, link, latency_us),
+                command=_spell_command(context, folder),
                 observe=display,
             )
         written = write_comparison_report(folder, link=model, rate=link)
@@ -241,15 +245,21 @@ def _choose_folder(settings: CompareSettings) -> Path:
     return folder
 
 
-def _spell_command(settings: CompareSettings, folder: Path, rate: str, latency_us: float) -> str:
-    """Write all settings as options, so that no default of another version can change them."""
+def _spell_command(context: typer.Context, folder: Path) -> str:
+    """Write the command as it was given, less what its records do not depend on."""
     words = ["distlion", "compare"]
-    for name, value in settings.to_json().items():
-        if value is not None:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words += [f"--{name.replace('_', '-')}", text]
-    words += ["--link", rate, "--latency-us", f"{latency_us:g}", "--out", str(folder)]
-    return shlex.join(words)
+    for param in context.command.params:
+        name = param.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in _LEFT_OUT:
+            continue
+        value = context.params[name]
+        words += [param.opts[0]] if value is True else [param.opts[0], _spell(value)]
+    return shlex.join([*words, "--out", str(folder)])
+
+
+def _spell(value: Any) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
 
 
 class _Display:

@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distlion.errors import InvalidArgumentError
 from distlion.tasks import Tokenizer
 from distlion.training.contenders import find_contender
@@ -117,6 +119,7 @@ class CompareSettings:
                     f"{name} are {', '.join(map(str, values)) or 'none'}; expected one or more, "
                     "each once"
                 )
+        _check_device(self.device)
         for cell in self.cells():
             cell.tuning_runs()
             cell.reported_runs(1e-3)
@@ -195,9 +198,26 @@ class Cell:
         )
 
 
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"device is {name!r}; expected one that torch knows, such as cpu or cuda"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgumentError(f"device is {name!r}, but torch finds no such device here")
+
+
 def _to_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
         return list(value)
-    return str(value) if isinstance(value, Path) else value
+    return _shorten(value) if isinstance(value, Path) else value
+
+
+def _shorten(path: Path) -> str:
+    """Write a path as seen from the working directory where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
