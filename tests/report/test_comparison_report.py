@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -72,6 +73,14 @@ def test_choice_at_the_edge_is_warned_of(tmp_path):
 def write_and_read(folder):
     write(folder)
     return (folder / "report.md").read_text()
+
+
+def test_scale_of_all_learning_rates_is_told(tmp_path):
+    folder = write_comparison(tmp_path / "out")
+    index = json.loads((folder / "comparison.json").read_text())
+    index["settings"]["lr_scale"] = 0.5
+    (folder / "comparison.json").write_text(json.dumps(index))
+    assert "around a default of its own (all of them times 0.5), one" in write_and_read(folder)
 
 
 @pytest.mark.parametrize("changes", [{"diverged": ("majority",)}, {"untunable": ("majority",)}])

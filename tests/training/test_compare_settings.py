@@ -34,6 +34,14 @@ def test_grids_have_centres_of_their_own():
     assert len({cell.grid()[1] for cell in settings.cells()}) == 2
 
 
+def test_all_grids_are_scaled_alike():
+    methods = ("majority", "terngrad")
+    once, thrice = make(methods=methods), make(methods=methods, lr_scale=3.0)
+    for cell, scaled in zip(once.cells(), thrice.cells(), strict=True):
+        # Learning rates are rounded to three digits.
+        assert scaled.grid() == pytest.approx([3 * lr for lr in cell.grid()], rel=0.01)
+
+
 def test_cells_are_all_methods_with_all_workers():
     settings = make(methods=("majority", "average"), workers=(2, 8))
     assert [(cell.method, cell.workers) for cell in settings.cells()] == [
@@ -85,6 +93,7 @@ def test_gpu_that_is_not_there_is_refused(monkeypatch):
         ({"seeds": 0}, "seeds is 0"),
         ({"lrs": 0}, "lrs is 0"),
         ({"lr_factor": 1.0}, "lr_factor is 1.0"),
+        ({"lr_scale": 0.0}, "lr_scale is 0.0"),
         ({"tuning_steps": 0}, "tuning_steps is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"alpha": 0.5}, "alpha is 0.5"),

@@ -75,6 +75,10 @@ _Lrs = Annotated[
     typer.Option(help="Learning rates that each method may try; 1: none.", show_default="3"),
 ]
 _LrFactor = Annotated[float, typer.Option(help="From one learning rate to the next.")]
+_LrScale = Annotated[
+    float | None,
+    typer.Option(help="Factor on all learning rates: smaller for larger models.", show_default="1"),
+]
 _Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
 _TuningSteps = Annotated[
     int | None,
@@ -147,6 +151,7 @@ def compare_command(
     seeds: _Seeds = None,
     lrs: _Lrs = None,
     lr_factor: _LrFactor = 3.0,
+    lr_scale: _LrScale = None,
     steps: _Steps = None,
     tuning_steps: _TuningSteps = None,
     schedule: _Schedule = Schedule.COSINE,
@@ -179,6 +184,7 @@ def compare_command(
             "seeds": seeds,
             "lrs": lrs,
             "lr_factor": lr_factor,
+            "lr_scale": lr_scale,
             "steps": steps,
             "tuning_steps": tuning_steps,
             "schedule": schedule,

@@ -186,12 +186,17 @@ def _draw_spreads(
 
 
 def _style(comparison: Comparison, method: str) -> dict[str, Any]:
-    """Tell methods apart by colour and marker, and the sides that they are on by the line."""
+    """Tell methods apart by colour and marker, and the sides that they are on by the line.
+
+    Markers of rivals are hollow, so that what lies under them is seen.
+    """
     number = comparison.methods.index(method)
+    kind = comparison.index["methods"][method]["kind"]
     return {
         "color": _COLORS[number % len(_COLORS)],
         "marker": _MARKERS[number % len(_MARKERS)],
-        "linestyle": _LINES.get(comparison.index["methods"][method]["kind"], "-"),
+        "linestyle": _LINES.get(kind, "-"),
+        "fillstyle": "none" if kind == "rival" else "full",
         "markersize": 5,
         "linewidth": 1.4,
         "label": method,
@@ -199,7 +204,8 @@ def _style(comparison: Comparison, method: str) -> dict[str, Any]:
 
 
 def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
-    columns = count if count <= 3 else math.ceil(count / 2)
+    # Two side by side can be read at the width of a page.
+    columns = min(count, 2 if count <= 4 else 3)
     rows = math.ceil(count / columns)
     width = max(columns, 1.4 if count == 1 else 1) * _PANEL_INCHES[0] + _LEGEND_INCHES
     figure = Figure(figsize=(width, rows * _PANEL_INCHES[1]), dpi=_DPI, layout="constrained")

@@ -159,10 +159,13 @@ def _tell_tuning(comparison: Comparison) -> list[Block]:
     if settings["lrs"] == 1:
         text = "No learning rate was tuned: each method ran with its default."
         return [Heading("Learning rates"), Paragraph(text)]
+    scale = settings.get("lr_scale", 1)
+    scaled = f" (all of them times {scale:g})" if scale != 1 else ""
+    seed = comparison.index["tuning_seed"]
     text = (
         f"Every method got the same budget: for each number of workers {settings['lrs']} learning "
-        f"rates, a factor of {settings['lr_factor']:g} apart, around a default of its own, one run "
-        f"each of {settings['tuning_steps']} steps with seed {comparison.index['tuning_seed']}, "
+        f"rates, a factor of {settings['lr_factor']:g} apart, around a default of its own{scaled}, "
+        f"one run each of {settings['tuning_steps']} steps with seed {seed}, "
         "which is reported nowhere. The one with the lowest final loss on the validation half of "
         "the held-out batches was taken; all other numbers here are of the other half, the test "
         "half. Nothing else was tuned."

@@ -110,10 +110,21 @@ def _describe_tuning(cell: Cell) -> list[str]:
 def tabulate_methods(comparison: Comparison) -> Table:
     """Lay out what the methods are."""
     rows = [
-        [name, each["description"], each["definition"], each["kind"], f"{each['weight_decay']:g}"]
+        [
+            name,
+            each["description"],
+            _shorten(each["definition"]),
+            each["kind"],
+            f"{each['weight_decay']:g}",
+        ]
         for name, each in comparison.index["methods"].items()
     ]
     return Table(["method", "what it is", "exactly", "side", "weight decay"], rows)
+
+
+def _shorten(definition: str) -> str:
+    """Leave out that momenta are not averaged."""
+    return definition.removesuffix(", None")
 
 
 def tabulate_settings(comparison: Comparison) -> Table:

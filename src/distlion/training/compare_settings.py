@@ -39,6 +39,8 @@ class CompareSettings:
         seeds: Runs of each method and number of workers that are reported, at least 1.
         lrs: Learning rates that each method may try, at least 1. With 1 nothing is tuned.
         lr_factor: Ratio of neighbours on the grid, above 1.
+        lr_scale: What the centres of all grids are multiplied by, above 0: larger models and longer
+            runs want smaller learning rates, whatever the method.
         steps: Optimizer steps of a reported run, at least 1.
         tuning_steps: Those of a run that only chooses the learning rate, at least 1.
         schedule: Course of the learning rate.
@@ -63,6 +65,7 @@ class CompareSettings:
     seeds: int
     lrs: int
     lr_factor: float
+    lr_scale: float
     steps: int
     tuning_steps: int
     schedule: Schedule
@@ -99,6 +102,7 @@ class CompareSettings:
             "seeds": 3,
             "lrs": 3,
             "lr_factor": 3.0,
+            "lr_scale": 1.0,
             "tuning_steps": steps,
             # Each method has its own.
             "weight_decay": None,
@@ -112,6 +116,8 @@ class CompareSettings:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if not 1 < self.lr_factor < math.inf:
             raise InvalidArgumentError(f"lr_factor is {self.lr_factor}; expected a number above 1")
+        if not 0 < self.lr_scale < math.inf:
+            raise InvalidArgumentError(f"lr_scale is {self.lr_scale}; expected a number above 0")
         for name in ("methods", "workers"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -166,7 +172,7 @@ class Cell:
     def grid(self) -> tuple[float, ...]:
         """Return the learning rates to try, from the lowest on."""
         return make_grid(
-            find_contender(self.method).base_lr,
+            find_contender(self.method).base_lr * self.settings.lr_scale,
             points=self.settings.lrs,
             factor=self.settings.lr_factor,
         )
