@@ -25,6 +25,7 @@ def make_record(**changes):
         "traffic": {"steps": 1},
         "losses": {"step": [0], "loss": [4.5]},
         "evaluations": {"step": [0], "loss": [5.0]},
+        "diagnostics": [],
     }
     return Record(**fields | changes)
 
@@ -39,6 +40,7 @@ def test_summary_leaves_out_the_series():
     assert make_record().to_json().keys() - make_record().summary().keys() == {
         "losses",
         "evaluations",
+        "diagnostics",
     }
 
 

@@ -123,7 +123,7 @@ def draw_bits(comparison: Comparison) -> Figure:
         axes.set_title(_count(workers))
         _scale_log(axes)
         axes.set_xlabel("bits per parameter and step, up + down")
-    panels[0].set_ylabel(f"final {comparison.outcome.name}")
+    _label_rows(panels, f"final {comparison.outcome.name}")
     panels[0].text(
         0.03, 0.03, "\u2199 better", transform=panels[0].transAxes, style="italic", color="0.45"
     )
@@ -152,7 +152,7 @@ def _draw_curves(
         axes.set_xlabel(xlabel)
         if is_log:
             _scale_log(axes)
-    panels[0].set_ylabel(metric.name)
+    _label_rows(panels, metric.name)
     _finish(figure, panels)
     return figure
 
@@ -209,11 +209,18 @@ def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
     rows = math.ceil(count / columns)
     width = max(columns, 1.4 if count == 1 else 1) * _PANEL_INCHES[0] + _LEGEND_INCHES
     figure = Figure(figsize=(width, rows * _PANEL_INCHES[1]), dpi=_DPI, layout="constrained")
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
     for axes in panels[count:]:
         axes.remove()
     return figure, panels[:count]
+
+
+def _label_rows(panels: Sequence[Axes], text: str) -> None:
+    for axes in panels:
+        place = axes.get_subplotspec()
+        if place is not None and place.is_first_col():
+            axes.set_ylabel(text)
 
 
 def _scale_log(axes: Axes) -> None:
@@ -228,6 +235,8 @@ def _scale_log(axes: Axes) -> None:
 def _finish(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         axes.grid(visible=True, alpha=0.3)
+        # Shared axes hide theirs where another panel is below.
+        axes.tick_params(labelbottom=True)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize="small", handlelength=3)
 
