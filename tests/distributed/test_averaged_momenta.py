@@ -220,6 +220,53 @@ def test_momenta_damaged_on_the_way_are_an_error_on_all_and_nothing_moves() -> N
     assert_all_raised(run_workers(corrupt_momenta, 3), errors.CorruptFrameError, "rank 1")
 
 
+def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Caught | None:
+    """Damage what rank 1 says of its sample in the 16th step, the first at which "auto" looks."""
+    optimizer = distlion.DistributedLion(make_params(), lr=1e-2, exchange=Direct(), **arguments)
+    for _ in range(15):
+        do_step(optimizer, rank)
+    framed = 0
+
+    def flip(chunk: object) -> None:
+        nonlocal framed
+        framed += 1
+        if framed == 3:  # votes, replies, then the sample
+            assert isinstance(chunk, Tensor)
+            chunk[200] ^= 1
+
+    fault = faults.arm(rank=1, step=15, point="framed", action=flip)
+    error = caught(optimizer, lambda: do_step(optimizer, rank))
+    assert fault.fired >= 4 if rank == 1 else fault.fired == 0
+    return error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"diagnose_every": 5},
+        {"momentum_sync": MomentumSync(every=100, select="auto", stagger=False)},
+        {"momentum_sync": MomentumSync(every=100, select="auto"), "nodes": Nodes(size=2)},
+        {"diagnose_every": 5, "nodes": Nodes(size=2)},
+    ],
+)
+def test_damaged_sample_is_an_error_on_all_and_nothing_moves(arguments: dict[str, Any]) -> None:
+    found = run_workers(corrupt_sample, 4, arguments)
+    assert_all_raised(found, errors.CorruptFrameError, "rank 1")
+
+
+def test_selections_that_differ_are_found_when_they_are_loaded() -> None:
+    assert_all_raised(run_workers(load_differently, 2), errors.ConfigMismatchError, "selected")
+
+
+def load_differently(rank: int, world_size: int) -> Caught | None:
+    optimizer = distlion.DistributedLion(
+        make_params(), momentum_sync=MomentumSync(every=3, select="auto")
+    )
+    state = optimizer.state_dict()
+    state["param_groups"][0]["momentum_selected"] = [1, 1, 1, rank]
+    return caught(optimizer, lambda: optimizer.load_state_dict(state))
+
+
 def different_functions(rank: int, world_size: int) -> Caught | None:
     select = (lambda name, param: name != "p1") if rank else (lambda name, param: True)
     sync = MomentumSync(every=1, select=select)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 STEPS = 20
 WORLD_SIZES = (1, 2, 3, 4, 5)
 # 4,133 is a prime above 4,096: a quantized vote's second, shorter block.
-SHAPES = ((4133,), (3, 21), (1,), (130,))
+SHAPES = ((4133,), (3, 701), (1,), (130,))
 
 RULES = {
     "majority": distlion.MajorityVote(),
@@ -40,7 +40,7 @@ SYNCS: dict[str, MomentumSync | None] = {
     "bfloat16": MomentumSync(every=5, dtype=torch.bfloat16),
     "int8": MomentumSync(every=5, dtype=torch.int8, stagger=False),
     "by name": MomentumSync(every=3, select=("b", "d")),
-    "auto": MomentumSync(every=4, select="auto"),
+    "auto": MomentumSync(every=1, select="auto", share=0.02),
 }
 
 
@@ -64,6 +64,11 @@ OTHER_CASES = [
     Case("clip worker", {"clip_norm": ClipNorm(1.5)}),
     Case("clip global", {"clip_norm": ClipNorm(1.5, scope="global")}),
     Case("skip", {"nonfinite": "skip"}, bad_grad=float("nan")),
+    Case(
+        "skip with sync and diagnosis",
+        {"nonfinite": "skip", "momentum_sync": MomentumSync(every=2), "diagnose_every": 2},
+        bad_grad=float("nan"),
+    ),
     Case("abstain", {"nonfinite": "abstain"}, bad_grad=float("inf")),
     Case(
         "abstain with sync",
@@ -111,9 +116,9 @@ def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
     )
     for step in range(STEPS):
         set_grads(params, case, rank, step)
-        planned = optimizer.plan if world_size > 1 else None
+        planned, before = optimizer.plan, optimizer.committed_step
         optimizer.step()
-        if planned is not None:
+        if optimizer.committed_step > before:
             assert optimizer.traffic.last_sent_bytes == planned.sent_bytes
             assert optimizer.traffic.last_messages == planned.messages
     momenta = [optimizer.state[param]["exp_avg"] for param in params.values()]

@@ -1,6 +1,14 @@
 """Who sends which bytes to whom, over a process group: one file for each pattern."""
 
-from distlion.exchange.base import Ballot, BucketShape, Exchange, Reducer, Reply, empty
+from distlion.exchange.base import (
+    Ballot,
+    BucketShape,
+    Exchange,
+    Reducer,
+    Reply,
+    empty,
+    fire_framed,
+)
 from distlion.exchange.direct import Direct
 from distlion.exchange.frame import (
     BY_ALL,
@@ -49,6 +57,7 @@ __all__ = [
     "Verdict",
     "empty",
     "find_errors",
+    "fire_framed",
     "minority",
     "read_chunks",
     "run_all",

@@ -25,10 +25,10 @@ from distlion.kernels import Coins
 from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, check_rule, list_group
 from distlion.optim.clipping import Clipper
-from distlion.optim.diagnostics import Examiner
+from distlion.optim.follow_up import FollowUp
 from distlion.optim.group import VotingGroup
 from distlion.optim.lion import LionBase
-from distlion.optim.momentum_stage import MomentumStage
+from distlion.optim.momentum_stage import describe_selection, fill_selection
 from distlion.optim.network import VotingNetwork
 from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS
 from distlion.optim.overlap import Overlap
@@ -59,6 +59,8 @@ class AssembledLion(LionBase):
         exp_avg_dtype: Of the momentum; None for the parameter's.
     """
 
+    _follow_up: FollowUp
+
     def __init__(
         self,
         params: ParamsT,
@@ -77,8 +79,6 @@ class AssembledLion(LionBase):
         self._traffic = Traffic()
         self._overlap: Overlap | None = None
         self._clipper: Clipper | None = None
-        self._momenta: MomentumStage | None = None
-        self._examiner: Examiner | None = None
         self._verified = False
         self._dead: str | None = None
         self._is_torn = False
@@ -101,13 +101,9 @@ class AssembledLion(LionBase):
     @property
     def plan(self) -> Plan:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
-        plan = self._network.plan()
-        if self._momenta is not None:
-            pattern = self._network.momentum_pattern
-            plan += self._momenta.plan(self.committed_step, pattern, self._network.voter)
-        if self._examiner is not None:
-            plan += self._examiner.plan(self.committed_step)
-        return plan
+        if self._group.world_size == 1:
+            return Plan()
+        return self._network.plan() + self._follow_up.plan(self.committed_step)
 
     def verify_replicas(self) -> None:
         """Compare the parameters of all workers, bit by bit; every worker must call it.
@@ -312,8 +308,15 @@ class AssembledLion(LionBase):
         """Place parameters into buckets and choose what carries each."""
         self._describe_anew()
         self._params, self._slots = self._place_trainable()
-        self._momenta = self._make_momentum_stage()
-        self._examiner = self._make_examiner()
+        self._follow_up = FollowUp(
+            self._settings,
+            self._network,
+            self.param_groups,
+            self._params,
+            [slot.name for slot in self._slots],
+            [self._momentum_shape(param).numel() for param in self._params],
+            earlier=self._follow_up if self._ready else None,
+        )
         if self._group.world_size == 1:
             return
         rules = {
@@ -331,34 +334,6 @@ class AssembledLion(LionBase):
             self._overlap.close()
         if self._settings.overlap:
             self._overlap = self._make_overlap()
-
-    def _make_momentum_stage(self) -> MomentumStage | None:
-        sync = self._settings.momentum_sync
-        if sync is None:
-            return None
-        stage = MomentumStage(
-            sync,
-            self.param_groups,
-            self._params,
-            [slot.name for slot in self._slots],
-            [self._momentum_shape(param).numel() for param in self._params],
-            n_workers=self._network.n_voters,
-            seed=self._settings.seed,
-        )
-        return stage if self._network.n_voters > 1 else None
-
-    def _make_examiner(self) -> Examiner | None:
-        every = self._settings.diagnose_every
-        if every is None or self._network.n_voters == 1:
-            return None
-        return Examiner(
-            every,
-            [slot.name for slot in self._slots],
-            [self._momentum_shape(param).numel() for param in self._params],
-            n_workers=self._network.n_voters,
-            seed=self._settings.seed,
-            earlier=self._examiner,
-        )
 
     def _make_overlap(self) -> Overlap:
         raise NotImplementedError
@@ -425,11 +400,15 @@ class AssembledLion(LionBase):
                 every rank. Nothing has been changed after any of these.
         """
         self._check_idle("load_state_dict()")
-        filled = self._check_state(parse_groups(state_dict, step=self.committed_step))
+        parsed = parse_groups(state_dict, step=self.committed_step)
+        fill_selection(parsed["param_groups"], self._settings.momentum_sync)
+        filled = self._check_state(parsed)
         if self._group.world_size > 1:
             self._check_usable()
             with self._fatal("load_state_dict()"):
                 loaded = describe_hyperparameters(filled["param_groups"])
+                if self._node_size == 1:  # the ranks of a node select for themselves
+                    loaded += describe_selection(filled["param_groups"])
                 step = filled["param_groups"][0]["step"]
                 self._meet("load_state_dict()", self._fixed_lines + loaded, step)
         self._load_state(filled)

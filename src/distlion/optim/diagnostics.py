@@ -15,7 +15,7 @@ from distlion.exchange import Plan
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 from distlion.optim.sample import draw_sample, measure_dispersion
-from distlion.optim.scalars import plan_numbers
+from distlion.optim.scalars import plan_sample
 
 # So many measures are kept for each parameter.
 _KEPT_MEASURES = 1000
@@ -37,7 +37,7 @@ class Diagnosis:
         parameter: Its name.
         margin: Mean over the sample; 1 where all vote alike.
         ties: Share of the sample.
-        agreement: Share of those with a direction.
+        agreement: Share of those with a direction; 1 where none has one.
         dispersion: 1 where momenta are equal, about 1 / N where they have nothing in common.
     """
 
@@ -91,7 +91,7 @@ class Examiner:
         """Declare what each worker hands to the network for it in a step."""
         if not self.is_due(step):
             return Plan()
-        return plan_numbers(2 * sum(map(len, self._sample)), self._n_workers)
+        return plan_sample(2 * sum(map(len, self._sample)), self._n_workers)
 
     def list_numbers(self, segments: Mapping[int, Segment]) -> list[float]:
         """List a worker's directions and momenta at the sample, before the commit.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -32,13 +31,11 @@ from distlion.optim.clipping import ClipNorm, clip_alone
 from distlion.optim.diagnostics import Diagnosis
 from distlion.optim.gradients import IdenticalGradientsWatch
 from distlion.optim.lion import check_finite, step_alone
-from distlion.optim.momentum_stage import AveragedMomenta, verdict_of
 from distlion.optim.momentum_sync import MomentumSync
 from distlion.optim.node_stage import Nodes
 from distlion.optim.overlap import Overlap
 from distlion.optim.replicas import digest_settings
 from distlion.optim.route import Route
-from distlion.optim.scalars import gather_numbers
 from distlion.optim.settings import Settings
 from distlion.optim.verdict import worst_of
 from distlion.optim.vote import (
@@ -211,10 +208,9 @@ class DistributedLion(AssembledLion):
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         inputs, votes = self._cast_votes()
-        header = self._diagnose(votes, inputs.header)
-        averaged = self._exchange_momenta(votes, header)
+        followed = self._follow_up.exchange(votes, inputs.header)
         self._count_traffic()
-        verdict = worst_of([*(vote.verdict for vote in votes), averaged.verdict])
+        verdict = worst_of([*(vote.verdict for vote in votes), followed.verdict])
         if verdict.status is not Status.OK:
             return self._abandon(verdict, self._describe())
         self._check_frozen()
@@ -226,7 +222,7 @@ class DistributedLion(AssembledLion):
         self._is_torn = True  # an exception from here on leaves parameters between two steps
         for vote in votes:
             vote.commit(inputs, self._rounding(inputs.coins))
-        self._write_momenta(averaged)
+        self._follow_up.commit(followed, votes, self.state, self.committed_step)
         self._advance()
         self._is_torn = False
         self._watch.observe([vote.reply.details for vote in votes])
@@ -256,53 +252,6 @@ class DistributedLion(AssembledLion):
         return cast_vote(
             draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
         )
-
-    def _diagnose(self, votes: Sequence[BucketVote], header: Header) -> Header:
-        """Compare all workers' directions and momenta on a sample; put errors into the header."""
-        if self._examiner is None or not self._examiner.is_due(header.step) or not _all_ok(votes):
-            return header
-        segments = {
-            position: segment
-            for vote in votes
-            for position, segment in zip(
-                vote.draft.route.ballot.members, vote.draft.segments, strict=True
-            )
-        }
-        link = next(iter(self._network.between.values()))
-        header, rows = gather_numbers(
-            link, self._examiner.list_numbers(segments), header, kind=Kind.SAMPLE
-        )
-        if header.status is Status.OK:
-            replies = [reply for vote in votes for reply in vote.list_replies()]
-            self._examiner.conclude(header.step, rows, replies)
-        return header
-
-    def _exchange_momenta(self, votes: Sequence[BucketVote], header: Header) -> AveragedMomenta:
-        """Average what ``momentum_sync`` wants after this step, if the step is one."""
-        if self._momenta is None or not _all_ok(votes):
-            return AveragedMomenta(verdict_of(header))
-        segments = {
-            position: (segment, vote.draft.route.kernels)
-            for vote in votes
-            for position, segment in zip(
-                vote.draft.route.ballot.members, vote.draft.segments, strict=True
-            )
-        }
-        header = replace(header, bucket=len(self._network.routes))
-        return self._momenta.exchange(
-            segments,
-            self._network.between,
-            self._network.momentum_pattern,
-            header,
-            self._network.inside.get(self._params[0].device),
-        )
-
-    def _write_momenta(self, averaged: AveragedMomenta) -> None:
-        for part, mean in averaged.means:
-            part.of(self.state[self._params[part.position]]["exp_avg"]).copy_(mean)
-        if averaged.selected is not None:
-            assert self._momenta is not None
-            self._momenta.remember(averaged.selected, self.param_groups, self._params)
 
     def _gather_inputs(self) -> StepInputs:
         step = self.committed_step
@@ -403,7 +352,7 @@ class DistributedLion(AssembledLion):
         Empty without ``diagnose_every``, and for a single worker. At most the last 1,000 measures
         are kept. With ``nodes``, of this rank's pieces.
         """
-        return [] if self._examiner is None else self._examiner.found
+        return self._follow_up.diagnoses
 
     def _advance(self) -> None:
         for group in self.param_groups:
@@ -411,7 +360,3 @@ class DistributedLion(AssembledLion):
 
     def _rounding(self, coins: Coins) -> Coin | None:
         return coins.rounding if self._settings.rounding == "stochastic" else None
-
-
-def _all_ok(votes: Sequence[BucketVote]) -> bool:
-    return all(vote.verdict.status is Status.OK for vote in votes)

@@ -63,6 +63,12 @@ class MomentumRows:
         return shape_momenta(self.n_elements, self.n_workers, self.dtype)
 
     @property
+    def up_bits(self) -> float:
+        """Bits that each worker sends for its coordinates, scales included."""
+        scale_bits = 32 / SCALE_ELEMENTS if self.dtype is torch.int8 else 0
+        return self.n_elements * (8 * self.dtype.itemsize + scale_bits)
+
+    @property
     def shard_elements(self) -> int:
         """Coordinates of a shard, padding included."""
         return self.shape.reply_bytes // 4
@@ -83,7 +89,7 @@ class MomentumRows:
         if self.dtype is not torch.int8:
             return row.to(self.dtype).view(torch.uint8)
         blocks = row.view(self.n_workers, -1, SCALE_ELEMENTS)
-        scales = blocks.abs().amax(-1, keepdim=True) / _LARGEST
+        scales = blocks.abs().amax(-1, keepdim=True) / row.new_tensor(_LARGEST)
         levels = torch.where(scales > 0, blocks / scales, 0.0).round().clamp(-_LARGEST, _LARGEST)
         spelled = torch.cat(
             [
@@ -112,7 +118,8 @@ class MomentumRows:
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
-        return total.div_(len(rows)).view(-1).view(torch.uint8)
+        # By a tensor: of a number, some backends take the reciprocal.
+        return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
     def settle(self, row: Tensor, reply: Tensor) -> list[Tensor]:
         """Return a worker's averaged momenta, a flat float32 tensor for each slice.

@@ -29,9 +29,8 @@ from distlion.optim.momentum_exchange import (
 )
 from distlion.optim.momentum_sync import AUTO, MomentumSync, choose_dispersed
 from distlion.optim.sample import draw_sample, measure_dispersion, split_rows
-from distlion.optim.scalars import gather_numbers, plan_numbers
+from distlion.optim.scalars import gather_numbers, gather_sample, plan_sample, verdict_of
 
-_OK = Verdict(Status.OK)
 SELECTED_KEY = "momentum_selected"
 """Of a param group, with "auto": 1 for each parameter that is averaged, else 0."""
 
@@ -107,7 +106,7 @@ class MomentumStage:
         """Declare what a rank hands to the network for it in a step."""
         total = sum((pattern.plan(rows.shape, rank) for rows in self.list_rows(step)), Plan())
         if self.sync.is_measured(step):
-            total += plan_numbers(sum(map(len, self._sample)), self._n_workers)
+            total += plan_sample(sum(map(len, self._sample)), self._n_workers)
         return total
 
     def take_sample(self, momentum_of: Callable[[int, Tensor], Tensor]) -> list[float]:
@@ -156,6 +155,9 @@ class MomentumStage:
             pattern: Which bytes go to whom.
             header: This worker's, with the first bucket number that is free.
             inside: The ranks of this node; None without nodes.
+
+        Returns:
+            What all workers found; momenta and selection have a meaning only where that is OK.
         """
         # 1 compare samples
         selected = None
@@ -166,7 +168,7 @@ class MomentumStage:
                 )
             )
             link = next(iter(links.values()))
-            header, everybody = gather_numbers(link, numbers, header, kind=Kind.SAMPLE)
+            header, everybody = gather_sample(link, inside, numbers, header)
             if header.status is Status.OK:
                 selected = self.select_dispersed(everybody)
 
@@ -219,9 +221,17 @@ def _read_selected(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, bool]:
     }
 
 
-def verdict_of(header: Header) -> Verdict:
-    """Say what a header says, as the end of an exchange."""
-    if header.status is Status.OK:
-        return _OK
-    culprits = (header.culprit,) if header.culprit >= 0 else ()
-    return Verdict(header.status, culprits, header.detail)
+def fill_selection(groups: Sequence[dict[str, Any]], sync: MomentumSync | None) -> None:
+    """Let "auto" begin with all parameters in groups that were saved without a selection."""
+    if sync is not None and sync.select == AUTO:
+        for group in groups:
+            group.setdefault(SELECTED_KEY, [1] * len(group["params"]))
+
+
+def describe_selection(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each group that has a selection."""
+    return [
+        f"momenta selected in group {number}: {list(group[SELECTED_KEY])}"
+        for number, group in enumerate(groups)
+        if SELECTED_KEY in group
+    ]

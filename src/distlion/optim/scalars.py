@@ -17,8 +17,11 @@ from distlion.exchange import (
     Kind,
     Link,
     Plan,
+    Status,
+    Verdict,
     empty,
     find_errors,
+    fire_framed,
     read_chunks,
     write_chunk,
 )
@@ -48,12 +51,51 @@ def gather_numbers(
     own = empty(link, shape.n_bytes)
     sent = replace(header, kind=kind, bucket=0, sender=link.rank)
     write_chunk(own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
+    if kind is Kind.SAMPLE:
+        fire_framed(link, header, own)
     everybody = empty(link, link.world_size, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
     chunks = read_chunks(everybody, shape, kind=kind, bucket=0)
     return find_errors(chunks, header, link.ranks), [
         _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None
     ]
+
+
+def plan_sample(n_numbers: int, n_workers: int) -> Plan:
+    """Declare what each worker hands to ``link`` in ``gather_sample``."""
+    return plan_numbers(n_numbers, n_workers) + plan_numbers(0, n_workers)
+
+
+def gather_sample(
+    link: Link, inside: Link | None, numbers: Sequence[float], header: Header
+) -> tuple[Header, list[tuple[float, ...]]]:
+    """Gather a sample, so that all know of damage to any of it: 1 gather, 2 tell, 3 tell the node.
+
+    Args:
+        link: Between those who vote.
+        inside: The ranks of this node, each of which has another sample; None without nodes.
+        numbers: This worker's.
+        header: Its header.
+
+    Returns:
+        The header, with the worst that anybody found; the numbers of each, in rank order.
+    """
+    # 1 gather
+    header, rows = gather_numbers(link, numbers, header, kind=Kind.SAMPLE)
+    # 2 tell
+    header, _ = gather_numbers(link, [], header, kind=Kind.SAMPLE)
+    # 3 tell the node
+    if inside is not None:
+        header, _ = gather_numbers(inside, [], header, kind=Kind.SAMPLE)
+    return header, rows
+
+
+def verdict_of(header: Header) -> Verdict:
+    """Say what a header says, as the end of an exchange."""
+    if header.status is Status.OK:
+        return Verdict(Status.OK)
+    culprits = (header.culprit,) if header.culprit >= 0 else ()
+    return Verdict(header.status, culprits, header.detail)
 
 
 def _unpack(chunk: Chunk, n_numbers: int) -> tuple[float, ...]:

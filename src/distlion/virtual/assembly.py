@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from distlion.optim.clipping import plan_norms
 from distlion.optim.diagnostics import Diagnosis, Examiner
 from distlion.optim.gradients import describe_sparse, is_sparse
 from distlion.optim.lion import LionBase
-from distlion.optim.momentum_stage import MomentumStage
+from distlion.optim.momentum_stage import MomentumStage, fill_selection
 from distlion.optim.route import shape_on_wire
 from distlion.optim.saved_state import parse_groups, spell_groups
 from distlion.optim.settings import Settings
@@ -33,6 +34,25 @@ from distlion.virtual.poll import Poll
 _MEAN_BITS = 32
 
 Grads = Sequence[Tensor | None]
+
+
+@dataclass
+class _Account:
+    """What one worker hands to the network in a step.
+
+    Attributes:
+        votes: For votes, and what precedes them.
+        rest: For what follows only a vote that succeeded.
+        up_bits, down_bits: Of votes and replies, as papers count: without frames and shards.
+        momenta_up_bits, momenta_down_bits: Of momenta.
+    """
+
+    votes: Plan = field(default_factory=Plan)
+    rest: Plan = field(default_factory=Plan)
+    up_bits: int = 0
+    down_bits: int = 0
+    momenta_up_bits: float = 0.0
+    momenta_down_bits: int = 0
 
 
 class AssembledCluster(LionBase):
@@ -58,7 +78,7 @@ class AssembledCluster(LionBase):
         self._workers = check_workers(workers)
         self._settings = settings
         self._traffic = Traffic()
-        self._up_bits = self._down_bits = 0
+        self._up_bits = self._down_bits = 0.0
         self._is_torn = False
         self._examiner: Examiner | None = None
         self._ready = False
@@ -116,8 +136,8 @@ class AssembledCluster(LionBase):
         )
         sync = self._settings.momentum_sync
         self._momenta = None
-        if sync is not None and self._workers > 1:
-            self._momenta = MomentumStage(
+        if sync is not None:
+            stage = MomentumStage(
                 sync,
                 self.param_groups,
                 self._params,
@@ -126,6 +146,7 @@ class AssembledCluster(LionBase):
                 n_workers=self._workers,
                 seed=self._settings.seed,
             )
+            self._momenta = stage if self._workers > 1 else None
         every = self._settings.diagnose_every
         if every is not None and self._workers > 1:
             self._examiner = Examiner(
@@ -151,27 +172,35 @@ class AssembledCluster(LionBase):
                 for bucket in self._buckets
             ]
 
-    def _count_traffic(self) -> None:
+    def _draw_account(self) -> _Account:
+        """Sum up what a step will send, before it changes what the next one will."""
         step, last = self.committed_step, self._workers - 1
         pattern = self._settings.exchange
         assert isinstance(pattern, Exchange)
-        total = Plan()
+        account = _Account()
         for poll in self._polls:
-            total += pattern.plan(shape_on_wire(poll.bucket, poll.rule), last)
+            account.votes += pattern.plan(shape_on_wire(poll.bucket, poll.rule), last)
             n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
-            self._up_bits += n_elements * poll.rule.vote_planes
-            self._down_bits += n_elements * poll.rule.reply_planes(self._workers)
+            account.up_bits += n_elements * poll.rule.vote_planes
+            account.down_bits += n_elements * poll.rule.reply_planes(self._workers)
         clip = self._settings.clip_norm
-        if clip is not None and clip.scope == "global":
-            total += plan_norms(self._workers)
+        if self._workers > 1 and clip is not None and clip.scope == "global":
+            account.votes += plan_norms(self._workers)
         if self._examiner is not None:
-            total += self._examiner.plan(step)
+            account.rest += self._examiner.plan(step)
         if self._momenta is not None:
-            total += self._momenta.plan(step, pattern, last)
-            moved = sum(rows.n_elements for rows in self._momenta.list_rows(step))
-            self._up_bits += moved * 8 * self._momenta.sync.dtype.itemsize
-            self._down_bits += moved * _MEAN_BITS
-        self._traffic = self._traffic.add_step(total, Plan(), self._n_elements)
+            account.rest += self._momenta.plan(step, pattern, last)
+            for rows in self._momenta.list_rows(step):
+                account.momenta_up_bits += rows.up_bits
+                account.momenta_down_bits += rows.n_elements * _MEAN_BITS
+        return account
+
+    def _count_traffic(self, account: _Account, *, committed: bool) -> None:
+        """Count a step; one that was skipped ended with its votes."""
+        self._up_bits += account.up_bits + account.momenta_up_bits * committed
+        self._down_bits += account.down_bits + account.momenta_down_bits * committed
+        sent = account.votes + account.rest if committed else account.votes
+        self._traffic = self._traffic.add_step(sent, Plan(), self._n_elements)
 
     def _check_worker(self, worker: int) -> None:
         if not 0 <= worker < self._workers:
@@ -241,7 +270,9 @@ class AssembledCluster(LionBase):
             InvalidArgumentError: Workers have been collected for the present step.
         """
         self._check_idle("load_state_dict()")
-        super().load_state_dict(parse_groups(state_dict, step=self.committed_step))
+        parsed = parse_groups(state_dict, step=self.committed_step)
+        fill_selection(parsed["param_groups"], self._settings.momentum_sync)
+        super().load_state_dict(parsed)
         self._is_torn = False
         self._lay_out()
 

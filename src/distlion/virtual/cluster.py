@@ -39,7 +39,8 @@ class VirtualCluster(AssembledCluster):
             exp_avg_dtype, bucket_elements, diagnose_every, seed: As for ``DistributedLion``.
         workers: N, 1 or more.
         exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
-        nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``.
+        nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``, unless gradients
+            wait for ``step()``.
 
     Raises:
         InvalidArgumentError: A value is out of range, or a parameter is given twice.
@@ -141,9 +142,13 @@ class VirtualCluster(AssembledCluster):
 
     def _do_step(self) -> None:
         self._check_whole()
-        committed = self._step_alone() if self._workers == 1 else self._vote()
-        if self._workers > 1:
-            self._count_traffic()
+        account = self._draw_account()
+        try:
+            committed = self._step_alone() if self._workers == 1 else self._vote()
+        except NonFiniteError:
+            self._begin_step()
+            raise
+        self._count_traffic(account, committed=committed)
         if committed:
             for group in self.param_groups:
                 group["step"] = int(group["step"]) + 1
@@ -175,9 +180,9 @@ class VirtualCluster(AssembledCluster):
             for position, is_finite in zip(members, finite, strict=True):
                 if not is_finite:
                     segments[position] = self._refuse(segments[position], worker)
-            poll.present[worker] = torch.tensor(
-                [segments[position].grad is not None for position in members], dtype=torch.bool
-            )
+        for poll in self._polls:  # not before all are encoded, since _refuse may raise
+            present = [segments[position].grad is not None for position in poll.bucket.members]
+            poll.present[worker] = torch.tensor(present, dtype=torch.bool)
         self._note_sample(worker, segments)
         for poll in self._polls:
             mine = [segments[position] for position in poll.bucket.members]
@@ -223,6 +228,8 @@ class VirtualCluster(AssembledCluster):
         }
         if self._settings.nonfinite == "skip" and not self._are_finite(held):
             return False
+        if self._settings.nonfinite == "raise":
+            self._check_finite(held)
         clip = self._settings.clip_norm
         if clip is not None and clip.scope == "global":
             absent = self._workers - len(held)
@@ -239,6 +246,13 @@ class VirtualCluster(AssembledCluster):
                 log_skip(self._slots, verdict, rank=worker, step=self.committed_step)
                 return False
         return True
+
+    def _check_finite(self, held: Mapping[int, Sequence[Segment]]) -> None:
+        """Raise before any worker's momentum moves."""
+        for worker, segments in held.items():
+            for segment, is_finite in zip(segments, check_finite(segments), strict=True):
+                if not is_finite:
+                    self._refuse(segment, worker)
 
     def _apply_replies(self) -> None:
         coins = Coins(self._settings.seed, self.committed_step, 0)
