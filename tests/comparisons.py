@@ -107,7 +107,8 @@ def make_record(
             "validation_accuracy": [0.1 for _ in shares],
             "test_loss": losses,
             "test_accuracy": [0.1 + share * (test_accuracy - 0.1) for share in shares],
-            "sent_bytes": [250 * bits * step for step in steps],
+            # Twice as much in the first half: no multiple of the steps.
+            "sent_bytes": [250 * bits * (step + min(step, steps[-1] / 2)) for step in steps],
         },
         "timing": {"wall_s": 1.0, "compute_s": 0.02},
     }

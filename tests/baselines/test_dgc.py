@@ -17,7 +17,7 @@ class Oracle:
     def __init__(self, n, momentum, clip_norm, n_workers):
         self.u, self.v = np.zeros(n, np.float32), np.zeros(n, np.float32)
         self.momentum = np.float32(momentum)
-        self.bound = math.inf if clip_norm is None else clip_norm / math.sqrt(n_workers)
+        self.bound = math.inf if clip_norm is None else clip_norm * math.sqrt(n_workers)
 
     def send(self, grad, kept):
         norm = math.sqrt(np.sum(np.float64(grad) ** 2))
@@ -94,12 +94,17 @@ def test_warm_up_shorter_than_its_stages_still_ends():
     assert [method.kept_fraction(step) for step in range(4)] == [1 / 4, 1 / 16, 1 / 64, 0.001]
 
 
-def test_workers_clip_at_the_norm_over_the_root_of_their_number():
+def test_mean_of_independent_gradients_is_clipped_at_the_norm():
+    """Four orthogonal gradients of equal length; their mean is half as long as each of them."""
     method = DeepGradientCompression(keep=1.0, clip_norm=2.0)
-    payload = Worker(method, rank=0, n_workers=4, seed=0).compress(
-        0, torch.tensor([30.0, -40.0]), step=0, scalar=SCALAR
-    )
-    assert method.aggregate([payload], 2).tolist() == pytest.approx([0.6, -0.8])
+    for length, expected in ((3.0, 1.5), (4.0, 2.0), (100.0, 2.0)):
+        payloads = [
+            Worker(method, rank=rank, n_workers=4, seed=0).compress(
+                0, length * torch.eye(4)[rank], step=0, scalar=SCALAR
+            )
+            for rank in range(4)
+        ]
+        assert float(method.aggregate(payloads, 4).norm()) == pytest.approx(expected)
 
 
 def test_reply_holds_the_union_of_the_indices():

@@ -98,10 +98,10 @@ def test_band_reaches_from_the_least_to_the_most(comparison):
 
 def test_bytes_and_seconds_begin_after_the_first_step(comparison):
     sent = lines_of(draw_bytes(comparison).axes[0])["majority"]
-    assert list(sent.get_xdata()) == pytest.approx([250 * 5 / 1e6, 250 * 10 / 1e6])
+    assert list(sent.get_xdata()) == pytest.approx([250 * 10 / 1e6, 250 * 15 / 1e6])
     seconds = lines_of(draw_link_seconds(comparison).axes[0])["majority"]
-    # 20 ms of compute, and 250 bytes at 1 MB/s.
-    assert list(seconds.get_xdata()) == pytest.approx([5 * 0.02025, 10 * 0.02025])
+    # 20 ms of compute in a step, and what was sent until then at 1 MB/s.
+    assert list(seconds.get_xdata()) == pytest.approx([5 * 0.02 + 0.0025, 10 * 0.02 + 0.00375])
 
 
 def test_final_error_against_workers_has_bars_of_the_deviation(comparison):

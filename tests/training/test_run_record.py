@@ -4,14 +4,17 @@ import pytest
 
 from comparisons import make_run
 from distlion.errors import DataError
+from distlion.training.record import describe_versions
 from distlion.training.run_record import RecordFolder, RunRecord
+
+FACTS = {"name": "images", "data_sha256": "a"}
 
 
 def make_record(settings, **changes):
     fields = {
         "settings": settings.to_json(),
-        "versions": {},
-        "task": {},
+        "versions": describe_versions(),
+        "task": FACTS,
         "trainable_parameters": 1,
         "diverged": None,
         "up_bits_per_parameter": 1.0,
@@ -27,7 +30,7 @@ def make_record(settings, **changes):
 
 @pytest.fixture
 def folder(tmp_path):
-    return RecordFolder(tmp_path / "runs")
+    return RecordFolder(tmp_path / "runs", FACTS)
 
 
 def test_record_is_read_back_as_it_was_written(folder):
@@ -50,13 +53,29 @@ def test_record_that_was_half_written_does_not_count(folder, share):
     assert folder.read(settings) is None
 
 
-@pytest.mark.parametrize("change", [{"format": 0}, {"settings": {}}])
-def test_record_of_another_format_or_run_does_not_count(folder, change):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 0},
+        {"settings": {}},
+        {"task": FACTS | {"data_sha256": "b"}},
+        {"versions": describe_versions() | {"torch": "2.0"}},
+        {"versions": None},
+    ],
+)
+def test_record_of_another_format_run_data_or_version_does_not_count(folder, change):
     settings = make_run()
     folder.write(settings, make_record(settings))
     path = folder.path(settings)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert folder.read(settings) is None
+
+
+def test_record_counts_on_another_platform(folder):
+    settings = make_run()
+    elsewhere = describe_versions() | {"platform": "elsewhere"}
+    folder.write(settings, make_record(settings, versions=elsewhere))
+    assert folder.read(settings) is not None
 
 
 def test_record_that_cannot_be_written_leaves_nothing(folder, tmp_path):
@@ -69,4 +88,4 @@ def test_record_that_cannot_be_written_leaves_nothing(folder, tmp_path):
 def test_folder_that_cannot_be_made_is_a_data_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="--out"):
-        RecordFolder(tmp_path / "file" / "runs")
+        RecordFolder(tmp_path / "file" / "runs", FACTS)

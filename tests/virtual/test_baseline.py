@@ -13,7 +13,7 @@ from distlion.baselines import (
     TernGrad,
     compression_hook,
 )
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from distlion.virtual.baseline import VirtualBaseline
 
 STEPS = 5
@@ -84,40 +84,38 @@ def train_really_in_half(rank, world_size):
 
 
 def train_virtually(workers, method):
-    """Return the parameters, the baseline, and the bits of each step, up and down."""
+    """Return the parameters and the baseline."""
     model = Model()
     baseline = VirtualBaseline(make_optimizer(model), workers=workers, compression=method, seed=3)
     generators = [make_generator(rank) for rank in range(workers)]
-    bits = []
     for _ in range(STEPS):
         for worker, generator in enumerate(generators):
             backward(model, generator)
             baseline.collect(worker)
         baseline.step()
-        bits.append((baseline.up_bits_per_parameter, baseline.down_bits_per_parameter))
-    return [p.detach() for p in model.parameters()], baseline, bits
+    return [p.detach() for p in model.parameters()], baseline
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_virtual_workers_equal_processes_to_the_bit_and_the_byte(method, workers):
-    params, baseline, bits = train_virtually(workers, method)
+    params, baseline = train_virtually(workers, method)
+    down_bits = STEPS * baseline.down_bits_per_parameter
+    up_bits = STEPS * baseline.up_bits_per_parameter
     results = run_workers(train_really, workers, method)
     for real, (sent_bytes, _, reply_bytes) in results:
         assert all(torch.equal(p, q) for p, q in zip(params, real, strict=True))
         assert sent_bytes == baseline.sent_bytes
-        down_bits = sum(down for _, down in bits)
         assert 8 * reply_bytes == pytest.approx(down_bits * N_ELEMENTS, rel=1e-12)
     uplink_bytes = sum(uplink for _, (_, uplink, _) in results)
-    up_bits = sum(up for up, _ in bits)
     assert 8 * uplink_bytes == pytest.approx(up_bits * N_ELEMENTS * workers, rel=1e-12)
 
 
 @pytest.mark.distributed
 def test_two_virtual_workers_equal_pytorchs_fp16_hook():
     # Of two numbers, the order of addition does not matter.
-    params, _, _ = train_virtually(2, HalfPrecision())
+    params, _ = train_virtually(2, HalfPrecision())
     for real in run_workers(train_really_in_half, 2):
         assert all(torch.equal(p, q) for p, q in zip(params, real, strict=True))
 
@@ -157,7 +155,7 @@ def test_what_the_network_adds_is_counted_as_a_ring(method, bits, sent_bytes):
     assert baseline.sent_bytes == sent_bytes
 
 
-def test_bits_are_those_of_the_last_step_over_all_workers():
+def test_bits_are_the_mean_of_all_steps_and_workers():
     p = nn.Parameter(torch.zeros(8))
     baseline = VirtualBaseline(
         torch.optim.SGD([p], lr=1.0), workers=2, compression=GradDrop(keep=1.0)
@@ -170,8 +168,9 @@ def test_bits_are_those_of_the_last_step_over_all_workers():
             baseline.collect(worker)
         baseline.step()
         sent_bytes += 8 + 8 * max(counts)
-    assert baseline.up_bits_per_parameter == 64 * 1.5 / 8
-    assert baseline.down_bits_per_parameter == 32 * 4 / 8  # two entries, less than dense
+    assert baseline.up_bits_per_parameter == 64 * (8 + 1.5) / 8 / 2
+    # Dense, then two entries, which are less than dense.
+    assert baseline.down_bits_per_parameter == (32 * 8 + 32 * 4) / 8 / 2
     assert baseline.sent_bytes == sent_bytes
 
 
@@ -238,3 +237,18 @@ def test_no_workers_are_refused():
     p = nn.Parameter(torch.zeros(1))
     with pytest.raises(InvalidArgumentError, match="workers is 0"):
         VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=0)
+
+
+@pytest.mark.parametrize("method", [None, HalfPrecision(), GradDrop(keep=1.0)])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_mean_that_is_not_finite_is_an_error_and_moves_nothing(method, bad):
+    p = nn.Parameter(torch.ones(3))
+    baseline = VirtualBaseline(torch.optim.SGD([p], lr=1.0), workers=2, compression=method)
+    for worker in range(2):
+        p.grad = torch.tensor([1.0, bad if worker else 1.0, 1.0])
+        baseline.collect(worker)
+
+    with pytest.raises(NonFiniteError, match="mean gradient of parameter 0 is not finite"):
+        baseline.step()
+
+    assert torch.equal(p, torch.ones(3))

@@ -25,7 +25,7 @@ class DeepGradientCompression(SparseCompression):
     """Accumulate momentum, not gradients, and send the largest entries of what has accumulated.
 
     Equation:
-        g' = g * min(1, C / (sqrt(N) |g|));  u = m u + g';  v = v + u
+        g' = g * min(1, C sqrt(N) / |g|);  u = m u + g';  v = v + u
         sent = the k largest |v|, k = keep_t * n;  u = v = 0 where sent
         keep_t = max(keep, 1/4, 1/16, 1/64, 1/256 in the quarters of the warm-up), then keep
         (Deep Gradient Compression, arXiv:1712.01887, Algorithm 4 and section 3.3)
@@ -35,8 +35,8 @@ class DeepGradientCompression(SparseCompression):
     Args:
         keep: Fraction of the entries to send, in (0, 1]; the paper's sparsity is 1 - ``keep``.
         momentum: In [0, 1).
-        clip_norm: Norm at which the mean gradient of a parameter should be clipped, > 0; workers
-            clip theirs at 1 / sqrt(N) of it. None: never.
+        clip_norm: Norm at which the mean gradient of a parameter should be clipped, > 0; N
+            independent gradients with a mean of that norm are sqrt(N) times as long. None: never.
         warmup_steps: Steps in which the sparsity rises, as 4 epochs in the paper, at least 0.
 
     Raises:
@@ -45,6 +45,7 @@ class DeepGradientCompression(SparseCompression):
 
     Notes:
         The momentum is in here: feed the mean to SGD without momentum.
+        The paper's G_k is a worker's gradient over N, clipped at C / sqrt(N): the same bound.
         The paper clips by the norm of all gradients. Here it is that of each parameter, because
         DDP exchanges the last layers before the gradients of the first ones exist.
         The k largest are exact, at least one; which of equal ones is up to ``torch.topk``.
@@ -114,5 +115,5 @@ class DeepGradientCompression(SparseCompression):
         if self.clip_norm is None:
             return grad
         norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
-        factor: Tensor = (self.clip_norm / math.sqrt(n_workers) / norm).clamp(max=1.0)
+        factor: Tensor = (self.clip_norm * math.sqrt(n_workers) / norm).clamp(max=1.0)
         return grad * factor.float()

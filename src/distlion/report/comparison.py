@@ -122,6 +122,20 @@ class Cell:
         """Return the mean of a number over the runs that finished, at least one."""
         return fmean(record[field] for record in self.finished)
 
+    def sent_bytes(self) -> list[float]:
+        """Return what a worker had sent at each evaluation, the mean of the finished runs."""
+        columns = [record["series"]["sent_bytes"] for record in self.finished]
+        return [fmean(column) for column in zip(*columns, strict=True)]
+
+    def seconds(self, link: LinkModel, *, compute_s: float) -> list[float]:
+        """Predict the seconds to each evaluation, as ``step_s``, with what was sent until then."""
+        steps = self.finished[0]["series"]["step"] if self.finished else []
+        rounds_s = self.mean_of("rounds") * link.latency_s if self.finished else 0.0
+        return [
+            step * (compute_s + rounds_s) + link.transfer_s(sent, sent)
+            for step, sent in zip(steps, self.sent_bytes(), strict=True)
+        ]
+
     @property
     def bits_per_parameter(self) -> float:
         """Return the bits up and down for each parameter and step."""

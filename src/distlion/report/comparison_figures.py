@@ -62,7 +62,7 @@ def draw_bytes(comparison: Comparison) -> Figure:
     """Draw the loss against the bytes that a worker has sent."""
 
     def sent(cell: Cell, steps: list[int]) -> list[float]:
-        return [cell.mean_of("sent_bytes_per_step") * step / _MEGA for step in steps]
+        return [n_bytes / _MEGA for n_bytes in cell.sent_bytes()]
 
     return _draw_curves(comparison, LOSS, sent, xlabel="sent by each worker (MB)", is_log=True)
 
@@ -77,7 +77,7 @@ def draw_seconds(comparison: Comparison, link: LinkModel, *, rate: str) -> Figur
     """
 
     def seconds(cell: Cell, steps: list[int]) -> list[float]:
-        return [cell.step_s(link, compute_s=comparison.compute_s) * step for step in steps]
+        return cell.seconds(link, compute_s=comparison.compute_s)
 
     return _draw_curves(
         comparison,

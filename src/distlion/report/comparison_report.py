@@ -89,7 +89,8 @@ def build_report(comparison: Comparison, *, link: LinkModel, rate: str) -> list[
 
 def _introduce(comparison: Comparison) -> list[Block]:
     settings, record = comparison.settings, comparison.records[0]
-    title = f"{len(comparison.methods)} methods on {settings['task']}, {record['task']['data']}"
+    data = Path(str(record["task"]["data"])).name
+    title = f"{len(comparison.methods)} methods on {settings['task']}, {data}"
     return [
         Heading(title, level=1),
         Paragraph(
@@ -106,8 +107,11 @@ def _introduce(comparison: Comparison) -> list[Block]:
 def _tell_outcomes(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
     text = (
         f"{comparison.outcome.name[0].upper()}{comparison.outcome.name[1:]} after the last step, "
-        "mean ± standard deviation over seeds, the best first; no checkpoint is picked. Bits are "
-        "those between a worker and a server for each parameter and step, as papers count them; MB "
+        "mean ± standard deviation over the seeds that did not diverge, methods of which fewer "
+        "diverged and then the best first; no checkpoint is picked. Bits are those between a "
+        "worker and a server for each parameter and step, the mean of all steps, with indices and "
+        "scales (TernGrad: the 2 bits that a code takes; its paper counts 1.585). Traffic is to be "
+        "compared by these; MB depend on who sends to whom as well: they "
         "are what one worker would send in the whole run without a server (votes by all-to-all, "
         "sums by a ring, other payloads by an all-gather)."
     )

@@ -40,9 +40,10 @@ def _find_reference(comparison: Comparison, workers: int) -> Cell | None:
     return cell if cell.finished else None
 
 
-def _sort_key(cell: Cell, outcome: Metric) -> float:
+def _sort_key(cell: Cell, outcome: Metric) -> tuple[int, float]:
+    """Sort by how many runs diverged, then by the mean of the others."""
     final = cell.final(outcome)
-    return final.mean if final else math.inf
+    return cell.diverged, final.mean if final else math.inf
 
 
 def _describe_cell(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +76,14 @@ def seeded_generator(*parts: int) -> torch.Generator:
     """Make a generator whose stream non-negative integers fix, such as seed, step and rank."""
     state = np.random.SeedSequence(parts).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+def digest_arrays(*arrays: npt.NDArray[Any]) -> str:
+    """Return 16 digits of the SHA-256 of some arrays, to tell data from other data."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()[:16]
 
 
 def batch_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distlion.errors import DataError, MissingDependencyError
-from distlion.tasks.base import Batch, seeded_generator
+from distlion.tasks.base import Batch, digest_arrays, seeded_generator
 from distlion.tasks.cifar import CLASSES, read_cifar10
 from distlion.tasks.models import build_vision_model, default_vision_config, read_model_config
 from distlion.tasks.partition import Even, ImagePartition
@@ -162,11 +162,18 @@ class ImageTask:
         ]
         return [Batch({"pixel_values": images[part]}, labels[part]) for part in parts]
 
+    @cached_property
+    def _digest(self) -> str:
+        data = self._data
+        parts = (data.train_images, data.train_labels, data.heldout_images, data.heldout_labels)
+        return digest_arrays(*(part.numpy() for part in parts))
+
     def describe(self) -> dict[str, str | int]:
-        """Return source, sizes in images, partition, and the side of an image in pixels."""
+        """Return source, digest, sizes in images, partition, and the side of an image in pixels."""
         return {
             "name": self.name,
             "data": self._data.source,
+            "data_sha256": self._digest,
             "train_images": len(self._data.train_images),
             "heldout_images": len(self._data.heldout_images),
             "partition": repr(self._partition),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from distlion.errors import DataError
-from distlion.tasks.base import Batch, seeded_generator
+from distlion.tasks.base import Batch, digest_arrays, seeded_generator
 from distlion.tasks.corpus import Corpus, load_corpus
 from distlion.tasks.models import (
     build_language_model,
@@ -217,11 +217,16 @@ class TextTask:
         both = torch.from_numpy(windows.astype(np.int64))
         return Batch({"input_ids": both[:, :-1].contiguous()}, both[:, 1:].contiguous())
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest_arrays(self._tokens.train, self._tokens.heldout)
+
     def describe(self) -> dict[str, str | int]:
-        """Return source, sizes in tokens, books, partition, vocabulary and context."""
+        """Return source, digest, sizes in tokens, books, partition, vocabulary and context."""
         return {
             "name": self.name,
             "data": self._source,
+            "data_sha256": self._digest,
             "train_tokens": len(self._tokens.train),
             "train_books": len(self._tokens.book_tokens),
             "heldout_tokens": len(self._tokens.heldout),

@@ -86,7 +86,7 @@ def compare(
     largest = max(settings.cells(), key=lambda cell: cell.workers).reported_runs(1e-3)[0]
     task = load_task(largest.to_training())  # so that a mistake is told before any run
     split_heldout(task)
-    records = RecordFolder(folder / RUNS_NAME)
+    records = RecordFolder(folder / RUNS_NAME, task.describe())
     preload = [__name__, *list_slow_imports(largest.to_training(), task)]
     with Pool(_work, size=jobs, preload=preload) as pool:
         cells = _Comparison(settings, records, folder / RUNS_NAME, pool, observe).run()
@@ -139,8 +139,9 @@ def _work(emit: Emit, job: _Job) -> None:
             due_s = time.monotonic() + _EMIT_EVERY_S
             emit(step)
 
-    record = VirtualLoop(job.run, _load_task(job.run.to_data()), tell).run()
-    RecordFolder(job.folder).write(job.run, record)
+    task = _load_task(job.run.to_data())
+    record = VirtualLoop(job.run, task, tell).run()
+    RecordFolder(job.folder, task.describe()).write(job.run, record)
 
 
 @functools.lru_cache(maxsize=1)

@@ -127,6 +127,11 @@ class CompareSettings:
                 )
         _check_device(self.device)
         for cell in self.cells():
+            if len(set(cell.grid())) < self.lrs:
+                raise InvalidArgumentError(
+                    f"lr_factor is {self.lr_factor}; two of {self.lrs} learning rates are equal to "
+                    "three digits: expected a larger factor"
+                )
             cell.tuning_runs()
             cell.reported_runs(1e-3)
 

@@ -123,7 +123,10 @@ class Pool:
                 return
             seat = idle[0] if idle else self._start()
             seat.job = self._waiting.popleft()
-            seat.pipe.send(seat.job)
+            try:
+                seat.pipe.send(seat.job)
+            except OSError:  # it died while it had nothing to do
+                self._mourn(seat)
 
     def _start(self) -> _Seat:
         context = choose_context(self._preload)

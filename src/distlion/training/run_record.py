@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import DataError
-from distlion.training.record import write_whole
+from distlion.training.record import describe_versions, write_whole
 from distlion.training.run_settings import RunSettings
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +64,19 @@ class RunRecord:
 class RecordFolder:
     """A folder with one file for each run, named by ``RunSettings.name_record``.
 
+    A record counts if it was made with equal settings, on equal data, by the same versions.
+
     Args:
         folder: Made if need be.
+        task: Facts about data and model of the runs that are looked for.
 
     Raises:
         DataError: It cannot be made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, task: dict[str, str | int]) -> None:
         self._folder = folder
+        self._task = task
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -85,16 +89,25 @@ class RecordFolder:
         return self._folder / f"{settings.name_record()}.json"
 
     def read(self, settings: RunSettings) -> dict[str, Any] | None:
-        """Return the record of a run; None where there is none that is whole and of this format."""
+        """Return the record of a run; None where there is none that is whole and counts."""
         try:
             record = json.loads(self.path(settings).read_text())
         except (OSError, ValueError):
             return None
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             return None
-        return record if record.get("settings") == settings.to_json() else None
+        found = record.get("settings"), record.get("task"), _software(record.get("versions"))
+        wanted = settings.to_json(), self._task, _software(describe_versions())
+        return record if found == wanted else None
 
     def write(self, settings: RunSettings, record: RunRecord) -> None:
         """Write a record, whole or not at all."""
         text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
         write_whole(self.path(settings), text)
+
+
+def _software(versions: Any) -> dict[str, str] | None:
+    """Leave out the platform, which a folder may be moved between."""
+    if not isinstance(versions, dict):
+        return None
+    return {name: version for name, version in versions.items() if name != "platform"}

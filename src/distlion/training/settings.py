@@ -138,6 +138,10 @@ class TrainSettings:
         norm: Scale of a quantized vote; None for other rules.
         exchange: Exchange pattern; only ``auto`` for rules that average gradients.
         overlap: Whether votes leave during backward; False for rules that average gradients.
+        sync_every: Steps in which every momentum is averaged over workers once; None for never, as
+            for rules that average gradients.
+        diagnose_every: Steps between looks at how far votes agree; None for never, as for rules
+            that average gradients.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.

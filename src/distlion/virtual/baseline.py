@@ -16,7 +16,7 @@ from distlion.baselines import (
     gathered_bytes,
     ring_all_reduce_bytes,
 )
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 
 _FLOAT32_BYTES = 4
 
@@ -74,6 +74,7 @@ class VirtualBaseline:
         ]
         self._n_elements = sum(param.numel() for param in self._params)
         self._collected = 0
+        self._steps = 0
         self._bytes = _Bytes()
         self._mean: _Mean
         if compression is None:
@@ -83,16 +84,16 @@ class VirtualBaseline:
 
     @property
     def up_bits_per_parameter(self) -> float:
-        """Bits that a worker sent to a server in the last step, indices and scales included.
+        """Bits that a worker sends to a server in a step, indices and scales included.
 
-        Averaged over workers, for each trainable element; 0 before the first step.
+        The mean over workers and steps, for each trainable element; 0 before the first step.
         """
-        return 8 * self._bytes.uplink / (self._n_workers * max(1, self._n_elements))
+        return 8 * self._bytes.uplink / (self._n_workers * max(1, self._steps * self._n_elements))
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits that the server sent to each worker in the last step, for each trainable element."""
-        return 8 * self._bytes.reply / max(1, self._n_elements)
+        """Bits that the server sends to each worker in a step, as ``up_bits_per_parameter``."""
+        return 8 * self._bytes.reply / max(1, self._steps * self._n_elements)
 
     @property
     def sent_bytes(self) -> int:
@@ -132,6 +133,7 @@ class VirtualBaseline:
 
         Raises:
             InvalidArgumentError: Not all workers were collected.
+            NonFiniteError: A mean is not finite; no parameter was moved.
         """
         if self._collected != self._n_workers:
             raise InvalidArgumentError(
@@ -139,8 +141,15 @@ class VirtualBaseline:
                 "them before step()"
             )
         self._collected = 0
-        self._bytes.uplink = self._bytes.reply = 0
-        for param, mean in zip(self._params, self._mean.finish(self._bytes), strict=True):
+        self._steps += 1
+        means = list(self._mean.finish(self._bytes))
+        for index, mean in enumerate(means):
+            if mean is not None and not bool(mean.isfinite().all()):
+                raise NonFiniteError(
+                    f"the mean gradient of parameter {index} is not finite; no parameter was moved",
+                    step=self._steps - 1,
+                )
+        for param, mean in zip(self._params, means, strict=True):
             param.grad = None if mean is None else mean.view(param.shape).to(param.dtype)
         self.optimizer.step()
         for param in self._params:
@@ -152,8 +161,8 @@ class _Bytes:
     """Count bytes.
 
     Attributes:
-        uplink: To a server, from all workers together, in the last step.
-        reply: From a server to each worker, in the last step.
+        uplink: To a server, from all workers together, in all steps.
+        reply: From a server to each worker, in all steps.
         gathered: Sent by each worker in gathers, in all steps.
         reduced: Handed by each worker to all-reduces, in all steps.
     """
