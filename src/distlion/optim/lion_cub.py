@@ -37,6 +37,11 @@ def lion_cub(
         InvalidArgumentError, UnsupportedTypeError: A value is out of range or of a wrong type.
         ProcessGroupError, ConfigMismatchError: As ``DistributedLion``.
 
+    Notes:
+        The paper's recipe, in our odd levels: the fewest bits above a sign, and momenta averaged
+        within 100 steps. Runs that choose between these and other defaults have not been made yet;
+        ``distlion compare --preset lion-cub`` makes them.
+
     Example:
         >>> optimizer = distlion.lion_cub(model.named_parameters(), lr=1e-4, weight_decay=0.1)
 

@@ -34,6 +34,9 @@ _COLORS = (
     "#882255",
     "#999933",
     "#332288",
+    "#117733",
+    "#7f7f7f",
+    "#aa4499",
 )
 _MARKERS = "osD^v*PX<>ph8d"
 _LINES = {"ours": "-", "full precision": "--", "rival": ":"}
