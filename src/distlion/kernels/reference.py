@@ -6,8 +6,7 @@ What each function promises stands with its namesake in ``contract.Kernels``.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -16,7 +15,9 @@ from torch import Tensor
 from distlion.kernels.coin import GOLDEN, Coin, mix
 from distlion.kernels.contract import Coefficients, ReplyFormat, Segment
 from distlion.kernels.words import (
+    Run,
     cut_blocks,
+    cut_runs,
     interleave,
     mean_by_halving,
     mix_words,
@@ -174,60 +175,22 @@ def encode_directions(
 # Counting, at the owner.
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The part of one parameter that lies in the blocks at hand.
-
-    Attributes:
-        voters: (workers,) bool: who is present; at least one.
-        words: Its words within the blocks.
-        n_elements: Its coordinates there.
-        first_word: Global number of its first word there.
-    """
-
-    voters: Tensor
-    words: slice
-    n_elements: int
-    first_word: int
-
-    def bits(self, planes: Tensor, plane: int) -> Tensor:
-        """Take the bits of those present, (voters, n_elements), from (workers, planes, words)."""
-        return unpack(planes[self.voters, plane, self.words], self.n_elements)
-
-
-def _runs(bucket: Bucket, present: Tensor, first_block: int, n_blocks: int) -> Iterator[_Run]:
-    """Cut the bucket's parameters to a run of blocks; leave out those that nobody votes for."""
-    begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
-    for index, slot in enumerate(bucket.slots):
-        first = max(begin, slot.bucket_word)
-        last = min(end, slot.bucket_word + slot.n_words)
-        voters = present[:, index]
-        if first < last and bool(voters.any()):
-            skipped = first - slot.bucket_word
-            n_elements = min(
-                (last - first) * WORD_ELEMENTS, slot.n_elements - skipped * WORD_ELEMENTS
-            )
-            yield _Run(
-                voters, slice(first - begin, last - begin), n_elements, slot.first_word + skipped
-            )
-
-
 def _count(
     present: Tensor,
     bucket: Bucket,
     first_block: int,
     out: Tensor,
-    reply_of: Callable[[_Run], Sequence[Tensor]],
+    reply_of: Callable[[Run], Sequence[Tensor]],
 ) -> None:
     """Write the planes ``reply_of(run)``, (n_elements,) of 0 and 1 each; all else is zeros."""
     planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
-    for run in _runs(bucket, present, first_block, out.shape[0]):
+    for run in cut_runs(bucket, present, first_block, out.shape[0]):
         for plane, bits in enumerate(reply_of(run)):
             planes[plane, run.words] = pack(bits)
     interleave(planes, out)
 
 
-def _sign_or_coin(total: Tensor, tie: Coin, run: _Run) -> Tensor:
+def _sign_or_coin(total: Tensor, tie: Coin, run: Run) -> Tensor:
     """Turn (n,) sums into sign bits, the coin's on a tie."""
     flips = coin(tie, run.first_word, count_words(run.n_elements), device=total.device)
     return torch.where(total == 0, unpack(flips, run.n_elements), (total > 0).to(torch.uint8))
@@ -244,7 +207,7 @@ def count_signs(
 ) -> None:
     planes = split_planes(votes)
 
-    def reply_of(run: _Run) -> list[Tensor]:
+    def reply_of(run: Run) -> list[Tensor]:
         bits = run.bits(planes, 0)
         total = 2 * bits.sum(0, dtype=torch.int64) - bits.shape[0]
         return [total > 0, total != 0] if tie is None else [_sign_or_coin(total, tie, run)]
@@ -257,7 +220,7 @@ def count_ternary(
 ) -> None:
     planes = split_planes(votes)
 
-    def reply_of(run: _Run) -> list[Tensor]:
+    def reply_of(run: Run) -> list[Tensor]:
         sign, non_zero = run.bits(planes, 0).to(torch.int64), run.bits(planes, 1)
         total = ((2 * sign - 1) * non_zero).sum(0)
         return [total > 0, total != 0]
@@ -270,7 +233,7 @@ def count_ones(
 ) -> None:
     planes = split_planes(votes)
 
-    def reply_of(run: _Run) -> list[Tensor]:
+    def reply_of(run: Run) -> list[Tensor]:
         ones = run.bits(planes, 0).sum(0, dtype=torch.int64)
         return [(ones >> bit) & 1 for bit in range(out.shape[1])]
 
@@ -282,7 +245,7 @@ def count_levels(
 ) -> None:
     planes = split_planes(votes)
 
-    def reply_of(run: _Run) -> list[Tensor]:
+    def reply_of(run: Run) -> list[Tensor]:
         level = torch.ones_like(run.bits(planes, 0), dtype=torch.int64)
         for plane in range(1, votes.shape[2]):
             level += run.bits(planes, plane).to(torch.int64) << plane
@@ -303,7 +266,7 @@ def sum_directions(
 ) -> None:
     values = votes.flatten(1).view(dtype)
 
-    def reply_of(run: _Run) -> list[Tensor]:
+    def reply_of(run: Run) -> list[Tensor]:
         start = run.words.start * WORD_ELEMENTS
         directions = values[run.voters, start : start + run.n_elements]
         total = torch.zeros_like(directions[0], dtype=torch.float32)

@@ -1,13 +1,16 @@
-"""How the reference holds words, bits and blocks in plain torch tensors."""
+"""How the reference holds words, bits, blocks and parts of a bucket in plain torch tensors."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from distlion.kernels.coin import MULTIPLIER_1, MULTIPLIER_2
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, count_words
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_words
 
 # Integers modulo 2^64, held in int64, whose sums and products wrap around.
 
@@ -83,3 +86,41 @@ def mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
     counts = torch.full_like(sums, float(SCALE_BLOCK_ELEMENTS))
     counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
     return (sums / counts).float()
+
+
+@dataclass(frozen=True)
+class Run:
+    """The part of one parameter that lies in the blocks at hand.
+
+    Attributes:
+        voters: (workers,) bool: who is present; at least one.
+        words: Its words within the blocks.
+        n_elements: Its coordinates there.
+        first_word: Global number of its first word there.
+    """
+
+    voters: Tensor
+    words: slice
+    n_elements: int
+    first_word: int
+
+    def bits(self, planes: Tensor, plane: int) -> Tensor:
+        """Take the bits of those present, (voters, n_elements), from (workers, planes, words)."""
+        return unpack(planes[self.voters, plane, self.words], self.n_elements)
+
+
+def cut_runs(bucket: Bucket, present: Tensor, first_block: int, n_blocks: int) -> Iterator[Run]:
+    """Cut the bucket's parameters to a run of blocks; leave out those that nobody votes for."""
+    begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
+    for index, slot in enumerate(bucket.slots):
+        first = max(begin, slot.bucket_word)
+        last = min(end, slot.bucket_word + slot.n_words)
+        voters = present[:, index]
+        if first < last and bool(voters.any()):
+            skipped = first - slot.bucket_word
+            n_elements = min(
+                (last - first) * WORD_ELEMENTS, slot.n_elements - skipped * WORD_ELEMENTS
+            )
+            yield Run(
+                voters, slice(first - begin, last - begin), n_elements, slot.first_word + skipped
+            )
