@@ -20,7 +20,7 @@ from distlion.errors import (
     ProcessGroupError,
     ReplicaMismatchError,
 )
-from distlion.exchange import Exchanging, Header, Kind, Link, Plan, Status, Verdict, run_all
+from distlion.exchange import Exchanging, Header, Kind, Plan, Status, Verdict, run_all
 from distlion.kernels import Coins
 from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, check_rule, list_group
@@ -42,7 +42,12 @@ from distlion.optim.replicas import (
 )
 from distlion.optim.route import Route
 from distlion.optim.saved_state import parse_groups, spell_groups
-from distlion.optim.settings import Settings, describe_hyperparameters, describe_params
+from distlion.optim.settings import (
+    Settings,
+    describe_hyperparameters,
+    describe_params,
+    list_rules,
+)
 from distlion.optim.traffic import Traffic
 from distlion.optim.verdict import log_skip, raise_verdict, worst_of
 from distlion.optim.vote import BucketVote, abstain_from
@@ -122,7 +127,7 @@ class AssembledLion(LionBase):
                 self._compare_replicas()
 
     def _compare_replicas(self) -> None:
-        link = self._link(self._params[0].device, self._settings.step_timeout_s)
+        link = self._network.link(self._params[0].device, self._settings.step_timeout_s)
         names = [slot.name for slot in self._slots]
         verify_replicas(link, self._params, names, step=self.committed_step)
         sent_bytes = self._traffic.check_sent_bytes + link.take_counted().sent_bytes
@@ -184,7 +189,7 @@ class AssembledLion(LionBase):
             log_skip(self._slots, verdict, rank=rank, step=step)
             return False
         if verdict.status is Status.CONFIG:
-            link = self._link(self._params[0].device, self._settings.step_timeout_s)
+            link = self._network.link(self._params[0].device, self._settings.step_timeout_s)
             explain_difference(link, lines, step=step)
         return raise_verdict(self._slots, verdict, rank=rank, step=step)
 
@@ -285,7 +290,7 @@ class AssembledLion(LionBase):
                     "no parameter requires a gradient, so there is nothing to vote on"
                 )
             self._describe_anew()
-            link = self._link(params[0].device, self._settings.init_timeout_s)
+            link = self._network.link(params[0].device, self._settings.init_timeout_s)
             shake_hands(link, self._describe(), step=self.committed_step)
             self._broadcast(self._all_params())
         self._lay_out()
@@ -295,7 +300,7 @@ class AssembledLion(LionBase):
         self._verified = False
         if self._group.world_size > 1:
             timeout_s = self._settings.init_timeout_s
-            links = {param.device: self._link(param.device, timeout_s) for param in params}
+            links = {param.device: self._network.link(param.device, timeout_s) for param in params}
             broadcast_params(links, params, step=self.committed_step)
 
     def _describe_anew(self) -> None:
@@ -319,13 +324,10 @@ class AssembledLion(LionBase):
         )
         if self._group.world_size == 1:
             return
-        rules = {
-            param: group["aggregation"] for group in self.param_groups for param in group["params"]
-        }
         self._network.lay_out(
             self._params,
             self._slots,
-            [rules[param] for param in self._params],
+            list_rules(self.param_groups, self._params),
             [self._pieces.get(param, ((0, param.numel()),)) for param in self._params],
             step=self.committed_step,
         )
@@ -338,37 +340,23 @@ class AssembledLion(LionBase):
     def _make_overlap(self) -> Overlap:
         raise NotImplementedError
 
-    def _link(self, device: torch.device, timeout_s: float) -> Link:
-        return self._network.link(device, timeout_s)
-
     def _describe(self) -> list[str]:
         """Describe all that must be equal on all workers in this step."""
         return self._fixed_lines + self._describe_step()
 
-    def _describe_briefly(self) -> list[str]:
-        return [self._fixed_digest, *self._describe_step()]
-
     def _describe_fixed(self) -> list[str]:
-        return [
+        lines = [
             f"distlion version: {version('distlion')}",
             f"world size: {self._group.world_size}",
             f"node size: {self._node_size}",
             *self._settings.describe(),
-            *self._describe_momentum_sync(),
             f"exp_avg_dtype: {self._exp_avg_dtype}",
             *describe_params(self.param_groups, self._param_names()),
         ]
-
-    def _describe_momentum_sync(self) -> list[str]:
-        """Say which parameters a function has selected, which may differ where it does."""
-        sync = self._settings.momentum_sync
-        if sync is None:
-            return []
-        params, slots = self._place_trainable()
-        names = [slot.name for slot in slots]
-        chosen = sync.choose(names, params)
-        kept = [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
-        return [f"momenta averaged: {', '.join(kept)}"]
+        if (sync := self._settings.momentum_sync) is not None:
+            params, slots = self._place_trainable()
+            lines.append(sync.describe_choice([slot.name for slot in slots], params))
+        return lines
 
     def _describe_step(self) -> list[str]:
         return describe_hyperparameters(self.param_groups) + [

@@ -254,10 +254,10 @@ class DistributedLion(AssembledLion):
         )
 
     def _gather_inputs(self) -> StepInputs:
-        step = self.committed_step
+        step, brief = self.committed_step, [self._fixed_digest, *self._describe_step()]
         return StepInputs(
             rank=self._group.rank,
-            header=Header(Kind.VOTE, step, 0, 0, digest_settings(self._describe_briefly())),
+            header=Header(Kind.VOTE, step, 0, 0, digest_settings(brief)),
             coins=Coins(self._settings.seed, step, self._network.voter),
             coefficients=self._coefficients(),
             state=self.state,

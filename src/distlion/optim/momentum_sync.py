@@ -157,6 +157,12 @@ class MomentumSync:
             )
         return chosen
 
+    def describe_choice(self, names: Sequence[str], params: Sequence[Tensor]) -> str:
+        """Say which parameters are selected: a function may choose differently on other workers."""
+        chosen = self.choose(names, params)
+        kept = [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+        return f"momenta averaged: {', '.join(kept)}"
+
     def describe(self) -> str:
         """Describe it equally on all workers: functions have no address here."""
         select = self.select

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange
 from distlion.optim.arguments import check_choice, check_positive
@@ -106,6 +107,12 @@ class Settings:
                 if field.name not in apart
             ),
         ]
+
+
+def list_rules(groups: Sequence[Mapping[str, Any]], params: Sequence[Tensor]) -> list[Aggregation]:
+    """Return the rule of each parameter, that of its group."""
+    rules = {param: group["aggregation"] for group in groups for param in group["params"]}
+    return [rules[param] for param in params]
 
 
 def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -27,7 +27,7 @@ from distlion.optim.lion import LionBase
 from distlion.optim.momentum_stage import MomentumStage, fill_selection
 from distlion.optim.route import shape_on_wire
 from distlion.optim.saved_state import parse_groups, spell_groups
-from distlion.optim.settings import Settings
+from distlion.optim.settings import Settings, list_rules
 from distlion.virtual.poll import Poll
 
 # Of a mean momentum on its way back.
@@ -124,10 +124,11 @@ class AssembledCluster(LionBase):
     def _lay_out(self) -> None:
         self._params, self._slots = self._place_trainable()
         self._n_elements = sum(slot.n_elements for slot in self._slots)
-        rules = {
-            param: group["aggregation"] for group in self.param_groups for param in group["params"]
-        }
-        self._kinds = [(rules[param], param.dtype, param.device) for param in self._params]
+        rules = list_rules(self.param_groups, self._params)
+        self._kinds = [
+            (rule, param.dtype, param.device)
+            for rule, param in zip(rules, self._params, strict=True)
+        ]
         self._buckets = fill_buckets(
             self._slots,
             self._kinds,
