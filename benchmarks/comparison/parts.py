@@ -1,0 +1,152 @@
+"""What is compared, part by part: methods, numbers of workers, data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distlion.training import CompareSettings, PartitionName, TaskName, make_quick
+
+_HERE = Path(__file__).resolve().parent
+
+# For all methods of a task alike. lr_scale was set by one run of 60 (images) or 75 steps (text) for
+# each of five learning rates, so that no method's best one lay at the end of three but DGC's.
+_REAL: Mapping[TaskName, Mapping[str, Any]] = {
+    TaskName.IMAGES: {
+        "model_config": _HERE / "vit.json",
+        "batch_size": 32,
+        "lr_scale": 2.0,
+        "steps": 120,
+        "tuning_steps": 30,
+        "eval_every": 30,
+    },
+    TaskName.TEXT: {
+        "model_config": _HERE / "gpt.json",
+        "batch_size": 2,
+        "lr_scale": 1.5,
+        "steps": 250,
+        "tuning_steps": 80,
+        "eval_every": 50,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of the study.
+
+    Attributes:
+        name: Of its folder.
+        task: What is trained.
+        methods: Names of contenders.
+        workers: Numbers of virtual workers.
+        runs: Name of the folder that keeps the runs; parts that share it share runs.
+        data: How the training data is shared out.
+    """
+
+    name: str
+    task: TaskName
+    methods: tuple[str, ...]
+    workers: tuple[int, ...]
+    runs: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, data: str | None, *, seeds: int) -> CompareSettings:
+        """Return the settings on real data, or in minutes on what is embedded."""
+        given: dict[str, Any]
+        if data is None:
+            # Not the workers of make_quick: ties are asked for by number.
+            given = make_quick(self.task) | {"workers": self.workers, "steps": 60}
+        else:
+            given = {**_REAL[self.task], "workers": self.workers, "data": data}
+        return CompareSettings.with_defaults(
+            self.task, **given | {"methods": self.methods, "seeds": seeds, **self.data}
+        )
+
+
+_SKEWED = (
+    "global-lion",
+    "majority",
+    "average",
+    "quantized-2",
+    "majority-sync-10",
+    "majority-sync-10-auto",
+    "terngrad-adamw",
+)
+
+
+def _skewed(alpha: float) -> Part:
+    partition = {"partition": PartitionName.BY_CLASS, "alpha": alpha}
+    return Part(f"images-alpha-{alpha:g}", TaskName.IMAGES, _SKEWED, (8,), "images", partition)
+
+
+PARTS = (
+    Part(
+        "images-rivals",
+        TaskName.IMAGES,
+        (
+            "majority",
+            "average",
+            "global-lion",
+            "global-adamw",
+            "terngrad-adamw",
+            "graddrop-adamw",
+            "dgc",
+        ),
+        (4, 8, 16, 32),
+        "images",
+    ),
+    Part(
+        "images-rules",
+        TaskName.IMAGES,
+        (
+            "global-lion",
+            "majority",
+            "majority-zero",
+            "quantized-2",
+            "quantized-4",
+            "quantized-2-linf",
+            "quantized-4-linf",
+            "majority-sync-10",
+            "majority-sync-10-auto",
+        ),
+        (2, 4, 8),
+        "images",
+    ),
+    Part(
+        "text-rules",
+        TaskName.TEXT,
+        (
+            "global-lion",
+            "majority",
+            "majority-zero",
+            "quantized-2",
+            "quantized-4",
+            "quantized-2-linf",
+            "quantized-4-linf",
+            "average",
+            "majority-sync-10",
+        ),
+        (4,),
+        "text",
+    ),
+    Part(
+        "text-workers",
+        TaskName.TEXT,
+        ("global-lion", "majority", "quantized-2", "average"),
+        (4, 8),
+        "text",
+    ),
+    _skewed(0.1),
+    _skewed(1.0),
+    Part(
+        "text-by-book",
+        TaskName.TEXT,
+        ("global-lion", "majority", "average", "majority-sync-10"),
+        (4,),
+        "text",
+        {"partition": PartitionName.BY_BOOK},
+    ),
+)

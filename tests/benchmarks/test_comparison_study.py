@@ -1,0 +1,243 @@
+"""The study asks for what the claims need, and its answers follow from the runs alone."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparisons import make_record, make_text_comparison
+from distlion.report.comparison import Cell, Comparison
+from distlion.report.document import Table, render_markdown
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("transformers")
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "comparison"
+MODULES = ("claims", "parts")
+
+
+@pytest.fixture(scope="module")
+def modules() -> Any:
+    """The modules ``claims`` and ``parts``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield [importlib.import_module(name) for name in MODULES]
+    for name in MODULES:
+        sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def claims(modules: Any) -> Any:
+    return modules[0]
+
+
+@pytest.fixture(scope="module")
+def parts(modules: Any) -> Any:
+    return modules[1]
+
+
+@pytest.fixture(scope="module")
+def program(modules: Any) -> Any:
+    spec = importlib.util.spec_from_file_location("study_program", FOLDER / "__main__.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_part(
+    errors: Mapping[str, Sequence[float]],
+    *,
+    workers: int = 4,
+    bits: Mapping[str, float] | None = None,
+    diverged: Sequence[str] = (),
+) -> Comparison:
+    """Make up a comparison on images from the errors, in percent, of seeds 1, 2, ..."""
+    cells = [
+        Cell(
+            method=method,
+            workers=workers,
+            grid=(1e-3,),
+            tuning=(),
+            lr=1e-3,
+            records=tuple(
+                make_record(
+                    method=method,
+                    workers=workers,
+                    seed=seed,
+                    test_accuracy=1 - error / 100,
+                    bits=(bits or {}).get(method, 1.0) / 2,
+                    diverged=method in diverged,
+                )
+                for seed, error in enumerate(seeds, start=1)
+            ),
+        )
+        for method, seeds in errors.items()
+    ]
+    settings = {"task": "images", "methods": list(errors), "workers": [workers], "alpha": None}
+    settings |= {"partition": "even", "steps": 10, "batch_size": 8, "seeds": 3}
+    return Comparison({"settings": settings}, tuple(cells))
+
+
+def test_a_par_is_within_the_margin_on_the_mean_of_paired_differences(claims: Any) -> None:
+    part = make_part(
+        {
+            "global-lion": [50, 60, 70],
+            "majority": [50.5, 61.6, 70.6],
+            "average": [51.5, 60.5, 71.3],
+        }
+    )
+
+    answers = {answer.claim: answer for answer in claims.answer_all({"p": part})}
+
+    majority = answers["Majority vote is on a par with global Lion"]
+    assert (majority.holds, majority.seeds) == (True, "2 of 3")
+    assert majority.figures == "majority - global-lion: +0.90 points"
+    average = answers["Average is on a par with global Lion"]
+    assert (average.holds, average.seeds) == (False, "1 of 3")
+
+
+def test_being_ahead_counts_only_at_no_more_traffic(claims: Any) -> None:
+    errors = {"majority": [50.0, 50.0], "average": [50.0, 50.0], "dgc": [60.0, 60.0]}
+    part = make_part(errors, bits={"majority": 2, "average": 7, "dgc": 6})
+
+    answers = {answer.claim: answer for answer in claims.answer_all({"p": part})}
+
+    assert answers["majority is ahead of dgc at no more traffic"].holds is True
+    behind = answers["average is ahead of dgc at no more traffic"]
+    assert behind.holds is False
+    assert behind.figures == "average - dgc: -10.00 points; 7 bits against 6"
+
+
+@pytest.mark.parametrize(
+    ("two", "four", "holds", "enough"),
+    [(50.5, 50, True, "p = 2"), (52, 50.5, True, "p = 4"), (52, 52, False, "none")],
+)
+def test_the_fewest_bits_that_close_the_gap_are_named(
+    claims: Any, two: float, four: float, holds: bool, enough: str
+) -> None:
+    errors = {"global-lion": [50], "majority": [53], "quantized-2": [two], "quantized-4": [four]}
+
+    answers = {answer.claim: answer for answer in claims.answer_all({"p": make_part(errors)})}
+
+    answer = answers["votes of p bits close the gap between one bit and global Lion"]
+    assert answer.holds is holds
+    assert answer.figures.endswith(f"enough: {enough}")
+
+
+def test_where_there_is_no_gap_nothing_is_claimed(claims: Any) -> None:
+    errors = {"global-lion": [50], "majority": [50], "quantized-2": [50], "quantized-4": [50]}
+    errors |= {"majority-sync-10": [50], "majority-sync-10-auto": [49]}
+    bits = {"majority-sync-10": 10, "majority-sync-10-auto": 4}
+
+    answers = claims.answer_all({"p": make_part(errors, bits=bits)})
+
+    assert [answer.holds for answer in answers if "close the gap" in answer.claim] == [None]
+    assert [answer.holds for answer in answers if "recovers" in answer.claim] == [None]
+    assert claims.sum_up([each for each in answers if each.holds is None]) == "has no object here"
+
+
+@pytest.mark.parametrize(("auto", "holds"), [(52.0, True), (55.0, False)])
+def test_a_subset_recovers_by_its_share_of_the_gain(claims: Any, auto: float, holds: bool) -> None:
+    errors = {"majority": [60], "majority-sync-10": [50], "majority-sync-10-auto": [auto]}
+    bits = {"majority": 2, "majority-sync-10": 10, "majority-sync-10-auto": 4}
+
+    answers = {
+        answer.claim: answer for answer in claims.answer_all({"p": make_part(errors, bits=bits)})
+    }
+
+    answer = answers["averaging the momenta of some parameters recovers what averaging all does"]
+    assert answer.holds is holds
+    assert "with 25% of the momenta's bytes" in answer.figures
+
+
+def test_a_coin_is_asked_of_even_numbers_only(claims: Any) -> None:
+    errors = {"majority": [50.0, 52.0], "majority-zero": [51.0, 51.0]}
+    claim = "a coin on a tie is better than no update"
+
+    even = claims.answer_all({"p": make_part(errors, workers=2)})
+    odd = claims.answer_all({"p": make_part(errors, workers=3)})
+
+    assert [(each.holds, each.seeds) for each in even if each.claim == claim] == [(True, "1 of 2")]
+    assert [each for each in odd if each.claim == claim] == []
+
+
+def test_methods_that_diverged_answer_nothing(claims: Any) -> None:
+    part = make_part({"global-lion": [50], "majority": [50]}, diverged=("majority",))
+
+    assert claims.answer_all({"p": part}) == []
+
+
+def test_parts_that_share_runs_answer_once(claims: Any) -> None:
+    part = make_part({"global-lion": [50], "majority": [50]})
+
+    (answer,) = claims.answer_all({"first": part, "second": part})
+
+    assert answer.part == "first"
+
+
+def test_a_sum_says_in_how_many_cases(claims: Any) -> None:
+    def answer(holds: bool | None) -> Any:
+        return claims.Answer("c", "p", 4, "", holds)
+
+    assert claims.sum_up([answer(True), answer(None)]) == "holds here (1 of 1)"
+    assert claims.sum_up([answer(False), answer(False)]) == "does not hold here (0 of 2)"
+    assert claims.sum_up([answer(True), answer(False)]) == "holds in 1 of 2 cases"
+
+
+def test_all_parts_have_settings_with_and_without_data(parts: Any, tmp_path: Path) -> None:
+    for part in parts.PARTS:
+        real = part.settings("somewhere", seeds=3)
+        embedded = part.settings(None, seeds=3)
+        assert (real.methods, real.workers) == (embedded.methods, embedded.workers)
+        assert (real.data, embedded.data) == ("somewhere", None)
+        assert real.partition is embedded.partition
+        json.loads(Path(real.model_config).read_text())
+
+
+def test_the_program_runs_parts_and_writes_what_they_say(
+    program: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = make_text_comparison(tmp_path, workers=(2,))
+    part = program.PARTS[0]
+    monkeypatch.setattr(type(part), "settings", lambda *_, **__: settings)
+    results = tmp_path / "results"
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        f"comparison --parts {part.name} --jobs 1 --records {tmp_path / 'records'} "
+        f"--results {results}".split(),
+    )
+
+    program.main()
+
+    assert "Majority vote is on a par with global Lion: " in capsys.readouterr().out
+    found = json.loads((results / "claims.json").read_text())
+    assert [each["seed"] for each in found["outcomes"]] == [1, 2, 1, 2]
+    assert [each["workers"] for each in found["answers"]] == [2]
+    text = (results / "claims.md").read_text()
+    assert f"[{part.name}]({part.name}/report.md)" in text
+    assert {path.suffix for path in (results / part.name).iterdir()} == {".md", ".png"}
+
+
+def test_claims_stand_in_a_table_with_their_answers(program: Any, claims: Any) -> None:
+    part = make_part({"global-lion": [50], "majority": [50]})
+    answers = claims.answer_all({"p": part})
+
+    blocks = program.describe_claims(answers, {"p": part}, "python benchmarks/comparison")
+
+    first = next(block for block in blocks if isinstance(block, Table))
+    assert first.rows == [["Majority vote is on a par with global Lion", "holds here (1 of 1)"]]
+    assert "| p | 4 | majority - global-lion: +0.00 points | holds | 1 of 1 |" in render_markdown(
+        blocks
+    )
