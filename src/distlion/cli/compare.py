@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from distlion.cli.failure import shown_failures
+from distlion.cli.progress import LiveDisplay
 from distlion.cost import LinkModel, count_cores, parse_rate
 from distlion.errors import InvalidArgumentError
 from distlion.report import read_comparison, tabulate_outcome, write_comparison_report
@@ -42,7 +40,6 @@ EXAMPLE = (
     "--seeds 3 --out comparison"
 )
 _COMPARISONS = Path("comparisons")
-_PLAIN_EVERY_S = 15.0
 # Not in the command that repeats a comparison; the folder is told apart.
 _LEFT_OUT = ("out", "as_json", "jobs")
 # Where output goes to a file or a pipe, nothing else says how wide it may be.
@@ -268,50 +265,25 @@ def _spell(value: Any) -> str:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
-class _Display:
-    """Show how far a comparison is: a bar on a terminal, otherwise a line now and then."""
+class _Display(LiveDisplay):
+    """Show how far a comparison is."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._plain_due_s = 0.0
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[runs]}  {task.fields[left]}"),
-            console=console,
-        )
-        self._task = self._bar.add_task("starting", total=1.0, runs="", left="")
-
-    def __enter__(self) -> _Display:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
+        left = TextColumn("{task.fields[runs]}  {task.fields[left]}")
+        columns = TextColumn("{task.description}"), BarColumn(), left
+        super().__init__(console, *columns, description="starting", total=1.0, runs="", left="")
 
     def __call__(self, progress: CompareProgress) -> None:
         """Show where the comparison is."""
         runs = f"{progress.done_runs}/{progress.total_runs} runs"
         left = "" if progress.seconds_left is None else f"{_format_s(progress.seconds_left)} left"
-        if self._console.is_terminal:
-            self._bar.update(
-                self._task,
-                completed=progress.done_share,
-                description=progress.what,
-                runs=runs,
-                left=left,
-            )
-        elif time.monotonic() >= self._plain_due_s:
-            self._plain_due_s = time.monotonic() + _PLAIN_EVERY_S
-            line = f"{progress.done_share:4.0%}  {runs}  {left}  {progress.what}"
-            self._console.print(Text(line), soft_wrap=True)
+        self.show(
+            f"{progress.done_share:4.0%}  {runs}  {left}  {progress.what}",
+            completed=progress.done_share,
+            description=progress.what,
+            runs=runs,
+            left=left,
+        )
 
 
 def _format_s(seconds: float) -> str:

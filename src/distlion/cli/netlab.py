@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from distlion.cli.failure import shown_failures
+from distlion.cli.progress import LiveDisplay
 from distlion.errors import DataError, ReplicaMismatchError
 
 if TYPE_CHECKING:
@@ -34,7 +32,6 @@ _RATE_HELP = (
     "Rate of each link: 100mbit, 1gbit, unlimited; up and down apart: 100mbit/20mbit; one for each "
     "host: 1gbit,1gbit,100mbit."
 )
-_PLAIN_EVERY_S = 5.0
 _Hosts = Annotated[int, typer.Option(help="Number of hosts, 1 to 250.")]
 _Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]
@@ -186,47 +183,16 @@ def sweep_command(
         _show_sweep(record, results, messages, as_json=as_json)
 
 
-class _SweepDisplay:
-    """Show where a sweep is: a bar on a terminal, otherwise a line now and then."""
+class _SweepDisplay(LiveDisplay):
+    """Show where a sweep is."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._plain_due_s = 0.0
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> _SweepDisplay:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        super().__init__(console, *columns, TimeRemainingColumn())
 
     def __call__(self, progress: Progress) -> None:
-        if self._console.is_terminal:
-            self._bar.update(
-                self._task,
-                completed=progress.done,
-                total=progress.total,
-                description=progress.what,
-            )
-        elif time.monotonic() >= self._plain_due_s:
-            self._plain_due_s = time.monotonic() + _PLAIN_EVERY_S
-            line = f"{progress.done}/{progress.total}  {progress.what}"
-            self._console.print(Text(line), soft_wrap=True)
+        done, total, what = progress.done, progress.total, progress.what
+        self.show(f"{done}/{total}  {what}", completed=done, total=total, description=what)
 
 
 def _show_sweep(
