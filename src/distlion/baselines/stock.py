@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from distlion.baselines.half import HALF_BYTES
+from distlion.baselines.power_sgd import PowerSGD
 from distlion.baselines.ring import FLOAT32_BYTES, ring_all_reduce_bytes
 
 
@@ -51,19 +52,16 @@ class CountedPowerSGD(AllReduceState):
 
     Args:
         process_group: The workers.
-        rank: Of the approximation.
-        start_step: Steps of a full all-reduce before it, at least 2.
+        method: Rank, and steps before it.
         seed: Of the first factors, equal on all workers.
     """
 
-    def __init__(
-        self, process_group: dist.ProcessGroup, *, rank: int, start_step: int, seed: int
-    ) -> None:
+    def __init__(self, process_group: dist.ProcessGroup, method: PowerSGD, *, seed: int) -> None:
         super().__init__(process_group)
         self.inner = PowerSGDState(
             process_group=process_group,
-            matrix_approximation_rank=rank,
-            start_powerSGD_iter=start_step,
+            matrix_approximation_rank=method.rank,
+            start_powerSGD_iter=method.start_step,
             random_seed=seed,
         )
 

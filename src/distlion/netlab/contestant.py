@@ -9,11 +9,17 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config
 
+from distlion.baselines import (
+    HALF_BYTES,
+    AllReduceState,
+    CountedPowerSGD,
+    PowerSGD,
+    half_precision_hook,
+    power_sgd_hook,
+)
 from distlion.cost import wire_bytes
 from distlion.netlab.methods import (
     ALL_REDUCE,
@@ -35,11 +41,7 @@ _WEIGHT_DECAY = 0.1
 _SEED = 0
 # Batches that a worker goes through again and again.
 _BATCHES = 4
-# PowerSGD compresses from this step on; 2 is the least that its error feedback allows.
-_POWERSGD_RANK = 4
-_POWERSGD_START = 2
-# Its hook starts further all-reduces when the first of a bucket is done: with several buckets in an
-# order that differs between ranks, on which Gloo aborts the process.
+# What PowerSGD's hook needs.
 _ONE_BUCKET_MB = 1 << 20
 
 
@@ -141,15 +143,13 @@ def _wrap(model: nn.Module, name: str) -> nn.Module:
             gradient_as_bucket_view=True,
             bucket_cap_mb=_ONE_BUCKET_MB if name == DDP_POWERSGD else None,
         )
+    group = wrapped.process_group
     if name == DDP_FP16:
-        wrapped.register_comm_hook(None, fp16_compress_hook)
+        half = AllReduceState(group, element_bytes=HALF_BYTES)
+        wrapped.register_comm_hook(half, half_precision_hook)
     elif name == DDP_POWERSGD:
-        state = PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=_POWERSGD_RANK,
-            start_powerSGD_iter=_POWERSGD_START,
-        )
-        wrapped.register_comm_hook(state, powerSGD_hook)
+        state = CountedPowerSGD(group, PowerSGD(), seed=_SEED)
+        wrapped.register_comm_hook(state, power_sgd_hook)
     return wrapped
 
 

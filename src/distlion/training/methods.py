@@ -29,6 +29,7 @@ from distlion.baselines import (
     CountedPowerSGD,
     DeepGradientCompression,
     GradDrop,
+    PowerSGD,
     TernGrad,
     compression_hook,
     full_precision_hook,
@@ -43,9 +44,6 @@ from distlion.training.settings import ExchangeName, RuleName, TrainSettings
 # Lion's of the paper; with equal betas it is Signum, with zeros signSGD.
 _LION_BETAS = (0.9, 0.99)
 _BETAS = {RuleName.SIGNUM: (0.9, 0.9), RuleName.SIGNSGD: (0.0, 0.0)}
-_POWERSGD_RANK = 4
-# PowerSGD compresses from this step on; 2 is the least that its error feedback allows.
-_POWERSGD_START = 2
 _ONE_BUCKET_MB = 1 << 20
 
 
@@ -255,10 +253,7 @@ def _build_hook(
         case RuleName.DDP_FP16:
             return AllReduceState(group, element_bytes=HALF_BYTES), half_precision_hook
         case RuleName.DDP_POWERSGD:
-            power_sgd = CountedPowerSGD(
-                group, rank=_POWERSGD_RANK, start_step=_POWERSGD_START, seed=settings.seed
-            )
-            return power_sgd, power_sgd_hook
+            return CountedPowerSGD(group, PowerSGD(), seed=settings.seed), power_sgd_hook
         case _:
             return AllReduceState(group), full_precision_hook
 

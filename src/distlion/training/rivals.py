@@ -14,6 +14,7 @@ from distlion.baselines import (
     DeepGradientCompression,
     GradDrop,
     HalfPrecision,
+    PowerSGD,
     TernGrad,
 )
 from distlion.optim import Lion
@@ -32,6 +33,7 @@ _SGD_WEIGHT_DECAY = 5e-4
 _SGD_MOMENTUM = 0.9
 # The comparison of arXiv:2404.00438 keeps 4 % of the entries.
 _KEPT = 0.04
+_Method = Compression | PowerSGD
 # Of the run, in place of 4 epochs of the paper's 90 or more.
 _WARM_UP_SHARE = 0.05
 
@@ -72,7 +74,7 @@ _MOMENTUM_SGD = _Inner(
 _PLAIN_SGD = _Inner("SGD()", partial(_make_sgd, momentum=0.0), _PLAIN_SGD_LR, _SGD_WEIGHT_DECAY)
 
 
-def _enter(entry: Entry, *, inner: _Inner, compression: Compression | None) -> GradientMethod:
+def _enter(entry: Entry, *, inner: _Inner, compression: _Method | None) -> GradientMethod:
     if isinstance(compression, DeepGradientCompression):
         warmup_steps = round(_WARM_UP_SHARE * entry.steps)
         compression = replace(compression, warmup_steps=warmup_steps)
@@ -82,21 +84,23 @@ def _enter(entry: Entry, *, inner: _Inner, compression: Compression | None) -> G
     return GradientMethod(baseline, _count_rounds(entry.workers, compression))
 
 
-def _count_rounds(workers: int, compression: Compression | None) -> int:
+def _count_rounds(workers: int, compression: _Method | None) -> int:
     """Count the rounds of a step, to the method's favour.
 
-    Sums travel along a tree, 2 ceil(log2 N) rounds; payloads that are gathered go to everybody at
-    once, and so do scalars that are exchanged before.
+    Sums travel along a tree, 2 ceil(log2 N) rounds, PowerSGD's second factors after the first ones;
+    payloads that are gathered go to everybody at once, and so do scalars that are exchanged before.
     """
     if workers == 1:
         return 0
+    if isinstance(compression, PowerSGD):
+        return 2 * _count_rounds(workers, None)
     if compression is None or not compression.gathers:
         return 2 * math.ceil(math.log2(workers))
     return 1 + compression.shares_scalar
 
 
 def _rival(
-    name: str, description: str, inner: _Inner, compression: Compression | None = None
+    name: str, description: str, inner: _Inner, compression: _Method | None = None
 ) -> Contender:
     how = "mean gradient" if compression is None else repr(compression)
     if isinstance(compression, DeepGradientCompression):
@@ -122,6 +126,12 @@ _ALL = (
     _rival("global-adamw", "AdamW on the mean gradient", _ADAMW),
     _rival("global-sgd", "SGD with momentum on the mean gradient", _MOMENTUM_SGD),
     _rival("ddp-fp16", "Lion on a float16 all-reduce", _LION, HalfPrecision()),
+    _rival(
+        "ddp-powersgd",
+        f"PowerSGD (arXiv:1905.13727) of rank {PowerSGD().rank}, Lion",
+        _LION,
+        PowerSGD(),
+    ),
     _rival("terngrad", f"{_TERNGRAD}, SGD with momentum", _MOMENTUM_SGD, TernGrad()),
     _rival("terngrad-adamw", f"{_TERNGRAD}, AdamW", _NOISY_ADAMW, TernGrad()),
     _rival("graddrop", f"{_GRADDROP}, SGD with momentum", _MOMENTUM_SGD, _LARGEST),

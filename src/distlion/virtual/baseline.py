@@ -12,8 +12,10 @@ from torch import Tensor
 from distlion.baselines import (
     Compression,
     Payload,
+    PowerSGD,
     Worker,
     gathered_bytes,
+    make_factor_generator,
     ring_all_reduce_bytes,
 )
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
@@ -33,7 +35,7 @@ class VirtualBaseline:
         optimizer: Steps on the mean. Its trainable parameters at construction are those collected.
         workers: N, at least 1.
         compression: The method; None adds float32 gradients in rank order.
-        seed: Of random levels and samples.
+        seed: Of random levels, samples and factors.
 
     Raises:
         InvalidArgumentError: ``workers`` is less than 1.
@@ -41,7 +43,8 @@ class VirtualBaseline:
     Notes:
         Compressed means equal those of N processes with ``compression_hook`` to the bit, if the
         optimizer has the parameters in the order of the model. Plain and float16 sums are taken in
-        rank order, those of an all-reduce in an order of its own.
+        rank order, those of an all-reduce in an order of its own. PowerSGD keeps the error of the
+        mean only, which says all; it is equal to N processes but for rounding.
         A worker without a gradient for a parameter counts as 0; a parameter for which no worker has
         one is left alone.
 
@@ -59,7 +62,7 @@ class VirtualBaseline:
         optimizer: torch.optim.Optimizer,
         *,
         workers: int,
-        compression: Compression | None = None,
+        compression: Compression | PowerSGD | None = None,
         seed: int = 0,
     ) -> None:
         if workers < 1:
@@ -79,6 +82,8 @@ class VirtualBaseline:
         self._mean: _Mean
         if compression is None:
             self._mean = _PlainMean(len(self._params), workers)
+        elif isinstance(compression, PowerSGD):
+            self._mean = _LowRankMean(compression, self._params, n_workers=workers, seed=seed)
         else:
             self._mean = _CompressedMean(compression, self._params, n_workers=workers, seed=seed)
 
@@ -172,6 +177,13 @@ class _Bytes:
     gathered: int = 0
     reduced: int = 0
 
+    def add_reduced(self, n_elements: int, n_workers: int) -> None:
+        """Count float32 numbers of one parameter that every worker hands to an all-reduce."""
+        n_bytes = _FLOAT32_BYTES * n_elements
+        self.uplink += n_workers * n_bytes
+        self.reply += n_bytes
+        self.reduced += n_bytes
+
 
 class _Mean(Protocol):
     """Take in the gradients of a step, worker by worker, and give their mean."""
@@ -197,16 +209,66 @@ class _PlainMean:
                 self._sums[index] = grad if total is None else total + grad
 
     def finish(self, count: _Bytes) -> Iterator[Tensor | None]:
+        for mean in self.take():
+            if mean is not None:
+                count.add_reduced(mean.numel(), self._n_workers)
+            yield mean
+
+    def take(self) -> Iterator[Tensor | None]:
+        """Yield the mean of each parameter, and forget it."""
         for index, total in enumerate(self._sums):
-            if total is None:
-                yield None
-                continue
             self._sums[index] = None
-            n_bytes = _FLOAT32_BYTES * total.numel()
-            count.uplink += self._n_workers * n_bytes
-            count.reply += n_bytes
-            count.reduced += n_bytes
-            yield total / self._n_workers
+            yield None if total is None else total / self._n_workers
+
+
+@dataclass
+class _Matrix:
+    """What PowerSGD keeps of a parameter that it compresses."""
+
+    n_sent: int
+    factor: Tensor
+    lost: Tensor
+
+
+class _LowRankMean:
+    """Hold one running sum and, from step to step, what was lost of each mean."""
+
+    def __init__(
+        self, method: PowerSGD, params: Sequence[Tensor], *, n_workers: int, seed: int
+    ) -> None:
+        self._method = method
+        self._n_workers = n_workers
+        self._plain = _PlainMean(len(params), n_workers)
+        self._step = 0
+        self._matrices: dict[int, _Matrix] = {}
+        generator = make_factor_generator(seed)
+        # DDP's bucket has them in this order.
+        for index, param in reversed(list(enumerate(params))):
+            n_sent = method.sent_elements(param.shape)
+            if n_sent is not None:
+                factor = method.draw_factor(param.shape, generator).to(param.device)
+                lost = torch.zeros(param.shape[0], len(factor), device=param.device)
+                self._matrices[index] = _Matrix(n_sent, factor, lost)
+
+    def add(self, worker: int, grads: Sequence[Tensor | None]) -> None:
+        self._plain.add(worker, grads)
+
+    def finish(self, count: _Bytes) -> Iterator[Tensor | None]:
+        is_whole = self._step < self._method.start_step
+        self._step += 1
+        for index, mean in enumerate(self._plain.take()):
+            matrix = None if is_whole else self._matrices.get(index)
+            if mean is None:
+                yield None
+            elif matrix is None:
+                count.add_reduced(mean.numel(), self._n_workers)
+                yield mean
+            else:
+                count.add_reduced(matrix.n_sent, self._n_workers)
+                wanted = mean.view_as(matrix.lost) + matrix.lost
+                sent, matrix.factor = self._method.approximate(wanted, matrix.factor)
+                matrix.lost = wanted - sent
+                yield sent.flatten()
 
 
 class _CompressedMean:
