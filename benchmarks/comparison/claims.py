@@ -151,20 +151,24 @@ def _ask_bits(endings: Endings) -> Iterator[Answer]:
 
 
 def _ask_subset(endings: Endings) -> Iterator[Answer]:
-    every, some, none = "majority-sync-10", "majority-sync-10-auto", "majority"
-    if not endings.have(every, some, none):
-        return
+    every, none = "majority-sync-10", "majority"
+    for some in (f"{every}-attention", f"{every}-auto"):
+        if endings.have(every, some, none):
+            yield _compare_subset(endings, every=every, some=some, none=none)
+
+
+def _compare_subset(endings: Endings, *, every: str, some: str, none: str) -> Answer:
     gain_of_all = fmean(endings[none].minus(endings[every]))
     gain_of_some = fmean(endings[none].minus(endings[some]))
     share = (endings[some].bits - endings[none].bits) / (endings[every].bits - endings[none].bits)
     figures = (
-        f"gained by all {endings.format(gain_of_all)}, by some {endings.format(gain_of_some)} "
-        f"with {share:.0%} of the momenta's bytes"
+        f"gained by all {endings.format(gain_of_all)}, by {some} {endings.format(gain_of_some)} "
+        f"with {share:.0%} of the momenta's bits"
     )
     claim = "averaging the momenta of some parameters recovers what averaging all does"
     is_gain = gain_of_all > endings.par / 2
     holds = gain_of_some >= RECOVERED * gain_of_all if is_gain else None
-    yield Answer(claim, endings.part, endings.workers, figures, holds)
+    return Answer(claim, endings.part, endings.workers, figures, holds)
 
 
 def _ask_momenta(endings: Endings) -> Iterator[Answer]:

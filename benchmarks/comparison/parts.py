@@ -73,6 +73,7 @@ _SKEWED = (
     "quantized-2",
     "majority-sync-10",
     "majority-sync-10-auto",
+    "majority-sync-10-attention",
     "terngrad-adamw",
 )
 
@@ -110,7 +111,7 @@ PARTS = (
             "quantized-2-linf",
             "quantized-4-linf",
             "majority-sync-10",
-            "majority-sync-10-auto",
+            "majority-sync-10-attention",
         ),
         (2, 4, 8),
         "images",

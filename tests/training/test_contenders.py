@@ -104,6 +104,21 @@ def test_unknown_method_is_told_with_the_known_ones(name):
         find_contender(name)
 
 
+@pytest.mark.parametrize("part", ["attention.query", "attn.c_proj"])
+def test_momenta_of_the_attention_are_found_by_name(part):
+    params = [(f"{name}.weight", torch.nn.Parameter(torch.zeros(4, 6))) for name in (part, "mlp")]
+    entry = Entry(params=params, lr=0.01, weight_decay=0.0, workers=2, steps=10, seed=0)
+    cluster = find_contender("majority-sync-1-attention").enter(entry).optimizer
+    for worker, sign in enumerate((1.0, -1.0)):
+        for _, param in params:
+            param.grad = torch.full_like(param, sign)
+        cluster.collect(worker)
+    cluster.step()
+    attention, mlp = cluster.exp_avg(0)
+    assert (attention == 0).all()
+    assert (mlp != 0).all()
+
+
 def test_momenta_cannot_be_averaged_every_0_steps():
     with pytest.raises(InvalidArgumentError, match="every"):
         find_contender("majority-sync-0")

@@ -39,7 +39,15 @@ _RULES: dict[str, tuple[Aggregation, tuple[float, float], str]] = {
 }
 _LION_CUB = "lion-cub"
 _QUANTIZED = re.compile(r"quantized-([1-8])(-linf)?")
-_SYNC = re.compile(r"(?P<rule>.+)-sync-(?P<every>\d+|exp)(?P<auto>-auto)?(?P<dtype>-bf16|-int8)?")
+_SYNC = re.compile(
+    r"(?P<rule>.+)-sync-(?P<every>\d+|exp)(?P<where>-auto|-attention)?(?P<dtype>-bf16|-int8)?"
+)
+_WHERE: dict[str | None, tuple[str | tuple[str, ...], str]] = {
+    None: ("all", ""),
+    "-auto": ("auto", ", where they differ most"),
+    # As transformers call them.
+    "-attention": (("*attention*", "*attn*"), ", those of the attention"),
+}
 _DTYPES = {None: torch.float32, "-bf16": torch.bfloat16, "-int8": torch.int8}
 
 VOTER_NAMES = (
@@ -50,6 +58,7 @@ VOTER_NAMES = (
     "RULE-sync-K",
     "RULE-sync-exp",
     "RULE-sync-K-auto",
+    "RULE-sync-K-attention",
     "RULE-sync-K-int8",
 )
 """For messages and help; P is 1 to 8, K a number of steps."""
@@ -114,7 +123,7 @@ def _find_rule(name: str) -> tuple[Aggregation, tuple[float, float], str] | None
 
 
 def _read_sync(match: re.Match[str]) -> tuple[MomentumSync, str]:
-    select = "auto" if match["auto"] else "all"
+    select, where = _WHERE[match["where"]]
     dtype = _DTYPES[match["dtype"]]
     if match["every"] == "exp":
         sync = MomentumSync(schedule="exponential", select=select, dtype=dtype)
@@ -122,8 +131,7 @@ def _read_sync(match: re.Match[str]) -> tuple[MomentumSync, str]:
     else:
         sync = MomentumSync(every=int(match["every"]), select=select, dtype=dtype)
         how = f"momenta averaged every {match['every']} steps"
-    if match["auto"]:
-        how += ", where they differ most"
+    how += where
     if match["dtype"]:
         how += f", as {match['dtype'].removeprefix('-')}"
     return sync, how
