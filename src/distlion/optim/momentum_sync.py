@@ -52,7 +52,9 @@ class MomentumSync:
         it. Sums are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with
         mean_i ||m_i||^2 on 256 coordinates of each parameter, which is all that travels for it,
         after steps 16, 32, ... 1,024, and then every 1,024; until the first of these it averages
-        all.
+        all. Momenta forget in 1 / (1 - beta2) steps, 100 by default: with a shorter interval, those
+        that are averaged look alike because they are, and "auto" goes back and forth between them
+        and the others. Select by name there.
     """
 
     every: int | None = None
