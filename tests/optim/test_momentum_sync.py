@@ -47,6 +47,26 @@ def test_exponential_intervals_double(stagger: bool) -> None:
         assert max(map(len, moved)) <= (-(-n_elements // interval) if stagger else n_elements)
 
 
+@pytest.mark.parametrize("stagger", [True, False])
+def test_auto_averages_nothing_just_before_it_looks(stagger: bool) -> None:
+    sync = MomentumSync(every=2, select="auto", stagger=stagger)
+    looks = [step for step in range(3000) if sync.is_measured(step)]
+    moving = [step for step in range(3000) if len(range(*sync.part(step, 100)))]
+
+    assert looks == [15, 1023, 2047]
+    assert [step for step in range(16) if step in moving] == []
+    for look in looks[1:]:
+        resting = [step for step in range(look - 200, look + 200) if step not in moving]
+        in_turn = [step for step in resting if stagger or step % 2]
+        assert in_turn == [step for step in range(look - 127, look + 1) if stagger or step % 2]
+
+
+def test_all_never_rests() -> None:
+    sync = MomentumSync(every=1)
+    assert all(sync.part(step, 100) == (0, 100) for step in range(2100))
+    assert not any(sync.is_measured(step) for step in range(2100))
+
+
 @pytest.mark.parametrize(
     ("select", "expected"),
     [

@@ -14,9 +14,11 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
 SYNC_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ALL, AUTO = "all", "auto"
-# A first look once momenta have formed, then at longer and longer intervals.
-_FIRST_MEASURED_STEP = 16
-_LAST_INTERVAL = 1024
+# "auto" looks once momenta have formed, then now and then.
+_FIRST_LOOK = 16
+_LOOK_EVERY = 1024
+# Steps without averaging up to a look: momenta have forgotten 1 - 0.99^256 = 92 % of it by then.
+_REST = 128
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,8 @@ class MomentumSync:
         rounding: only what workers disagree in is taken away, with ``dtype`` up to what Q leaves of
         it. Sums are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with
         mean_i ||m_i||^2 on 256 coordinates of each parameter, which is all that travels for it,
-        after steps 16, 32, ... 1,024, and then every 1,024; until the first of these it averages
-        all. Momenta forget in 1 / (1 - beta2) steps, 100 by default: with a shorter interval, those
-        that are averaged look alike because they are, and "auto" goes back and forth between them
-        and the others. Select by name there.
+        after 16 steps and then every 1,024. It averages nothing in the first 16 and in the last 128
+        up to a look: what has just been averaged would look alike for that.
     """
 
     every: int | None = None
@@ -121,6 +121,8 @@ class MomentumSync:
             step: Counted from 0.
             n_elements: Coordinates selected, in the order of the parameters.
         """
+        if self.select == AUTO and self._is_at_rest(step + 1):
+            return 0, 0
         if self.every is None:  # within an interval that is as long as all before it
             interval = 1 << ((step + 1).bit_length() - 1)
             turn = step + 1 - interval
@@ -133,8 +135,11 @@ class MomentumSync:
     def is_measured(self, step: int) -> bool:
         """Tell whether "auto" looks at the momenta after a step."""
         done = step + 1
-        doubles = done >= _FIRST_MEASURED_STEP and done & (done - 1) == 0
-        return self.select == AUTO and (doubles or done % _LAST_INTERVAL == 0)
+        return self.select == AUTO and (done == _FIRST_LOOK or done % _LOOK_EVERY == 0)
+
+    @staticmethod
+    def _is_at_rest(done: int) -> bool:
+        return done <= _FIRST_LOOK or -done % _LOOK_EVERY < _REST
 
     def choose(self, names: Sequence[str], params: Sequence[Tensor]) -> list[bool]:
         """Tell for each trainable parameter whether it is selected, before anything is measured.
