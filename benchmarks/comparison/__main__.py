@@ -1,14 +1,14 @@
 """Compare Distributed Lion with its rivals part by part, and answer the papers' claims.
 
-Images are CIFAR-10's and text is books where they are given; otherwise, what is embedded, in short
+Images are CIFAR-10's and text is books where both are given; otherwise, what is embedded, in short
 runs: enough to see the study work, not to believe its answers. Runs whose records are there are not
 run again.
 
-    python benchmarks/comparison [--images cifar-10-batches-py] [--books FOLDER] [--seeds 3]
+    python benchmarks/comparison [--images cifar-10-batches-py --books FOLDER] [--seeds 3]
         [--parts NAME ...] [--records FOLDER] [--jobs N] [--results FOLDER]
 
-Writes claims.md and claims.json, and the report and figures of each part, into FOLDER:
-benchmarks/results/comparison.
+Writes claims.md and claims.json, and the report and figures of each part, into the folder of
+results: benchmarks/results/comparison for all parts on the data given, else one beside the records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from claims import PAR, RECOVERED, Answer, answer_all, sum_up
+from claims import GAIN, PAR, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
 from distlion.cost import LinkModel, count_cores, parse_rate
@@ -83,26 +83,23 @@ def run_part(part: Part, data: str | None, args: argparse.Namespace, command: st
 
 
 def describe_claims(
-    answers: Sequence[Answer], parts: Mapping[str, Comparison], command: str
+    answers: Mapping[str, Sequence[Answer]], parts: Mapping[str, Comparison], command: str
 ) -> list[Block]:
     """Lay out the claims, each with its answer and the figures behind it."""
-    by_claim: dict[str, list[Answer]] = {}
-    for answer in answers:
-        by_claim.setdefault(answer.claim, []).append(answer)
     blocks: list[Block] = [
         Heading("Claims and answers", level=1),
         Paragraph(
             "Differences are of the final outcome (images: test error in points; text: test loss "
-            "in nats per byte), taken seed by seed and averaged; lower is better. A par is no more "
-            f"than {PAR['images']:g} point or {PAR['text']:g} nats above; some parameters recover "
-            f"what all do with {RECOVERED:.0%} of the gain. These bounds were fixed before the "
-            "runs. Learning rates are tuned alike for all, as each part's report says. With few "
-            "seeds a difference below its spread decides nothing: see for how many seeds an "
-            "answer holds."
+            "in nats per byte), taken seed by seed: mean ± standard deviation; lower is better. A "
+            f"par is no more than {PAR['points']:g} point or {PAR['nats']:g} nats above; some "
+            f"parameters recover what all do with {RECOVERED:.0%} of the gain, where that is more "
+            f"than {GAIN:g} of a par. These bounds were fixed before the runs. Learning rates are "
+            "tuned alike for all, as each part's report says. With few seeds, a mean below its "
+            "standard deviation decides little: see for how many seeds an answer holds."
         ),
-        Table(["claim", "answer"], [[claim, sum_up(each)] for claim, each in by_claim.items()]),
+        Table(["claim", "answer"], [[claim, sum_up(each)] for claim, each in answers.items()]),
     ]
-    for claim, each in by_claim.items():
+    for claim, each in answers.items():
         rows = [
             [
                 answer.part,
@@ -128,7 +125,7 @@ def _list_parts(parts: Mapping[str, Comparison]) -> Table:
         rows.append(
             [
                 f"[{name}]({name}/report.md)",
-                str(record["task"]["data"]),
+                Path(str(record["task"]["data"])).name,
                 f"{settings['partition']}{skew}",
                 f"{record['task']['model_type']}, {record['trainable_parameters']:,}",
                 f"{settings['steps']}",
@@ -138,10 +135,12 @@ def _list_parts(parts: Mapping[str, Comparison]) -> Table:
             ]
         )
     head = ["part", "data", "partition", "model, parameters", "steps", "batch of a worker"]
-    return Table([*head, "seeds", "core-minutes"], rows)
+    return Table([*head, "seeds", "minutes of its runs, shared ones too"], rows)
 
 
-def summarize(answers: Sequence[Answer], parts: Mapping[str, Comparison]) -> dict[str, Any]:
+def summarize(
+    answers: Mapping[str, Sequence[Answer]], parts: Mapping[str, Comparison]
+) -> dict[str, Any]:
     """Return the answers and, for each run that they rest on, its outcome."""
     outcomes = [
         {
@@ -161,7 +160,8 @@ def summarize(answers: Sequence[Answer], parts: Mapping[str, Comparison]) -> dic
         for cell in comparison.cells
         for record in cell.records
     ]
-    return {"answers": [dataclasses.asdict(each) for each in answers], "outcomes": outcomes}
+    spelled = [dataclasses.asdict(each) for claim in answers.values() for each in claim]
+    return {"answers": spelled, "outcomes": outcomes}
 
 
 def main() -> None:
@@ -171,30 +171,42 @@ def main() -> None:
     parser.add_argument("--books", help="folder of *.txt, a book each")
     parser.add_argument("--seeds", type=int, default=3)
     names = [part.name for part in PARTS]
-    parser.add_argument("--parts", nargs="+", default=names, choices=names, metavar="NAME")
+    parser.add_argument("--parts", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--records", type=Path, default=Path("comparisons") / "study")
     parser.add_argument("--jobs", type=int, default=count_cores(), help="runs at the same time")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, help="folder of what is written")
     args = parser.parse_args()
+    if bool(args.images) != bool(args.books):
+        parser.error("--images and --books go together: answers are not mixed with embedded data")
+    # A single text has no books to part.
+    possible = [part for part in PARTS if args.books or part.name != "text-by-book"]
+    asked = [part for part in possible if args.parts is None or part.name in args.parts]
+    if not asked:
+        parser.error("text-by-book needs --images and --books")
+    if args.results is None:
+        is_whole = args.books and asked == possible
+        args.results = RESULTS if is_whole else args.records / "results"
+    args.results.mkdir(parents=True, exist_ok=True)
+    command = _spell_command(args)
     data = {TaskName.IMAGES: args.images, TaskName.TEXT: args.books}
-    words = ["python", "benchmarks/comparison", "--seeds", str(args.seeds)]
-    words += ["--images", args.images] if args.images else []
-    words += ["--books", args.books] if args.books else []
-    command = shlex.join(words)
-    parts: dict[str, Comparison] = {}
-    for part in PARTS:
-        # A single text has no books to part.
-        if part.name in args.parts and (data[part.task] or part.name != "text-by-book"):
-            parts[part.name] = run_part(part, data[part.task], args, command)
+    parts = {part.name: run_part(part, data[part.task], args, command) for part in asked}
     answers = answer_all(parts)
-    blocks = describe_claims(answers, parts, command)
-    (args.results / "claims.md").write_text(render_markdown(blocks))
-    (args.results / "claims.json").write_text(
-        json.dumps(summarize(answers, parts), indent=1) + "\n"
-    )
-    for claim in dict.fromkeys(answer.claim for answer in answers):
-        print(f"{claim}: {sum_up([each for each in answers if each.claim == claim])}")
+    report = render_markdown(describe_claims(answers, parts, command))
+    (args.results / "claims.md").write_text(report)
+    found = json.dumps(summarize(answers, parts), indent=1) + "\n"
+    (args.results / "claims.json").write_text(found)
+    for claim, each in answers.items():
+        print(f"{claim}: {sum_up(each)}")
     print(f"report: {args.results / 'claims.md'}")
+
+
+def _spell_command(args: argparse.Namespace) -> str:
+    words = ["python", "benchmarks/comparison"]
+    if args.images:
+        words += ["--images", args.images, "--books", args.books]
+    words += ["--seeds", str(args.seeds)]
+    words += ["--parts", *args.parts] if args.parts else []
+    return shlex.join(words)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """The claims of the papers, each answered by the figures of the study.
 
-Differences are taken seed by seed, then averaged; lower is better. What counts as a par was fixed
-before any run was made.
+Differences are taken seed by seed, then averaged; lower is better. A run that diverged is
+infinitely far above all others. What counts as a par was fixed before the runs that answer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
-from distlion.report.comparison import Comparison
+from distlion.report.comparison import Cell, Comparison, Metric, Spread
 
 # Above the reference, in the unit of the outcome: points of test error; nats of test loss.
-PAR = {"images": 1.0, "text": 0.02}
-# Of what averaging all momenta gains.
+PAR = {"points": 1.0, "nats": 0.02}
+# What averaging momenta must gain, of a par, for a part of that to be asked for; and which part.
+GAIN = 0.5
 RECOVERED = 0.75
 GLOBAL = "global-lion"
 RIVALS = ("terngrad-adamw", "graddrop-adamw", "dgc")
@@ -41,66 +42,73 @@ class Answer:
     seeds: str = ""
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a method ended with a number of workers: outcomes by seed, and its bits."""
-
-    outcomes: Mapping[int, float]
-    bits: float
-
-    def minus(self, other: Ending) -> list[float]:
-        """Return the differences of the seeds that both have."""
-        shared = sorted(self.outcomes.keys() & other.outcomes.keys())
-        return [self.outcomes[seed] - other.outcomes[seed] for seed in shared]
-
-
 class Endings:
-    """How the methods of a part ended, for one number of workers, less those that diverged."""
+    """How the methods of a part ended with one number of workers."""
 
-    def __init__(self, name: str, comparison: Comparison, workers: int) -> None:
-        self.part = name
+    def __init__(self, part: str, comparison: Comparison, workers: int) -> None:
+        self.part = part
         self.workers = workers
-        self.task = str(comparison.settings["task"])
-        self.unit = "points" if comparison.is_classification else "nats"
-        self.par = PAR[self.task]
-        self._by_method: dict[str, Ending] = {}
-        for method in comparison.methods:
-            cell = comparison.cell(method, workers)
-            if cell.finished:
-                outcomes = {
-                    record["settings"]["seed"]: comparison.outcome.read(record)[-1]
-                    for record in cell.finished
-                }
-                self._by_method[method] = Ending(outcomes, cell.bits_per_parameter)
-
-    def __contains__(self, method: str) -> bool:
-        return method in self._by_method
-
-    def __getitem__(self, method: str) -> Ending:
-        return self._by_method[method]
+        self._metric: Metric = comparison.outcome
+        self._unit = "points" if comparison.is_classification else "nats"
+        self.par = PAR[self._unit]
+        self._cells = {name: comparison.cell(name, workers) for name in comparison.methods}
+        settings = comparison.settings
+        names = ("task", "data", "partition", "alpha", "steps", "seeds")
+        self.conditions = tuple(settings.get(name) for name in names)
 
     def have(self, *methods: str) -> bool:
-        """Return whether all of these are there."""
-        return all(method in self for method in methods)
+        """Return whether all of these were compared."""
+        return all(method in self._cells for method in methods)
+
+    def bits(self, method: str) -> float:
+        """Return the bits up and down for each parameter and step; NaN if all runs diverged."""
+        cell = self._cells[method]
+        return cell.bits_per_parameter if cell.finished else math.nan
+
+    def minus(self, method: str, reference: str) -> list[float]:
+        """Return the differences of the final outcomes, seed by seed."""
+        ours, theirs = self._read(self._cells[method]), self._read(self._cells[reference])
+        return [ours.get(seed, math.inf) - theirs.get(seed, math.inf) for seed in ours | theirs]
+
+    def _read(self, cell: Cell) -> dict[int, float]:
+        return {
+            record["settings"]["seed"]: self._metric.read(record)[-1]
+            if record["diverged"] is None
+            else math.inf
+            for record in cell.records
+        }
 
     def compare(
-        self, claim: str, method: str, reference: str, *, margin: float = 0.0, note: str = ""
+        self, claim: str, method: str, reference: str, *, margin: float | None = None
     ) -> Answer:
-        """Answer whether a method ends no more than a margin above a reference."""
-        differences = self[method].minus(self[reference])
-        mean = fmean(differences)
-        figures = f"{method} - {reference}: {mean:+.{self._digits}f} {self.unit}{note}"
-        agree = sum(difference <= margin for difference in differences)
-        seeds = f"{agree} of {len(differences)}"
-        return Answer(claim, self.part, self.workers, figures, mean <= margin, seeds)
+        """Answer whether a method ends below a reference, or no more than a margin above it."""
+        differences = self.minus(method, reference)
+        figures = f"{method} - {reference}: {self.format(differences)}"
+        edges = [name for name in (method, reference) if self._cells[name].is_at_edge]
+        if edges:
+            figures += f"; lr at the edge of the grid: {', '.join(edges)}"
 
-    @property
-    def _digits(self) -> int:
-        return 2 if self.task == "images" else 3
+        def holds(difference: float) -> bool:
+            return difference < 0 if margin is None else difference <= margin
 
-    def format(self, value: float) -> str:
-        """Write a difference with its unit."""
-        return f"{value:+.{self._digits}f} {self.unit}"
+        seeds = f"{sum(map(holds, differences))} of {len(differences)}"
+        return self.answer(claim, figures, holds(mean_of(differences)), seeds)
+
+    def answer(self, claim: str, figures: str, holds: bool | None, seeds: str = "") -> Answer:
+        """Answer with what was found here."""
+        return Answer(claim, self.part, self.workers, figures, holds, seeds)
+
+    def format(self, differences: Sequence[float]) -> str:
+        """Write mean and standard deviation of differences with their unit."""
+        mean, digits = mean_of(differences), 2 if self._unit == "points" else 3
+        if not math.isfinite(mean):
+            return f"{mean:+} {self._unit} (diverged)"
+        return f"{mean:+.{digits}f} ± {Spread.of(differences).sd:.{digits}f} {self._unit}"
+
+
+def mean_of(differences: Sequence[float]) -> float:
+    """Average over seeds; infinite where one of the two diverged, NaN where both did."""
+    return math.fsum(differences) / len(differences) if differences else math.nan
 
 
 def _ask_par(method: str, name: str) -> Callable[[Endings], Iterator[Answer]]:
@@ -116,15 +124,13 @@ def _ask_rivals(endings: Endings) -> Iterator[Answer]:
     for method in ("majority", "average"):
         for rival in RIVALS:
             if endings.have(method, rival):
-                ours, theirs = endings[method].bits, endings[rival].bits
-                claim = f"{method} is ahead of {rival} at no more traffic"
-                note = f"; {ours:.3g} bits against {theirs:.3g}"
-                answer = endings.compare(claim, method, rival, note=note)
-                yield answer if ours <= theirs else _refuse(answer)
-
-
-def _refuse(answer: Answer) -> Answer:
-    return Answer(answer.claim, answer.part, answer.workers, answer.figures, False, answer.seeds)
+                ours, theirs = endings.bits(method), endings.bits(rival)
+                answer = endings.compare(
+                    f"{method} is ahead of {rival} at no more traffic", method, rival
+                )
+                figures = f"{answer.figures}; {ours:.3g} bits against {theirs:.3g}"
+                holds = None if ours > theirs else answer.holds
+                yield replace(answer, figures=figures, holds=holds)
 
 
 def _ask_norms(endings: Endings) -> Iterator[Answer]:
@@ -139,15 +145,14 @@ def _ask_bits(endings: Endings) -> Iterator[Answer]:
     votes = {"1": "majority", "2": "quantized-2", "4": "quantized-4"}
     if not endings.have(GLOBAL, *votes.values()):
         return
-    above = {bits: fmean(endings[method].minus(endings[GLOBAL])) for bits, method in votes.items()}
-    enough = next((bits for bits, mean in above.items() if mean <= endings.par), None)
-    figures = "above global-lion: " + ", ".join(
-        f"p = {bits} {endings.format(mean)}" for bits, mean in above.items()
+    above = {bits: endings.minus(method, GLOBAL) for bits, method in votes.items()}
+    enough = [bits for bits, found in above.items() if mean_of(found) <= endings.par]
+    figures = f"above {GLOBAL}: " + ", ".join(
+        f"p = {bits} {endings.format(found)}" for bits, found in above.items()
     )
-    figures += f"; enough: {'p = ' + enough if enough else 'none'}"
+    figures += f"; enough: {'p = ' + enough[0] if enough else 'none'}"
     claim = "votes of p bits close the gap between one bit and global Lion"
-    has_gap = above["1"] > endings.par
-    yield Answer(claim, endings.part, endings.workers, figures, bool(enough) if has_gap else None)
+    yield endings.answer(claim, figures, None if "1" in enough else bool(enough))
 
 
 def _ask_subset(endings: Endings) -> Iterator[Answer]:
@@ -158,24 +163,23 @@ def _ask_subset(endings: Endings) -> Iterator[Answer]:
 
 
 def _compare_subset(endings: Endings, *, every: str, some: str, none: str) -> Answer:
-    gain_of_all = fmean(endings[none].minus(endings[every]))
-    gain_of_some = fmean(endings[none].minus(endings[some]))
-    share = (endings[some].bits - endings[none].bits) / (endings[every].bits - endings[none].bits)
+    gains = endings.minus(none, every), endings.minus(none, some)
+    bits = endings.bits(none)
+    share = (endings.bits(some) - bits) / (endings.bits(every) - bits)
     figures = (
-        f"gained by all {endings.format(gain_of_all)}, by {some} {endings.format(gain_of_some)} "
+        f"gained by all {endings.format(gains[0])}, by {some} {endings.format(gains[1])} "
         f"with {share:.0%} of the momenta's bits"
     )
     claim = "averaging the momenta of some parameters recovers what averaging all does"
-    is_gain = gain_of_all > endings.par / 2
-    holds = gain_of_some >= RECOVERED * gain_of_all if is_gain else None
-    return Answer(claim, endings.part, endings.workers, figures, holds)
+    of_all, of_some = map(mean_of, gains)
+    is_gain = of_all > GAIN * endings.par
+    return endings.answer(claim, figures, of_some >= RECOVERED * of_all if is_gain else None)
 
 
 def _ask_momenta(endings: Endings) -> Iterator[Answer]:
-    for rule in ("majority", "quantized-2"):
-        if endings.have(rule, f"{rule}-sync-10"):
-            claim = "averaging momenta once in 10 steps helps"
-            yield endings.compare(claim, f"{rule}-sync-10", rule)
+    if endings.have("majority", "majority-sync-10"):
+        claim = "averaging momenta once in 10 steps helps a majority vote"
+        yield endings.compare(claim, "majority-sync-10", "majority")
 
 
 def _ask_ties(endings: Endings) -> Iterator[Answer]:
@@ -197,18 +201,30 @@ QUESTIONS: Sequence[Callable[[Endings], Iterator[Answer]]] = (
 )
 
 
-def answer_all(parts: Mapping[str, Comparison]) -> list[Answer]:
-    """Answer every claim wherever its methods were compared, claim by claim."""
+def answer_all(parts: Mapping[str, Comparison]) -> dict[str, list[Answer]]:
+    """Answer every claim wherever its methods were compared.
+
+    Args:
+        parts: By name. Where they have runs in common, the first answers.
+
+    Returns:
+        For each claim, its answers in the order of the parts and numbers of workers.
+    """
     places = [
         Endings(name, comparison, workers)
         for name, comparison in parts.items()
         for workers in comparison.workers
     ]
-    asked = [answer for ask in QUESTIONS for place in places for answer in ask(place)]
-    # Parts that share runs give the same answer twice.
-    answers = list({replace(answer, part=""): answer for answer in reversed(asked)}.values())[::-1]
-    order = {answer.claim: k for k, answer in reversed(list(enumerate(answers)))}
-    return sorted(answers, key=lambda answer: order[answer.claim])
+    answers: dict[str, list[Answer]] = {}
+    seen: set[tuple[object, ...]] = set()
+    for ask in QUESTIONS:
+        for place in places:
+            for answer in ask(place):
+                runs = (place.conditions, place.workers, answer.claim, answer.figures)
+                if runs not in seen:
+                    seen.add(runs)
+                    answers.setdefault(answer.claim, []).append(answer)
+    return answers
 
 
 def sum_up(answers: Sequence[Answer]) -> str:

@@ -52,19 +52,26 @@ def program(modules: Any) -> Any:
     return module
 
 
+def answer_one(claims: Any, part: Comparison) -> dict[str, Any]:
+    """Return the single answer to each claim."""
+    return {claim: each for claim, (each,) in claims.answer_all({"p": part}).items()}
+
+
 def make_part(
     errors: Mapping[str, Sequence[float]],
     *,
     workers: int = 4,
     bits: Mapping[str, float] | None = None,
     diverged: Sequence[str] = (),
+    edge: Sequence[str] = (),
+    alpha: float | None = None,
 ) -> Comparison:
     """Make up a comparison on images from the errors, in percent, of seeds 1, 2, ..."""
     cells = [
         Cell(
             method=method,
             workers=workers,
-            grid=(1e-3,),
+            grid=(1e-3, 2e-3) if method in edge else (5e-4, 1e-3, 2e-3),
             tuning=(),
             lr=1e-3,
             records=tuple(
@@ -81,7 +88,7 @@ def make_part(
         )
         for method, seeds in errors.items()
     ]
-    settings = {"task": "images", "methods": list(errors), "workers": [workers], "alpha": None}
+    settings = {"task": "images", "methods": list(errors), "workers": [workers], "alpha": alpha}
     settings |= {"partition": "even", "steps": 10, "batch_size": 8, "seeds": 3}
     return Comparison({"settings": settings}, tuple(cells))
 
@@ -95,11 +102,11 @@ def test_a_par_is_within_the_margin_on_the_mean_of_paired_differences(claims: An
         }
     )
 
-    answers = {answer.claim: answer for answer in claims.answer_all({"p": part})}
+    answers = answer_one(claims, part)
 
     majority = answers["Majority vote is on a par with global Lion"]
     assert (majority.holds, majority.seeds) == (True, "2 of 3")
-    assert majority.figures == "majority - global-lion: +0.90 points"
+    assert majority.figures == "majority - global-lion: +0.90 ± 0.61 points"
     average = answers["Average is on a par with global Lion"]
     assert (average.holds, average.seeds) == (False, "1 of 3")
 
@@ -108,12 +115,12 @@ def test_being_ahead_counts_only_at_no_more_traffic(claims: Any) -> None:
     errors = {"majority": [50.0, 50.0], "average": [50.0, 50.0], "dgc": [60.0, 60.0]}
     part = make_part(errors, bits={"majority": 2, "average": 7, "dgc": 6})
 
-    answers = {answer.claim: answer for answer in claims.answer_all({"p": part})}
+    answers = answer_one(claims, part)
 
     assert answers["majority is ahead of dgc at no more traffic"].holds is True
-    behind = answers["average is ahead of dgc at no more traffic"]
-    assert behind.holds is False
-    assert behind.figures == "average - dgc: -10.00 points; 7 bits against 6"
+    dearer = answers["average is ahead of dgc at no more traffic"]
+    assert dearer.holds is None
+    assert dearer.figures == "average - dgc: -10.00 ± 0.00 points; 7 bits against 6"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def test_the_fewest_bits_that_close_the_gap_are_named(
 ) -> None:
     errors = {"global-lion": [50], "majority": [53], "quantized-2": [two], "quantized-4": [four]}
 
-    answers = {answer.claim: answer for answer in claims.answer_all({"p": make_part(errors)})}
+    answers = answer_one(claims, make_part(errors))
 
     answer = answers["votes of p bits close the gap between one bit and global Lion"]
     assert answer.holds is holds
@@ -137,11 +144,12 @@ def test_where_there_is_no_gap_nothing_is_claimed(claims: Any) -> None:
     errors |= {"majority-sync-10": [50], "majority-sync-10-auto": [49]}
     bits = {"majority-sync-10": 10, "majority-sync-10-auto": 4}
 
-    answers = claims.answer_all({"p": make_part(errors, bits=bits)})
+    answers = answer_one(claims, make_part(errors, bits=bits))
 
-    assert [answer.holds for answer in answers if "close the gap" in answer.claim] == [None]
-    assert [answer.holds for answer in answers if "recovers" in answer.claim] == [None]
-    assert claims.sum_up([each for each in answers if each.holds is None]) == "has no object here"
+    gap = answers["votes of p bits close the gap between one bit and global Lion"]
+    subset = answers["averaging the momenta of some parameters recovers what averaging all does"]
+    assert gap.holds is None
+    assert subset.holds is None
 
 
 def test_a_subset_recovers_by_its_share_of_the_gain(claims: Any) -> None:
@@ -152,49 +160,78 @@ def test_a_subset_recovers_by_its_share_of_the_gain(claims: Any) -> None:
     answers = claims.answer_all({"p": make_part(errors, bits=bits)})
 
     claim = "averaging the momenta of some parameters recovers what averaging all does"
-    found = [(each.holds, each.figures) for each in answers if each.claim == claim]
-    gain = "gained by all +10.00 points, by"
-    assert found == [
-        (True, f"{gain} {attention} +8.00 points with 25% of the momenta's bits"),
-        (False, f"{gain} majority-sync-10-auto +5.00 points with 50% of the momenta's bits"),
+    gain = "gained by all +10.00 ± 0.00 points, by"
+    auto = "majority-sync-10-auto"
+    assert [(each.holds, each.figures) for each in answers[claim]] == [
+        (True, f"{gain} {attention} +8.00 ± 0.00 points with 25% of the momenta's bits"),
+        (False, f"{gain} {auto} +5.00 ± 0.00 points with 50% of the momenta's bits"),
     ]
 
 
 def test_a_coin_is_asked_of_even_numbers_only(claims: Any) -> None:
-    errors = {"majority": [50.0, 52.0], "majority-zero": [51.0, 51.0]}
+    errors = {"majority": [49.0, 52.0], "majority-zero": [51.0, 51.0]}
     claim = "a coin on a tie is better than no update"
 
-    even = claims.answer_all({"p": make_part(errors, workers=2)})
-    odd = claims.answer_all({"p": make_part(errors, workers=3)})
+    (even,) = claims.answer_all({"p": make_part(errors, workers=2)})[claim]
 
-    assert [(each.holds, each.seeds) for each in even if each.claim == claim] == [(True, "1 of 2")]
-    assert [each for each in odd if each.claim == claim] == []
-
-
-def test_methods_that_diverged_answer_nothing(claims: Any) -> None:
-    part = make_part({"global-lion": [50], "majority": [50]}, diverged=("majority",))
-
-    assert claims.answer_all({"p": part}) == []
+    assert (even.holds, even.seeds) == (True, "1 of 2")
+    assert claim not in claims.answer_all({"p": make_part(errors, workers=3)})
 
 
-def test_parts_that_share_runs_answer_once(claims: Any) -> None:
-    part = make_part({"global-lion": [50], "majority": [50]})
-
-    (answer,) = claims.answer_all({"first": part, "second": part})
-
-    assert answer.part == "first"
+def test_equal_is_not_better(claims: Any) -> None:
+    errors = {"majority": [50.0, 52.0], "majority-zero": [51.0, 51.0]}
+    answer = answer_one(claims, make_part(errors))["a coin on a tie is better than no update"]
+    assert (answer.holds, answer.seeds) == (False, "1 of 2")
 
 
-def test_a_sum_says_in_how_many_cases(claims: Any) -> None:
-    def answer(holds: bool | None) -> Any:
-        return claims.Answer("c", "p", 4, "", holds)
+@pytest.mark.parametrize(
+    ("diverged", "holds"), [("majority", False), ("global-lion", True), ("both", False)]
+)
+def test_what_diverged_is_behind_what_did_not(claims: Any, diverged: str, holds: bool) -> None:
+    which = ("majority", "global-lion") if diverged == "both" else (diverged,)
+    part = make_part({"global-lion": [50, 50], "majority": [50, 50]}, diverged=which)
 
-    assert claims.sum_up([answer(True), answer(None)]) == "holds here (1 of 1)"
-    assert claims.sum_up([answer(False), answer(False)]) == "does not hold here (0 of 2)"
-    assert claims.sum_up([answer(True), answer(False)]) == "holds in 1 of 2 cases"
+    answer = answer_one(claims, part)["Majority vote is on a par with global Lion"]
+
+    assert answer.holds is holds
+    assert answer.figures.endswith("(diverged)")
 
 
-def test_all_parts_have_settings_with_and_without_data(parts: Any, tmp_path: Path) -> None:
+def test_a_rate_at_the_edge_of_its_grid_is_told(claims: Any) -> None:
+    part = make_part({"majority": [50], "dgc": [60]}, edge=("dgc",))
+    answer = answer_one(claims, part)["majority is ahead of dgc at no more traffic"]
+    assert "lr at the edge of the grid: dgc;" in answer.figures
+
+
+def test_parts_that_share_runs_answer_once_and_in_order(claims: Any) -> None:
+    errors = {"global-lion": [50], "majority": [50]}
+    first, again, other = (make_part(errors, workers=workers) for workers in (4, 4, 2))
+    elsewhere = make_part(errors, alpha=0.1)
+    parts = {"first": first, "again": again, "other": other, "elsewhere": elsewhere}
+
+    answers = claims.answer_all(parts)["Majority vote is on a par with global Lion"]
+
+    assert [(answer.part, answer.workers) for answer in answers] == [
+        ("first", 4),
+        ("other", 2),
+        ("elsewhere", 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ([None], "has no object here"),
+        ([True, None], "holds here (1 of 1)"),
+        ([False, False], "does not hold here (0 of 2)"),
+        ([True, False], "holds in 1 of 2 cases"),
+    ],
+)
+def test_a_sum_says_in_how_many_cases(claims: Any, held: list[bool | None], says: str) -> None:
+    assert claims.sum_up([claims.Answer("c", "p", 4, "", holds) for holds in held]) == says
+
+
+def test_all_parts_have_settings_with_and_without_data(parts: Any) -> None:
     for part in parts.PARTS:
         real = part.settings("somewhere", seeds=3)
         embedded = part.settings(None, seeds=3)
@@ -232,6 +269,41 @@ def test_the_program_runs_parts_and_writes_what_they_say(
     assert {path.suffix for path in (results / part.name).iterdir()} == {".md", ".png"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [("--images x", "go together"), ("--parts text-by-book", "needs --images and --books")],
+)
+def test_the_program_does_not_mix_data(
+    program: Any,
+    arguments: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["comparison", *arguments.split()])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert says in capsys.readouterr().err
+
+
+def test_embedded_data_and_single_parts_leave_the_committed_results_alone(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = make_part({"global-lion": [50], "majority": [50]})
+    monkeypatch.setattr(program, "run_part", lambda *_: comparison)
+    monkeypatch.setattr(program, "RESULTS", tmp_path / "committed")
+    for number, arguments in enumerate(("", "--images x --books y --parts text-by-book")):
+        records = tmp_path / str(number)
+        given = f"comparison --records {records} {arguments}"
+        monkeypatch.setattr(sys, "argv", given.split())
+        program.main()
+        assert (records / "results" / "claims.md").exists()
+    assert not (tmp_path / "committed").exists()
+    monkeypatch.setattr(sys, "argv", ["comparison", "--images", "x", "--books", "y"])
+    program.main()
+    assert (tmp_path / "committed" / "claims.md").exists()
+
+
 def test_claims_stand_in_a_table_with_their_answers(program: Any, claims: Any) -> None:
     part = make_part({"global-lion": [50], "majority": [50]})
     answers = claims.answer_all({"p": part})
@@ -240,6 +312,7 @@ def test_claims_stand_in_a_table_with_their_answers(program: Any, claims: Any) -
 
     first = next(block for block in blocks if isinstance(block, Table))
     assert first.rows == [["Majority vote is on a par with global Lion", "holds here (1 of 1)"]]
-    assert "| p | 4 | majority - global-lion: +0.00 points | holds | 1 of 1 |" in render_markdown(
-        blocks
+    assert (
+        "| p | 4 | majority - global-lion: +0.00 ± 0.00 points | holds | 1 of 1 |"
+        in render_markdown(blocks)
     )

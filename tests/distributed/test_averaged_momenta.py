@@ -18,7 +18,7 @@ from failures import Caught, assert_all_raised, caught
 pytestmark = pytest.mark.distributed
 
 SIZES = (4500, 63, 1, 9001)
-STEPS = 18
+STEPS = 24
 
 Result = tuple[list[Tensor], list[Tensor]]
 
@@ -155,7 +155,7 @@ def resume(rank: int, world_size: int, at: int) -> tuple[Result, Result, list[in
     for param, weight in zip(resumed.param_groups[0]["params"], weights, strict=True):
         param.data.copy_(weight)
     resumed.load_state_dict(state)
-    for _ in range(7):
+    for _ in range(12):
         do_step(whole, rank)
         do_step(resumed, rank)
     return snapshot(whole), snapshot(resumed), whole.param_groups[0]["momentum_selected"]

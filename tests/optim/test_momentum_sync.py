@@ -47,18 +47,38 @@ def test_exponential_intervals_double(stagger: bool) -> None:
         assert max(map(len, moved)) <= (-(-n_elements // interval) if stagger else n_elements)
 
 
-@pytest.mark.parametrize("stagger", [True, False])
-def test_auto_averages_nothing_just_before_it_looks(stagger: bool) -> None:
-    sync = MomentumSync(every=2, select="auto", stagger=stagger)
-    looks = [step for step in range(3000) if sync.is_measured(step)]
-    moving = [step for step in range(3000) if len(range(*sync.part(step, 100)))]
+LAST_LOOK = 4096
 
-    assert looks == [15, 1023, 2047]
-    assert [step for step in range(16) if step in moving] == []
-    for look in looks[1:]:
-        resting = [step for step in range(look - 200, look + 200) if step not in moving]
-        in_turn = [step for step in resting if stagger or step % 2]
-        assert in_turn == [step for step in range(look - 127, look + 1) if stagger or step % 2]
+
+def test_auto_looks_early_and_then_now_and_then() -> None:
+    sync = MomentumSync(every=2, select="auto")
+    looks = [step + 1 for step in range(LAST_LOOK) if sync.is_measured(step)]
+    assert looks == [16, 2048, 4096]
+
+
+def list_active() -> list[int]:
+    resting = [range(16), range(2048 - 256, 2048), range(4096 - 256, 4096)]
+    return [step for step in range(LAST_LOOK) if not any(step in each for each in resting)]
+
+
+@pytest.mark.parametrize("sync", [{"every": 1}, {"schedule": "exponential"}])
+def test_auto_averages_in_all_steps_but_those_up_to_a_look(sync: dict[str, Any]) -> None:
+    auto = MomentumSync(**sync, select="auto")
+    moving = [step for step in range(LAST_LOOK) if len(range(*auto.part(step, 10**6)))]
+    assert moving == list_active()
+
+
+@pytest.mark.parametrize("stagger", [True, False])
+@pytest.mark.parametrize(
+    "sync",
+    [{"every": k} for k in (10, 512, 1000, 1024, 2048)] + [{"schedule": "exponential"}],
+    ids=str,
+)
+def test_rest_of_auto_costs_no_coordinate_its_turn(sync: dict[str, Any], stagger: bool) -> None:
+    auto = MomentumSync(**sync, select="auto", stagger=stagger)
+    plain = MomentumSync(**sync, stagger=stagger)
+    moved = [auto.part(step, 1000) for step in list_active()]
+    assert moved == [plain.part(step, 1000) for step in range(len(moved))]
 
 
 def test_all_never_rests() -> None:

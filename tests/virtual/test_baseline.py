@@ -86,8 +86,18 @@ def train_really_in_half(rank, world_size):
     return [p.detach() for p in model.parameters()]
 
 
+class Repeating(Model):
+    """Two parameters of one shape with one of another shape between them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.wide = nn.Sequential(nn.Linear(13, 48), nn.Linear(48, 32), nn.Linear(32, 48))
+        self.deep = nn.Sequential(nn.Linear(48, 32), nn.Linear(32, 31))
+
+
 def train_really_by_power_sgd(rank, world_size):
-    model = Model()
+    model = Repeating()
     wrapped = DistributedDataParallel(model)
     state = CountedPowerSGD(wrapped.process_group, PowerSGD(), seed=3)
     wrapped.register_comm_hook(state, power_sgd_hook)
@@ -99,9 +109,9 @@ def train_really_by_power_sgd(rank, world_size):
     return [p.detach() for p in model.parameters()], state.sent_bytes
 
 
-def train_virtually(workers, method):
+def train_virtually(workers, method, make_model=Model):
     """Return the parameters and the baseline."""
-    model = Model()
+    model = make_model()
     baseline = VirtualBaseline(make_optimizer(model), workers=workers, compression=method, seed=3)
     generators = [make_generator(rank) for rank in range(workers)]
     for _ in range(STEPS):
@@ -139,13 +149,13 @@ def test_two_virtual_workers_equal_pytorchs_fp16_hook():
 @pytest.mark.distributed
 @pytest.mark.parametrize("workers", [2, 3])
 def test_virtual_power_sgd_equals_pytorchs_hook_but_for_rounding(workers):
-    params, baseline = train_virtually(workers, PowerSGD())
-    started = Model()
+    params, baseline = train_virtually(workers, PowerSGD(), Repeating)
+    started = Repeating()
     for real, sent_bytes in run_workers(train_really_by_power_sgd, workers):
         for p, q, first in zip(params, real, started.parameters(), strict=True):
             # Float32 sums in another order, after 5 steps of Adam; the parameters moved by 0.05.
             torch.testing.assert_close(p, q, rtol=0, atol=2e-4)
-            assert (p - first).abs().max() > 0.02
+            assert (p - first).abs().max() > 0.01
         assert sent_bytes == baseline.sent_bytes
 
 
@@ -187,8 +197,13 @@ def test_power_sgd_sends_whole_what_would_not_shrink_to_half_and_before_its_star
 
 @pytest.mark.parametrize("bad", [{"rank": 0}, {"start_step": -1}])
 def test_power_sgd_refuses_numbers_out_of_range(bad):
-    with pytest.raises(InvalidArgumentError, match=rf"PowerSGD\(.*{next(iter(bad))}="):
+    with pytest.raises(InvalidArgumentError, match=rf"PowerSGD\({next(iter(bad))}="):
         PowerSGD(**bad)
+
+
+def test_pytorchs_hook_cannot_start_at_once():
+    with pytest.raises(InvalidArgumentError, match="step 2 or later"):
+        CountedPowerSGD(None, PowerSGD(start_step=1), seed=0)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -19,6 +19,7 @@ from distlion.errors import (
     SparseGradientError,
     UnsupportedTypeError,
 )
+from distlion.optim import momentum_sync
 
 SIZES = {"a": 70, "b": 130}
 
@@ -237,31 +238,29 @@ def test_selection_begins_anew_where_a_state_was_saved_without_one() -> None:
     assert cluster.param_groups[0]["momentum_selected"] == [1, 1]
 
 
-def test_auto_goes_on_averaging_where_workers_disagree_though_that_makes_them_agree() -> None:
+def test_auto_goes_on_averaging_where_workers_disagree_though_that_makes_them_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(momentum_sync, "_LOOK_EVERY", 128)
+    monkeypatch.setattr(momentum_sync, "_REST", 64)
     params = {name: nn.Parameter(torch.zeros(8)) for name in ("alike", "apart")}
-    cluster = VirtualCluster(
-        params.items(),
-        workers=2,
-        momentum_sync=MomentumSync(every=1, select="auto", share=0.5),
-    )
-    selections = {}
-    for step in range(1025):
+    sync = MomentumSync(every=1, select="auto", share=0.5)
+    cluster = VirtualCluster(params.items(), workers=2, momentum_sync=sync)
+    found = {}
+    for step in range(129):
         for worker, sign in enumerate((1.0, -1.0)):
             params["alike"].grad = torch.ones(8)
             params["apart"].grad = torch.full((8,), sign)
             cluster.collect(worker)
         cluster.step()
-        if step + 1 in (1, 16, 896, 1025):
-            momentum = cluster.exp_avg(0)[1]
-            selected = cluster.param_groups[0].get("momentum_selected")
-            selections[step + 1] = selected, bool((momentum == 0).all())
+        selected = cluster.param_groups[0].get("momentum_selected")
+        found[step + 1] = selected, bool((cluster.exp_avg(0)[1] == 0).all())
 
-    assert selections == {
-        1: (None, False),
-        16: ([0, 1], False),
-        896: ([0, 1], True),
-        1025: ([0, 1], True),
-    }
+    assert found[15] == (None, False)
+    assert found[16] == ([0, 1], False)
+    assert found[64] == ([0, 1], True)
+    assert found[128] == ([0, 1], False)
+    assert found[129] == ([0, 1], True)
 
 
 def test_sparse_gradient_is_refused_before_anything_moves() -> None:

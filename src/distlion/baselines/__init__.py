@@ -5,7 +5,7 @@ from distlion.baselines.dgc import DeepGradientCompression
 from distlion.baselines.graddrop import GradDrop
 from distlion.baselines.half import HALF_BYTES, HalfPrecision
 from distlion.baselines.hook import CompressionState, compression_hook
-from distlion.baselines.power_sgd import PowerSGD, make_factor_generator
+from distlion.baselines.power_sgd import PowerSGD
 from distlion.baselines.ring import ring_all_gather_bytes, ring_all_reduce_bytes
 from distlion.baselines.stock import (
     AllReduceState,
@@ -35,7 +35,6 @@ __all__ = [
     "full_precision_hook",
     "gathered_bytes",
     "half_precision_hook",
-    "make_factor_generator",
     "power_sgd_hook",
     "ring_all_gather_bytes",
     "ring_all_reduce_bytes",

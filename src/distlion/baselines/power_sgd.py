@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +20,13 @@ class PowerSGD:
     """Average gradients as matrices of low rank, and add what that lost to the next ones.
 
     Equation:
-        M = G + E;  P = orthonormal columns of M Q;  Q' = M' P;  sent for G: P Q'';  E' = M - P Q''
+        M = G + E;  P = orth(M orth(Q));  R = M^T P;  the mean becomes P R^T
+        next E = M - P R^T;  next Q = R
         (PowerSGD, arXiv:1905.13727, Algorithms 1 and 2)
-        M, (n, m), is the mean over workers: all that workers add up, M_i Q and M_i' P, is linear
-        in their own M_i, and the mean of what each lost is what the mean lost. So the error of the
-        mean is all the state that one process needs to train as N would.
-        Q, (m, r), starts random and is kept, with orthonormal columns, from step to step.
+        G, (n, m), is the mean gradient; orth makes columns orthonormal; Q, (m, r), starts random.
+        Workers add up M_i orth(Q) and M_i^T P, which are linear in their own M_i = G_i + E_i, and
+        the mean of what each has lost is E: with Q, all the state that it takes to train as all of
+        them do.
 
     Args:
         rank: r, at least 1.
@@ -35,16 +37,20 @@ class PowerSGD:
 
     Notes:
         As in PyTorch's hook, a parameter of shape (n, ...) is a matrix of n rows, and one is left
-        alone that would not shrink to less than half.
+        alone that would not shrink to less than half. Each worker of the hook keeps the float32
+        sum of how its gradients differ from the mean, whose rounding grows with the steps. Where M
+        is 0, the hook's orth of rank 1 or 2 gives NaN; here it does not.
     """
 
     rank: int = 4
     start_step: int = 2
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.start_step < 0:
+        if self.rank < 1:
+            raise InvalidArgumentError(f"PowerSGD(rank={self.rank}): expected 1 or more")
+        if self.start_step < 0:
             raise InvalidArgumentError(
-                f"{self!r}: expected a rank of 1 or more and a start_step of 0 or more"
+                f"PowerSGD(start_step={self.start_step}): expected 0 or more"
             )
 
     def sent_elements(self, shape: torch.Size) -> int | None:
@@ -55,26 +61,42 @@ class PowerSGD:
         n_sent = (rows + columns) * min(rows, columns, self.rank)
         return n_sent if _LEAST_RATE * n_sent < rows * columns else None
 
-    def draw_factor(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Draw the first Q of a parameter that is compressed: (m, r) float32, on the CPU."""
-        rows, columns = shape[0], shape.numel() // shape[0]
-        return torch.randn(columns, min(rows, columns, self.rank), generator=generator)
+    def draw_factors(self, shapes: Sequence[torch.Size], seed: int) -> dict[int, Tensor]:
+        """Draw the first Q of all parameters that are compressed.
+
+        Args:
+            shapes: Of the parameters, in the order of the model.
+            seed: As of PyTorch's hook, which has the same factors if all parameters are in one
+                bucket and their gradients arrive from the last to the first.
+
+        Returns:
+            By position: (m, r) float32, on the CPU.
+        """
+        generator = torch.Generator().manual_seed(
+            int(np.random.RandomState(seed).randint(_SEED_LIMIT))
+        )
+        positions: dict[tuple[int, int], list[int]] = {}
+        for position, shape in reversed(list(enumerate(shapes))):
+            if self.sent_elements(shape) is not None:
+                matrix = shape[0], shape.numel() // shape[0]
+                positions.setdefault(matrix, []).append(position)
+        factors: dict[int, Tensor] = {}
+        for (rows, columns), alike in positions.items():
+            rank = min(rows, columns, self.rank)
+            drawn = torch.randn(len(alike), columns, rank, generator=generator)
+            factors.update(zip(alike, drawn, strict=True))
+        return factors
 
     def approximate(self, matrix: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-        """Approximate the mean M.
+        """Approximate M.
 
         Args:
             matrix: M, (n, m) float32. Read only.
-            factor: Q, (m, r) float32, whose columns need not be orthonormal. Read only.
+            factor: Q, (m, r) float32. Read only.
 
         Returns:
-            The approximation P Q'', (n, m), and Q'', (m, r).
+            The approximation P R^T, (n, m), and the next Q, (m, r).
         """
         left = torch.linalg.qr(matrix @ torch.linalg.qr(factor).Q).Q
         right = matrix.T @ left
         return left @ right.T, right
-
-
-def make_factor_generator(seed: int) -> torch.Generator:
-    """Make the generator of all first factors, as PyTorch's hook seeds its own."""
-    return torch.Generator().manual_seed(int(np.random.RandomState(seed).randint(_SEED_LIMIT)))

@@ -16,6 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from distlion.baselines.half import HALF_BYTES
 from distlion.baselines.power_sgd import PowerSGD
 from distlion.baselines.ring import FLOAT32_BYTES, ring_all_reduce_bytes
+from distlion.errors import InvalidArgumentError
+
+# DDP cuts its buckets anew before it, and errors are kept by bucket.
+_LEAST_START_STEP = 2
 
 
 @dataclass
@@ -54,10 +58,17 @@ class CountedPowerSGD(AllReduceState):
         process_group: The workers.
         method: Rank, and steps before it.
         seed: Of the first factors, equal on all workers.
+
+    Raises:
+        InvalidArgumentError: It would start before step 2, which PyTorch's hook cannot.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, method: PowerSGD, *, seed: int) -> None:
         super().__init__(process_group)
+        if method.start_step < _LEAST_START_STEP:
+            raise InvalidArgumentError(
+                f"{method!r}: PyTorch's hook starts at step {_LEAST_START_STEP} or later"
+            )
         self.inner = PowerSGDState(
             process_group=process_group,
             matrix_approximation_rank=method.rank,

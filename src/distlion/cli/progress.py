@@ -94,7 +94,8 @@ class ProgressDisplay(LiveDisplay):
 
     def __enter__(self) -> ProgressDisplay:
         super().__enter__()
-        self.show(self._starting, at_once=True)
+        if not self._console.is_terminal:
+            self._console.print(self._starting)
         return self
 
     def __call__(self, progress: Progress) -> None:

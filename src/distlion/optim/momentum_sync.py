@@ -16,9 +16,10 @@ SYNC_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ALL, AUTO = "all", "auto"
 # "auto" looks once momenta have formed, then now and then.
 _FIRST_LOOK = 16
-_LOOK_EVERY = 1024
-# Steps without averaging up to a look: momenta have forgotten 1 - 0.99^256 = 92 % of it by then.
-_REST = 128
+_LOOK_EVERY = 2048
+# Steps without averaging up to a look. With beta2 = 0.99, a lasting difference between workers is
+# back to 1 - 0.99^256 = 92 % by then, and the square of one that is noise to 1 - 0.99^512 = 99 %.
+_REST = 256
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class MomentumSync:
         rounding: only what workers disagree in is taken away, with ``dtype`` up to what Q leaves of
         it. Sums are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with
         mean_i ||m_i||^2 on 256 coordinates of each parameter, which is all that travels for it,
-        after 16 steps and then every 1,024. It averages nothing in the first 16 and in the last 128
-        up to a look: what has just been averaged would look alike for that.
+        after 16 steps, then after 2,048, 4,096, ... It averages nothing in the first 16 steps and
+        in the last 256 up to a look: what has just been averaged would look alike for that. Steps
+        at rest do not count for ``every`` and ``schedule``.
     """
 
     every: int | None = None
@@ -121,13 +123,16 @@ class MomentumSync:
             step: Counted from 0.
             n_elements: Coordinates selected, in the order of the parameters.
         """
-        if self.select == AUTO and self._is_at_rest(step + 1):
-            return 0, 0
+        count = step + 1
+        if self.select == AUTO:
+            if _is_at_rest(count):
+                return 0, 0
+            count = _count_active(count)
         if self.every is None:  # within an interval that is as long as all before it
-            interval = 1 << ((step + 1).bit_length() - 1)
-            turn = step + 1 - interval
+            interval = 1 << (count.bit_length() - 1)
+            turn = count - interval
         else:
-            interval, turn = self.every, step % self.every
+            interval, turn = self.every, (count - 1) % self.every
         if self.stagger:
             return n_elements * turn // interval, n_elements * (turn + 1) // interval
         return (0, n_elements) if turn == interval - 1 else (0, 0)
@@ -136,10 +141,6 @@ class MomentumSync:
         """Tell whether "auto" looks at the momenta after a step."""
         done = step + 1
         return self.select == AUTO and (done == _FIRST_LOOK or done % _LOOK_EVERY == 0)
-
-    @staticmethod
-    def _is_at_rest(done: int) -> bool:
-        return done <= _FIRST_LOOK or -done % _LOOK_EVERY < _REST
 
     def choose(self, names: Sequence[str], params: Sequence[Tensor]) -> list[bool]:
         """Tell for each trainable parameter whether it is selected, before anything is measured.
@@ -179,6 +180,17 @@ class MomentumSync:
             f"MomentumSync(every={self.every!r}, schedule={self.schedule!r}, select={select!r}, "
             f"dtype={self.dtype}, stagger={self.stagger}, share={self.share!r})"
         )
+
+
+def _is_at_rest(done: int) -> bool:
+    """Tell whether "auto" averages nothing in a step, counted from 1."""
+    return done <= _FIRST_LOOK or -done % _LOOK_EVERY < _REST
+
+
+def _count_active(done: int) -> int:
+    """Count the steps not at rest up to one of them, itself included."""
+    blocks, within = divmod(done, _LOOK_EVERY)
+    return (_LOOK_EVERY - _REST) * blocks + within - _FIRST_LOOK
 
 
 def choose_dispersed(

@@ -15,7 +15,6 @@ from distlion.baselines import (
     PowerSGD,
     Worker,
     gathered_bytes,
-    make_factor_generator,
     ring_all_reduce_bytes,
 )
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
@@ -44,7 +43,8 @@ class VirtualBaseline:
         Compressed means equal those of N processes with ``compression_hook`` to the bit, if the
         optimizer has the parameters in the order of the model. Plain and float16 sums are taken in
         rank order, those of an all-reduce in an order of its own. PowerSGD keeps the error of the
-        mean only, which says all; it is equal to N processes but for rounding.
+        mean only, which says all; but for rounding and the draw of the first factors it equals N
+        processes with PyTorch's hook.
         A worker without a gradient for a parameter counts as 0; a parameter for which no worker has
         one is left alone.
 
@@ -138,7 +138,8 @@ class VirtualBaseline:
 
         Raises:
             InvalidArgumentError: Not all workers were collected.
-            NonFiniteError: A mean is not finite; no parameter was moved.
+            NonFiniteError: A mean is not finite; no parameter was moved. What a method keeps from
+                step to step may hold it now: begin anew from a checkpoint.
         """
         if self._collected != self._n_workers:
             raise InvalidArgumentError(
@@ -241,14 +242,13 @@ class _LowRankMean:
         self._plain = _PlainMean(len(params), n_workers)
         self._step = 0
         self._matrices: dict[int, _Matrix] = {}
-        generator = make_factor_generator(seed)
-        # DDP's bucket has them in this order.
-        for index, param in reversed(list(enumerate(params))):
+        factors = method.draw_factors([param.shape for param in params], seed)
+        for position, factor in factors.items():
+            param = params[position]
             n_sent = method.sent_elements(param.shape)
-            if n_sent is not None:
-                factor = method.draw_factor(param.shape, generator).to(param.device)
-                lost = torch.zeros(param.shape[0], len(factor), device=param.device)
-                self._matrices[index] = _Matrix(n_sent, factor, lost)
+            assert n_sent is not None  # it has a factor
+            lost = torch.zeros(param.shape[0], len(factor), device=param.device)
+            self._matrices[position] = _Matrix(n_sent, factor.to(param.device), lost)
 
     def add(self, worker: int, grads: Sequence[Tensor | None]) -> None:
         self._plain.add(worker, grads)
