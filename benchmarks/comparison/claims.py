@@ -53,7 +53,7 @@ class Endings:
         self.par = PAR[self._unit]
         self._cells = {name: comparison.cell(name, workers) for name in comparison.methods}
         settings = comparison.settings
-        names = ("task", "data", "partition", "alpha", "steps", "seeds")
+        names = ("task", "data", "partition", "alpha", "steps", "lrs", "seeds")
         self.conditions = tuple(settings.get(name) for name in names)
 
     def have(self, *methods: str) -> bool:
