@@ -90,7 +90,6 @@ PARTS = (
             "majority",
             "average",
             "global-lion",
-            "global-adamw",
             "terngrad-adamw",
             "graddrop-adamw",
             "dgc",
@@ -105,19 +104,10 @@ PARTS = (
         (2, 4, 8),
         "images",
     ),
-    # The rules apart from the luck of tuning: one learning rate, more seeds.
-    Part(
-        "images-one-rate",
-        TaskName.IMAGES,
-        (*_RULES, "average"),
-        (4,),
-        "images",
-        {"lrs": 1, "seeds": 5},
-    ),
     Part(
         "text-rules",
         TaskName.TEXT,
-        ("global-lion", "majority", "quantized-2", "average", "majority-sync-10"),
+        (*_RULES, "average"),
         (4,),
         "text",
     ),
@@ -126,12 +116,4 @@ PARTS = (
         0.1, "quantized-2", "majority-sync-10-auto", "majority-sync-10-attention", "terngrad-adamw"
     ),
     _skewed(1.0),
-    Part(
-        "text-by-book",
-        TaskName.TEXT,
-        ("global-lion", "majority", "majority-sync-10"),
-        (4,),
-        "text",
-        {"partition": PartitionName.BY_BOOK},
-    ),
 )
