@@ -140,6 +140,12 @@ def _ask_norms(endings: Endings) -> Iterator[Answer]:
             yield endings.compare("votes of p bits do better with L1 than L-infinity", l1, linf)
 
 
+def _ask_more_bits(endings: Endings) -> Iterator[Answer]:
+    for fewer, more in (("majority", "quantized-2"), ("quantized-2", "quantized-4")):
+        if endings.have(fewer, more):
+            yield endings.compare("votes of more bits end lower", more, fewer)
+
+
 def _ask_bits(endings: Endings) -> Iterator[Answer]:
     """Ask with which number of bits a vote is on a par with global Lion."""
     votes = {"1": "majority", "2": "quantized-2", "4": "quantized-4"}
@@ -194,6 +200,7 @@ QUESTIONS: Sequence[Callable[[Endings], Iterator[Answer]]] = (
     _ask_par("majority-zero", "Majority vote with ties as 0"),
     _ask_rivals,
     _ask_norms,
+    _ask_more_bits,
     _ask_bits,
     _ask_subset,
     _ask_momenta,

@@ -52,9 +52,9 @@ def program(modules: Any) -> Any:
     return module
 
 
-def answer_one(claims: Any, part: Comparison) -> dict[str, Any]:
-    """Return the single answer to each claim."""
-    return {claim: each for claim, (each,) in claims.answer_all({"p": part}).items()}
+def answer_first(claims: Any, part: Comparison) -> dict[str, Any]:
+    """Return the first answer to each claim."""
+    return {claim: each[0] for claim, each in claims.answer_all({"p": part}).items()}
 
 
 def make_part(
@@ -102,7 +102,7 @@ def test_a_par_is_within_the_margin_on_the_mean_of_paired_differences(claims: An
         }
     )
 
-    answers = answer_one(claims, part)
+    answers = answer_first(claims, part)
 
     majority = answers["Majority vote is on a par with global Lion"]
     assert (majority.holds, majority.seeds) == (True, "2 of 3")
@@ -115,7 +115,7 @@ def test_being_ahead_counts_only_at_no_more_traffic(claims: Any) -> None:
     errors = {"majority": [50.0, 50.0], "average": [50.0, 50.0], "dgc": [60.0, 60.0]}
     part = make_part(errors, bits={"majority": 2, "average": 7, "dgc": 6})
 
-    answers = answer_one(claims, part)
+    answers = answer_first(claims, part)
 
     assert answers["majority is ahead of dgc at no more traffic"].holds is True
     dearer = answers["average is ahead of dgc at no more traffic"]
@@ -132,11 +132,22 @@ def test_the_fewest_bits_that_close_the_gap_are_named(
 ) -> None:
     errors = {"global-lion": [50], "majority": [53], "quantized-2": [two], "quantized-4": [four]}
 
-    answers = answer_one(claims, make_part(errors))
+    answers = answer_first(claims, make_part(errors))
 
     answer = answers["votes of p bits close the gap between one bit and global Lion"]
     assert answer.holds is holds
     assert answer.figures.endswith(f"enough: {enough}")
+
+
+def test_bits_are_compared_one_step_at_a_time(claims: Any) -> None:
+    errors = {"majority": [53], "quantized-2": [52], "quantized-4": [52]}
+
+    answers = claims.answer_all({"p": make_part(errors)})["votes of more bits end lower"]
+
+    assert [(answer.holds, answer.figures.partition(":")[0]) for answer in answers] == [
+        (True, "quantized-2 - majority"),
+        (False, "quantized-4 - quantized-2"),
+    ]
 
 
 def test_where_there_is_no_gap_nothing_is_claimed(claims: Any) -> None:
@@ -144,7 +155,7 @@ def test_where_there_is_no_gap_nothing_is_claimed(claims: Any) -> None:
     errors |= {"majority-sync-10": [50], "majority-sync-10-auto": [49]}
     bits = {"majority-sync-10": 10, "majority-sync-10-auto": 4}
 
-    answers = answer_one(claims, make_part(errors, bits=bits))
+    answers = answer_first(claims, make_part(errors, bits=bits))
 
     gap = answers["votes of p bits close the gap between one bit and global Lion"]
     subset = answers["averaging the momenta of some parameters recovers what averaging all does"]
@@ -180,7 +191,7 @@ def test_a_coin_is_asked_of_even_numbers_only(claims: Any) -> None:
 
 def test_equal_is_not_better(claims: Any) -> None:
     errors = {"majority": [50.0, 52.0], "majority-zero": [51.0, 51.0]}
-    answer = answer_one(claims, make_part(errors))["a coin on a tie is better than no update"]
+    answer = answer_first(claims, make_part(errors))["a coin on a tie is better than no update"]
     assert (answer.holds, answer.seeds) == (False, "1 of 2")
 
 
@@ -191,7 +202,7 @@ def test_what_diverged_is_behind_what_did_not(claims: Any, diverged: str, holds:
     which = ("majority", "global-lion") if diverged == "both" else (diverged,)
     part = make_part({"global-lion": [50, 50], "majority": [50, 50]}, diverged=which)
 
-    answer = answer_one(claims, part)["Majority vote is on a par with global Lion"]
+    answer = answer_first(claims, part)["Majority vote is on a par with global Lion"]
 
     assert answer.holds is holds
     assert answer.figures.endswith("(diverged)")
@@ -199,7 +210,7 @@ def test_what_diverged_is_behind_what_did_not(claims: Any, diverged: str, holds:
 
 def test_a_rate_at_the_edge_of_its_grid_is_told(claims: Any) -> None:
     part = make_part({"majority": [50], "dgc": [60]}, edge=("dgc",))
-    answer = answer_one(claims, part)["majority is ahead of dgc at no more traffic"]
+    answer = answer_first(claims, part)["majority is ahead of dgc at no more traffic"]
     assert "lr at the edge of the grid: dgc;" in answer.figures
 
 

@@ -38,9 +38,13 @@ def lion_cub(
         ProcessGroupError, ConfigMismatchError: As ``DistributedLion``.
 
     Notes:
-        The paper's recipe, in our odd levels: the fewest bits above a sign, and momenta averaged
-        within 100 steps. Runs that choose between these and other defaults have not been made yet;
-        ``distlion compare --preset lion-cub`` makes them.
+        Of the defaults, ``bits`` is chosen by our own runs (benchmarks/results/comparison: GPT of
+        1.1 million parameters, books, 4 workers, 3 seeds, one learning rate, differences by seed):
+        one bit ended 0.0075 +- 0.0011 nats above global Lion, two bits 0.0035 +- 0.0007, four bits
+        0.0006 +- 0.0004. So two bits halve the gap for one bit more; take four where the network
+        has room. Averaging momenta gained nothing there; with skewed classes (ViT, 8 workers,
+        Dirichlet 0.1), every 10 steps it won back half of what a majority vote lost. It guards
+        against such data; every 100 steps, at most 0.64 bits, has not been compared.
 
     Example:
         >>> optimizer = distlion.lion_cub(model.named_parameters(), lr=1e-4, weight_decay=0.1)
