@@ -100,7 +100,7 @@ class Endings:
 
     def format(self, differences: Sequence[float]) -> str:
         """Write mean and standard deviation of differences with their unit."""
-        mean, digits = mean_of(differences), 2 if self._unit == "points" else 3
+        mean, digits = mean_of(differences), 2 if self._unit == "points" else 4
         if not math.isfinite(mean):
             return f"{mean:+} {self._unit} (diverged)"
         return f"{mean:+.{digits}f} ± {Spread.of(differences).sd:.{digits}f} {self._unit}"
