@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import io
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,25 +13,22 @@ from torch import Tensor, nn
 import distlion
 from distlion.tasks import batch_loss
 from distlion.virtual import VirtualCluster
+from programs import imported_program
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "byzantine"
 # Float32 sums over 8 images of 5 positions in another order, relative to the largest gradient of a
 # parameter; 6e-7 was seen.
 OTHER_ORDER = 1e-5
 
 
 @pytest.fixture(scope="module")
-def parts() -> Any:
-    """The modules ``hostile`` and ``summary``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("hostile"), importlib.import_module("summary")
-    for name in ("hostile", "summary"):
-        sys.modules.pop(name)
+def parts() -> Iterator[Any]:
+    """The modules ``hostile`` and ``summary``, and the program."""
+    with imported_program("byzantine", "hostile", "summary") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +43,7 @@ def summary(parts: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def program(parts: Any) -> Any:
-    spec = importlib.util.spec_from_file_location("byzantine_program", FOLDER / "__main__.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return parts[2]
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +13,17 @@ import pytest
 from comparisons import make_record, make_text_comparison
 from distlion.report.comparison import Cell, Comparison
 from distlion.report.document import Table, render_markdown
+from programs import imported_program
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "comparison"
-MODULES = ("claims", "parts")
-
 
 @pytest.fixture(scope="module")
-def modules() -> Any:
-    """The modules ``claims`` and ``parts``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield [importlib.import_module(name) for name in MODULES]
-    for name in MODULES:
-        sys.modules.pop(name)
+def modules() -> Iterator[Any]:
+    """The modules ``claims`` and ``parts``, and the program."""
+    with imported_program("comparison", "claims", "parts") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +38,7 @@ def parts(modules: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def program(modules: Any) -> Any:
-    spec = importlib.util.spec_from_file_location("study_program", FOLDER / "__main__.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules[2]
 
 
 def answer_first(claims: Any, part: Comparison) -> dict[str, Any]:

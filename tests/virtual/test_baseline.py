@@ -59,31 +59,29 @@ def make_optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train_really(rank, world_size, method):
-    model = Model()
-    # Several buckets, which DDP cuts anew after the first step.
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.005)
-    state = CompressionState(method, wrapped.parameters(), seed=3)
-    wrapped.register_comm_hook(state, compression_hook)
-    optimizer, generator = make_optimizer(model), make_generator(rank)
+def take_steps(wrapped, rank):
+    """Train a model in DDP; return its parameters."""
+    optimizer, generator = make_optimizer(wrapped), make_generator(rank)
     for _ in range(STEPS):
         backward(wrapped, generator)
         optimizer.step()
         optimizer.zero_grad()
-    accounts = state.sent_bytes, state.uplink_bytes, state.reply_bytes
-    return [p.detach() for p in model.parameters()], accounts
+    return [p.detach() for p in wrapped.parameters()]
+
+
+def train_really(rank, world_size, method):
+    # Several buckets, which DDP cuts anew after the first step.
+    wrapped = DistributedDataParallel(Model(), bucket_cap_mb=0.005)
+    state = CompressionState(method, wrapped.parameters(), seed=3)
+    wrapped.register_comm_hook(state, compression_hook)
+    params = take_steps(wrapped, rank)
+    return params, (state.sent_bytes, state.uplink_bytes, state.reply_bytes)
 
 
 def train_really_in_half(rank, world_size):
-    model = Model()
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(Model())
     wrapped.register_comm_hook(None, fp16_compress_hook)
-    optimizer, generator = make_optimizer(model), make_generator(rank)
-    for _ in range(STEPS):
-        backward(wrapped, generator)
-        optimizer.step()
-        optimizer.zero_grad()
-    return [p.detach() for p in model.parameters()]
+    return take_steps(wrapped, rank)
 
 
 class Repeating(Model):
@@ -97,16 +95,10 @@ class Repeating(Model):
 
 
 def train_really_by_power_sgd(rank, world_size):
-    model = Repeating()
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(Repeating())
     state = CountedPowerSGD(wrapped.process_group, PowerSGD(), seed=3)
     wrapped.register_comm_hook(state, power_sgd_hook)
-    optimizer, generator = make_optimizer(model), make_generator(rank)
-    for _ in range(STEPS):
-        backward(wrapped, generator)
-        optimizer.step()
-        optimizer.zero_grad()
-    return [p.detach() for p in model.parameters()], state.sent_bytes
+    return take_steps(wrapped, rank), state.sent_bytes
 
 
 def train_virtually(workers, method, make_model=Model):

@@ -1,0 +1,34 @@
+"""Programs of benchmarks/ that are folders, imported for tests as they are run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@contextmanager
+def imported_program(name: str, *modules: str) -> Iterator[list[ModuleType]]:
+    """Import modules of the folder benchmarks/NAME, then its ``__main__``, which comes last.
+
+    Other programs may have modules of the same names: on leaving, these are forgotten.
+    """
+    folder = BENCHMARKS / name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        found = [importlib.import_module(module) for module in modules]
+        spec = importlib.util.spec_from_file_location(f"{name}_program", folder / "__main__.py")
+        assert spec is not None and spec.loader is not None
+        program = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(program)
+        yield [*found, program]
+    for module in modules:
+        sys.modules.pop(module)
