@@ -23,6 +23,7 @@ from distlion.errors import (
 from distlion.exchange import Exchanging, Header, Kind, Plan, Status, Verdict, run_all
 from distlion.kernels import Coins
 from distlion.layout import Cutter
+from distlion.optim.agreement import Agreement
 from distlion.optim.arguments import check_rounding, check_rule, list_group
 from distlion.optim.clipping import Clipper
 from distlion.optim.follow_up import FollowUp
@@ -34,7 +35,6 @@ from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS
 from distlion.optim.overlap import Overlap
 from distlion.optim.replicas import (
     broadcast_params,
-    digest_lines,
     digest_settings,
     explain_difference,
     shake_hands,
@@ -216,18 +216,12 @@ class AssembledLion(LionBase):
             )
         self._group.check_alive()
 
-    def _thawed(self) -> list[str]:
-        return [name for param, name in self._frozen.items() if param.requires_grad]
-
     def _check_frozen(self) -> None:
-        """Refuse parameters that were thawed, on all workers alike: else settings differ."""
-        thawed = self._thawed()
-        if thawed:
-            self._dead = None
-            raise InvalidArgumentError(
-                f"{thawed[0]} was frozen when this optimizer was made and requires a gradient now; "
-                "make a new optimizer on all workers and load the state into it"
-            )
+        try:
+            self._agreement.check_frozen()
+        except InvalidArgumentError:
+            self._dead = None  # all workers raise it
+            raise
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; after construction, every worker must call it with the same group.
@@ -245,9 +239,9 @@ class AssembledLion(LionBase):
         super().add_param_group({**group, "step": self.committed_step})
         with self._fatal("add_param_group()"):
             try:
-                fixed = self._describe_fixed()
+                new = Agreement(self._describe_fixed(), self._param_names())
                 if self._group.world_size > 1:
-                    self._meet("add_param_group()", fixed + self._describe_step())
+                    self._meet("add_param_group()", new.describe(self.param_groups))
             except BaseException:
                 for param in self.param_groups.pop()["params"]:
                     self.state.pop(param, None)
@@ -289,7 +283,7 @@ class AssembledLion(LionBase):
                 raise InvalidArgumentError(
                     "no parameter requires a gradient, so there is nothing to vote on"
                 )
-            self._describe_anew()
+            self._agreement = Agreement(self._describe_fixed(), self._param_names())
             link = self._network.link(params[0].device, self._settings.init_timeout_s)
             shake_hands(link, self._describe(), step=self.committed_step)
             self._broadcast(self._all_params())
@@ -303,15 +297,9 @@ class AssembledLion(LionBase):
             links = {param.device: self._network.link(param.device, timeout_s) for param in params}
             broadcast_params(links, params, step=self.committed_step)
 
-    def _describe_anew(self) -> None:
-        names = self._param_names()
-        self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
-        self._fixed_lines = self._describe_fixed()
-        self._fixed_digest = digest_lines(self._fixed_lines).hex()
-
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
-        self._describe_anew()
+        self._agreement = Agreement(self._describe_fixed(), self._param_names())
         self._params, self._slots = self._place_trainable()
         self._follow_up = FollowUp(
             self._settings,
@@ -341,8 +329,7 @@ class AssembledLion(LionBase):
         raise NotImplementedError
 
     def _describe(self) -> list[str]:
-        """Describe all that must be equal on all workers in this step."""
-        return self._fixed_lines + self._describe_step()
+        return self._agreement.describe(self.param_groups)
 
     def _describe_fixed(self) -> list[str]:
         lines = [
@@ -357,11 +344,6 @@ class AssembledLion(LionBase):
             params, slots = self._place_trainable()
             lines.append(sync.describe_choice([slot.name for slot in slots], params))
         return lines
-
-    def _describe_step(self) -> list[str]:
-        return describe_hyperparameters(self.param_groups) + [
-            f"no longer frozen: {name}" for name in self._thawed()
-        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers and strings only; rules as their ``repr``.
@@ -398,7 +380,7 @@ class AssembledLion(LionBase):
                 if self._node_size == 1:  # the ranks of a node select for themselves
                     loaded += describe_selection(filled["param_groups"])
                 step = filled["param_groups"][0]["step"]
-                self._meet("load_state_dict()", self._fixed_lines + loaded, step)
+                self._meet("load_state_dict()", self._agreement.fixed_lines + loaded, step)
         self._load_state(filled)
         self._lay_out()
         self._verified = False

@@ -254,10 +254,11 @@ class DistributedLion(AssembledLion):
         )
 
     def _gather_inputs(self) -> StepInputs:
-        step, brief = self.committed_step, [self._fixed_digest, *self._describe_step()]
+        step = self.committed_step
+        lines = self._agreement.describe_briefly(self.param_groups)
         return StepInputs(
             rank=self._group.rank,
-            header=Header(Kind.VOTE, step, 0, 0, digest_settings(brief)),
+            header=Header(Kind.VOTE, step, 0, 0, digest_settings(lines)),
             coins=Coins(self._settings.seed, step, self._network.voter),
             coefficients=self._coefficients(),
             state=self.state,

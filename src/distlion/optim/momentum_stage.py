@@ -162,25 +162,14 @@ class MomentumStage:
         # 1 compare samples
         selected = None
         if self.sync.is_measured(header.step):
-            numbers = self.take_sample(
-                lambda position, index: new_momentum(
-                    segments[position][0], index, segments[position][1]
-                )
-            )
             link = next(iter(links.values()))
-            header, everybody = gather_sample(link, inside, numbers, header)
-            if header.status is Status.OK:
-                selected = self.select_dispersed(everybody)
+            header, selected = self._compare_samples(segments, link, inside, header)
 
         # 2 average rows
         moved = []
         for number, rows in enumerate(self.list_rows(header.step)):
             row = rows.join(
-                [
-                    new_momentum(segment, slice(part.start, part.stop), kernels)
-                    for part in rows.slices
-                    for segment, kernels in [segments[part.position]]
-                ]
+                [_new_part(segments[part.position], part.start, part.stop) for part in rows.slices]
             )
             link = links[self._devices[rows.slices[0].position]]
             sent = replace(header, bucket=header.bucket + number)
@@ -202,6 +191,29 @@ class MomentumStage:
             for pair in zip(rows.slices, rows.settle(row, reply.payload), strict=True)
         )
         return AveragedMomenta(verdict, means, selected)
+
+    def _compare_samples(
+        self,
+        segments: Mapping[int, tuple[Segment, Kernels]],
+        link: Link,
+        inside: Link | None,
+        header: Header,
+    ) -> tuple[Header, list[bool] | None]:
+        """Return the header with what peers reported, and a selection where that is OK."""
+        numbers = self.take_sample(
+            lambda position, index: new_momentum(
+                segments[position][0], index, segments[position][1]
+            )
+        )
+        header, everybody = gather_sample(link, inside, numbers, header)
+        if header.status is not Status.OK:
+            return header, None
+        return header, self.select_dispersed(everybody)
+
+
+def _new_part(committed: tuple[Segment, Kernels], start: int, stop: int) -> Tensor:
+    segment, kernels = committed
+    return new_momentum(segment, slice(start, stop), kernels)
 
 
 def _share_verdict(inside: Link, verdict: Verdict, header: Header) -> Verdict:
