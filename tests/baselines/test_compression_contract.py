@@ -118,7 +118,7 @@ def test_levels_are_drawn_anew_for_every_seed_rank_step_and_parameter(changed):
 
     def compress(*, seed, rank, step, index):
         worker = Worker(TernGrad(), rank=rank, n_workers=2, seed=seed)
-        return worker.compress(index, grad, step=step, scalar=torch.tensor(1.0)).codes
+        return worker.compress(index, grad, step=step, scalar=torch.tensor(1.0)).levels
 
     # Two draws of 64 fair bits are equal with probability 2^-64.
     assert not torch.equal(compress(**settings), compress(**settings | {changed: 1}))

@@ -105,10 +105,10 @@ class DeepGradientCompression(SparseCompression):
         velocity = self.momentum * state["velocity"] + self._clip(grad, n_workers)
         accumulated = state["accumulated"] + velocity
         kept = count_kept(grad.numel(), self.kept_fraction(step))
-        largest = accumulated.abs().topk(kept).indices.sort().values
+        largest = accumulated.abs().topk(kept, sorted=False).indices.sort().values
         payload = SparsePayload.pick(accumulated, largest)
-        velocity[largest] = 0.0
-        accumulated[largest] = 0.0
+        velocity.index_fill_(0, largest, 0.0)
+        accumulated.index_fill_(0, largest, 0.0)
         return payload, {"velocity": velocity, "accumulated": accumulated}
 
     def _clip(self, grad: Tensor, n_workers: int) -> Tensor:

@@ -22,7 +22,7 @@ class SparsePayload(Payload):
     """Some entries of a tensor.
 
     Attributes:
-        indices: (k,) int32, rising.
+        indices: (k,) int64, rising; int32 on the wire.
         values: (k,) float32.
     """
 
@@ -45,14 +45,14 @@ class SparsePayload(Payload):
                 f"a parameter has {dense.numel()} elements; sparse payloads have indices of 32 "
                 f"bits, for {_MAX_ELEMENTS} at most: split the parameter"
             )
-        return cls(indices.int(), dense[indices])
+        return cls(indices, dense[indices])
 
     @property
     def n_bytes(self) -> int:
         return ENTRY_BYTES * self.indices.numel()
 
     def to_wire(self) -> Tensor:
-        return torch.cat([self.indices.view(torch.uint8), self.values.view(torch.uint8)])
+        return torch.cat([self.indices.int().view(torch.uint8), self.values.view(torch.uint8)])
 
 
 class SparseCompression(Compression):
@@ -62,7 +62,7 @@ class SparseCompression(Compression):
         entries = [_sparse(payload) for payload in payloads]
         total = torch.zeros(n_elements, device=entries[0].values.device)
         for payload in entries:
-            total[payload.indices.long()] += payload.values  # no index comes twice in a payload
+            total.index_add_(0, payload.indices, payload.values)  # no index comes twice in one
         return total.div_(len(entries))
 
     def reply_bytes(self, payloads: Sequence[Payload], n_elements: int) -> int:
@@ -70,12 +70,12 @@ class SparseCompression(Compression):
         entries = [_sparse(payload) for payload in payloads]
         union = torch.zeros(n_elements, dtype=torch.bool, device=entries[0].values.device)
         for payload in entries:
-            union[payload.indices.long()] = True
+            union.index_fill_(0, payload.indices, True)
         return min(ENTRY_BYTES * int(union.sum()), FLOAT32_BYTES * n_elements)
 
     def read(self, wire: Tensor, n_elements: int, *, scalar: Tensor) -> SparsePayload:
         indices, values = wire.clone().chunk(2)
-        return SparsePayload(indices.view(torch.int32), values.view(torch.float32))
+        return SparsePayload(indices.view(torch.int32).long(), values.view(torch.float32))
 
 
 def count_kept(n_elements: int, keep: float) -> int:

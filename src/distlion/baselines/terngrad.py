@@ -22,25 +22,22 @@ class TernaryPayload(Payload):
 
     Attributes:
         scale: () float32, shared by all workers; exchanged before, so not on the wire again.
-        codes: (ceil(n / 4),) uint8: level + 1 of coordinate j in bits 2 (j % 4) and up of byte
-            j // 4; spare bits are 0.
+        levels: (n,) int8. On the wire, level + 1 of coordinate j is in bits 2 (j % 4) and up of
+            byte j // 4; spare bits are 0.
     """
 
     scale: Tensor
-    codes: Tensor
+    levels: Tensor
 
     @property
     def n_bytes(self) -> int:
-        return self.codes.numel()
+        return -(-self.levels.numel() // _PER_BYTE)
 
     def to_wire(self) -> Tensor:
-        return self.codes
-
-    def levels(self, n_elements: int) -> Tensor:
-        """Unpack the levels: (n_elements,) int8."""
-        shifts = _shifts(self.codes.device)
-        codes = (self.codes.unsqueeze(1) >> shifts) & 3
-        return codes.flatten()[:n_elements].to(torch.int8) - 1
+        spare = -self.levels.numel() % _PER_BYTE
+        codes = torch.nn.functional.pad((self.levels + 1).view(torch.uint8), (0, spare))
+        rows = codes.view(-1, _PER_BYTE) << _shifts(codes.device)
+        return rows.sum(dim=1, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,8 @@ class TernGrad(Compression):
 
     def measure(self, grad: Tensor) -> Tensor:
         deviation = torch.linalg.vector_norm(grad, dtype=torch.float64) / math.sqrt(grad.numel())
-        return torch.minimum(grad.abs().amax().double(), self.clip * deviation).float()
+        largest = torch.linalg.vector_norm(grad, ord=math.inf)
+        return torch.minimum(largest, (self.clip * deviation).float())
 
     def compress(
         self,
@@ -98,30 +96,23 @@ class TernGrad(Compression):
         clipped = grad.clamp(-bound, bound)
         draws = torch.rand(grad.shape, generator=generator, device=grad.device)
         # draws < |g| / s without the division: a scale of 0 needs no case of its own.
-        levels = clipped.sign() * (draws.mul_(scalar) < clipped.abs())
-        return TernaryPayload(scalar, _pack(levels)), state
+        levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())
+        return TernaryPayload(scalar, levels.to(torch.int8)), state
 
     def aggregate(self, payloads: Sequence[Payload], n_elements: int) -> Tensor:
-        total = torch.zeros(
-            n_elements, dtype=torch.int32, device=_ternary(payloads[0]).codes.device
-        )
+        first = _ternary(payloads[0])
+        total = torch.zeros(n_elements, dtype=torch.int32, device=first.levels.device)
         for payload in payloads:
-            total += _ternary(payload).levels(n_elements)
-        return total * (_ternary(payloads[0]).scale / len(payloads))
+            total += _ternary(payload).levels
+        return total * (first.scale / len(payloads))
 
     def reply_bytes(self, payloads: Sequence[Payload], n_elements: int) -> int:
         bits = (2 * len(payloads)).bit_length()  # ceil(log2(2 N + 1))
         return -(-n_elements * bits // 8) + SCALAR_BYTES
 
     def read(self, wire: Tensor, n_elements: int, *, scalar: Tensor) -> TernaryPayload:
-        return TernaryPayload(scalar, wire)
-
-
-def _pack(levels: Tensor) -> Tensor:
-    spare = -levels.numel() % _PER_BYTE
-    codes = (levels + 1).to(torch.uint8)
-    rows = torch.nn.functional.pad(codes, (0, spare)).view(-1, _PER_BYTE)
-    return (rows << _shifts(levels.device)).sum(dim=1, dtype=torch.uint8)
+        codes = (wire.unsqueeze(1) >> _shifts(wire.device)) & 3
+        return TernaryPayload(scalar, codes.flatten()[:n_elements].view(torch.int8) - 1)
 
 
 def _shifts(device: torch.device) -> Tensor:
