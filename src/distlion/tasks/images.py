@@ -21,7 +21,6 @@ from distlion.tasks.partition import Even, ImagePartition
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-HELDOUT_IMAGES = 2000
 _HELDOUT_BATCH = 100
 _DIGITS_HELDOUT_EVERY = 5
 _DIGITS_MAX = 16
@@ -75,7 +74,7 @@ class ImageTask:
     """Train a ViT with random weights to classify images.
 
     A rank goes through the images that it owns in a new order in every epoch. Held out: every fifth
-    digit, or the first 2,000 images of CIFAR-10's test batch.
+    digit, or CIFAR-10's test batch.
 
     Args:
         data: Path of the folder ``cifar-10-batches-py``; None for scikit-learn's digits.
@@ -205,8 +204,8 @@ def _load_cifar(folder: Path) -> _LabelledImages:
         str(folder),
         torch.from_numpy(train).float() / 255,
         torch.from_numpy(train_labels),
-        torch.from_numpy(test[:HELDOUT_IMAGES]).float() / 255,
-        torch.from_numpy(test_labels[:HELDOUT_IMAGES]),
+        torch.from_numpy(test).float() / 255,
+        torch.from_numpy(test_labels),
     )
 
 
