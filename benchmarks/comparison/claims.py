@@ -186,6 +186,9 @@ def _ask_momenta(endings: Endings) -> Iterator[Answer]:
     if endings.have("majority", "majority-sync-10"):
         claim = "averaging momenta once in 10 steps helps a majority vote"
         yield endings.compare(claim, "majority-sync-10", "majority")
+    if endings.have("quantized-2", "lion-cub"):
+        claim = "averaging momenta once in 100 steps, as Lion Cub does, helps votes of two bits"
+        yield endings.compare(claim, "lion-cub", "quantized-2")
 
 
 def _ask_ties(endings: Endings) -> Iterator[Answer]:
@@ -198,6 +201,7 @@ QUESTIONS: Sequence[Callable[[Endings], Iterator[Answer]]] = (
     _ask_par("majority", "Majority vote"),
     _ask_par("average", "Average"),
     _ask_par("majority-zero", "Majority vote with ties as 0"),
+    _ask_par("lion-cub", "Lion Cub"),
     _ask_rivals,
     _ask_norms,
     _ask_more_bits,

@@ -18,8 +18,8 @@ _REAL: Mapping[TaskName, Mapping[str, Any]] = {
         "batch_size": 32,
         "lr_scale": 2.0,
         "steps": 120,
-        "tuning_steps": 30,
-        "eval_every": 30,
+        "tuning_steps": 80,
+        "eval_every": 40,
     },
     TaskName.TEXT: {
         "model_config": _HERE / "gpt.json",
@@ -71,6 +71,8 @@ def _skewed(alpha: float, *more: str) -> Part:
     return Part(f"images-alpha-{alpha:g}", TaskName.IMAGES, methods, (8,), "images", partition)
 
 
+_SYNCS = ("majority-sync-10", "majority-sync-10-attention")
+
 _RULES = (
     "global-lion",
     "majority",
@@ -79,7 +81,7 @@ _RULES = (
     "quantized-4",
     "quantized-2-linf",
     "quantized-4-linf",
-    "majority-sync-10",
+    *_SYNCS,
 )
 
 PARTS = (
@@ -90,6 +92,7 @@ PARTS = (
             "majority",
             "average",
             "global-lion",
+            "global-adamw",
             "terngrad-adamw",
             "graddrop-adamw",
             "dgc",
@@ -97,23 +100,30 @@ PARTS = (
         (4, 8, 16, 32),
         "images",
     ),
+    Part("images-rules", TaskName.IMAGES, _RULES, (2, 4), "images"),
+    Part("text-rules", TaskName.TEXT, (*_RULES, "average", "lion-cub"), (4,), "text"),
     Part(
-        "images-rules",
-        TaskName.IMAGES,
-        (*_RULES, "majority-sync-10-attention"),
-        (2, 4, 8),
-        "images",
-    ),
-    Part(
-        "text-rules",
+        "text-workers",
         TaskName.TEXT,
-        (*_RULES, "average"),
-        (4,),
+        ("global-lion", "majority", "average", "quantized-2", "quantized-4"),
+        (4, 8),
         "text",
     ),
-    Part("text-workers", TaskName.TEXT, ("global-lion", "majority"), (4, 8), "text"),
+    Part(
+        "text-by-book",
+        TaskName.TEXT,
+        ("global-lion", "majority", "average", "quantized-2", "lion-cub", *_SYNCS),
+        (4,),
+        "text",
+        {"partition": PartitionName.BY_BOOK},
+    ),
     _skewed(
-        0.1, "quantized-2", "majority-sync-10-auto", "majority-sync-10-attention", "terngrad-adamw"
+        0.1,
+        "quantized-2",
+        "lion-cub",
+        "majority-sync-10-auto",
+        "majority-sync-10-attention",
+        "terngrad-adamw",
     ),
     _skewed(1.0),
 )

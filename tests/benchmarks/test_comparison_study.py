@@ -139,6 +139,19 @@ def test_bits_are_compared_one_step_at_a_time(claims: Any) -> None:
     ]
 
 
+def test_lion_cub_is_set_against_its_votes_alone(claims: Any) -> None:
+    errors = {"global-lion": [50], "quantized-2": [52], "lion-cub": [51.5]}
+
+    answers = answer_first(claims, make_part(errors))
+
+    helped = answers[
+        "averaging momenta once in 100 steps, as Lion Cub does, helps votes of two bits"
+    ]
+    assert helped.holds is True
+    assert helped.figures.startswith("lion-cub - quantized-2: -0.50")
+    assert answers["Lion Cub is on a par with global Lion"].holds is False
+
+
 def test_where_there_is_no_gap_nothing_is_claimed(claims: Any) -> None:
     errors = {"global-lion": [50], "majority": [50], "quantized-2": [50], "quantized-4": [50]}
     errors |= {"majority-sync-10": [50], "majority-sync-10-auto": [49]}
