@@ -1,4 +1,4 @@
-"""Programs of benchmarks/ that are folders, imported for tests as they are run."""
+"""Programs of benchmarks/, imported for tests as they are run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ def imported_program(name: str, *modules: str) -> Iterator[list[ModuleType]]:
     Other programs may have modules of the same names: on leaving, these are forgotten.
     """
     folder = BENCHMARKS / name
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        found = [importlib.import_module(module) for module in modules]
+    with imported_modules(folder, *modules) as found:
         spec = importlib.util.spec_from_file_location(f"{name}_program", folder / "__main__.py")
         assert spec is not None and spec.loader is not None
         program = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(program)
         yield [*found, program]
-    for module in modules:
-        sys.modules.pop(module)
+
+
+@contextmanager
+def imported_modules(folder: Path, *modules: str) -> Iterator[list[ModuleType]]:
+    """Import modules of a folder, and forget them on leaving."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        try:
+            yield [importlib.import_module(module) for module in modules]
+        finally:
+            for module in modules:
+                sys.modules.pop(module, None)

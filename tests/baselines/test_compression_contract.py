@@ -20,7 +20,7 @@ METHODS = [
     DeepGradientCompression(keep=0.2, warmup_steps=4),
     HalfPrecision(),
 ]
-LENGTHS = [1, 2, 7, 1009, 4096]
+LENGTHS = [1, 2, 3, 7, 8, 9, 1009, 1023, 4096]
 REBUILT = {type(method).__name__: type(method) for method in METHODS}
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
@@ -58,6 +58,11 @@ def test_payload_comes_back_from_its_bytes(method, n):
     # Cut out of a longer row, at an odd address, as the hook cuts them.
     cut = [torch.cat([wire.new_zeros(1), wire])[1:] for wire in wires]
     read = [method.read(wire, n, scalar=scalar) for wire in cut]
+    for found, sent in zip(read, payloads, strict=True):
+        assert vars(found).keys() == vars(sent).keys()
+        for name, tensor in vars(sent).items():
+            assert torch.equal(vars(found)[name], tensor), name
+            assert vars(found)[name].dtype == tensor.dtype, name
     assert torch.equal(method.aggregate(read, n), method.aggregate(payloads, n))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import io
-import sys
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from programs import BENCHMARKS, imported_modules
+
 pytest.importorskip("matplotlib")
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 N = 16
 BOUND = 0.5
 # Sums of 16 numbers around 1, in double.
@@ -25,10 +23,8 @@ DOUBLE = 1e-12
 
 @pytest.fixture(scope="module")
 def theory() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("theory")
-    sys.modules.pop("theory")
+    with imported_modules(BENCHMARKS, "theory") as found:
+        yield found[0]
 
 
 @pytest.fixture(scope="module")

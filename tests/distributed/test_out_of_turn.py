@@ -99,6 +99,54 @@ def test_a_parameter_thawed_on_all_ranks_is_refused_by_name() -> None:
         assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
 
 
+def add_beside_thawed(
+    rank: int, world_size: int, ranks: tuple[int, ...]
+) -> tuple[Caught | None, int]:
+    frozen = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
+    trained = torch.nn.Parameter(torch.zeros(9))
+    optimizer = make_optimizer([("frozen", frozen), ("trained", trained)])
+    frozen.requires_grad_(rank in ranks)
+    group = {"params": [("added", torch.nn.Parameter(torch.zeros(2)))]}
+    found = caught(None, lambda: optimizer.add_param_group(group))
+    if len(ranks) == world_size:  # nobody is dead: the next step is one of all
+        frozen.requires_grad_(False)
+        trained.grad = torch.ones(9)
+        optimizer.step()
+    return found, optimizer.committed_step
+
+
+def test_a_group_added_beside_a_parameter_thawed_on_one_rank_is_an_error_on_every_rank() -> None:
+    for found, _ in run_workers(add_beside_thawed, 3, (1,)):
+        assert_raised(found, errors.ConfigMismatchError, "frozen", "rank 1")
+
+
+def test_a_group_added_beside_a_thawed_parameter_is_refused_and_nobody_is_dead() -> None:
+    for found, steps in run_workers(add_beside_thawed, 2, (0, 1)):
+        assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
+        assert steps == 1
+
+
+def load_beside_thawed(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
+    """Load a state that has the momentum which the thawed parameter lacks."""
+    frozen = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
+    trained = torch.nn.Parameter(torch.zeros(9))
+    optimizer = make_optimizer([("frozen", frozen), ("trained", trained)])
+    state = optimizer.state_dict()
+    state["state"] = {index: {"exp_avg": torch.zeros(9)} for index in range(2)}
+    frozen.requires_grad_(rank in ranks)
+    return caught(None, lambda: optimizer.load_state_dict(state))
+
+
+def test_a_state_loaded_beside_a_parameter_thawed_on_one_rank_is_an_error_on_every_rank() -> None:
+    for found in run_workers(load_beside_thawed, 3, (1,)):
+        assert_raised(found, errors.ConfigMismatchError, "no longer frozen: frozen", "rank 1")
+
+
+def test_a_state_loaded_beside_a_thawed_parameter_is_refused() -> None:
+    for found in run_workers(load_beside_thawed, 2, (0, 1)):
+        assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
+
+
 def step_after_add(rank: int, world_size: int) -> tuple[float, bool]:
     optimizer = make_optimizer()
     added = torch.nn.Parameter(torch.full((5,), float(rank)))

@@ -177,6 +177,16 @@ def test_cifar_folder_trains_on_colour_images(tmp_path):
     assert torch.isfinite(batch_loss(task.build_model(seed=0), batch))
 
 
+def test_all_of_cifars_test_batch_is_held_out(tmp_path):
+    for name in (*TRAIN_FILES, TEST_FILE):
+        count = 2345 if name == TEST_FILE else 1
+        content = {b"data": np.zeros((count, 3072), dtype=np.uint8), b"labels": [0] * count}
+        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
+    task = ImageTask(data=str(tmp_path), model_config=None, batch_size=1)
+    assert sum(len(batch.targets) for batch in task.heldout_batches()) == 2345
+    assert task.describe()["heldout_images"] == 2345
+
+
 def test_model_config_for_other_images_is_refused(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "vit", "image_size": 32, "num_channels": 3}))

@@ -62,7 +62,8 @@ class SparseCompression(Compression):
         entries = [_sparse(payload) for payload in payloads]
         total = torch.zeros(n_elements, device=entries[0].values.device)
         for payload in entries:
-            total.index_add_(0, payload.indices, payload.values)  # no index comes twice in one
+            # No index comes twice in a payload, so the order of additions is that of the ranks.
+            total.index_add_(0, payload.indices, payload.values)
         return total.div_(len(entries))
 
     def reply_bytes(self, payloads: Sequence[Payload], n_elements: int) -> int:

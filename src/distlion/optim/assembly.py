@@ -23,9 +23,9 @@ from distlion.errors import (
 from distlion.exchange import Exchanging, Header, Kind, Plan, Status, Verdict, run_all
 from distlion.kernels import Coins
 from distlion.layout import Cutter
-from distlion.optim.agreement import Agreement
 from distlion.optim.arguments import check_rounding, check_rule, list_group
 from distlion.optim.clipping import Clipper
+from distlion.optim.description import Description
 from distlion.optim.follow_up import FollowUp
 from distlion.optim.group import VotingGroup
 from distlion.optim.lion import LionBase
@@ -44,7 +44,6 @@ from distlion.optim.route import Route
 from distlion.optim.saved_state import parse_groups, spell_groups
 from distlion.optim.settings import (
     Settings,
-    describe_hyperparameters,
     describe_params,
     list_rules,
 )
@@ -218,7 +217,7 @@ class AssembledLion(LionBase):
 
     def _check_frozen(self) -> None:
         try:
-            self._agreement.check_frozen()
+            self._description.check_frozen()
         except InvalidArgumentError:
             self._dead = None  # all workers raise it
             raise
@@ -239,9 +238,10 @@ class AssembledLion(LionBase):
         super().add_param_group({**group, "step": self.committed_step})
         with self._fatal("add_param_group()"):
             try:
-                new = Agreement(self._describe_fixed(), self._param_names())
                 if self._group.world_size > 1:
-                    self._meet("add_param_group()", new.describe(self.param_groups))
+                    lines = self._make_description().tell(self.param_groups)
+                    self._meet("add_param_group()", lines + self._description.tell_thawed())
+                self._check_frozen()
             except BaseException:
                 for param in self.param_groups.pop()["params"]:
                     self.state.pop(param, None)
@@ -283,7 +283,7 @@ class AssembledLion(LionBase):
                 raise InvalidArgumentError(
                     "no parameter requires a gradient, so there is nothing to vote on"
                 )
-            self._agreement = Agreement(self._describe_fixed(), self._param_names())
+            self._description = self._make_description()
             link = self._network.link(params[0].device, self._settings.init_timeout_s)
             shake_hands(link, self._describe(), step=self.committed_step)
             self._broadcast(self._all_params())
@@ -299,7 +299,7 @@ class AssembledLion(LionBase):
 
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
-        self._agreement = Agreement(self._describe_fixed(), self._param_names())
+        self._description = self._make_description()
         self._params, self._slots = self._place_trainable()
         self._follow_up = FollowUp(
             self._settings,
@@ -329,9 +329,9 @@ class AssembledLion(LionBase):
         raise NotImplementedError
 
     def _describe(self) -> list[str]:
-        return self._agreement.describe(self.param_groups)
+        return self._description.tell(self.param_groups)
 
-    def _describe_fixed(self) -> list[str]:
+    def _make_description(self) -> Description:
         lines = [
             f"distlion version: {version('distlion')}",
             f"world size: {self._group.world_size}",
@@ -343,7 +343,7 @@ class AssembledLion(LionBase):
         if (sync := self._settings.momentum_sync) is not None:
             params, slots = self._place_trainable()
             lines.append(sync.describe_choice([slot.name for slot in slots], params))
-        return lines
+        return Description(lines, self._param_names())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers and strings only; rules as their ``repr``.
@@ -366,6 +366,7 @@ class AssembledLion(LionBase):
 
         Raises:
             CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
+            InvalidArgumentError: A parameter was frozen and is not any more.
             StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
                 every rank. Nothing has been changed after any of these.
         """
@@ -376,11 +377,11 @@ class AssembledLion(LionBase):
         if self._group.world_size > 1:
             self._check_usable()
             with self._fatal("load_state_dict()"):
-                loaded = describe_hyperparameters(filled["param_groups"])
+                lines = self._description.tell(filled["param_groups"])
                 if self._node_size == 1:  # the ranks of a node select for themselves
-                    loaded += describe_selection(filled["param_groups"])
-                step = filled["param_groups"][0]["step"]
-                self._meet("load_state_dict()", self._agreement.fixed_lines + loaded, step)
+                    lines += describe_selection(filled["param_groups"])
+                self._meet("load_state_dict()", lines, filled["param_groups"][0]["step"])
+        self._check_frozen()
         self._load_state(filled)
         self._lay_out()
         self._verified = False

@@ -255,7 +255,7 @@ class DistributedLion(AssembledLion):
 
     def _gather_inputs(self) -> StepInputs:
         step = self.committed_step
-        lines = self._agreement.describe_briefly(self.param_groups)
+        lines = self._description.tell_briefly(self.param_groups)
         return StepInputs(
             rank=self._group.rank,
             header=Header(Kind.VOTE, step, 0, 0, digest_settings(lines)),

@@ -163,13 +163,16 @@ class MomentumStage:
         selected = None
         if self.sync.is_measured(header.step):
             link = next(iter(links.values()))
-            header, selected = self._compare_samples(segments, link, inside, header)
+            header, selected = self._compare_samples(segments, header, link=link, inside=inside)
 
         # 2 average rows
         moved = []
         for number, rows in enumerate(self.list_rows(header.step)):
             row = rows.join(
-                [_new_part(segments[part.position], part.start, part.stop) for part in rows.slices]
+                [
+                    _momentum_at(segments[part.position], slice(part.start, part.stop))
+                    for part in rows.slices
+                ]
             )
             link = links[self._devices[rows.slices[0].position]]
             sent = replace(header, bucket=header.bucket + number)
@@ -195,25 +198,22 @@ class MomentumStage:
     def _compare_samples(
         self,
         segments: Mapping[int, tuple[Segment, Kernels]],
+        header: Header,
+        *,
         link: Link,
         inside: Link | None,
-        header: Header,
     ) -> tuple[Header, list[bool] | None]:
         """Return the header with what peers reported, and a selection where that is OK."""
-        numbers = self.take_sample(
-            lambda position, index: new_momentum(
-                segments[position][0], index, segments[position][1]
-            )
-        )
+        numbers = self.take_sample(lambda position, index: _momentum_at(segments[position], index))
         header, everybody = gather_sample(link, inside, numbers, header)
         if header.status is not Status.OK:
             return header, None
         return header, self.select_dispersed(everybody)
 
 
-def _new_part(committed: tuple[Segment, Kernels], start: int, stop: int) -> Tensor:
+def _momentum_at(committed: tuple[Segment, Kernels], index: slice | Tensor) -> Tensor:
     segment, kernels = committed
-    return new_momentum(segment, slice(start, stop), kernels)
+    return new_momentum(segment, index, kernels)
 
 
 def _share_verdict(inside: Link, verdict: Verdict, header: Header) -> Verdict:

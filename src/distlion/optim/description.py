@@ -1,4 +1,4 @@
-"""What must be equal on all workers, in words: lines to compare, and to tell a difference by."""
+"""One optimizer in words: lines that must be equal on all workers, and tell what differs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from distlion.optim.replicas import digest_lines
 from distlion.optim.settings import describe_hyperparameters
 
 
-class Agreement:
-    """Describe one optimizer to its peers, and notice parameters thawed behind its back.
+class Description:
+    """Describe an optimizer to its peers, and notice parameters thawed behind its back.
 
     Args:
         lines: What does not change from step to step.
@@ -21,21 +21,21 @@ class Agreement:
     """
 
     def __init__(self, lines: Sequence[str], names: Mapping[Tensor, str]) -> None:
-        self.fixed_lines = list(lines)
-        self._digest = digest_lines(self.fixed_lines).hex()
+        self._lines = list(lines)
+        self._digest = digest_lines(self._lines).hex()
         self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
 
-    def describe(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Describe all that must be equal in this step, given the present param groups."""
-        return self.fixed_lines + self._describe_step(groups)
+    def tell(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Describe all that must be equal in a step with these param groups."""
+        return self._lines + describe_hyperparameters(groups) + self.tell_thawed()
 
-    def describe_briefly(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return fewer lines that differ where those of ``describe`` do."""
-        return [self._digest, *self._describe_step(groups)]
+    def tell_briefly(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return fewer lines, which differ where those of ``tell`` do."""
+        return [self._digest, *describe_hyperparameters(groups), *self.tell_thawed()]
 
-    def _describe_step(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        thawed = [f"no longer frozen: {name}" for name in self._thawed()]
-        return describe_hyperparameters(groups) + thawed
+    def tell_thawed(self) -> list[str]:
+        """One line for each parameter that was frozen and is not."""
+        return [f"no longer frozen: {name}" for name in self._thawed()]
 
     def check_frozen(self) -> None:
         """Check that what was frozen still is.
@@ -44,9 +44,9 @@ class Agreement:
             InvalidArgumentError: A parameter was thawed; on all workers alike, since their
                 descriptions would differ otherwise.
         """
-        for name in self._thawed():
+        if thawed := self._thawed():
             raise InvalidArgumentError(
-                f"{name} was frozen when this optimizer was made and requires a gradient now; "
+                f"{thawed[0]} was frozen when this optimizer was made and requires a gradient now; "
                 "make a new optimizer on all workers and load the state into it"
             )
 

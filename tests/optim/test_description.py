@@ -1,0 +1,79 @@
+"""A description names what differs, and a brief one differs where it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distlion import DistributedLion, MajorityVote
+from distlion.errors import InvalidArgumentError
+from distlion.optim.description import Description
+
+GROUP: dict[str, Any] = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.99),
+    "weight_decay": 0.0,
+    "aggregation": MajorityVote(),
+    "step": 0,
+}
+
+
+def make_params() -> tuple[nn.Parameter, nn.Parameter]:
+    return nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3), requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [{"lr": 2e-3}, {"step": 1}, {"betas": (0.8, 0.99)}, {}])
+def test_brief_lines_differ_where_long_ones_do(change: dict[str, Any]) -> None:
+    found = Description(["a: 1"], {})
+    groups, other = [GROUP], [GROUP | change]
+    assert (found.tell(groups) != found.tell(other)) is bool(change)
+    assert (found.tell_briefly(groups) != found.tell_briefly(other)) is bool(change)
+
+
+def test_what_is_fixed_tells_in_both() -> None:
+    one, other = Description(["a: 1"], {}), Description(["a: 2"], {})
+    assert one.tell([GROUP])[0] == "a: 1"
+    assert one.tell_briefly([GROUP]) != other.tell_briefly([GROUP])
+
+
+def test_a_thawed_parameter_is_told_by_name() -> None:
+    trained, frozen = make_params()
+    found = Description([], {trained: "trained", frozen: "frozen"})
+    found.check_frozen()
+    before = found.tell([GROUP]), found.tell_briefly([GROUP])
+    frozen.requires_grad_()
+    assert found.tell([GROUP]) == [*before[0], "no longer frozen: frozen"]
+    assert found.tell_briefly([GROUP]) == [*before[1], "no longer frozen: frozen"]
+    with pytest.raises(InvalidArgumentError, match="frozen was frozen"):
+        found.check_frozen()
+
+
+def test_a_group_is_not_added_beside_a_thawed_parameter() -> None:
+    trained, frozen = make_params()
+    optimizer = DistributedLion([("trained", trained), ("frozen", frozen)], lr=1e-3)
+    frozen.requires_grad_()
+    added = nn.Parameter(torch.zeros(2))
+    with pytest.raises(InvalidArgumentError, match="frozen was frozen"):
+        optimizer.add_param_group({"params": [("added", added)]})
+    assert len(optimizer.param_groups) == 1
+    assert added not in optimizer.state
+
+    frozen.requires_grad_(False)
+    trained.grad = torch.ones(3)
+    optimizer.step()
+    assert optimizer.committed_step == 1
+
+
+def test_a_state_is_not_loaded_beside_a_thawed_parameter() -> None:
+    trained, frozen = make_params()
+    optimizer = DistributedLion([("trained", trained), ("frozen", frozen)], lr=1e-3)
+    state = optimizer.state_dict()
+    state["state"] = {index: {"exp_avg": torch.ones(3)} for index in range(2)}
+    frozen.requires_grad_()
+    with pytest.raises(InvalidArgumentError, match="frozen was frozen"):
+        optimizer.load_state_dict(state)
+    assert "exp_avg" not in optimizer.state[frozen]
+    assert not optimizer.state[trained]["exp_avg"].any()
