@@ -93,9 +93,10 @@ def describe_claims(
             "in nats per byte), taken seed by seed: mean ± standard deviation; lower is better. A "
             f"par is no more than {PAR['points']:g} point or {PAR['nats']:g} nats above; some "
             f"parameters recover what all do with {RECOVERED:.0%} of the gain, where that is more "
-            f"than {GAIN:g} of a par. These bounds were fixed before the runs. Learning rates are "
-            "tuned alike for all, as each part's report says. With few seeds, a mean below its "
-            "standard deviation decides little: see for how many seeds an answer holds."
+            f"than {GAIN:g} of a par. These bounds were fixed before the runs. All methods of a "
+            "part had as many learning rates to choose from, which its report tells; with one there "
+            "was no choice. With few seeds, a mean below its standard deviation decides little: "
+            "see for how many seeds an answer holds."
         ),
         Table(["claim", "answer"], [[claim, sum_up(each)] for claim, each in answers.items()]),
     ]

@@ -57,7 +57,7 @@ class Part:
         given: dict[str, Any]
         if data is None:
             # Not the workers of make_quick: ties are asked for by number.
-            given = make_quick(self.task) | {"workers": self.workers, "steps": 60}
+            given = make_quick(self.task) | {"workers": self.workers}
         else:
             given = {**_REAL[self.task], "workers": self.workers, "data": data}
         return CompareSettings.with_defaults(
@@ -66,10 +66,12 @@ class Part:
 
 
 def _skewed(alpha: float, *more: str) -> Part:
-    methods = ("global-lion", "majority", "average", "majority-sync-10", *more)
     partition = {"partition": PartitionName.BY_CLASS, "alpha": alpha}
+    methods = (*_SKEWED, *more)
     return Part(f"images-alpha-{alpha:g}", TaskName.IMAGES, methods, (8,), "images", partition)
 
+
+_SKEWED = ("global-lion", "majority", "average", "majority-sync-10")
 
 _SYNCS = ("majority-sync-10", "majority-sync-10-attention")
 
@@ -101,6 +103,8 @@ PARTS = (
         "images",
     ),
     Part("images-rules", TaskName.IMAGES, _RULES, (2, 4), "images"),
+    # What the skewed ones are set beside.
+    Part("images-even", TaskName.IMAGES, (*_SKEWED, "quantized-2", "lion-cub"), (8,), "images"),
     Part("text-rules", TaskName.TEXT, (*_RULES, "average", "lion-cub"), (4,), "text"),
     Part(
         "text-workers",

@@ -13,6 +13,7 @@ import pytest
 from comparisons import make_record, make_text_comparison
 from distlion.report.comparison import Cell, Comparison
 from distlion.report.document import Table, render_markdown
+from distlion.training.contenders import find_contender
 from programs import imported_program
 
 pytest.importorskip("matplotlib")
@@ -150,6 +151,12 @@ def test_lion_cub_is_set_against_its_votes_alone(claims: Any) -> None:
     assert helped.holds is True
     assert helped.figures.startswith("lion-cub - quantized-2: -0.50")
     assert answers["Lion Cub is on a par with global Lion"].holds is False
+
+
+def test_lion_cub_is_what_the_claim_says() -> None:
+    definition = find_contender("lion-cub").definition
+    assert "QuantizedVote(bits=2" in definition
+    assert "MomentumSync(every=100" in definition
 
 
 def test_where_there_is_no_gap_nothing_is_claimed(claims: Any) -> None:
