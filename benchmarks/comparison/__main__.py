@@ -94,9 +94,9 @@ def describe_claims(
             f"par is no more than {PAR['points']:g} point or {PAR['nats']:g} nats above; some "
             f"parameters recover what all do with {RECOVERED:.0%} of the gain, where that is more "
             f"than {GAIN:g} of a par. These bounds were fixed before the runs. All methods of a "
-            "part had as many learning rates to choose from, which its report tells; with one there "
-            "was no choice. With few seeds, a mean below its standard deviation decides little: "
-            "see for how many seeds an answer holds."
+            "part had as many learning rates to choose from, which its report tells; with one, no "
+            "choice. With few seeds, a mean below its standard deviation decides little: see for "
+            "how many seeds an answer holds."
         ),
         Table(["claim", "answer"], [[claim, sum_up(each)] for claim, each in answers.items()]),
     ]

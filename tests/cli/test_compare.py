@@ -119,6 +119,7 @@ def test_preset_and_quick_give_way_to_what_is_given(tiny, tmp_path):
     settings = json.loads((tmp_path / "out" / "comparison.json").read_text())["settings"]
     assert (settings["methods"], settings["workers"]) == (["majority"], [2])
     assert (settings["steps"], settings["batch_size"], settings["seeds"]) == (4, 1, 1)
+    assert settings["tuning_steps"] == 2
 
 
 @pytest.mark.distributed

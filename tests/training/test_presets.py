@@ -30,3 +30,11 @@ def test_quick_keeps_the_methods_a_spread_and_a_course_over_workers(preset):
 def test_quick_brings_a_model_for_the_embedded_data_only(task):
     assert make_quick(task)["model_config"].exists()
     assert "model_config" not in make_quick(task, embedded=False)
+
+
+def test_quick_tunes_by_half_the_steps_of_a_run():
+    found = make_quick(TaskName.IMAGES, steps=20)
+    assert (found["steps"], found["tuning_steps"]) == (20, 10)
+    assert make_quick(TaskName.IMAGES, steps=1)["tuning_steps"] == 1
+    default = make_quick(TaskName.IMAGES)
+    assert default["tuning_steps"] * 2 == default["steps"]

@@ -198,7 +198,7 @@ def compare_command(
         }
         chosen: dict[str, Any] = {
             **(PRESETS[preset] if preset else {}),
-            **(make_quick(task, embedded=data is None) if quick else {}),
+            **(make_quick(task, embedded=data is None, steps=steps) if quick else {}),
             **{name: value for name, value in given.items() if value is not None},
         }
         settings = CompareSettings.with_defaults(task, **chosen)
