@@ -106,13 +106,7 @@ PARTS = (
     # What the skewed ones are set beside.
     Part("images-even", TaskName.IMAGES, (*_SKEWED, "quantized-2", "lion-cub"), (8,), "images"),
     Part("text-rules", TaskName.TEXT, (*_RULES, "average", "lion-cub"), (4,), "text"),
-    Part(
-        "text-workers",
-        TaskName.TEXT,
-        ("global-lion", "majority", "average", "quantized-2", "quantized-4"),
-        (4, 8),
-        "text",
-    ),
+    Part("text-workers", TaskName.TEXT, ("global-lion", "majority", "average"), (4, 8), "text"),
     Part(
         "text-by-book",
         TaskName.TEXT,
