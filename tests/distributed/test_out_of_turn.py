@@ -79,10 +79,15 @@ def test_tensor_learning_rates_that_print_alike_still_differ() -> None:
     assert_all_raised(outcomes, errors.ConfigMismatchError, "lr of group 0", "rank 1")
 
 
-def thaw(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
+def make_partly_frozen() -> tuple[distlion.DistributedLion, torch.nn.Parameter, torch.nn.Parameter]:
+    """Return an optimizer, its frozen parameter and its trained one, both (9,)."""
     frozen = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
     trained = torch.nn.Parameter(torch.zeros(9))
-    optimizer = make_optimizer([("frozen", frozen), ("trained", trained)])
+    return make_optimizer([("frozen", frozen), ("trained", trained)]), frozen, trained
+
+
+def thaw(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
+    optimizer, frozen, trained = make_partly_frozen()
     assert "exp_avg" not in optimizer.state[frozen]
     frozen.requires_grad_(rank in ranks)
     trained.grad = torch.ones(9)
@@ -102,9 +107,7 @@ def test_a_parameter_thawed_on_all_ranks_is_refused_by_name() -> None:
 def add_beside_thawed(
     rank: int, world_size: int, ranks: tuple[int, ...]
 ) -> tuple[Caught | None, int]:
-    frozen = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
-    trained = torch.nn.Parameter(torch.zeros(9))
-    optimizer = make_optimizer([("frozen", frozen), ("trained", trained)])
+    optimizer, frozen, trained = make_partly_frozen()
     frozen.requires_grad_(rank in ranks)
     group = {"params": [("added", torch.nn.Parameter(torch.zeros(2)))]}
     found = caught(None, lambda: optimizer.add_param_group(group))
@@ -128,9 +131,7 @@ def test_a_group_added_beside_a_thawed_parameter_is_refused_and_nobody_is_dead()
 
 def load_beside_thawed(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
     """Load a state that has the momentum which the thawed parameter lacks."""
-    frozen = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
-    trained = torch.nn.Parameter(torch.zeros(9))
-    optimizer = make_optimizer([("frozen", frozen), ("trained", trained)])
+    optimizer, frozen, _ = make_partly_frozen()
     state = optimizer.state_dict()
     state["state"] = {index: {"exp_avg": torch.zeros(9)} for index in range(2)}
     frozen.requires_grad_(rank in ranks)
