@@ -112,11 +112,14 @@ class Kill:
 
 
 def make_optimizer(setting: str) -> distlion.DistributedLion:
-    patterns: dict[str, Any] = {"gather": distlion.Gather(), "server": distlion.Server()}
+    patterns: dict[str, Any] = {
+        "gather": distlion.AllGather(),
+        "server": distlion.ParameterServer(),
+    }
     return distlion.DistributedLion(
         [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES],
         lr=1e-3,
-        exchange=patterns.get(setting, distlion.Direct()),
+        exchange=patterns.get(setting, distlion.AllReduce()),
         overlap="overlap" in setting,
         bucket_elements=40_000,
     )

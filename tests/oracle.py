@@ -124,7 +124,7 @@ class Rule:
     """An aggregation rule, as data."""
 
     kind: str  # majority | ternary | average | quantized | full
-    tie: str = "coin"
+    tie: str = "random"
     bits: int = 1
     norm: str = "l1"
     step: float = 1.0

@@ -40,7 +40,7 @@ class Case:
     absent: bool = False
     rounding: str = "nearest"
     exp_avg_dtype: str | None = None
-    exchange: distlion.Direct | distlion.Gather | distlion.Server | str = "auto"
+    exchange: distlion.AllReduce | distlion.AllGather | distlion.ParameterServer | str = "auto"
     bucket_elements: int | None = None
     overlap: bool = False
     micro_steps: int = 1

@@ -27,7 +27,8 @@ from typing import Any
 from claims import GAIN, PAR, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
-from distlion.cost import LinkModel, count_cores, parse_rate
+from distlion.link import LinkModel
+from distlion.planning import count_cores, parse_rate
 from distlion.report import read_comparison, write_comparison_report
 from distlion.report.comparison import Comparison
 from distlion.report.document import (

@@ -3,25 +3,25 @@
 from importlib.metadata import version as _version
 
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
-from distlion.exchange import Direct, Gather, Server
+from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
 from distlion.virtual import VirtualCluster
 
 __version__ = _version("distlion")
 
 __all__ = [
+    "AllGather",
+    "AllReduce",
     "Average",
     "ClipNorm",
-    "Direct",
     "DistributedLion",
     "FullPrecision",
-    "Gather",
     "Lion",
     "MajorityVote",
     "MomentumSync",
     "Nodes",
+    "ParameterServer",
     "QuantizedVote",
-    "Server",
     "TernaryVote",
     "VirtualCluster",
     "__version__",

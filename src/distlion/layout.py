@@ -21,14 +21,27 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 WORD_ELEMENTS = 64
 BLOCK_WORDS = 8
 PLANE_BYTES = 8 * BLOCK_WORDS
+ALIGN_BYTES = 64
+"""Parts of a chunk begin at multiples of this."""
+SCALE_ELEMENTS = 256
+"""Coordinates of an int8 row that share a scale; shards are a multiple of it."""
+
+_FLOAT_BYTES = 4
 
 
 def count_words(n_elements: int) -> int:
     """Count the words that ``n_elements`` coordinates of one parameter fill, perhaps in part."""
     return -(-n_elements // WORD_ELEMENTS)
+
+
+def pad_bytes(n_bytes: int) -> int:
+    """Round up to where the next part of a chunk begins."""
+    return -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class Slot(NamedTuple):
@@ -85,6 +98,25 @@ class Bucket:
         return self.shard_blocks * n_planes * PLANE_BYTES
 
 
+@dataclass(frozen=True)
+class BucketShape:
+    """Sizes of a bucket on the wire.
+
+    Attributes:
+        n_shards: Owners, the world size.
+        n_params: Parameters.
+        vote_bytes: Bytes of a vote on one shard.
+        reply_bytes: Bytes of the reply on one shard.
+        has_counts: Whether replies say how many workers voted for each parameter.
+    """
+
+    n_shards: int
+    n_params: int
+    vote_bytes: int
+    reply_bytes: int
+    has_counts: bool
+
+
 def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, ...]:
     """Give every trainable parameter its global words, in group order.
 
@@ -127,6 +159,30 @@ def fill_buckets(
     return tuple(
         Bucket(index, tuple(part), _pack(slots[i] for i in part), n_shards)
         for index, part in enumerate(groups)
+    )
+
+
+def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> BucketShape:
+    """Size the exchange of ``n_elements`` momenta of each worker.
+
+    Equation:
+        shard = 256 ceil(n / (256 N)) coordinates; up ``dtype`` each, int8 with a float32 scale for
+        every 256; down the mean in float32
+
+    Args:
+        n_elements: n, coordinates that move in one exchange.
+        n_workers: N.
+        dtype: What momenta are rounded to on the way up: float32, bfloat16 or int8.
+    """
+    shard = -(-n_elements // (SCALE_ELEMENTS * n_workers)) * SCALE_ELEMENTS
+    scale_bytes = _FLOAT_BYTES * shard // SCALE_ELEMENTS if dtype is torch.int8 else 0
+    vote_bytes = shard * dtype.itemsize + scale_bytes
+    return BucketShape(
+        n_shards=n_workers,
+        n_params=1,
+        vote_bytes=pad_bytes(vote_bytes),
+        reply_bytes=shard * _FLOAT_BYTES,
+        has_counts=False,
     )
 
 

@@ -54,7 +54,7 @@ def test_text_that_is_no_rule_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: MajorityVote(tie="random"), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: MajorityVote(tie="even"), InvalidArgumentError),  # type: ignore[arg-type]
         (lambda: QuantizedVote(bits=0), InvalidArgumentError),
         (lambda: QuantizedVote(bits=9), InvalidArgumentError),
         (lambda: QuantizedVote(bits=2.0), UnsupportedTypeError),  # type: ignore[arg-type]

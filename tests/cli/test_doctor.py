@@ -5,7 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from distlion.cli import app
-from distlion.cost import CPU, Checkup, KernelRates, LinkModel, LinkProbe, WorkerReport
+from distlion.link import LinkModel, LinkProbe
+from distlion.planning import CPU, Checkup, KernelRates, WorkerReport
 
 WORKER = WorkerReport(
     host="a",

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from distlion.cli import app
 from distlion.cli.plan import EXAMPLE
-from distlion.cost import DO_NOT_COMPRESS
+from distlion.planning import DO_NOT_COMPRESS
 
 GIVEN = {
     "--params": "1e9",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import distlion
 from accident import SOCKET_BOUND_S, Accident, assert_died, assert_survivors_stopped, stage_all
 from cluster import run_workers
-from distlion import Direct, Gather, MomentumSync, Nodes, Server, errors, faults
+from distlion import AllGather, AllReduce, MomentumSync, Nodes, ParameterServer, errors, faults
 from failures import Caught, assert_all_raised, caught
 
 pytestmark = pytest.mark.distributed
@@ -73,12 +73,12 @@ def assert_equal(left: Result, right: Result) -> None:
 def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -> None:
     sync = MomentumSync(every=4, select=select)
     variants: dict[str, dict[str, Any]] = {
-        "direct": {"exchange": Direct()},
-        "diagnosed": {"exchange": Direct(), "diagnose_every": 5},
-        "gather": {"exchange": Gather()},
-        "server": {"exchange": Server()},
+        "direct": {"exchange": AllReduce()},
+        "diagnosed": {"exchange": AllReduce(), "diagnose_every": 5},
+        "gather": {"exchange": AllGather()},
+        "server": {"exchange": ParameterServer()},
         "auto": {"exchange": "auto"},
-        "overlap": {"exchange": Direct(), "overlap": True, "bucket_elements": 4600},
+        "overlap": {"exchange": AllReduce(), "overlap": True, "bucket_elements": 4600},
     }
 
     for results in run_workers(
@@ -90,7 +90,7 @@ def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -
 
 def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) -> Result:
     optimizer = distlion.DistributedLion(
-        make_params(), lr=1e-2, momentum_sync=sync, nodes=Nodes(size=size), exchange=Direct()
+        make_params(), lr=1e-2, momentum_sync=sync, nodes=Nodes(size=size), exchange=AllReduce()
     )
     for _ in range(STEPS):
         planned = optimizer.plan
@@ -103,7 +103,7 @@ def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) ->
 def test_nodes_have_the_momenta_of_single_workers_once_all_are_averaged(stagger: bool) -> None:
     """The parts of a rank have turns of their own, so that only every step is comparable."""
     sync = MomentumSync(every=1, stagger=stagger)
-    alone = run_workers(train, 2, {"alone": {"momentum_sync": sync, "exchange": Direct()}})
+    alone = run_workers(train, 2, {"alone": {"momentum_sync": sync, "exchange": AllReduce()}})
 
     in_nodes = run_workers(train_in_nodes, 4, 2, sync)
 
@@ -175,7 +175,7 @@ ACCIDENTS = {
     f"{point}-{firing}": Accident(
         point,
         firing=firing,
-        options={"exchange": Direct(), "momentum_sync": MomentumSync(every=1)},
+        options={"exchange": AllReduce(), "momentum_sync": MomentumSync(every=1)},
     )
     # Votes are framed and counted first, momenta after them.
     for point, firing in (("framed", 3), ("framed", 4), ("counted", 2), ("before_commit", 1))
@@ -198,7 +198,7 @@ def test_kill_while_momenta_travel_leaves_no_step_half_done(
 
 def corrupt_momenta(rank: int, world_size: int) -> Caught | None:
     optimizer = distlion.DistributedLion(
-        make_params(), lr=1e-2, exchange=Direct(), momentum_sync=MomentumSync(every=1)
+        make_params(), lr=1e-2, exchange=AllReduce(), momentum_sync=MomentumSync(every=1)
     )
     do_step(optimizer, rank)
     framed = 0
@@ -222,7 +222,7 @@ def test_momenta_damaged_on_the_way_are_an_error_on_all_and_nothing_moves() -> N
 
 def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Caught | None:
     """Damage what rank 1 says of its sample in the 16th step, the first at which "auto" looks."""
-    optimizer = distlion.DistributedLion(make_params(), lr=1e-2, exchange=Direct(), **arguments)
+    optimizer = distlion.DistributedLion(make_params(), lr=1e-2, exchange=AllReduce(), **arguments)
     for _ in range(15):
         do_step(optimizer, rank)
     framed = 0

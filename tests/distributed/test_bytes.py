@@ -37,9 +37,9 @@ UP_BITS = {
     "full-bfloat16": 16,
 }
 PATTERNS: dict[str, Any] = {
-    "direct": distlion.Direct(),
-    "gather": distlion.Gather(),
-    "server": distlion.Server(),
+    "direct": distlion.AllReduce(),
+    "gather": distlion.AllGather(),
+    "server": distlion.ParameterServer(),
 }
 
 Report = dict[str, Any]
@@ -174,7 +174,7 @@ def test_digests_of_replicas_are_counted_apart() -> None:
 
 
 def run_big(rank: int, world_size: int) -> float:
-    optimizer = distlion.DistributedLion(make_params((1 << 20,)), exchange=distlion.Direct())
+    optimizer = distlion.DistributedLion(make_params((1 << 20,)), exchange=distlion.AllReduce())
     return float(run_steps(optimizer, rank, 1)["bits_per_parameter"])
 
 
@@ -191,7 +191,7 @@ def run_groups(rank: int, world_size: int) -> Report:
         {"params": make_params((65,)), "aggregation": distlion.Average()},
         {"params": make_params((3, 4, 5)), "aggregation": distlion.QuantizedVote(bits=4)},
     ]
-    return run_steps(distlion.DistributedLion(groups, exchange=distlion.Direct()), rank, 2)
+    return run_steps(distlion.DistributedLion(groups, exchange=distlion.AllReduce()), rank, 2)
 
 
 def test_each_rule_has_a_bucket_of_its_own() -> None:
@@ -207,7 +207,7 @@ def test_each_rule_has_a_bucket_of_its_own() -> None:
 
 def run_many_buckets(rank: int, world_size: int) -> Report:
     optimizer = distlion.DistributedLion(
-        make_params((1024,) * 5), exchange=distlion.Direct(), bucket_elements=1024
+        make_params((1024,) * 5), exchange=distlion.AllReduce(), bucket_elements=1024
     )
     return run_steps(optimizer, rank, 2)
 

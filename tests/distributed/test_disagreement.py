@@ -56,9 +56,9 @@ DISAGREEMENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "setting of a rule": (
         lambda: make_optimizer(aggregation=distlion.MajorityVote(tie="zero")),
-        ("MajorityVote", "zero", "coin"),
+        ("MajorityVote", "zero", "random"),
     ),
-    "pattern": (lambda: make_optimizer(exchange=distlion.Gather()), ("Gather", "exchange")),
+    "pattern": (lambda: make_optimizer(exchange=distlion.AllGather()), ("AllGather", "exchange")),
     "seed": (lambda: make_optimizer(seed=1), ("seed",)),
     "policy": (lambda: make_optimizer(nonfinite="skip"), ("nonfinite", "skip", "raise")),
     "rounding": (

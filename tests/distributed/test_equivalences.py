@@ -42,19 +42,19 @@ def base_case(rule: Rule, name: str) -> Case:
         GroupSpec(rule, (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),
         GroupSpec(rule, (64, 9001), lr=2e-3, weight_decay=0.1, dtype="bfloat16"),
     )
-    return Case(name, groups, steps=STEPS, seed=5, absent=True, exchange=distlion.Direct())
+    return Case(name, groups, steps=STEPS, seed=5, absent=True, exchange=distlion.AllReduce())
 
 
 def variants(base: Case) -> tuple[Case, ...]:
     return (
         base,
-        replace(base, name=f"{base.name}/gather", exchange=distlion.Gather()),
-        replace(base, name=f"{base.name}/server", exchange=distlion.Server()),
+        replace(base, name=f"{base.name}/gather", exchange=distlion.AllGather()),
+        replace(base, name=f"{base.name}/server", exchange=distlion.ParameterServer()),
         replace(base, name=f"{base.name}/buckets", bucket_elements=512),
         replace(
             base,
             name=f"{base.name}/gather-buckets",
-            exchange=distlion.Gather(),
+            exchange=distlion.AllGather(),
             bucket_elements=4096,
         ),
     )

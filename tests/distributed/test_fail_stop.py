@@ -25,11 +25,11 @@ from distlion import errors, faults
 pytestmark = pytest.mark.distributed
 
 TIMEOUT_S = 2.0
-DIRECT = {"exchange": distlion.Direct()}
-GATHER = {"exchange": distlion.Gather()}
-SERVER = {"exchange": distlion.Server()}
-OVERLAP = {"exchange": distlion.Direct(), "overlap": True, "bucket_elements": 1024}
-NODES = {"exchange": distlion.Direct(), "nodes": distlion.Nodes(size=2)}
+DIRECT = {"exchange": distlion.AllReduce()}
+GATHER = {"exchange": distlion.AllGather()}
+SERVER = {"exchange": distlion.ParameterServer()}
+OVERLAP = {"exchange": distlion.AllReduce(), "overlap": True, "bucket_elements": 1024}
+NODES = {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(size=2)}
 REPLIES_ARE_IN = ("before_commit", "after_commit")
 
 

@@ -68,7 +68,7 @@ def meet_all(
     for number, (point, firing) in enumerate(moments):
         scene = Path(folder) / str(number)
         scene.mkdir(exist_ok=True)
-        options = {"exchange": distlion.Direct(), "process_group": dist.new_group()}
+        options = {"exchange": distlion.AllReduce(), "process_group": dist.new_group()}
         optimizer = make_optimizer(TIMEOUT_S, options)
         fault = _arm(optimizer, action, point, firing, scene)
         # An optimizer that had not begun its step could go on, and would come back to it.
@@ -170,10 +170,10 @@ def test_damaged_bytes_are_an_error_on_every_rank(moment: Moment) -> None:
 
 
 PATTERNS: dict[str, dict[str, Any]] = {
-    "direct": {"exchange": distlion.Direct()},
-    "gather": {"exchange": distlion.Gather()},
-    "server": {"exchange": distlion.Server()},
-    "overlap": {"exchange": distlion.Direct(), "overlap": True, "bucket_elements": 1024},
+    "direct": {"exchange": distlion.AllReduce()},
+    "gather": {"exchange": distlion.AllGather()},
+    "server": {"exchange": distlion.ParameterServer()},
+    "overlap": {"exchange": distlion.AllReduce(), "overlap": True, "bucket_elements": 1024},
 }
 
 

@@ -117,7 +117,7 @@ def corrupt(rank: int, world_size: int, exchange: Any, flip: str) -> tuple[Caugh
 @pytest.mark.parametrize("flip", FLIPS)
 @pytest.mark.parametrize(
     "exchange",
-    [distlion.Direct(), distlion.Gather(), distlion.Server()],
+    [distlion.AllReduce(), distlion.AllGather(), distlion.ParameterServer()],
     ids=["direct", "gather", "server"],
 )
 def test_flipped_bit_on_the_wire_is_an_error_on_every_rank(exchange: Any, flip: str) -> None:

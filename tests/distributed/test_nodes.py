@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import distlion
-import distlion.cost
+import distlion.link
 import oracle
 from cluster import run_workers
 from distlion import errors, faults
@@ -50,13 +50,13 @@ def case_of(rule: Rule, name: str) -> Case:
         GroupSpec(rule, SIZES, lr=2e-3, weight_decay=0.1),
         GroupSpec(Rule("majority"), (300, 9001), lr=1e-3, dtype="bfloat16"),
     )
-    return Case(name, groups, steps=4, seed=3, absent=True, exchange=distlion.Direct())
+    return Case(name, groups, steps=4, seed=3, absent=True, exchange=distlion.AllReduce())
 
 
 CASES = {name: case_of(rule, name) for name, rule in RULES.items()}
 VARIANTS: dict[str, dict[str, Any]] = {
     "direct": {},
-    "gather": {"exchange": distlion.Gather()},
+    "gather": {"exchange": distlion.AllGather()},
     "auto": {"exchange": "auto"},
     "overlap": {"overlap": True, "bucket_elements": 5000},
     "abstain": {"nonfinite": "abstain"},
@@ -209,7 +209,7 @@ def test_settings_that_differ_inside_a_node_are_an_error_on_all_ranks() -> None:
 
 
 def corrupt(rank: int, world_size: int) -> tuple[Caught | None, int]:
-    optimizer = make_nodes(exchange=distlion.Direct())
+    optimizer = make_nodes(exchange=distlion.AllReduce())
     fault = faults.arm(
         rank=2, step=0, point="framed", action=lambda chunks: chunks[-1].bitwise_xor_(1)
     )
@@ -224,7 +224,7 @@ def test_vote_that_is_damaged_is_an_error_on_all_ranks() -> None:
 
 
 def count_bytes(rank: int, world_size: int) -> tuple[bool, int, float]:
-    optimizer = make_nodes(exchange=distlion.Direct())
+    optimizer = make_nodes(exchange=distlion.AllReduce())
     for step in range(2):
         set_some_grads(optimizer, step, rank)
         optimizer.step()
@@ -277,7 +277,7 @@ def test_step_that_all_ranks_of_all_nodes_give_up_never_was() -> None:
 
 def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     """Let each part of the nodes measure another link: buckets must be the same all the same."""
-    models = [distlion.cost.LinkModel(1e-5, 1e6), distlion.cost.LinkModel(1e-2, 1e9)]
+    models = [distlion.link.LinkModel(1e-5, 1e6), distlion.link.LinkModel(1e-2, 1e9)]
     network.probe_link = lambda link, step: models[rank % 2]
     optimizer = make_nodes(overlap=True)
     run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])

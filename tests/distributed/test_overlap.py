@@ -27,12 +27,12 @@ GROUPS = (
     GroupSpec(Rule("quantized", bits=4, step=0.5), (64, 9001), lr=3e-3),
     GroupSpec(Rule("average"), (700, 3), lr=1e-3, dtype="bfloat16"),
 )
-BASE = Case("base", GROUPS, steps=6, seed=11, absent=True, exchange=distlion.Direct())
+BASE = Case("base", GROUPS, steps=6, seed=11, absent=True, exchange=distlion.AllReduce())
 PATTERNS: dict[str, Any] = {
     "auto": "auto",
-    "direct": distlion.Direct(),
-    "gather": distlion.Gather(),
-    "server": distlion.Server(),
+    "direct": distlion.AllReduce(),
+    "gather": distlion.AllGather(),
+    "server": distlion.ParameterServer(),
 }
 OVERLAPPED = {
     name: replace(BASE, name=name, exchange=pattern, overlap=True, bucket_elements=1024)
@@ -183,7 +183,9 @@ def test_step_that_all_give_up_is_as_if_it_had_never_begun() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(params, wanted, strict=True))
 
 
-@pytest.mark.parametrize("pattern", [distlion.Direct(), distlion.Gather(), distlion.Server()])
+@pytest.mark.parametrize(
+    "pattern", [distlion.AllReduce(), distlion.AllGather(), distlion.ParameterServer()]
+)
 def test_step_that_one_rank_gives_up_is_an_error_on_all(pattern: Any) -> None:
     outcomes = run_workers(give_up_one, 3, pattern)
     assert_all_raised(outcomes, errors.StepMismatchError, "rank 1", "gave this step up")

@@ -53,7 +53,7 @@ def rule_case(rule_name: str, world_size: int) -> Case:
         dtype=DTYPES[(list(RULES).index(rule_name) + world_size) % 2],
     )
     steps = STEPS if rule_name in VOTES or world_size == 2 else FEWER_STEPS
-    return Case(rule_name, (group,), steps, absent=True, exchange=distlion.Direct())
+    return Case(rule_name, (group,), steps, absent=True, exchange=distlion.AllReduce())
 
 
 def rules_of(world_size: int) -> list[str]:
@@ -80,7 +80,7 @@ SPECIAL_CASES = {
         Case(
             "many-small-buckets", MIXED_GROUPS, steps=10, seed=12, absent=True, bucket_elements=64
         ),
-        Case("gather", MIXED_GROUPS, steps=10, seed=13, absent=True, exchange=distlion.Gather()),
+        Case("gather", MIXED_GROUPS, steps=10, seed=13, absent=True, exchange=distlion.AllGather()),
         Case("every-worker-has-every-gradient", MIXED_GROUPS, steps=10, seed=14),
         Case(
             "stochastic-rounding",

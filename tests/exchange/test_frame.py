@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from distlion.exchange.frame import (
     HEADER_BYTES,
+    ChunkKind,
     ChunkShape,
     Header,
-    Kind,
     Status,
     read_chunk,
     write_chunk,
 )
 from distlion.exchange.verdict import judge
 
-HEADER = Header(Kind.VOTE, step=7, bucket=2, sender=1, settings=(1 << 64) - 5, detail=-9)
+HEADER = Header(ChunkKind.VOTE, step=7, bucket=2, sender=1, settings=(1 << 64) - 5, detail=-9)
 
 
 def make_chunk(shape: ChunkShape, header: Header, present: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_a_chunk_is_read_as_it_was_written(n_params: int, blocks: int, has_count
     highest = 65536 if has_counts else 2
     present = torch.randint(highest, (n_params,), generator=torch.Generator().manual_seed(n_params))
     chunk = make_chunk(shape, HEADER, present)
-    read = read_chunk(chunk, shape, kind=Kind.VOTE, bucket=2, sender=1)
+    read = read_chunk(chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1)
     assert read is not None
     assert read.header == HEADER
     assert torch.equal(read.present, present)
@@ -51,7 +51,7 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))
     chunk[bit // 8] ^= 1 << (bit % 8)
-    assert read_chunk(chunk, shape, kind=Kind.VOTE, bucket=2, sender=1) is None
+    assert read_chunk(chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
 
 
 @given(st.binary(min_size=256, max_size=256))
@@ -59,18 +59,24 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
 def test_junk_is_no_chunk(junk: bytes) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = torch.frombuffer(bytearray(junk), dtype=torch.uint8)
-    assert read_chunk(chunk, shape, kind=Kind.VOTE, bucket=2, sender=1) is None
+    assert read_chunk(chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
 
 
 def test_a_chunk_of_another_sender_bucket_or_kind_is_refused() -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))
-    for kind, bucket, sender in [(Kind.REPLY, 2, 1), (Kind.VOTE, 1, 1), (Kind.VOTE, 2, 0)]:
+    for kind, bucket, sender in [
+        (ChunkKind.REPLY, 2, 1),
+        (ChunkKind.VOTE, 1, 1),
+        (ChunkKind.VOTE, 2, 0),
+    ]:
         assert read_chunk(chunk, shape, kind=kind, bucket=bucket, sender=sender) is None
 
 
 def headers(n: int) -> list[Header]:
-    return [Header(Kind.REPLY, step=3, bucket=0, sender=rank, settings=11) for rank in range(n)]
+    return [
+        Header(ChunkKind.REPLY, step=3, bucket=0, sender=rank, settings=11) for rank in range(n)
+    ]
 
 
 def test_equal_headers_are_fine() -> None:

@@ -23,9 +23,9 @@ from distlion.exchange.frame import (
     FIELDS,
     HEADER_BYTES,
     Chunk,
+    ChunkKind,
     ChunkShape,
     Header,
-    Kind,
     Status,
     read_chunk,
     read_chunks,
@@ -265,7 +265,7 @@ SHAPES = st.builds(
 )
 HEADERS = st.builds(
     Header,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(ChunkKind),
     step=st.integers(-(2**63), 2**63 - 1),
     bucket=st.integers(0, 2**32 - 1),
     sender=st.integers(0, 2**32 - 1),
@@ -294,7 +294,7 @@ def check_chunk(chunk: Chunk, shape: ChunkShape) -> None:
     assert chunk.present.shape == (shape.n_params,)
     assert chunk.present.dtype == torch.int64
     assert chunk.payload.shape == (shape.payload_bytes,)
-    assert isinstance(chunk.header.kind, Kind)
+    assert isinstance(chunk.header.kind, ChunkKind)
     assert isinstance(chunk.header.status, Status)
     assert isinstance(judge([chunk.header], [0]), Verdict)
 
@@ -388,7 +388,7 @@ def test_frames_with_forged_fields_are_refused_or_read() -> None:
 
 def test_a_frame_shorter_than_its_header_is_refused() -> None:
     shape = ChunkShape(3, 64)
-    header = Header(Kind.VOTE, step=1, bucket=0, sender=0, settings=7)
+    header = Header(ChunkKind.VOTE, step=1, bucket=0, sender=0, settings=7)
     chunk = write(shape, header, 0)
     for n in range(HEADER_BYTES):
         assert read(chunk[:n], shape, header) is None

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from distlion.cost import CPU, LinkModel
+from distlion.link import LinkModel
 from distlion.netlab.prediction import Surroundings, predict_step
+from distlion.planning import CPU
 
 SURROUNDINGS = Surroundings(
     n_parameters=8_000_000,

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from comparisons import make_record, write_comparison
-from distlion.cost import LinkModel
 from distlion.errors import DataError
+from distlion.link import LinkModel
 from distlion.report import read_comparison
 from distlion.report.comparison import ACCURACY, ERROR, LOSS, Cell, Spread
 

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from comparisons import write_comparison
-from distlion.cost import LinkModel
+from distlion.link import LinkModel
 from distlion.report import read_comparison
 from distlion.report.comparison_figures import (
     draw_bits,

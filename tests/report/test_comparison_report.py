@@ -5,8 +5,8 @@ import pytest
 from matplotlib import image
 
 from comparisons import write_comparison
-from distlion.cost import LinkModel
 from distlion.errors import DataError
+from distlion.link import LinkModel
 from distlion.report import write_comparison_report
 
 LINK = LinkModel(latency_s=1e-4, rate_bit_per_s=1e9)

@@ -1,7 +1,7 @@
 import pytest
 
 from comparisons import write_comparison
-from distlion.cost import LinkModel
+from distlion.link import LinkModel
 from distlion.report import read_comparison, tabulate_outcome
 from distlion.report.comparison import ERROR, Spread
 from distlion.report.comparison_tables import (

@@ -1,8 +1,9 @@
 import pytest
 from matplotlib import image
 
-from distlion.cost import LinkModel, Scenario, advise, build_record, compare_methods
 from distlion.errors import DataError
+from distlion.link import LinkModel
+from distlion.planning import Scenario, advise, build_record, compare_methods
 from distlion.report import draw_plan_figure
 
 

@@ -112,7 +112,7 @@ Result = tuple[list[Tensor], list[Tensor], int, list[Diagnosis]]
 def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
     params = make_params(case)
     optimizer = distlion.DistributedLion(
-        params.items(), exchange=distlion.Direct(), **hyperparameters(case)
+        params.items(), exchange=distlion.AllReduce(), **hyperparameters(case)
     )
     for step in range(STEPS):
         set_grads(params, case, rank, step)

@@ -24,7 +24,7 @@ class MajorityVote(Aggregation):
         (Distributed Lion, arXiv:2404.00438, Algorithm 1, MaVo)
 
     Args:
-        tie: "coin" decides a tie by an unbiased coin, equal on all workers: 1 bit down. "zero"
+        tie: "random" decides a tie by an unbiased coin, equal on all workers: 1 bit down. "zero"
             leaves the coordinate to weight decay alone: 2 bits down.
 
     Raises:
@@ -35,22 +35,24 @@ class MajorityVote(Aggregation):
         steps.
     """
 
-    tie: Literal["coin", "zero"] = "coin"
+    tie: Literal["random", "zero"] = "random"
 
     def __post_init__(self) -> None:
-        if self.tie not in ("coin", "zero"):
-            raise InvalidArgumentError(f"MajorityVote(tie={self.tie!r}): expected 'coin' or 'zero'")
+        if self.tie not in ("random", "zero"):
+            raise InvalidArgumentError(
+                f"MajorityVote(tie={self.tie!r}): expected 'random' or 'zero'"
+            )
 
     @property
     def vote_planes(self) -> int:
         return 1
 
     def reply_planes(self, n_workers: int) -> int:
-        return 1 if self.tie == "coin" else 2
+        return 1 if self.tie == "random" else 2
 
     @property
     def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN if self.tie == "coin" else ReplyFormat.TERNARY
+        return ReplyFormat.SIGN if self.tie == "random" else ReplyFormat.TERNARY
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
@@ -68,5 +70,5 @@ class MajorityVote(Aggregation):
         *,
         out: Tensor,
     ) -> None:
-        tie = coins.tie if self.tie == "coin" else None
+        tie = coins.tie if self.tie == "random" else None
         kernels.count_signs(votes, present, bucket, first_block, tie, out=out)

@@ -18,8 +18,9 @@ from rich.text import Text
 
 from distlion.cli.failure import shown_failures
 from distlion.cli.progress import LiveDisplay
-from distlion.cost import LinkModel, count_cores, parse_rate
 from distlion.errors import InvalidArgumentError
+from distlion.link import LinkModel
+from distlion.planning import count_cores, parse_rate
 from distlion.report import read_comparison, tabulate_outcome, write_comparison_report
 from distlion.tasks import Tokenizer
 from distlion.training import (

@@ -17,17 +17,17 @@ from rich.text import Text
 
 from distlion.cli.failure import leave, shown_failures
 from distlion.cli.plan import parse_count
-from distlion.cost import (
+from distlion.errors import InvalidArgumentError
+from distlion.link import LinkModel
+from distlion.planning import (
     Advice,
     Checkup,
-    LinkModel,
     Scenario,
     advise,
     compare_methods,
     examine,
     format_rate,
 )
-from distlion.errors import InvalidArgumentError
 from distlion.training import run_workers, torchrun_world_size
 
 EXAMPLE = "Example: distlion doctor --workers 2 --params 1e8 --compute-s 0.5"

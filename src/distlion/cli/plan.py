@@ -12,20 +12,20 @@ from rich.console import Console
 
 from distlion.cli.failure import shown_failures
 from distlion.cli.plan_table import print_plan
-from distlion.cost import (
+from distlion.errors import InvalidArgumentError
+from distlion.link import LinkModel
+from distlion.planning import (
     CPU,
     GPU,
     NVLINK,
     PCIE,
     THRESHOLD,
-    LinkModel,
     Scenario,
     advise,
     build_record,
     compare_methods,
     parse_rate,
 )
-from distlion.errors import InvalidArgumentError
 from distlion.report import draw_plan_figure
 
 EXAMPLE = (

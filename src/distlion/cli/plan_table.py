@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlion.cost import Advice, Comparison, Forecast
+from distlion.planning import Advice, Comparison, Forecast
 
 _MEGABYTE = 1e6
 _NUMBERS = (

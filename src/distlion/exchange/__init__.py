@@ -1,32 +1,31 @@
 """Who sends which bytes to whom, over a process group: one file for each pattern."""
 
+from distlion.exchange.all_gather import AllGather
+from distlion.exchange.all_reduce import AllReduce
 from distlion.exchange.base import (
     Ballot,
-    BucketShape,
     Exchange,
     Reducer,
     Reply,
     empty,
     fire_framed,
 )
-from distlion.exchange.direct import Direct
 from distlion.exchange.frame import (
     BY_ALL,
     MAX_WORKERS,
     PROTOCOL_VERSION,
     Chunk,
+    ChunkKind,
     Chunks,
     ChunkShape,
     Header,
-    Kind,
     Status,
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.gather import Gather
-from distlion.exchange.link import MOST_BYTES_AT_ONCE, Link, Plan
+from distlion.exchange.link import MOST_BYTES_AT_ONCE, ByteCount, Link
+from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
-from distlion.exchange.server import Server
 from distlion.exchange.verdict import Verdict, find_errors, minority, with_error
 from distlion.exchange.watch import PeerWatch, watch_peers
 
@@ -35,24 +34,23 @@ __all__ = [
     "MAX_WORKERS",
     "MOST_BYTES_AT_ONCE",
     "PROTOCOL_VERSION",
+    "AllGather",
+    "AllReduce",
     "Ballot",
-    "BucketShape",
+    "ByteCount",
     "Chunk",
+    "ChunkKind",
     "ChunkShape",
     "Chunks",
-    "Direct",
     "Exchange",
     "Exchanging",
-    "Gather",
     "Header",
-    "Kind",
     "Link",
+    "ParameterServer",
     "PeerWatch",
     "Pipeline",
-    "Plan",
     "Reducer",
     "Reply",
-    "Server",
     "Status",
     "Verdict",
     "empty",

@@ -11,28 +11,10 @@ from torch import Tensor
 
 from distlion import faults
 from distlion.exchange.frame import Header
-from distlion.exchange.link import Link, Plan
+from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict
-
-
-@dataclass(frozen=True)
-class BucketShape:
-    """Sizes of a bucket on the wire.
-
-    Attributes:
-        n_shards: Owners, the world size.
-        n_params: Parameters.
-        vote_bytes: Bytes of a vote on one shard.
-        reply_bytes: Bytes of the reply on one shard.
-        has_counts: Whether replies say how many workers voted for each parameter.
-    """
-
-    n_shards: int
-    n_params: int
-    vote_bytes: int
-    reply_bytes: int
-    has_counts: bool
+from distlion.layout import BucketShape
 
 
 class Reducer(Protocol):
@@ -97,7 +79,7 @@ class Exchange(ABC):
     """How many transfers an exchange waits for."""
 
     @abstractmethod
-    def plan(self, shape: BucketShape, rank: int) -> Plan:
+    def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
 
     @abstractmethod

@@ -48,7 +48,7 @@ HEADER_TYPE = np.dtype(
 MAX_WORKERS = (1 << 16) - 1
 
 
-class Kind(IntEnum):
+class ChunkKind(IntEnum):
     """What a chunk carries."""
 
     VOTE = 1
@@ -101,7 +101,7 @@ class Header:
             trainable parameters of the one concerned, or -1.
     """
 
-    kind: Kind
+    kind: ChunkKind
     step: int
     bucket: int
     sender: int
@@ -253,7 +253,9 @@ class Chunks:
         _, _, kind, status, step, detail, settings, _, bucket, sender, culprit, _, _ = self.fields[
             member
         ].item()
-        return Header(Kind(kind), step, bucket, sender, settings, Status(status), culprit, detail)
+        return Header(
+            ChunkKind(kind), step, bucket, sender, settings, Status(status), culprit, detail
+        )
 
     @property
     def details(self) -> tuple[int, ...]:
@@ -275,7 +277,7 @@ class Chunks:
 
 
 def read_chunk(
-    chunk: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int, sender: int
+    chunk: Tensor, shape: ChunkShape, *, kind: ChunkKind, bucket: int, sender: int
 ) -> Chunk | None:
     """Check a chunk and take it apart; None where it is not what ``sender`` must have sent.
 
@@ -287,14 +289,14 @@ def read_chunk(
     return _read_rows(rows, shape, kind=kind, bucket=bucket, senders=senders)[0]
 
 
-def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int) -> Chunks:
+def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: ChunkKind, bucket: int) -> Chunks:
     """Read one chunk from each member: (world_size, n_bytes) uint8, in order."""
     senders = np.arange(raw.shape[0])
     return _read_rows(raw, shape, kind=kind, bucket=bucket, senders=senders)
 
 
 def _read_rows(
-    raw: Tensor, shape: ChunkShape, *, kind: Kind, bucket: int, senders: np.ndarray[Any, Any]
+    raw: Tensor, shape: ChunkShape, *, kind: ChunkKind, bucket: int, senders: np.ndarray[Any, Any]
 ) -> Chunks:
     fronts = np.ascontiguousarray(raw[:, : shape.n_bytes - shape.payload_bytes].cpu().numpy())
     fields = np.ascontiguousarray(fronts[:, :HEADER_BYTES]).view(HEADER_TYPE)[:, 0]

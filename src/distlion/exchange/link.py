@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import PeerLostError, ProcessGroupError, StepTimeoutError
-from distlion.exchange.watch import Finding, Kind, PeerWatch, keep_forever
+from distlion.exchange.watch import FailureKind, Finding, PeerWatch, keep_forever
 
 # all_gather_into_tensor became all_gather_single in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -25,7 +25,7 @@ MOST_BYTES_AT_ONCE = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Plan:
+class ByteCount:
     """Bytes and messages of one rank; what it sends to itself is not in it.
 
     Attributes:
@@ -38,8 +38,8 @@ class Plan:
     received_bytes: int = 0
     messages: int = 0
 
-    def __add__(self, other: Plan) -> Plan:
-        return Plan(
+    def __add__(self, other: ByteCount) -> ByteCount:
+        return ByteCount(
             self.sent_bytes + other.sent_bytes,
             self.received_bytes + other.received_bytes,
             self.messages + other.messages,
@@ -50,7 +50,7 @@ class Transfer:
     """A collective that is under way; what it overwrites has no meaning before ``wait`` is over."""
 
     def __init__(
-        self, link: Link, work: dist.Work | None, sent: Plan, step: int, what: str
+        self, link: Link, work: dist.Work | None, sent: ByteCount, step: int, what: str
     ) -> None:
         self._link, self._work, self._sent = link, work, sent
         self._step, self._what = step, what
@@ -99,7 +99,7 @@ class Link:
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
         self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
-        self.counted = Plan()
+        self.counted = ByteCount()
         self._first = dist.get_global_rank(process_group, 0)
         self._watch = watch
         self._check_backend()
@@ -173,21 +173,21 @@ class Link:
         """Overwrite ``tensor`` with that of the group's first member; not counted."""
         return self._start(
             lambda: dist.broadcast(tensor, self._first, group=self.process_group, async_op=True),
-            Plan(),
+            ByteCount(),
             step,
             "broadcast",
         )
 
-    def take_counted(self) -> Plan:
+    def take_counted(self) -> ByteCount:
         """Return what was handed to the network since the last call, and start again from 0."""
-        counted, self.counted = self.counted, Plan()
+        counted, self.counted = self.counted, ByteCount()
         return counted
 
-    def _plan(self, chunk: Tensor, sent: int, received: int) -> Plan:
-        return Plan(sent * chunk.nbytes, received * chunk.nbytes, sent)
+    def _plan(self, chunk: Tensor, sent: int, received: int) -> ByteCount:
+        return ByteCount(sent * chunk.nbytes, received * chunk.nbytes, sent)
 
     def _start(
-        self, start: Callable[[], dist.Work | None], sent: Plan, step: int, what: str
+        self, start: Callable[[], dist.Work | None], sent: ByteCount, step: int, what: str
     ) -> Transfer:
         try:
             return Transfer(self, start(), sent, step, what)
@@ -242,10 +242,10 @@ class Link:
         self, error: RuntimeError, step: int, what: str
     ) -> PeerLostError | StepTimeoutError:
         reason = str(error).split("\n")[0]
-        kind: Kind = "silent" if "timed out" in reason.lower() else "lost"
+        kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self._failure(kind, step, f"the {what} failed ({reason})")
 
-    def _failure(self, kind: Kind, step: int, what: str) -> PeerLostError | StepTimeoutError:
+    def _failure(self, kind: FailureKind, step: int, what: str) -> PeerLostError | StepTimeoutError:
         """Find out who failed; the group is of no use from here on."""
         keep_forever(self.process_group)
         found = Finding(kind) if self._watch is None else self._watch.settle(kind)

@@ -31,7 +31,7 @@ READ_S = 0.2
 SETTLE_S = 0.9
 CALM_S = 1.0
 
-Kind = Literal["lost", "silent"]
+FailureKind = Literal["lost", "silent"]
 _Answer = TypeVar("_Answer")
 
 
@@ -46,7 +46,7 @@ class Finding:
         note: What else is known, for the message.
     """
 
-    kind: Kind
+    kind: FailureKind
     culprits: tuple[int, ...] = ()
     busy: bool = False
     note: str = ""
@@ -130,7 +130,7 @@ class PeerWatch:
         unknown = heard is None and not self._is_store_gone
         return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
-    def settle(self, kind: Kind) -> Finding:
+    def settle(self, kind: FailureKind) -> Finding:
         """Agree with all workers that answer on who failed; takes a second at most."""
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
@@ -149,7 +149,7 @@ class PeerWatch:
             "worker may itself be cut off",
         )
 
-    def _settle(self, kind: Kind) -> Finding:
+    def _settle(self, kind: FailureKind) -> Finding:
         """1 raise the alarm, 2 wait for answers, 3 publish the finding, 4 let others read it."""
         # 1 raise the alarm
         self._answer()
@@ -181,7 +181,7 @@ class PeerWatch:
         while time.monotonic() < deadline_s and not self._store.check(keys):
             time.sleep(0.02)
 
-    def _conclude(self, kind: Kind) -> dict[str, Any]:
+    def _conclude(self, kind: FailureKind) -> dict[str, Any]:
         heard: dict[int, bool] = {}
         for rank in range(self._world_size):
             key = f"distlion/answer/{rank}"

@@ -20,8 +20,8 @@ from distlion.baselines import (
     half_precision_hook,
     power_sgd_hook,
 )
-from distlion.cost import wire_bytes
-from distlion.netlab.methods import (
+from distlion.link import wire_bytes
+from distlion.netlab.method_names import (
     ALL_REDUCE,
     DDP_FP16,
     DDP_POWERSGD,
@@ -81,7 +81,7 @@ def build_contestant(name: str, workload: Workload, *, rank: int) -> Contestant:
     """Build a method; every rank calls it, in the same order.
 
     Args:
-        name: As in ``distlion.netlab.methods``.
+        name: As in ``distlion.netlab.method_names``.
         workload: What it works on.
         rank: Of this worker, whose data differs from that of the others.
     """

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distlion.cost import (
-    PATTERNS as CHOICES,
-)
-from distlion.cost import (
-    AllReduce,
-    LinkModel,
-    Machine,
-    Scenario,
-    forecast_all_reduce,
-    forecast_votes,
-)
-from distlion.netlab.methods import (
+from distlion.link import PATTERNS as CHOICES
+from distlion.link import LinkModel
+from distlion.netlab.method_names import (
     DDP_FP16,
     DDP_FP32,
     FLOOR,
@@ -23,6 +14,13 @@ from distlion.netlab.methods import (
     RULES,
     is_rival,
     parse_vote_method,
+)
+from distlion.planning import (
+    GradientAllReduce,
+    Machine,
+    Scenario,
+    forecast_all_reduce,
+    forecast_votes,
 )
 
 
@@ -56,7 +54,7 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
         return surroundings.floor_s
     scenario = _describe(surroundings)
     if name in (DDP_FP32, DDP_FP16):
-        bits = AllReduce(32 if name == DDP_FP32 else 16, "ring")
+        bits = GradientAllReduce(32 if name == DDP_FP32 else 16, "ring")
         return forecast_all_reduce(scenario, bits).step_s
     if is_rival(name):
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from distlion.cost import format_rate, parse_rate
 from distlion.errors import InvalidArgumentError
+from distlion.planning import format_rate, parse_rate
 
 UNLIMITED = "unlimited"
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from distlion import __version__
-from distlion.cost import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
 from distlion.errors import InvalidArgumentError, MissingDependencyError, NetlabError
+from distlion.link import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
 from distlion.netlab.crew import Crew
 from distlion.netlab.lab import Lab
-from distlion.netlab.methods import ALL_REDUCE, DDP_FP16, DDP_FP32, FLOOR, adapts, is_rival
+from distlion.netlab.method_names import ALL_REDUCE, DDP_FP16, DDP_FP32, FLOOR, adapts, is_rival
 from distlion.netlab.prediction import Surroundings, predict_step
 from distlion.netlab.rate import UNLIMITED, parse_host_rates
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
@@ -47,7 +47,7 @@ class SweepSettings:
     Args:
         hosts: Workers, one on each host; 2 or more.
         rates: As for ``Lab``; each one is measured after the other.
-        methods: Their names, as in ``distlion.netlab.methods``.
+        methods: Their names, as in ``distlion.netlab.method_names``.
         workload: What they work on.
         repetitions: Blocks of each method at each rate, at least 2.
         block_s: Seconds that a block should take: it has as many steps as fit, at least one.

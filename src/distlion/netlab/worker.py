@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distlion.cost import LinkModel, Machine, measure_kernels, probe_link
 from distlion.exchange import Link
+from distlion.link import LinkModel, probe_link
 from distlion.netlab.calls import Answer, Block, Call
 from distlion.netlab.contestant import Contestant, build_contestant
 from distlion.netlab.workload import Workload
+from distlion.planning import Machine, measure_kernels
 
 _PROBE_TIMEOUT_S = 60.0
 _COUNTERS = Path("/proc/self/net/snmp")

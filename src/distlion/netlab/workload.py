@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlion.errors import InvalidArgumentError
-from distlion.netlab.methods import ALL_REDUCE, FLOOR, RIVALS, is_rival, parse_vote_method
+from distlion.netlab.method_names import ALL_REDUCE, FLOOR, RIVALS, is_rival, parse_vote_method
 
 
 @dataclass(frozen=True, kw_only=True)

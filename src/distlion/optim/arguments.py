@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
+from distlion.voting.arguments import check_number
 
 
 def list_params(params: Any) -> list[Any]:
@@ -151,36 +151,6 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
         )
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return ``value`` as a float: a number, or a tensor with one element.
-
-    Raises:
-        UnsupportedTypeError: It is something else.
-        InvalidArgumentError: It is not finite.
-    """
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
-    if not math.isfinite(value):
-        raise InvalidArgumentError(f"{name}={value}: expected a finite number")
-    return float(value)
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise InvalidArgumentError(
-            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
-        )
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Raise InvalidArgumentError unless ``value`` is None or above 0."""
-    if value is not None and not check_number(name, value) > 0:
-        raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
 
 
 def check_exp_avg_dtype(dtype: torch.dtype | None) -> None:

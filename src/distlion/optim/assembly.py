@@ -20,36 +20,36 @@ from distlion.errors import (
     ProcessGroupError,
     ReplicaMismatchError,
 )
-from distlion.exchange import Exchanging, Header, Kind, Plan, Status, Verdict, run_all
+from distlion.exchange import ByteCount, ChunkKind, Exchanging, Header, Status, Verdict, run_all
 from distlion.kernels import Coins
 from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, check_rule, list_group
-from distlion.optim.clipping import Clipper
 from distlion.optim.description import Description
-from distlion.optim.follow_up import FollowUp
-from distlion.optim.group import VotingGroup
 from distlion.optim.lion import LionBase
-from distlion.optim.momentum_stage import describe_selection, fill_selection
-from distlion.optim.network import VotingNetwork
-from distlion.optim.node_stage import PIECE_UNIT_ELEMENTS
-from distlion.optim.overlap import Overlap
-from distlion.optim.replicas import (
+from distlion.optim.saved_state import parse_groups, spell_groups
+from distlion.voting.clipping import Clipper
+from distlion.voting.follow_up import FollowUp
+from distlion.voting.group import VotingGroup
+from distlion.voting.momentum_stage import describe_selection, fill_selection
+from distlion.voting.network import VotingNetwork
+from distlion.voting.node_stage import PIECE_UNIT_ELEMENTS
+from distlion.voting.outcome import log_skip, raise_verdict, worst_of
+from distlion.voting.overlap import Overlap
+from distlion.voting.replicas import (
     broadcast_params,
     digest_settings,
     explain_difference,
     shake_hands,
     verify_replicas,
 )
-from distlion.optim.route import Route
-from distlion.optim.saved_state import parse_groups, spell_groups
-from distlion.optim.settings import (
+from distlion.voting.route import Route
+from distlion.voting.settings import (
     Settings,
     describe_params,
     list_rules,
 )
-from distlion.optim.traffic import Traffic
-from distlion.optim.verdict import log_skip, raise_verdict, worst_of
-from distlion.optim.vote import BucketVote, abstain_from
+from distlion.voting.traffic import Traffic
+from distlion.voting.vote import BucketVote, abstain_from
 
 
 class AssembledLion(LionBase):
@@ -103,10 +103,10 @@ class AssembledLion(LionBase):
         return self._traffic
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ByteCount:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
         if self._group.world_size == 1:
-            return Plan()
+            return ByteCount()
         return self._network.plan() + self._follow_up.plan(self.committed_step)
 
     def verify_replicas(self) -> None:
@@ -166,7 +166,7 @@ class AssembledLion(LionBase):
         """
         lines = [f"call: {call}", *lines]
         step = self.committed_step if step is None else step
-        header = Header(Kind.VOTE, step, 0, 0, digest_settings(lines))
+        header = Header(ChunkKind.VOTE, step, 0, 0, digest_settings(lines))
         if self._clipper is not None:
             self._clipper.take_part(header)
         votes = run_all(self._abstain(route, header) for route in self._network.routes)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.optim.replicas import digest_lines
-from distlion.optim.settings import describe_hyperparameters
+from distlion.voting.replicas import digest_lines
+from distlion.voting.settings import describe_hyperparameters
 
 
 class Description:

@@ -16,10 +16,10 @@ from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import (
     BY_ALL,
+    ChunkKind,
     Exchange,
     Exchanging,
     Header,
-    Kind,
     Status,
     Verdict,
     run_all,
@@ -27,18 +27,18 @@ from distlion.exchange import (
 from distlion.kernels import Coin, Coins, Segment
 from distlion.optim.arguments import check_exp_avg_dtype
 from distlion.optim.assembly import AssembledLion
-from distlion.optim.clipping import ClipNorm, clip_alone
-from distlion.optim.diagnostics import Diagnosis
-from distlion.optim.gradients import IdenticalGradientsWatch
 from distlion.optim.lion import check_finite, step_alone
-from distlion.optim.momentum_sync import MomentumSync
-from distlion.optim.node_stage import Nodes
-from distlion.optim.overlap import Overlap
-from distlion.optim.replicas import digest_settings
-from distlion.optim.route import Route
-from distlion.optim.settings import Settings
-from distlion.optim.verdict import worst_of
-from distlion.optim.vote import (
+from distlion.voting.clipping import ClipNorm, clip_alone
+from distlion.voting.diagnostics import Diagnosis
+from distlion.voting.gradients import IdenticalGradientsWatch
+from distlion.voting.momentum_sync import MomentumSync
+from distlion.voting.node_stage import Nodes
+from distlion.voting.outcome import worst_of
+from distlion.voting.overlap import Overlap
+from distlion.voting.replicas import digest_settings
+from distlion.voting.route import Route
+from distlion.voting.settings import Settings
+from distlion.voting.vote import (
     BucketVote,
     Draft,
     StepInputs,
@@ -74,8 +74,8 @@ class DistributedLion(AssembledLion):
         weight_decay: Decoupled weight decay, 0 or more.
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(bits=4)``
             or ``FullPrecision()``.
-        exchange: ``Direct()``, ``Gather()``, ``Server()``, or "auto": for each bucket what is
-            fastest by the cost model, on the link as it is measured at construction.
+        exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
+            bucket what is fastest by the cost model, on the link as measured at construction.
         nodes: ``Nodes(size=8)`` lets the ranks of a node act as one worker; None is every rank for
             itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers now and then; None
@@ -258,7 +258,7 @@ class DistributedLion(AssembledLion):
         lines = self._description.tell_briefly(self.param_groups)
         return StepInputs(
             rank=self._group.rank,
-            header=Header(Kind.VOTE, step, 0, 0, digest_settings(lines)),
+            header=Header(ChunkKind.VOTE, step, 0, 0, digest_settings(lines)),
             coins=Coins(self._settings.seed, step, self._network.voter),
             coefficients=self._coefficients(),
             state=self.state,

@@ -31,9 +31,9 @@ from distlion.optim.arguments import (
     list_params,
     split_names,
 )
-from distlion.optim.gradients import describe_sparse, is_sparse
 from distlion.optim.saved_state import fill_absent_keys, restore_exp_avg
-from distlion.optim.segments import make_segment, write_back
+from distlion.voting.gradients import describe_sparse, is_sparse
+from distlion.voting.segments import make_segment, write_back
 
 
 class LionBase(Optimizer):

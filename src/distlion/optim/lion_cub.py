@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.aggregation import QuantizedVote
 from distlion.optim.distributed_lion import DistributedLion
-from distlion.optim.momentum_sync import MomentumSync
+from distlion.voting.momentum_sync import MomentumSync
 
 
 def lion_cub(

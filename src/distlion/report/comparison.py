@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from distlion.cost import LinkModel
 from distlion.errors import DataError
+from distlion.link import LinkModel
 
 _INDEX = "comparison.json"
 _RUNS = "runs"

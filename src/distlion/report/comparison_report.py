@@ -8,8 +8,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from distlion.cost import LinkModel
 from distlion.errors import DataError
+from distlion.link import LinkModel
 from distlion.report.comparison import Comparison, read_comparison
 from distlion.report.comparison_figures import (
     draw_bits,

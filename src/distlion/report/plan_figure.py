@@ -25,7 +25,7 @@ def draw_plan_figure(record: dict[str, Any], figure_path: Path) -> None:
     """Draw the sweeps of a plan as a PNG that also reads in greyscale.
 
     Args:
-        record: What ``distlion.cost.build_record`` returns, or the same read from JSON.
+        record: What ``distlion.planning.build_record`` returns, or the same read from JSON.
         figure_path: Where the PNG goes; an existing file is replaced.
 
     Raises:

@@ -9,7 +9,7 @@ from enum import Enum
 from distlion.training.virtual_method import Entry, VirtualMethod
 
 
-class Kind(str, Enum):
+class MethodKind(str, Enum):
     """On which side a method is."""
 
     OURS = "ours"
@@ -34,7 +34,7 @@ class Contender:
     name: str
     description: str
     definition: str
-    kind: Kind
+    kind: MethodKind
     base_lr: float
     weight_decay: float
     enter: Callable[[Entry], VirtualMethod]

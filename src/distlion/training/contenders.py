@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distlion.errors import InvalidArgumentError
+from distlion.training.averagers import RIVALS
 from distlion.training.contender import Contender
-from distlion.training.rivals import RIVALS
 from distlion.training.voters import VOTER_NAMES, find_voter
 
 METHOD_NAMES = (*VOTER_NAMES, *RIVALS)

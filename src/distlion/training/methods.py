@@ -37,7 +37,7 @@ from distlion.baselines import (
     power_sgd_hook,
 )
 from distlion.errors import ReplicaMismatchError
-from distlion.exchange import Direct, Gather, Server
+from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import DistributedLion, Lion, MomentumSync
 from distlion.training.settings import ExchangeName, RuleName, TrainSettings
 
@@ -290,10 +290,10 @@ def _build_aggregation(settings: TrainSettings) -> Any:
 def _build_exchange(name: ExchangeName) -> Any:
     match name:
         case ExchangeName.DIRECT:
-            return Direct()
+            return AllReduce()
         case ExchangeName.GATHER:
-            return Gather()
+            return AllGather()
         case ExchangeName.SERVER:
-            return Server()
+            return ParameterServer()
         case ExchangeName.AUTO:
             return "auto"

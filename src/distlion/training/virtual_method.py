@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from distlion.aggregation import Aggregation
-from distlion.cost import SCHEDULES, shape_bucket
-from distlion.exchange import Direct
+from distlion.exchange import AllReduce
+from distlion.link import SCHEDULES
 from distlion.optim import MomentumSync
+from distlion.planning import shape_bucket
 from distlion.virtual import VirtualBaseline, VirtualCluster
 
 LION_BETAS = (0.9, 0.99)
@@ -75,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class VotingMethod:
-    """Virtual workers that vote, under the pattern ``Direct``."""
+    """Virtual workers that vote, under the pattern ``AllReduce``."""
 
     optimizer: VirtualCluster
     rounds: int
@@ -126,7 +127,7 @@ def _count_rounds(entry: Entry, aggregation: Aggregation, *, syncs: bool) -> int
     if entry.workers == 1:
         return 0
     shape = shape_bucket(entry.n_elements, entry.workers, aggregation)
-    return SCHEDULES[Direct].rounds(shape) * (2 if syncs else 1)
+    return SCHEDULES[AllReduce].rounds(shape) * (2 if syncs else 1)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from distlion.aggregation import (
     TernaryVote,
 )
 from distlion.optim import MomentumSync, lion_cub
-from distlion.training.contender import Contender, Kind
+from distlion.training.contender import Contender, MethodKind
 from distlion.training.virtual_method import LION_BETAS, VotingMethod
 
 # As for `distlion train`: small sweeps of one seed, in docs/lab-notebook.md.
@@ -103,7 +103,7 @@ def _make_voter(
         description=description,
         definition=f"{aggregation!r}, betas={betas}, {momentum_sync!r}",
         # Signum and signSGD are Lion's rule with other momenta, and others' methods.
-        kind=Kind.OURS if betas == LION_BETAS else Kind.RIVAL,
+        kind=MethodKind.OURS if betas == LION_BETAS else MethodKind.RIVAL,
         base_lr=LION_LR,
         weight_decay=LION_WEIGHT_DECAY,
         enter=partial(

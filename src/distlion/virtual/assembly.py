@@ -16,19 +16,19 @@ from distlion.errors import (
     SparseGradientError,
     UnsupportedTypeError,
 )
-from distlion.exchange import MAX_WORKERS, Exchange, Plan
+from distlion.exchange import MAX_WORKERS, ByteCount, Exchange
 from distlion.layout import fill_buckets
 from distlion.optim import Traffic
 from distlion.optim.arguments import check_rounding, check_rule, list_group
-from distlion.optim.clipping import plan_norms
-from distlion.optim.diagnostics import Diagnosis, Examiner
-from distlion.optim.gradients import describe_sparse, is_sparse
 from distlion.optim.lion import LionBase
-from distlion.optim.momentum_stage import MomentumStage, fill_selection
-from distlion.optim.route import shape_on_wire
 from distlion.optim.saved_state import parse_groups, spell_groups
-from distlion.optim.settings import Settings, list_rules
 from distlion.virtual.poll import Poll
+from distlion.voting.clipping import plan_norms
+from distlion.voting.diagnostics import Diagnosis, Examiner
+from distlion.voting.gradients import describe_sparse, is_sparse
+from distlion.voting.momentum_stage import MomentumStage, fill_selection
+from distlion.voting.route import shape_on_wire
+from distlion.voting.settings import Settings, list_rules
 
 # Of a mean momentum on its way back.
 _MEAN_BITS = 32
@@ -47,8 +47,8 @@ class _Account:
         momenta_up_bits, momenta_down_bits: Of momenta.
     """
 
-    votes: Plan = field(default_factory=Plan)
-    rest: Plan = field(default_factory=Plan)
+    votes: ByteCount = field(default_factory=ByteCount)
+    rest: ByteCount = field(default_factory=ByteCount)
     up_bits: int = 0
     down_bits: int = 0
     momenta_up_bits: float = 0.0
@@ -99,7 +99,7 @@ class AssembledCluster(LionBase):
 
     @property
     def traffic(self) -> Traffic:
-        """What one worker would have handed to the network; under ``Server`` not the server."""
+        """What one worker would have handed to the network; not the one that serves."""
         return self._traffic
 
     @property
@@ -201,7 +201,7 @@ class AssembledCluster(LionBase):
         self._up_bits += account.up_bits + account.momenta_up_bits * committed
         self._down_bits += account.down_bits + account.momenta_down_bits * committed
         sent = account.votes + account.rest if committed else account.votes
-        self._traffic = self._traffic.add_step(sent, Plan(), self._n_elements)
+        self._traffic = self._traffic.add_step(sent, ByteCount(), self._n_elements)
 
     def _check_worker(self, worker: int) -> None:
         if not 0 <= worker < self._workers:
@@ -297,7 +297,7 @@ def check_pattern(exchange: Any) -> Exchange:
     """Return the pattern whose bytes are counted, if it is one."""
     if not isinstance(exchange, Exchange):
         raise UnsupportedTypeError(
-            f"exchange={exchange!r}: expected Direct(), Gather() or Server(); without a network "
-            "'auto' has nothing to measure"
+            f"exchange={exchange!r}: expected AllReduce(), AllGather() or "
+            "ParameterServer(); without a network 'auto' has nothing to measure"
         )
     return exchange

@@ -12,18 +12,18 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import InvalidArgumentError, NonFiniteError
-from distlion.exchange import Direct, Exchange, Status, Verdict
+from distlion.exchange import AllReduce, Exchange, Status, Verdict
 from distlion.kernels import Coin, Coins, Segment
 from distlion.optim import ClipNorm, MomentumSync
 from distlion.optim.arguments import check_exp_avg_dtype
-from distlion.optim.clipping import clip_alone, clip_together
-from distlion.optim.diagnostics import ParameterReply
 from distlion.optim.lion import check_finite, step_alone
-from distlion.optim.momentum_stage import MomentumStage
-from distlion.optim.segments import write_back
-from distlion.optim.settings import Settings
-from distlion.optim.verdict import log_abstention, log_skip
 from distlion.virtual.assembly import AssembledCluster, Grads, check_pattern
+from distlion.voting.clipping import clip_alone, clip_together
+from distlion.voting.diagnostics import ParameterReply
+from distlion.voting.momentum_stage import MomentumStage
+from distlion.voting.outcome import log_abstention, log_skip
+from distlion.voting.segments import write_back
+from distlion.voting.settings import Settings
 
 
 class VirtualCluster(AssembledCluster):
@@ -84,7 +84,7 @@ class VirtualCluster(AssembledCluster):
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)
         settings = Settings(
-            exchange=Direct() if exchange is None else check_pattern(exchange),
+            exchange=AllReduce() if exchange is None else check_pattern(exchange),
             nodes=None,
             momentum_sync=momentum_sync,
             overlap=False,

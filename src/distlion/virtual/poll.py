@@ -11,7 +11,7 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.kernels import Coins, Kernels, choose_kernels
 from distlion.layout import BLOCK_WORDS, Bucket
-from distlion.optim.diagnostics import ParameterReply
+from distlion.voting.diagnostics import ParameterReply
 
 
 @dataclass

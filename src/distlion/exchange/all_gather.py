@@ -1,0 +1,94 @@
+"""Every rank gets all votes and counts them itself: one round, but traffic that grows with N."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from distlion.exchange.base import (
+    Ballot,
+    Exchange,
+    Reducer,
+    Reply,
+    empty,
+    fire_counted,
+    fire_framed,
+)
+from distlion.exchange.frame import (
+    ChunkKind,
+    ChunkShape,
+    Status,
+    read_chunks,
+    write_chunk,
+)
+from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.pipeline import Exchanging
+from distlion.exchange.verdict import judge_chunks
+from distlion.layout import BucketShape
+
+
+@dataclass(frozen=True)
+class AllGather(Exchange):
+    """Gather everybody's votes and count all shards at every rank.
+
+    Notes:
+        Each rank sends its votes to N - 1 others: N - 1 bits a parameter for one-bit votes. Worth
+        it for tiny buckets, where one round costs less than two, and at N = 2, where it sends no
+        more than ``AllReduce``. There is no reply in which one rank could tell the others that
+        bytes were damaged on the way to it alone: that rank raises ``CorruptFrameError`` by itself,
+        and the others lose it in their next step.
+    """
+
+    transfers: ClassVar[int] = 1
+
+    def plan(self, shape: BucketShape, rank: int) -> ByteCount:
+        peers = shape.n_shards - 1
+        n_bytes = peers * whole_vote_shape(shape).n_bytes
+        return ByteCount(n_bytes, n_bytes, peers)
+
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
+        """Exchange one bucket: 1 gather votes, 2 count."""
+        # 1 gather votes
+        chunk = write_whole_vote(link, shape, ballot)
+        received = empty(link, shape.n_shards, chunk.numel())
+        under_way = link.all_gather(received, chunk, step=ballot.header.step)
+        yield
+        under_way.wait()
+
+        # 2 count
+        return count_whole_votes(received, link, shape, ballot, reducer)
+
+
+def whole_vote_shape(shape: BucketShape) -> ChunkShape:
+    """Sizes of a chunk that holds a worker's votes on all shards."""
+    return ChunkShape(shape.n_params, shape.n_shards * shape.vote_bytes)
+
+
+def write_whole_vote(link: Link, shape: BucketShape, ballot: Ballot) -> Tensor:
+    """Put a worker's votes on all shards into one chunk."""
+    chunk_shape = whole_vote_shape(shape)
+    chunk = empty(link, chunk_shape.n_bytes)
+    write_chunk(chunk, chunk_shape, ballot.header, ballot.present, ballot.votes.flatten())
+    fire_framed(link, ballot.header, chunk)
+    return chunk
+
+
+def count_whole_votes(
+    received: Tensor, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+) -> Reply:
+    """Check everybody's chunks, (workers, n) uint8, and count all shards."""
+    chunks = read_chunks(
+        received, whole_vote_shape(shape), kind=ChunkKind.VOTE, bucket=ballot.header.bucket
+    )
+    verdict = judge_chunks(chunks, link.ranks)
+    fire_counted(link, ballot.header)
+    if verdict.status is not Status.OK:
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        return Reply(verdict, nothing, received)
+    reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
+    return Reply(verdict, chunks.present.sum(0), reply.view(shape.n_shards, -1), chunks.details)

@@ -1,0 +1,110 @@
+"""Every rank counts its own shard: traffic for each rank does not grow with the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from distlion.exchange.base import (
+    Ballot,
+    Exchange,
+    Reducer,
+    Reply,
+    empty,
+    fire_counted,
+    fire_framed,
+)
+from distlion.exchange.frame import (
+    ChunkKind,
+    Chunks,
+    ChunkShape,
+    Header,
+    Status,
+    read_chunks,
+    write_chunk,
+    write_chunks,
+)
+from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.pipeline import Exchanging
+from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
+from distlion.layout import BucketShape
+
+
+@dataclass(frozen=True)
+class AllReduce(Exchange):
+    """Scatter shards to their owners, count there, gather the replies.
+
+    Notes:
+        Each rank sends (N - 1) / N of its votes and N - 1 times its own shard's reply: 2 (N - 1) /
+        N bits a parameter for one bit up and one bit down (Lion Cub, arXiv:2411.16462, 1-bit
+        all-reduce).
+    """
+
+    transfers: ClassVar[int] = 2
+
+    def plan(self, shape: BucketShape, rank: int) -> ByteCount:
+        vote, reply = _chunk_shapes(shape)
+        peers = shape.n_shards - 1
+        n_bytes = peers * (vote.n_bytes + reply.n_bytes)
+        return ByteCount(n_bytes, n_bytes, 2 * peers)
+
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
+        """Exchange one bucket: 1 scatter shards, 2 count, 3 gather."""
+        vote_shape, reply_shape = _chunk_shapes(shape)
+
+        # 1 scatter shards
+        chunks = empty(link, shape.n_shards, vote_shape.n_bytes)
+        write_chunks(chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
+        fire_framed(link, ballot.header, chunks)
+        received = torch.empty_like(chunks)
+        votes_under_way = link.all_to_all(received, chunks, step=ballot.header.step)
+        yield
+        votes_under_way.wait()
+
+        # 2 count
+        votes = read_chunks(received, vote_shape, kind=ChunkKind.VOTE, bucket=ballot.header.bucket)
+        header = find_errors(votes, replace(ballot.header, kind=ChunkKind.REPLY), link.ranks)
+        present, payload = _count(votes, reply_shape, header, reducer)
+        fire_counted(link, header)
+
+        # 3 gather
+        reply = empty(link, reply_shape.n_bytes)
+        write_chunk(reply, reply_shape, header, present, payload)
+        fire_framed(link, header, reply)
+        replies = empty(link, shape.n_shards, reply_shape.n_bytes)
+        replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
+        yield
+        replies_under_way.wait()
+        return _read_replies(replies, reply_shape, header, link)
+
+
+def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
+    return (
+        ChunkShape(shape.n_params, shape.vote_bytes),
+        ChunkShape(shape.n_params, shape.reply_bytes, shape.has_counts),
+    )
+
+
+def _count(
+    chunks: Chunks, shape: ChunkShape, header: Header, reducer: Reducer
+) -> tuple[Tensor, Tensor]:
+    """Count the votes on this rank's shard; where there was an error, nobody is present."""
+    if header.status is not Status.OK:
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        return nothing, torch.zeros(shape.payload_bytes, dtype=torch.uint8)
+    counted = reducer.reduce(chunks.payloads, chunks.present.bool(), header.sender)
+    return chunks.present.sum(0), counted
+
+
+def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -> Reply:
+    chunks = read_chunks(replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket)
+    verdict = judge_chunks(chunks, link.ranks)
+    present = chunks.present[0]
+    if verdict.status is Status.OK and bool((chunks.present != present).any()):
+        verdict = Verdict(Status.CORRUPT)
+    return Reply(verdict, present, chunks.payloads, chunks.details)

@@ -1,0 +1,29 @@
+"""The link that votes cross: its model, its measurement, and the pattern that suits it."""
+
+from distlion.link.choice import (
+    PATTERNS,
+    SCHEDULES,
+    choose_exchange,
+    count_overlap_buckets,
+    exchange_seconds,
+)
+from distlion.link.link_model import LinkModel
+from distlion.link.overhead import ETHERNET_BYTES, ETHERNET_MTU, payload_share, wire_bytes
+from distlion.link.probe import LinkProbe, agree_on_model, probe_link, probe_ranks
+
+__all__ = [
+    "ETHERNET_BYTES",
+    "ETHERNET_MTU",
+    "PATTERNS",
+    "SCHEDULES",
+    "LinkModel",
+    "LinkProbe",
+    "agree_on_model",
+    "choose_exchange",
+    "count_overlap_buckets",
+    "exchange_seconds",
+    "payload_share",
+    "probe_link",
+    "probe_ranks",
+    "wire_bytes",
+]

@@ -1,0 +1,68 @@
+"""Bytes and seconds of whole steps in closed form: of votes, and of what one could do instead."""
+
+from distlion.planning.advice import (
+    DO_NOT_COMPRESS,
+    Advice,
+    Regime,
+    advise,
+    build_record,
+    find_regimes,
+)
+from distlion.planning.all_reduce import RIVALS, GradientAllReduce, forecast_all_reduce
+from distlion.planning.bench import KernelRates, measure_kernels
+from distlion.planning.checkup import Checkup, WorkerReport, count_cores, examine, find_faults
+from distlion.planning.forecast import Forecast
+from distlion.planning.machine import CPU, GPU, Machine
+from distlion.planning.planner import (
+    RULES,
+    THRESHOLD,
+    Comparison,
+    compare_methods,
+    find_rate,
+    gain_over_rivals,
+    speed_up,
+    sweep,
+)
+from distlion.planning.rate import format_rate, parse_rate
+from distlion.planning.scenario import MAX_NODES, NVLINK, PCIE, Scenario
+from distlion.planning.votes import bits_sent, forecast_votes, shape_bucket
+
+__all__ = [
+    "CPU",
+    "DO_NOT_COMPRESS",
+    "GPU",
+    "MAX_NODES",
+    "NVLINK",
+    "PCIE",
+    "RIVALS",
+    "RULES",
+    "THRESHOLD",
+    "Advice",
+    "Checkup",
+    "Comparison",
+    "Forecast",
+    "GradientAllReduce",
+    "KernelRates",
+    "Machine",
+    "Regime",
+    "Scenario",
+    "WorkerReport",
+    "advise",
+    "bits_sent",
+    "build_record",
+    "compare_methods",
+    "count_cores",
+    "examine",
+    "find_faults",
+    "find_rate",
+    "find_regimes",
+    "forecast_all_reduce",
+    "forecast_votes",
+    "format_rate",
+    "gain_over_rivals",
+    "measure_kernels",
+    "parse_rate",
+    "shape_bucket",
+    "speed_up",
+    "sweep",
+]

@@ -1,0 +1,171 @@
+"""A step of ours: bytes and seconds of a rule under a pattern."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+
+from distlion.aggregation import Aggregation
+from distlion.errors import UnsupportedTypeError
+from distlion.exchange import AllGather, AllReduce, Exchange, ParameterServer
+from distlion.kernels import ReplyFormat
+from distlion.layout import Bucket, BucketShape, Slot, shape_momenta
+from distlion.link.choice import count_overlap_buckets, exchange_seconds
+from distlion.planning.forecast import Forecast, Load, make_forecast
+from distlion.planning.machine import Machine
+from distlion.planning.scenario import Scenario
+
+BUCKET_ELEMENTS = 1 << 26
+"""Coordinates of a bucket without overlap: more, smaller ones only cost latency."""
+
+_GRAD_BYTES = 4
+_SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}
+
+
+def shape_bucket(n_elements: int, n_workers: int, rule: Aggregation) -> BucketShape:
+    """Size a bucket of one parameter of ``n_elements`` coordinates, as it would travel."""
+    bucket = Bucket(0, (0,), (Slot("", n_elements, 0, 0),), n_workers)
+    return BucketShape(
+        n_shards=n_workers,
+        n_params=1,
+        vote_bytes=bucket.shard_bytes(rule.vote_planes),
+        reply_bytes=bucket.shard_bytes(rule.reply_planes(n_workers)),
+        has_counts=rule.reply_format is ReplyFormat.COUNT,
+    )
+
+
+def bits_sent(rule: Aggregation, pattern: Exchange, n_workers: int) -> float:
+    """Return the bits for each parameter that the busiest rank sends, frames and padding aside.
+
+    Equation:
+        AllReduce: (N - 1) / N * (u + d)    AllGather: (N - 1) u
+        ParameterServer: max(u, (N - 1) d)
+        u and d are the bits of a vote and of a reply, N is ``n_workers``; 0 for N = 1.
+
+    Raises:
+        UnsupportedTypeError: The pattern is none of these.
+    """
+    peers, up, down = n_workers - 1, rule.vote_planes, rule.reply_planes(n_workers)
+    match pattern:
+        case AllReduce():
+            return peers / n_workers * (up + down)
+        case AllGather():
+            return float(peers * up)
+        case ParameterServer():
+            return float(max(up, peers * down) if peers else 0)
+    raise UnsupportedTypeError(f"pattern {pattern!r} has no closed form")
+
+
+def forecast_votes(
+    scenario: Scenario, rule: Aggregation, pattern: Exchange, *, overlap: bool
+) -> Forecast:
+    """Forecast a step of one rule under one pattern.
+
+    With several workers in a node, gradients are averaged inside it, each worker votes for its part
+    of the parameters over its part of the node's link, and replies are gathered inside. Momenta,
+    where they are averaged, follow the votes.
+    """
+    n_buckets = _count_buckets(scenario, rule, overlap=overlap)
+    shape = shape_bucket(-(-scenario.own_params // n_buckets), scenario.nodes, rule)
+    busiest = max(_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
+    others = _sent_bytes(pattern, shape, scenario.nodes - 1)
+    total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
+    per_node = n_buckets * scenario.gpus_per_node
+    momenta = _plan_momenta(scenario, pattern)
+    load = Load(
+        sent_bytes=per_node * busiest + scenario.gpus_per_node * momenta.busiest_bytes,
+        total_sent_bytes=per_node * total + scenario.gpus_per_node * momenta.total_bytes,
+        arithmetic_s=_arithmetic_s(scenario, rule)
+        + n_buckets * _exchange_arithmetic_s(scenario.machine, pattern, shape),
+        communication_s=n_buckets * exchange_seconds(pattern, shape, scenario.worker_link)
+        + _inside_node_s(scenario, rule.reply_planes(scenario.nodes)),
+        n_buckets=n_buckets,
+        late_s=momenta.seconds,
+    )
+    return make_forecast(
+        scenario, load, method=name_rule(rule), pattern=repr(pattern), votes=True, overlap=overlap
+    )
+
+
+def name_rule(rule: Aggregation) -> str:
+    """Write a rule without the arguments that have their defaults, but with its bits."""
+    frozen: Any = rule  # every rule is a frozen dataclass
+    arguments = [
+        f"{field.name}={value!r}"
+        for field in dataclasses.fields(frozen)
+        if (value := getattr(rule, field.name)) != field.default or field.name == "bits"
+    ]
+    return f"{type(rule).__name__}({', '.join(arguments)})"
+
+
+class _Momenta(NamedTuple):
+    """What averaging momenta takes in a step, for one worker of each node."""
+
+    busiest_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float = 0.0
+
+
+def _plan_momenta(scenario: Scenario, pattern: Exchange) -> _Momenta:
+    if scenario.sync_every is None or scenario.nodes == 1:
+        return _Momenta()
+    n_elements = -(-scenario.own_params // scenario.sync_every)
+    shape = shape_momenta(n_elements, scenario.nodes, _SYNC_DTYPES[scenario.sync_bits])
+    first, others = (_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
+    return _Momenta(
+        max(first, others),
+        first + (scenario.nodes - 1) * others,
+        exchange_seconds(pattern, shape, scenario.worker_link),
+    )
+
+
+def _count_buckets(scenario: Scenario, rule: Aggregation, *, overlap: bool) -> int:
+    needed = -(-scenario.own_params // BUCKET_ELEMENTS)
+    if not overlap:
+        return needed
+    whole = shape_bucket(-(-scenario.own_params // needed), scenario.nodes, rule)
+    return max(needed, count_overlap_buckets([(whole, scenario.worker_link)] * needed))
+
+
+def _sent_bytes(pattern: Exchange, shape: BucketShape, rank: int) -> int:
+    return pattern.plan(shape, rank).sent_bytes
+
+
+def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
+    """Return the seconds of encode and commit; alone, nothing is encoded."""
+    machine, own = scenario.machine, scenario.own_params
+    if scenario.nodes == 1:
+        return machine.commit_s(scenario.n_params, scenario.n_params, 0)
+    planes = rule.reply_planes(scenario.nodes)
+    return machine.encode_s(own, rule.vote_planes) + machine.commit_s(
+        scenario.n_params, own, planes
+    )
+
+
+def _exchange_arithmetic_s(machine: Machine, pattern: Exchange, shape: BucketShape) -> float:
+    """Return the seconds in which the busiest rank counts votes and writes and reads frames."""
+    n = shape.n_shards
+    if n == 1:
+        return 0.0
+    whole_votes = n * n * shape.vote_bytes
+    written, read, counted = {
+        AllReduce: (n + 1, 2 * n, n * shape.vote_bytes),
+        AllGather: (1, n, whole_votes),
+        ParameterServer: (2, n, whole_votes),
+    }[type(pattern)]
+    plan = pattern.plan(shape, 0)
+    return (
+        counted / machine.count_bytes_per_s
+        + (plan.sent_bytes + plan.received_bytes) / machine.frame_bytes_per_s
+        + written * machine.write_frame_s
+        + read * machine.read_frame_s
+    )
+
+
+def _inside_node_s(scenario: Scenario, reply_planes: int) -> float:
+    """Return the seconds to reduce-scatter float32 gradients and to gather replies in a node."""
+    peers, link = scenario.gpus_per_node - 1, scenario.node_link
+    n_bytes = scenario.own_params * peers * (_GRAD_BYTES + reply_planes / 8)
+    return 2 * peers * link.latency_s + link.transfer_s(n_bytes, n_bytes)

@@ -1,0 +1,187 @@
+"""Clipping by norm inside the optimizer: in front of the vote, without a change to gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import ByteCount, ChunkKind, Header, Link
+from distlion.kernels import Segment, choose_kernels
+from distlion.voting.scalars import gather_numbers, plan_numbers
+from distlion.voting.vote import Draft
+
+NORM_EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Scale gradients down to a norm before the direction is computed.
+
+    Equation:
+        g <- g * min(1, max_norm / (norm + 1e-6))
+        "worker": norm = ||g_i||, each worker its own. "global": norm = sqrt(mean over workers of
+        ||g_i||^2), one factor for all; it is at least the norm of the mean gradient, and equal to
+        it where workers agree.
+
+    Args:
+        max_norm: Above 0.
+        scope: "worker" or "global".
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+        UnsupportedTypeError: ``max_norm`` is no number.
+
+    Notes:
+        A sign forgets a common factor, so clipping does not shorten Lion's step. It limits how much
+        of the direction and of the momentum one outlying batch can make up. With "worker", a
+        worker's outlier counts less against its own momentum; with "global", against everybody's,
+        also on workers that had none. ``p.grad`` is not changed. The norm is added in double, by
+        blocks and then exactly, so it depends neither on buckets nor on threads. Norms that are not
+        finite are left out: what follows is ``nonfinite=``.
+    """
+
+    max_norm: float
+    scope: Literal["worker", "global"] = "worker"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_norm, bool) or not isinstance(self.max_norm, int | float):
+            raise UnsupportedTypeError(f"ClipNorm(max_norm={self.max_norm!r}): expected a number")
+        if not (math.isfinite(self.max_norm) and self.max_norm > 0):
+            raise InvalidArgumentError(
+                f"ClipNorm(max_norm={self.max_norm}): expected a finite number above 0"
+            )
+        if self.scope not in ("worker", "global"):
+            raise InvalidArgumentError(
+                f"ClipNorm(scope={self.scope!r}): expected 'worker' or 'global'"
+            )
+
+
+def plan_norms(n_workers: int) -> ByteCount:
+    """Declare what a worker hands to the network to clip by the norm of all."""
+    return plan_numbers(1, n_workers)
+
+
+def clip_together(
+    workers: Sequence[Sequence[Segment]], absent: int, clip: ClipNorm
+) -> list[Sequence[Segment]]:
+    """Clip the gradients of several workers of one process by the norm of all.
+
+    Args:
+        workers: The segments of each.
+        absent: Further workers, which have no gradient.
+        clip: To what.
+    """
+    squares = [_add_exactly(_list_square_sums(segments)) for segments in workers]
+    factor = _find_factor(_mean_square(squares + [0.0] * absent), clip)
+    return [_scale_segments(segments, factor) for segments in workers]
+
+
+def clip_alone(segments: Sequence[Segment], clip: ClipNorm) -> Sequence[Segment]:
+    """Clip the gradients of a single worker."""
+    square = _add_exactly(_list_square_sums(segments))
+    return _scale_segments(segments, _find_factor(square, clip))
+
+
+@dataclass(frozen=True)
+class Clipper:
+    """Clip the drafts of a step.
+
+    Attributes:
+        clip: To what.
+        between: The network of those who vote, for "global"; None where it is not needed.
+        inside: The ranks of this node; None without nodes.
+        most_blocks: Blocks of gradient on the rank of the node that has most.
+    """
+
+    clip: ClipNorm
+    between: Link | None
+    inside: Link | None
+    most_blocks: int
+
+    def apply(self, drafts: Sequence[Draft], header: Header) -> list[Draft]:
+        """Return drafts with scaled gradients, and with errors that showed on the way."""
+        segments = [segment for draft in drafts for segment in draft.segments]
+        header, square = self._measure(_list_square_sums(segments), header)
+        factor = _find_factor(square, self.clip)
+        return [_scale(draft, factor, header) for draft in drafts]
+
+    def take_part(self, header: Header) -> None:
+        """Take part in the exchanges of ``apply`` without a gradient."""
+        self._measure([], header)
+
+    def plan(self) -> ByteCount:
+        """Declare what this rank hands to the network between those who vote."""
+        if self.between is None:
+            return ByteCount()
+        return plan_norms(self.between.world_size)
+
+    def _measure(self, square_sums: list[float], header: Header) -> tuple[Header, float]:
+        """Add up the squared norm: of the worker, then perhaps of all workers."""
+        if self.inside is not None:
+            padded = square_sums + [0.0] * (self.most_blocks - len(square_sums))
+            header, rows = gather_numbers(self.inside, padded, header, kind=ChunkKind.NORM)
+            square_sums = [number for row in rows for number in row]
+        square = _add_exactly(square_sums)
+        if self.between is not None:
+            header, rows = gather_numbers(self.between, [square], header, kind=ChunkKind.NORM)
+            square = _mean_square([row[0] for row in rows])
+        return header, square
+
+
+def _list_square_sums(segments: Sequence[Segment]) -> list[float]:
+    """List the squares of what is voted with, block by block."""
+    numbers: list[float] = []
+    for segment in segments:
+        if segment.grad is not None:
+            scale = segment.coefficients.grad_scale
+            squares = choose_kernels(segment.grad.device).square_sums(segment.grad)
+            numbers += (squares * (scale * scale)).tolist()
+    return numbers
+
+
+def _mean_square(squares: Sequence[float]) -> float:
+    """Average what is finite, in rank order."""
+    finite = [square for square in squares if math.isfinite(square)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def _find_factor(square: float, clip: ClipNorm) -> float:
+    if not math.isfinite(square):
+        return 1.0
+    return min(1.0, clip.max_norm / (math.sqrt(square) + NORM_EPSILON))
+
+
+def _add_exactly(numbers: Sequence[float]) -> float:
+    """Add with one rounding, so that neither order nor grouping matters."""
+    if not all(map(math.isfinite, numbers)):
+        return math.nan
+    try:
+        return math.fsum(numbers)
+    except OverflowError:
+        return math.nan
+
+
+def _scale(draft: Draft, factor: float, header: Header) -> Draft:
+    found = replace(
+        draft.header, status=header.status, culprit=header.culprit, detail=header.detail
+    )
+    worst = draft.header if draft.header.status >= header.status else found
+    segments = _scale_segments(draft.segments, factor)
+    return replace(draft, segments=draft.route.kernels.gather(segments), header=worst)
+
+
+def _scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segment]:
+    if factor == 1.0:
+        return segments
+    return [
+        segment._replace(
+            coefficients=segment.coefficients._replace(
+                grad_scale=segment.coefficients.grad_scale * factor
+            )
+        )
+        for segment in segments
+    ]

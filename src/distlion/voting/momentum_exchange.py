@@ -1,0 +1,181 @@
+"""Momenta on the wire: their rows, their mean at the owner, and what comes back to each worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlion.exchange import (
+    Ballot,
+    Exchange,
+    Exchanging,
+    Header,
+    Link,
+    Reply,
+)
+from distlion.kernels import Kernels, Segment
+from distlion.layout import SCALE_ELEMENTS, BucketShape, shape_momenta
+from distlion.voting.momentum_sync import MomentumSync
+
+_LARGEST = 127.0
+
+
+class MomentumSlice(NamedTuple):
+    """Some coordinates of one parameter's momentum: which parameter, and from where to where."""
+
+    position: int
+    start: int
+    stop: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return these coordinates of a parameter, or of anything of its shape: a flat view."""
+        return tensor.view(-1)[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class MomentumRows:
+    """What one exchange moves, and how it is spelled: every worker sends one row.
+
+    Attributes:
+        slices: What the row is made of, in order.
+        dtype: What is sent: float32, bfloat16 or int8.
+        n_workers: Workers, each the owner of a shard of the row.
+    """
+
+    slices: tuple[MomentumSlice, ...]
+    dtype: torch.dtype
+    n_workers: int
+
+    @property
+    def n_elements(self) -> int:
+        """Coordinates that move."""
+        return sum(part.stop - part.start for part in self.slices)
+
+    @property
+    def shape(self) -> BucketShape:
+        """Sizes on the wire."""
+        return shape_momenta(self.n_elements, self.n_workers, self.dtype)
+
+    @property
+    def up_bits(self) -> float:
+        """Bits that each worker sends for its coordinates, scales included."""
+        scale_bits = 32 / SCALE_ELEMENTS if self.dtype is torch.int8 else 0
+        return self.n_elements * (8 * self.dtype.itemsize + scale_bits)
+
+    @property
+    def shard_elements(self) -> int:
+        """Coordinates of a shard, padding included."""
+        return self.shape.reply_bytes // 4
+
+    def join(self, momenta: Sequence[Tensor]) -> Tensor:
+        """Put slices of momenta together: (n_workers, shard_elements) float32, padded with 0."""
+        row = torch.cat([momentum.view(-1).float() for momentum in momenta])
+        n_padded = self.n_workers * self.shard_elements
+        padded = torch.nn.functional.pad(row, (0, n_padded - row.numel()))
+        return padded.view(self.n_workers, -1)
+
+    def encode(self, row: Tensor) -> Tensor:
+        """Spell a row: (n_workers, shard_elements) float32 to (n_workers, vote_bytes) uint8.
+
+        Equation:
+            int8: q = round(m / s), s = max |m| / 127 over 256 coordinates in float32; s = 0 sends 0
+        """
+        if self.dtype is not torch.int8:
+            return row.to(self.dtype).view(torch.uint8)
+        blocks = row.view(self.n_workers, -1, SCALE_ELEMENTS)
+        scales = blocks.abs().amax(-1, keepdim=True) / row.new_tensor(_LARGEST)
+        levels = torch.where(scales > 0, blocks / scales, 0.0).round().clamp(-_LARGEST, _LARGEST)
+        spelled = torch.cat(
+            [
+                levels.to(torch.int8).view(self.n_workers, -1).view(torch.uint8),
+                scales.view(self.n_workers, -1).view(torch.uint8),
+            ],
+            dim=1,
+        )
+        padding = self.shape.vote_bytes - spelled.shape[1]
+        return torch.nn.functional.pad(spelled, (0, padding))
+
+    def decode(self, spelled: Tensor) -> Tensor:
+        """Read what ``encode`` wrote: (..., vote_bytes) uint8 to (..., shard_elements) float32."""
+        if self.dtype is not torch.int8:
+            return spelled.view(self.dtype).float()
+        n = self.shard_elements
+        levels = spelled[..., :n].contiguous().view(torch.int8).float()
+        scale_bytes = 4 * n // SCALE_ELEMENTS
+        scales = spelled[..., n : n + scale_bytes].contiguous().view(torch.float32)
+        blocks = levels.view(*levels.shape[:-1], -1, SCALE_ELEMENTS) * scales[..., None]
+        return blocks.view(levels.shape)
+
+    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        """Average what workers sent, added in float32 in rank order; the pattern's reducer."""
+        rows = self.decode(votes.contiguous().view(len(votes), -1, self.shape.vote_bytes))
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total += row
+        # By a tensor: of a number, some backends take the reciprocal.
+        return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
+
+    def settle(self, row: Tensor, reply: Tensor) -> list[Tensor]:
+        """Return a worker's averaged momenta, a flat float32 tensor for each slice.
+
+        Args:
+            row: What ``join`` gave it.
+            reply: (n_workers, reply_bytes) uint8.
+        """
+        mean = reply.reshape(-1).view(torch.float32).view_as(row)
+        if self.dtype is not torch.float32:
+            mean = row + (mean - self.decode(self.encode(row)))
+        sizes = [part.stop - part.start for part in self.slices]
+        return list(torch.split(mean.view(-1)[: self.n_elements], sizes))
+
+    def exchange(
+        self, link: Link, pattern: Exchange, header: Header, row: Tensor
+    ) -> Exchanging[Reply]:
+        """Send this worker's row and bring back the mean."""
+        ballot = Ballot(
+            replace(header, sender=link.rank), self.encode(row), torch.ones(1, dtype=torch.bool)
+        )
+        return pattern.exchange(link, self.shape, ballot, self)
+
+
+def cut_slices(
+    sync: MomentumSync, step: int, selected: Sequence[int], sizes: Sequence[int]
+) -> tuple[MomentumSlice, ...]:
+    """Cut what a step moves out of the selected parameters.
+
+    Args:
+        sync: When and where.
+        step: Counted from 0.
+        selected: Positions of the parameters that are averaged.
+        sizes: Coordinates of the momentum that is kept here, for every trainable parameter.
+    """
+    ends = itertools.accumulate((sizes[position] for position in selected), initial=0)
+    places = list(ends)
+    first, last = sync.part(step, places[-1])
+    slices = []
+    for position, (start, stop) in zip(selected, itertools.pairwise(places), strict=True):
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            slices.append(MomentumSlice(position, low - start, high - start))
+    return tuple(slices)
+
+
+def new_momentum(segment: Segment, index: slice | Tensor, kernels: Kernels) -> Tensor:
+    """Compute what a commit will make of some coordinates of a momentum, and change nothing.
+
+    Args:
+        segment: The parameter, whose momentum stays where it has no gradient.
+        index: Of the flat parameter.
+        kernels: The arithmetic.
+    """
+    moved = segment.exp_avg.view(-1)[index].clone()
+    if segment.grad is not None:
+        slot = segment.slot._replace(n_elements=moved.numel())
+        param, grad = segment.param.view(-1)[index], segment.grad.view(-1)[index]
+        kernels.update_momentum([Segment(slot, param, grad, moved, segment.coefficients)], [1])
+    return moved

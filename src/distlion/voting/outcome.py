@@ -1,0 +1,108 @@
+"""What all workers found out together, as an exception or a log line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from distlion.errors import (
+    ConfigMismatchError,
+    CorruptFrameError,
+    GradientChangedError,
+    NonFiniteError,
+    SparseGradientError,
+    StepError,
+    StepMismatchError,
+)
+from distlion.exchange import Status, Verdict
+from distlion.layout import Slot
+from distlion.voting.gradients import describe_sparse
+from distlion.voting.replicas import spell_ranks
+
+logger = logging.getLogger("distlion")
+
+NOT_COMMITTED = "nothing was committed"
+
+
+def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Pick the gravest verdict of a step; of equally grave ones the first, with all culprits."""
+    worst = max(verdicts, key=lambda verdict: verdict.status)
+    culprits = {
+        rank for other in verdicts if other.status == worst.status for rank in other.culprits
+    }
+    return replace(worst, culprits=tuple(sorted(culprits)))
+
+
+def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> NoReturn:
+    """Raise the error that a verdict stands for; ``slots`` are all trainable parameters."""
+    culprits = verdict.culprits
+    who = spell_ranks(culprits) if culprits else "a worker"
+    concerns_param = verdict.status <= Status.GRADIENT_CHANGED
+    name = name_param(slots, verdict.detail if concerns_param else -1)
+    steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
+    errors: dict[Status, tuple[type[StepError], str]] = {
+        Status.NON_FINITE: (
+            NonFiniteError,
+            f"gradient, direction or new momentum of {name} is not finite on {who}; "
+            f"{NOT_COMMITTED}. nonfinite='skip' drops such a step on all workers (what a "
+            "GradScaler needs), 'abstain' only that worker's votes",
+        ),
+        Status.SPARSE_GRADIENT: (
+            SparseGradientError,
+            f"on {who}: {describe_sparse(name)}; {NOT_COMMITTED}",
+        ),
+        Status.GRADIENT_CHANGED: (
+            GradientChangedError,
+            f"the gradient of {name} changed on {who} after it was encoded; {NOT_COMMITTED}. "
+            "Change gradients (clip, unscale) before step(); with overlap=True votes leave during "
+            "backward, so that nothing may change them, and all backward passes but the last one "
+            "belong inside no_sync()",
+        ),
+        Status.SETTINGS_CHANGED: (
+            GradientChangedError,
+            f"lr, betas, weight_decay or aggregation changed on {who} between the first vote, "
+            f"which left during backward, and step(); {NOT_COMMITTED}. With overlap=True call "
+            "schedulers after step()",
+        ),
+        Status.CANCELLED: (
+            StepMismatchError,
+            f"{who} gave this step up, by zero_grad() between backward and step(), and other "
+            f"workers did not; {NOT_COMMITTED}. Skip a step on all workers, or use "
+            "nonfinite='skip'",
+        ),
+        Status.CONFIG: (ConfigMismatchError, f"settings differ on {who}; {NOT_COMMITTED}"),
+        Status.STEP: (
+            StepMismatchError,
+            f"workers are at different steps ({steps}); {NOT_COMMITTED}. Did a worker load "
+            "another checkpoint, or leave out a step that the others committed?",
+        ),
+        Status.CORRUPT: (
+            CorruptFrameError,
+            f"bytes from {who} were damaged on the way; {NOT_COMMITTED}",
+        ),
+    }
+    error, message = errors[verdict.status]
+    raise error(message, rank=rank, step=step, culprits=culprits)
+
+
+def name_param(slots: Sequence[Slot], position: int) -> str:
+    """Name a parameter; -1 stands for none in particular."""
+    return slots[position].name if position >= 0 else "some parameter"
+
+
+def log_skip(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> None:
+    """Say that all workers drop this step."""
+    logger.warning(
+        "[rank %d, step %d] all workers skip this step: %s is not finite on %s",
+        rank,
+        step,
+        name_param(slots, verdict.detail),
+        spell_ranks(verdict.culprits),
+    )
+
+
+def log_abstention(names: Sequence[str], *, rank: int, step: int) -> None:
+    """Say that this worker does not vote for some parameters."""
+    logger.warning("[rank %d, step %d] abstains, not finite: %s", rank, step, ", ".join(names))

@@ -1,0 +1,233 @@
+"""Overlap with the backward pass: a bucket leaves as soon as its last gradient has arrived."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from distlion.exchange import BY_ALL, Exchanging, Header, Pipeline, Status, with_error
+from distlion.voting.gradients import GradientMark
+from distlion.voting.route import Route
+from distlion.voting.vote import BucketVote, StepInputs
+
+T = TypeVar("T")
+Task = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Overlap:
+    """The votes of one step that are under way while gradients still arrive.
+
+    A bucket starts when its last gradient has arrived and all earlier buckets have started, so that
+    all ranks issue their collectives in one order. They run on one thread, through a pipeline. The
+    last bucket waits for ``finish`` and carries what this worker found about all of them: then all
+    ranks raise the same error, or none.
+
+    Args:
+        routes: What carries each bucket, in the order in which they are exchanged.
+        params: All trainable parameters.
+        begin: Called before the first bucket of a step starts: what its buckets share.
+        cast: Votes on one bucket; the last argument is what to put into the header.
+        abstain: Takes part in the exchange of one bucket without a vote.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        params: Sequence[Tensor],
+        *,
+        begin: Callable[[], StepInputs],
+        cast: Callable[..., Exchanging[BucketVote]],
+        abstain: Callable[[Route, Header], Exchanging[BucketVote]],
+    ) -> None:
+        self._routes = routes
+        self._begin = begin
+        self._cast = cast
+        self._abstain = abstain
+        self._bucket_of = {
+            position: number
+            for number, route in enumerate(routes)
+            for position in route.bucket.members
+        }
+        self._lock = threading.Lock()
+        self._paused = False
+        self._tasks = _start_thread(self)
+        self._reset()
+        self._handles = [
+            _register(param, weakref.ref(self), position)
+            for position, param in enumerate(params)
+            if position in self._bucket_of
+        ]
+
+    def _reset(self) -> None:
+        self._inputs: StepInputs | None = None
+        self._pipeline = Pipeline[BucketVote]()
+        self._n_started = 0
+        self._last_task: Future[Any] | None = None
+        self._arrived: dict[int, GradientMark] = {}
+        self._twice: int | None = None
+        self._missing = [len(route.bucket.members) for route in self._routes]
+
+    def close(self) -> None:
+        """Forget the parameters; votes that are under way are left alone."""
+        for handle in self._handles:
+            handle.remove()
+        self._tasks.put(None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients of this step have arrived; votes may have left then."""
+        return bool(self._arrived) or self._inputs is not None
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let gradients accumulate, and no bucket start."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def note_arrival(self, position: int, param: Tensor) -> None:
+        """Note that a gradient is complete, and start the buckets that waited for it."""
+        if self._paused:
+            return
+        with self._lock:  # backward runs on a thread for each device
+            if position in self._arrived:
+                self._twice = position if self._twice is None else self._twice
+                return
+            self._arrived[position] = GradientMark.of(param)
+            self._missing[self._bucket_of[position]] -= 1
+            last = len(self._routes) - 1
+            while self._n_started < last and self._missing[self._n_started] == 0:
+                self._start()
+
+    def _start(self) -> None:
+        """Let the next bucket start."""
+        if self._inputs is None:
+            self._inputs = self._begin()
+        route, inputs, pipeline = self._routes[self._n_started], self._inputs, self._pipeline
+        self._n_started += 1
+        self._submit(lambda: pipeline.add(self._cast(route, inputs)))
+
+    def _submit(self, function: Callable[[], T]) -> Future[T]:
+        """Let the thread do something; where what came before failed, so does this."""
+        before, future = self._last_task, Future[T]()
+
+        def run() -> T:
+            if before is not None:
+                before.result()
+            return function()
+
+        self._last_task = future
+        self._tasks.put((future, run))
+        return future
+
+    def finish(self, now: StepInputs) -> tuple[StepInputs, list[BucketVote]]:
+        """Start what has not started, the last bucket too, and wait for all votes.
+
+        Args:
+            now: What buckets would share if they all started now.
+
+        Returns:
+            What they did share, and their votes.
+        """
+        try:
+            with self._lock:
+                if self._inputs is None:
+                    self._inputs = now
+                inputs, pipeline = self._inputs, self._pipeline
+                while self._n_started < len(self._routes) - 1:
+                    self._start()
+            complete = self._make_completion(inputs, now)
+
+            def cast_last() -> list[BucketVote]:
+                pipeline.add(self._cast(self._routes[-1], inputs, complete))
+                return pipeline.drain()
+
+            return inputs, self._submit(cast_last).result()
+        finally:
+            self._reset()
+
+    def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Callable[[Header], Header]:
+        """Put what went wrong since the first gradient arrived into the last bucket's header."""
+        changed = [position for position, mark in self._arrived.items() if mark.has_changed()]
+        changed += [] if self._twice is None else [self._twice]
+        settings_changed = inputs.header.settings != now.header.settings
+
+        def complete(header: Header) -> Header:
+            if changed:
+                header = with_error(
+                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, detail=min(changed)
+                )
+            if settings_changed:
+                header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)
+            return header
+
+        return complete
+
+    def cancel(self) -> list[BucketVote]:
+        """Complete the schedule of a step that this worker gives up, and say so to all.
+
+        Returns:
+            What came back, bucket by bucket.
+        """
+        try:
+            inputs, pipeline = self._inputs or self._begin(), self._pipeline
+            given_up = with_error(
+                inputs.header, Status.CANCELLED, culprit=inputs.rank, detail=BY_ALL
+            )
+            rest = self._routes[self._n_started :]
+
+            def abstain_from_rest() -> list[BucketVote]:
+                for route in rest:
+                    pipeline.add(self._abstain(route, given_up))
+                return pipeline.drain()
+
+            return self._submit(abstain_from_rest).result()
+        finally:
+            self._reset()
+
+    def forget(self) -> None:
+        """Forget what has arrived; for a step that is over, or a group that is dead."""
+        self._reset()
+
+
+def _register(param: Tensor, overlap: weakref.ref[Overlap], position: int) -> RemovableHandle:
+    """Note the arrivals of a parameter's gradient, as long as there is somebody to tell."""
+
+    def note(param: Tensor) -> None:
+        found = overlap()
+        if found is not None:
+            found.note_arrival(position, param)
+
+    register: Callable[..., RemovableHandle] = param.register_post_accumulate_grad_hook
+    return register(note)
+
+
+def _start_thread(owner: Overlap) -> queue.SimpleQueue[Task | None]:
+    """Start a thread that runs tasks in order; it ends with its owner."""
+    tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    threading.Thread(target=_run, args=(tasks,), name="distlion votes", daemon=True).start()
+    weakref.finalize(owner, tasks.put, None)
+    return tasks
+
+
+def _run(tasks: queue.SimpleQueue[Task | None]) -> None:
+    with torch.no_grad():
+        while (task := tasks.get()) is not None:
+            future, function = task
+            try:
+                future.set_result(function())
+            # Whatever it is, whoever waits for the result raises it.
+            except BaseException as error:  # noqa: BLE001
+                future.set_exception(error)
+            del task, future, function

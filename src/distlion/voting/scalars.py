@@ -1,0 +1,103 @@
+"""A few numbers from every worker to every worker, framed like votes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlion.exchange import (
+    ByteCount,
+    Chunk,
+    ChunkKind,
+    ChunkShape,
+    Header,
+    Link,
+    Status,
+    Verdict,
+    empty,
+    find_errors,
+    fire_framed,
+    read_chunks,
+    write_chunk,
+)
+
+
+def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
+    """Declare what each worker hands to the network for ``gather_numbers``."""
+    peers = n_workers - 1
+    n_bytes = peers * shape_numbers(n_numbers).n_bytes
+    return ByteCount(n_bytes, n_bytes, peers)
+
+
+def shape_numbers(n_numbers: int) -> ChunkShape:
+    """Size the chunk of so many doubles."""
+    return ChunkShape(0, -(-8 * n_numbers // 64) * 64)
+
+
+def gather_numbers(
+    link: Link, numbers: Sequence[float], header: Header, *, kind: ChunkKind
+) -> tuple[Header, list[tuple[float, ...]]]:
+    """Gather as many numbers from every member, in order; nothing from whom they got damaged."""
+    data = struct.pack(f"<{len(numbers)}d", *numbers)
+    shape = shape_numbers(len(numbers))
+    payload = torch.from_numpy(
+        np.frombuffer(data.ljust(shape.payload_bytes, b"\0"), np.uint8).copy()
+    )
+    own = empty(link, shape.n_bytes)
+    sent = replace(header, kind=kind, bucket=0, sender=link.rank)
+    write_chunk(own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
+    if kind is ChunkKind.SAMPLE:
+        fire_framed(link, header, own)
+    everybody = empty(link, link.world_size, shape.n_bytes)
+    link.all_gather(everybody, own, step=header.step).wait()
+    chunks = read_chunks(everybody, shape, kind=kind, bucket=0)
+    return find_errors(chunks, header, link.ranks), [
+        _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None
+    ]
+
+
+def plan_sample(n_numbers: int, n_workers: int) -> ByteCount:
+    """Declare what each worker hands to ``link`` in ``gather_sample``."""
+    return plan_numbers(n_numbers, n_workers) + plan_numbers(0, n_workers)
+
+
+def gather_sample(
+    link: Link, inside: Link | None, numbers: Sequence[float], header: Header
+) -> tuple[Header, list[tuple[float, ...]]]:
+    """Gather a sample, so that all know of damage to any of it: 1 gather, 2 tell, 3 tell the node.
+
+    Args:
+        link: Between those who vote.
+        inside: The ranks of this node, each of which has another sample; None without nodes.
+        numbers: This worker's.
+        header: Its header.
+
+    Returns:
+        The header, with the worst that anybody found; the numbers of each, in rank order.
+    """
+    # 1 gather
+    header, rows = gather_numbers(link, numbers, header, kind=ChunkKind.SAMPLE)
+    # 2 tell
+    header, _ = gather_numbers(link, [], header, kind=ChunkKind.SAMPLE)
+    # 3 tell the node
+    if inside is not None:
+        header, _ = gather_numbers(inside, [], header, kind=ChunkKind.SAMPLE)
+    return header, rows
+
+
+def verdict_of(header: Header) -> Verdict:
+    """Say what a header says, as the end of an exchange."""
+    if header.status is Status.OK:
+        return Verdict(Status.OK)
+    culprits = (header.culprit,) if header.culprit >= 0 else ()
+    return Verdict(header.status, culprits, header.detail)
+
+
+def _unpack(chunk: Chunk, n_numbers: int) -> tuple[float, ...]:
+    row: Tensor = chunk.payload.cpu()
+    return struct.unpack_from(f"<{n_numbers}d", bytes(row.numpy()))

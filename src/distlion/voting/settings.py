@@ -1,0 +1,142 @@
+"""The settings of ``DistributedLion`` that do not change from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from torch import Tensor
+
+from distlion.aggregation import Aggregation
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import Exchange
+from distlion.voting.arguments import check_choice, check_positive
+from distlion.voting.clipping import ClipNorm
+from distlion.voting.momentum_sync import MomentumSync
+from distlion.voting.node_stage import Nodes
+
+DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of ``DistributedLion``, which documents them; validated when made."""
+
+    exchange: Exchange | Literal["auto"]
+    nodes: Nodes | None
+    momentum_sync: MomentumSync | None
+    overlap: bool
+    nonfinite: Literal["raise", "skip", "abstain"]
+    clip_norm: ClipNorm | None
+    rounding: Literal["nearest", "stochastic"]
+    bucket_elements: int | None
+    check_every: int | None
+    diagnose_every: int | None
+    init_timeout_s: float
+    step_timeout_s: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
+            raise UnsupportedTypeError(
+                f"exchange={self.exchange!r}: expected 'auto', AllReduce(), AllGather() or "
+                "ParameterServer()"
+            )
+        if self.nodes is not None and not isinstance(self.nodes, Nodes):
+            raise UnsupportedTypeError(f"nodes={self.nodes!r}: expected Nodes(size=...) or None")
+        if self.momentum_sync is not None and not isinstance(self.momentum_sync, MomentumSync):
+            raise UnsupportedTypeError(
+                f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
+            )
+        if not isinstance(self.overlap, bool):
+            raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True or False")
+        if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
+            raise UnsupportedTypeError(f"clip_norm={self.clip_norm!r}: expected ClipNorm(...)")
+        if self.overlap and self.clip_norm is not None:
+            raise InvalidArgumentError(
+                "clip_norm= needs all gradients before the first vote, and overlap=True sends "
+                "votes while gradients still arrive; choose one"
+            )
+        check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
+        check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+        for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
+            value = getattr(self, name)
+            optional = name != "seed" and value is None
+            if not optional and (not isinstance(value, int) or isinstance(value, bool)):
+                raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
+        for name in ("bucket_elements", "check_every", "diagnose_every"):
+            check_positive(name, getattr(self, name))
+        for name in ("init_timeout_s", "step_timeout_s"):
+            check_positive(name, getattr(self, name))
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")
+
+    @property
+    def bucket_limit(self) -> int:
+        """Coordinates up to which a bucket takes further parameters.
+
+        None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
+        nothing; with overlap, less may be chosen.
+        """
+        return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
+
+    def node_size(self, world_size: int) -> int:
+        """Return the ranks of a node; 1 without nodes.
+
+        Raises:
+            InvalidArgumentError: The workers are no multiple of it.
+        """
+        if self.nodes is None or world_size == 1:
+            return 1
+        return self.nodes.resolve(world_size)
+
+    @property
+    def group_timeout_s(self) -> float:
+        """Seconds for process groups of our own, and at least those of a step on them."""
+        return max(self.init_timeout_s, self.step_timeout_s)
+
+    def describe(self) -> list[str]:
+        """One line for each setting that must be equal on all workers."""
+        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync")
+        sync = self.momentum_sync
+        return [
+            f"momentum_sync: {None if sync is None else sync.describe()}",
+            *(
+                f"{field.name}: {getattr(self, field.name)!r}"
+                for field in fields(self)
+                if field.name not in apart
+            ),
+        ]
+
+
+def list_rules(groups: Sequence[Mapping[str, Any]], params: Sequence[Tensor]) -> list[Aggregation]:
+    """Return the rule of each parameter, that of its group."""
+    rules = {param: group["aggregation"] for group in groups for param in group["params"]}
+    return [rules[param] for param in params]
+
+
+def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each thing that may change from step to step, as the arithmetic takes it."""
+    return [
+        line
+        for number, group in enumerate(groups)
+        for line in (
+            f"lr of group {number}: {float(group['lr'])!r}",
+            f"betas of group {number}: {tuple(float(beta) for beta in group['betas'])!r}",
+            f"weight_decay of group {number}: {float(group['weight_decay'])!r}",
+            f"aggregation of group {number}: {group['aggregation']!r}",
+            f"step of group {number}: {int(group['step'])}",
+        )
+    ]
+
+
+def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> list[str]:
+    """One line for each parameter."""
+    lines = []
+    for number, group in enumerate(groups):
+        for index, param in enumerate(group["params"]):
+            trained = "trained" if param.requires_grad else "frozen"
+            kind = f"{tuple(param.shape)}, {param.dtype}, {param.device.type}, {trained}"
+            lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")
+    return lines

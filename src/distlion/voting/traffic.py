@@ -1,0 +1,55 @@
+"""What the optimizer's steps cost on the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distlion.exchange import ByteCount
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes and messages that this rank handed to the network, less what it sends to itself.
+
+    Attributes:
+        steps: Exchanges counted, skipped steps included.
+        sent_bytes, received_bytes, messages: In all of them.
+        last_sent_bytes, last_received_bytes, last_messages: In the last one.
+        bits_per_parameter: Bits sent in the last one for each trainable coordinate.
+        check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
+            figures. Construction (handshake, broadcast of the initial parameters) is not counted.
+        node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
+            in none of the other figures either.
+    """
+
+    steps: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages: int = 0
+    last_sent_bytes: int = 0
+    last_received_bytes: int = 0
+    last_messages: int = 0
+    bits_per_parameter: float = 0.0
+    check_sent_bytes: int = 0
+    node_sent_bytes: int = 0
+
+    def add_step(self, step: ByteCount, inside: ByteCount, n_elements: int) -> Traffic:
+        """Count one more exchange for ``n_elements`` trainable coordinates.
+
+        Args:
+            step: What crossed the network between those who vote.
+            inside: What stayed inside the node.
+            n_elements: Trainable coordinates.
+        """
+        return Traffic(
+            steps=self.steps + 1,
+            sent_bytes=self.sent_bytes + step.sent_bytes,
+            received_bytes=self.received_bytes + step.received_bytes,
+            messages=self.messages + step.messages,
+            last_sent_bytes=step.sent_bytes,
+            last_received_bytes=step.received_bytes,
+            last_messages=step.messages,
+            bits_per_parameter=8.0 * step.sent_bytes / n_elements if n_elements else 0.0,
+            check_sent_bytes=self.check_sent_bytes,
+            node_sent_bytes=self.node_sent_bytes + inside.sent_bytes,
+        )

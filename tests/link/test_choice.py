@@ -1,0 +1,124 @@
+import itertools
+
+import pytest
+
+from distlion.errors import UnsupportedTypeError
+from distlion.exchange import AllGather, AllReduce, ParameterServer
+from distlion.layout import BucketShape
+from distlion.link import (
+    PATTERNS,
+    LinkModel,
+    choose_exchange,
+    count_overlap_buckets,
+    exchange_seconds,
+)
+
+SLOW = LinkModel(latency_s=0.0, rate_bit_per_s=8.0)
+"""One byte takes one second, and nothing else takes time."""
+
+patterns = pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+
+
+def make_shape(n_shards, vote_bytes=64, reply_bytes=64, n_params=1):
+    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, has_counts=False)
+
+
+@patterns
+def test_single_worker_takes_no_time(pattern):
+    assert exchange_seconds(pattern, make_shape(1), LinkModel(1.0, 1.0)) == 0.0
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_seconds_of_bytes_are_those_of_the_plan_of_the_busiest_rank(n):
+    shape = make_shape(n, vote_bytes=128, reply_bytes=64)
+    for pattern in (AllReduce(), AllGather()):
+        expected = pattern.plan(shape, 0).sent_bytes
+        assert exchange_seconds(pattern, shape, SLOW) == expected
+    counter = ParameterServer().plan(shape, 0)
+    # It receives all votes before it sends the first reply.
+    assert (
+        exchange_seconds(ParameterServer(), shape, SLOW)
+        == counter.sent_bytes + counter.received_bytes
+    )
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_latency_counts_the_rounds(n):
+    link = LinkModel(latency_s=1.0, rate_bit_per_s=1e30)
+    small, large = make_shape(n, 64, 64), make_shape(n, 1 << 20, 1 << 20)
+    seconds = {
+        (pattern, shape): exchange_seconds(pattern, shape, link)
+        for pattern in (AllReduce(), AllGather(), ParameterServer())
+        for shape in (small, large)
+    }
+    assert list(seconds.values()) == pytest.approx([2, 1 + (n - 1), 1, n - 1, 2, 2])
+
+
+def test_further_messages_of_a_round_cost_time_of_their_own():
+    link = LinkModel(latency_s=0.0, rate_bit_per_s=1e30, message_s=1.0)
+    # Rank 0 sends seven replies at once: six after the first, less the round of the votes.
+    assert exchange_seconds(ParameterServer(), make_shape(8), link) == pytest.approx(5)
+
+
+@patterns
+def test_half_duplex_takes_as_long_as_both_directions_together(pattern):
+    full, half = LinkModel(0.0, 8.0), LinkModel(0.0, 8.0, full_duplex=False)
+    plan = pattern.plan(make_shape(4), 0)
+    assert exchange_seconds(pattern, make_shape(4), half) == plan.sent_bytes + plan.received_bytes
+    assert exchange_seconds(pattern, make_shape(4), full) <= exchange_seconds(
+        pattern, make_shape(4), half
+    )
+
+
+@patterns
+def test_seconds_grow_with_bytes_latency_and_falling_rate(pattern):
+    link = LinkModel(1e-4, 1e9)
+    grid = itertools.product((2, 3, 16), (64, 6400, 640_000))
+    for n, n_bytes in grid:
+        seconds = exchange_seconds(pattern, make_shape(n, n_bytes, n_bytes), link)
+        assert seconds < exchange_seconds(pattern, make_shape(n, 2 * n_bytes, n_bytes), link)
+        assert seconds < exchange_seconds(
+            pattern, make_shape(n, n_bytes, n_bytes), LinkModel(1e-3, 1e9)
+        )
+        assert seconds < exchange_seconds(
+            pattern, make_shape(n, n_bytes, n_bytes), LinkModel(1e-4, 1e8)
+        )
+
+
+def test_large_bucket_takes_direct():
+    assert choose_exchange(make_shape(8, 1 << 20, 1 << 20), LinkModel(1e-4, 1e9)) == AllReduce()
+
+
+def test_tiny_bucket_of_three_takes_one_round_less_by_gather():
+    shape = make_shape(3)
+    link = LinkModel(latency_s=1e-3, rate_bit_per_s=1e9)
+    seconds = {repr(p): exchange_seconds(p, shape, link) for p in PATTERNS}
+    assert seconds[repr(choose_exchange(shape, link))] == min(seconds.values())
+    assert choose_exchange(shape, link) != AllReduce()
+
+
+def test_equal_seconds_go_to_direct():
+    assert choose_exchange(make_shape(1), LinkModel(1e-4, 1e9)) == AllReduce()
+
+
+def test_unknown_pattern_is_an_error():
+    class Other(AllReduce):
+        pass
+
+    with pytest.raises(UnsupportedTypeError, match="Other"):
+        exchange_seconds(Other(), make_shape(2), SLOW)
+
+
+@pytest.mark.parametrize(("rate_bit_per_s", "n_buckets"), [(1e6, 4), (1e8, 3), (1e11, 2)])
+def test_as_many_buckets_overlap_as_pay(rate_bit_per_s, n_buckets):
+    link = LinkModel(latency_s=1e-3, rate_bit_per_s=rate_bit_per_s)
+    shape = make_shape(4, vote_bytes=32_768, reply_bytes=32_768)
+    # sqrt(T / L) is 28, 2.8 and 0.09: two rounds, in each 3 peers.
+    assert count_overlap_buckets([(shape, link)]) == n_buckets
+
+
+def test_buckets_of_several_devices_count_together():
+    link, shape = LinkModel(1e-3, 1e8), make_shape(4, vote_bytes=16_384, reply_bytes=16_384)
+    assert count_overlap_buckets([(shape, link)]) == 2
+    assert count_overlap_buckets([(shape, link)] * 3) == 3
+    assert count_overlap_buckets([]) == 2

@@ -1,0 +1,42 @@
+import pytest
+
+from distlion.errors import InvalidArgumentError
+from distlion.netlab.method_names import (
+    PATTERNS,
+    RIVALS,
+    RULES,
+    VoteMethod,
+    adapts,
+    is_rival,
+    parse_vote_method,
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_pattern_and_overlap_has_a_name(rule, pattern, overlap):
+    name = f"{rule}-{pattern}{'-overlap' if overlap else ''}"
+    assert parse_vote_method(name) == VoteMethod(rule, pattern, overlap)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "majority", "direct", "quantized-3-direct", "majority-direct-x"]
+)
+def test_unknown_method_is_an_error_that_lists_rules_and_patterns(name):
+    with pytest.raises(InvalidArgumentError, match=r"majority-zero.*server"):
+        parse_vote_method(name)
+
+
+@pytest.mark.parametrize("name", ["none", "all-reduce-fp32", *RIVALS])
+def test_rivals_are_none_of_ours(name):
+    assert is_rival(name)
+    assert not adapts(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("majority-direct", False), ("majority-auto", True), ("average-gather-overlap", True)],
+)
+def test_methods_that_measure_the_link_adapt(name, expected):
+    assert adapts(name) is expected

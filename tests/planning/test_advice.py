@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from distlion.errors import InvalidArgumentError
+from distlion.link import LinkModel
+from distlion.planning import (
+    DO_NOT_COMPRESS,
+    Regime,
+    Scenario,
+    advise,
+    build_record,
+    compare_methods,
+)
+
+SLOW = Scenario(
+    n_params=350_000_000,
+    nodes=8,
+    link=LinkModel.of_line(1e9, latency_s=1e-4, message_s=1e-5),
+    compute_s=0.5,
+)
+
+
+def test_slow_link_is_worth_compressing():
+    advice = advise(compare_methods(SLOW))
+    assert advice.compress
+    assert advice.text.startswith("Compress: MajorityVote() by AllReduce()")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"link": LinkModel(1e-5, 4e11)}, "arithmetic"),
+        ({"compute_s": 500.0}, "hides"),
+        ({"compute_s": 30.0, "overlap_share": 0.0, "link": LinkModel(0, 1e11)}, "small part"),
+        ({"nodes": 1}, "single node"),
+        ({"nodes": 100_000, "link": LinkModel(1e-5, 1e11, message_s=1e-5)}, "arithmetic"),
+    ],
+    ids=["fast link", "much compute", "no overlap", "single node", "too many nodes"],
+)
+def test_advice_flips_and_says_why(changes, reason):
+    given = {
+        "n_params": SLOW.n_params,
+        "nodes": SLOW.nodes,
+        "link": SLOW.link,
+        "compute_s": SLOW.compute_s,
+    }
+    advice = advise(compare_methods(Scenario(**(given | changes))))
+    assert not advice.compress
+    assert advice.text.startswith(DO_NOT_COMPRESS)
+    assert reason in advice.text
+
+
+def test_threshold_decides():
+    comparison = compare_methods(SLOW)
+    assert advise(comparison, threshold=comparison.gain).compress
+    assert not advise(comparison, threshold=1.01 * comparison.gain).compress
+    with pytest.raises(InvalidArgumentError, match="threshold"):
+        advise(comparison, threshold=-0.1)
+
+
+def test_record_survives_json():
+    comparison = compare_methods(SLOW)
+    record = build_record(comparison, advise(comparison))
+    assert json.loads(json.dumps(record, allow_nan=False))["gain"] == comparison.gain
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(None, "at no rate"), (1e13, "at any rate"), (2.5e9, "up to 2.5gbit/s")],
+)
+def test_regime_says_where_a_speed_up_ends(rate, words):
+    assert Regime(5.0, "something", rate).describe() == f"5x against something: {words}"

@@ -1,0 +1,25 @@
+import pytest
+
+from distlion.errors import InvalidArgumentError
+from distlion.planning import CPU, GPU, Machine
+
+
+def test_machine_needs_rates_above_zero():
+    values = {**vars(CPU), "encode_bytes_per_s": 0.0}
+    with pytest.raises(InvalidArgumentError, match="encode_bytes_per_s"):
+        Machine(**values)
+
+
+def test_more_bits_take_longer_to_encode():
+    seconds = [CPU.encode_s(1e6, planes) for planes in (1, 2, 4, 8)]
+    assert seconds == sorted(seconds)
+
+
+def test_commit_passes_over_twenty_bytes_and_the_reply():
+    one_second = CPU.commit_bytes_per_s / (20 + 1 / 8)
+    assert CPU.commit_s(one_second, one_second, 1) == pytest.approx(1)
+
+
+def test_accelerator_is_faster_in_every_pass_over_memory():
+    assert GPU.encode_s(1e6, 1) < CPU.encode_s(1e6, 1)
+    assert GPU.pass_s(1e6) < CPU.pass_s(1e6)
