@@ -1,14 +1,18 @@
 """Words, blocks, shards and buckets."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distlion.layout import (
     BLOCK_WORDS,
+    ChunkShape,
     Cutter,
     count_words,
     fill_buckets,
+    pad_bytes,
     place_parameters,
+    shape_node,
     take_part,
 )
 
@@ -135,3 +139,34 @@ def test_part_of_a_bucket_keeps_the_global_words() -> None:
     ]
     assert found == [entry for entry in expected if entry[1]]
     assert part.slots[0].bucket_word == 0
+
+
+def test_a_bucket_is_sized_in_one_place() -> None:
+    slots = place_parameters(list("ab"), [1000, 64])
+    (bucket,) = fill_buckets(slots, [0] * 2, n_shards=2, bucket_elements=10**6)
+    # 17 words, so 2 blocks of 8 words a shard.
+    shape = bucket.shape(vote_planes=3, reply_planes=2, has_counts=True)
+    assert (shape.vote_bytes, shape.reply_bytes) == (2 * 3 * 64, 2 * 2 * 64)
+    assert (shape.vote_chunk.n_bytes, shape.whole_vote_chunk.n_bytes) == (
+        64 + 64 + 384,
+        64 + 64 + 2 * 384,
+    )
+    assert (shape.reply_chunk.n_bytes, shape.whole_reply_chunk.n_bytes) == (
+        64 + 64 + 64 + 256,
+        64 + 64 + 64 + 2 * 256,
+    )
+
+
+def test_the_chunks_of_a_node_hold_its_largest_part() -> None:
+    sizes = [1000, 64, 300]
+    slots = place_parameters(list("abc"), sizes)
+    (bucket,) = fill_buckets(slots, [0] * 3, n_shards=2, bucket_elements=10**6)
+    pieces = cut_params(sizes, n_parts=3)
+    parts = [take_part(bucket, pieces, part, n_shards=2) for part in range(3)]
+    shapes = [part.shape(vote_planes=1, reply_planes=2, has_counts=False) for part in parts]
+    node = shape_node(3, parts, shapes, torch.bfloat16)
+    held = [sum(slot.n_elements for slot in part.slots) for part in parts]
+    assert node.gradients == ChunkShape(3, pad_bytes(2 * max(held)))
+    assert node.flags == ChunkShape(3, 0)
+    assert node.replies.payload_bytes == max(2 * shape.reply_bytes for shape in shapes)
+    assert node.replies.n_params == max(len(part.slots) for part in parts)

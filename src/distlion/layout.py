@@ -1,21 +1,22 @@
-"""Where a coordinate lives on the wire: words, blocks, shards and buckets.
+"""Where an element lives on the wire, and how many bytes travel: words, blocks, shards, buckets.
 
-A parameter is a flat row of coordinates, padded to whole words of 64. Parameters that share a rule,
-a dtype and a device lie one after the other in a *bucket*, which is padded to ``n_shards`` equal
-*shards* of whole *blocks*; shard i is counted by its *owner*, rank i. A vote of several bits a
-coordinate is cut into bit *planes*.
+A parameter is a flat row of elements, padded to whole words of 64. Parameters that share a rule, a
+dtype and a device lie one after the other in a *bucket*, which is padded to ``n_shards`` equal
+*shards* of whole *blocks*; shard i is counted by its *owner*, rank i. A vote of several bits an
+element is cut into bit *planes*.
 
-    word    64 coordinates of one parameter: coordinate j is bit j % 64, lowest first, of word
-            j // 64
-    block   8 words (512 coordinates, 64 bytes) of each plane in turn
+    word    64 elements of one parameter: element j is bit j % 64, lowest first, of word j // 64
+    block   8 words (512 elements, 64 bytes) of each plane in turn
     shard   whole blocks, the same number for every owner
     wire    (n_shards * shard_blocks, n_planes, 8) little-endian int64: owner, block, plane
+    chunk   what one rank sends to one other: a frame (header, presence, counts) and a payload
 
-docs/algorithms.md draws it.
+docs/algorithms.md draws it. Sizes on the wire are computed here and nowhere else.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,14 +29,18 @@ BLOCK_WORDS = 8
 PLANE_BYTES = 8 * BLOCK_WORDS
 ALIGN_BYTES = 64
 """Parts of a chunk begin at multiples of this."""
+HEADER_BYTES = 64
+"""Of the header that every chunk begins with."""
 SCALE_ELEMENTS = 256
-"""Coordinates of an int8 row that share a scale; shards are a multiple of it."""
+"""Elements of an int8 row that share a scale; shards are a multiple of it."""
 
 _FLOAT_BYTES = 4
+_DOUBLE_BYTES = 8
+_COUNT_BYTES = 2
 
 
 def count_words(n_elements: int) -> int:
-    """Count the words that ``n_elements`` coordinates of one parameter fill, perhaps in part."""
+    """Count the words that ``n_elements`` elements of one parameter fill, perhaps in part."""
     return -(-n_elements // WORD_ELEMENTS)
 
 
@@ -49,7 +54,7 @@ class Slot(NamedTuple):
 
     Attributes:
         name: What errors call it.
-        n_elements: Number of coordinates.
+        n_elements: Number of elements.
         first_word: Its first word among all trainable parameters in group order. Coins are drawn by
             this number, so that they depend neither on buckets nor on shards.
         bucket_word: Its first word inside its bucket.
@@ -82,7 +87,7 @@ class Bucket:
     slots: tuple[Slot, ...]
     n_shards: int
 
-    @property
+    @functools.cached_property
     def shard_blocks(self) -> int:
         """Blocks that each owner counts."""
         n_words = self.slots[-1].bucket_word + self.slots[-1].n_words if self.slots else 0
@@ -93,9 +98,57 @@ class Bucket:
         """Blocks of the whole bucket, padding included."""
         return self.shard_blocks * self.n_shards
 
-    def shard_bytes(self, n_planes: int) -> int:
-        """Bytes of one shard of ``n_planes`` bits a coordinate."""
-        return self.shard_blocks * n_planes * PLANE_BYTES
+    def shape(self, *, vote_planes: int, reply_planes: int, has_counts: bool) -> BucketShape:
+        """Size its votes and replies on the wire.
+
+        Args:
+            vote_planes: Bits an element on the way up.
+            reply_planes: Bits an element on the way down.
+            has_counts: Whether replies say how many workers voted for each parameter.
+        """
+        return BucketShape(
+            n_shards=self.n_shards,
+            n_params=len(self.slots),
+            vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES,
+            reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES,
+            has_counts=has_counts,
+        )
+
+
+@dataclass(frozen=True)
+class ChunkShape:
+    """Sizes of a chunk, known to both sides beforehand.
+
+    Attributes:
+        n_params: Parameters of the bucket.
+        payload_bytes: Bytes of votes or of a reply; a multiple of 64.
+        has_counts: Whether it says for each parameter how many workers voted, rather than whether
+            any did.
+    """
+
+    n_params: int
+    payload_bytes: int
+    has_counts: bool = False
+
+    @functools.cached_property
+    def bitmap_bytes(self) -> int:
+        """Bytes of the presence bitmap."""
+        return pad_bytes(-(-self.n_params // 8))
+
+    @functools.cached_property
+    def counts_bytes(self) -> int:
+        """Bytes of the counts, two for each parameter; 0 without."""
+        return pad_bytes(_COUNT_BYTES * self.n_params) if self.has_counts else 0
+
+    @functools.cached_property
+    def front_bytes(self) -> int:
+        """Bytes before the payload."""
+        return HEADER_BYTES + self.bitmap_bytes + self.counts_bytes
+
+    @functools.cached_property
+    def n_bytes(self) -> int:
+        """Bytes of the whole chunk."""
+        return self.front_bytes + self.payload_bytes
 
 
 @dataclass(frozen=True)
@@ -115,6 +168,41 @@ class BucketShape:
     vote_bytes: int
     reply_bytes: int
     has_counts: bool
+
+    @functools.cached_property
+    def vote_chunk(self) -> ChunkShape:
+        """Sizes of a chunk with a worker's vote on one shard."""
+        return ChunkShape(self.n_params, self.vote_bytes)
+
+    @functools.cached_property
+    def reply_chunk(self) -> ChunkShape:
+        """Sizes of a chunk with the reply on one shard."""
+        return ChunkShape(self.n_params, self.reply_bytes, self.has_counts)
+
+    @functools.cached_property
+    def whole_vote_chunk(self) -> ChunkShape:
+        """Sizes of a chunk with a worker's votes on all shards."""
+        return ChunkShape(self.n_params, self.n_shards * self.vote_bytes)
+
+    @functools.cached_property
+    def whole_reply_chunk(self) -> ChunkShape:
+        """Sizes of a chunk with the reply on all shards."""
+        return ChunkShape(self.n_params, self.n_shards * self.reply_bytes, self.has_counts)
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """Sizes of the chunks that the ranks of a node exchange for one bucket.
+
+    Attributes:
+        gradients: A rank's gradients, as far as one part has them.
+        flags: One bit for each parameter of the bucket.
+        replies: The reply on one part, padded to that of the largest part.
+    """
+
+    gradients: ChunkShape
+    flags: ChunkShape
+    replies: ChunkShape
 
 
 def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, ...]:
@@ -143,7 +231,7 @@ def fill_buckets(
         kinds: What must be equal within a bucket, for each slot. Buckets come in the order in which
             kinds appear.
         n_shards: The world size.
-        bucket_elements: A bucket takes no further parameter once it would hold more coordinates
+        bucket_elements: A bucket takes no further parameter once it would hold more elements
             than this. A parameter is never cut: a larger one has a bucket of its own.
         backwards: Take parameters from the last to the first, as their gradients arrive, and let
             buckets come in the order in which that completes them.
@@ -162,15 +250,20 @@ def fill_buckets(
     )
 
 
+def bucket_of_one(n_elements: int, n_shards: int) -> Bucket:
+    """Return a bucket of one parameter without a name."""
+    return Bucket(0, (0,), (Slot("", n_elements, 0, 0),), n_shards)
+
+
 def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> BucketShape:
     """Size the exchange of ``n_elements`` momenta of each worker.
 
     Equation:
-        shard = 256 ceil(n / (256 N)) coordinates; up ``dtype`` each, int8 with a float32 scale for
+        shard = 256 ceil(n / (256 N)) elements; up ``dtype`` each, int8 with a float32 scale for
         every 256; down the mean in float32
 
     Args:
-        n_elements: n, coordinates that move in one exchange.
+        n_elements: n, elements that move in one exchange.
         n_workers: N.
         dtype: What momenta are rounded to on the way up: float32, bfloat16 or int8.
     """
@@ -183,6 +276,34 @@ def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> Bucket
         vote_bytes=pad_bytes(vote_bytes),
         reply_bytes=shard * _FLOAT_BYTES,
         has_counts=False,
+    )
+
+
+def shape_numbers(n_numbers: int) -> ChunkShape:
+    """Size the chunk of so many doubles."""
+    return ChunkShape(0, pad_bytes(_DOUBLE_BYTES * n_numbers))
+
+
+def shape_node(
+    n_params: int, parts: Sequence[Bucket], part_shapes: Sequence[BucketShape], dtype: torch.dtype
+) -> NodeShape:
+    """Size what the ranks of a node exchange for one bucket.
+
+    Args:
+        n_params: Parameters of the bucket.
+        parts: For each rank of the node, the bucket of the pieces that it votes for.
+        part_shapes: Their sizes between nodes.
+        dtype: That of the gradients.
+    """
+    most_elements = max(sum(slot.n_elements for slot in part.slots) for part in parts)
+    return NodeShape(
+        gradients=ChunkShape(n_params, pad_bytes(most_elements * dtype.itemsize)),
+        flags=ChunkShape(n_params, 0),
+        replies=ChunkShape(
+            max(shape.n_params for shape in part_shapes),
+            max(shape.n_shards * shape.reply_bytes for shape in part_shapes),
+            part_shapes[0].has_counts,
+        ),
     )
 
 

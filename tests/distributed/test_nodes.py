@@ -16,7 +16,7 @@ import oracle
 from cluster import run_workers
 from distlion import errors, faults
 from distlion.layout import Cutter
-from distlion.optim import network
+from distlion.voting import network
 from failures import Caught, assert_all_raised, caught, params_of
 from oracle import Rule
 from replay import (

@@ -24,7 +24,6 @@ from distlion.exchange.frame import (
     HEADER_BYTES,
     Chunk,
     ChunkKind,
-    ChunkShape,
     Header,
     Status,
     read_chunk,
@@ -34,7 +33,7 @@ from distlion.exchange.frame import (
 from distlion.exchange.verdict import Verdict, judge
 from distlion.kernels import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS, Coin, Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
-from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, Bucket, ChunkShape, Slot, count_words
 
 SECONDS = float(os.environ.get("DISTLION_FUZZ_SECONDS", "0"))
 REFERENCE = cast(Kernels, reference)
@@ -263,16 +262,27 @@ def test_square_sums_of_random_bits_are_those_of_the_plain_kernels() -> None:
 SHAPES = st.builds(
     ChunkShape, st.integers(1, 700), st.integers(0, 4).map(lambda n: 64 * n), st.booleans()
 )
+FIELDS_OF_ANY_KIND = {
+    "step": st.integers(-(2**63), 2**63 - 1),
+    "bucket": st.integers(0, 2**32 - 1),
+    "sender": st.integers(0, 2**32 - 1),
+    "settings": st.integers(0, 2**64 - 1),
+    "status": st.sampled_from(Status),
+    "culprit": st.integers(-(2**31), 2**31 - 1),
+    "position": st.integers(-(2**31), 2**31 - 1),
+    "cancelled_by_all": st.booleans(),
+}
+# The gradients' scale and their digest share a place.
 HEADERS = st.builds(
     Header,
-    kind=st.sampled_from(ChunkKind),
-    step=st.integers(-(2**63), 2**63 - 1),
-    bucket=st.integers(0, 2**32 - 1),
-    sender=st.integers(0, 2**32 - 1),
-    settings=st.integers(0, 2**64 - 1),
-    status=st.sampled_from(Status),
-    culprit=st.integers(-(2**31), 2**31 - 1),
-    detail=st.integers(-(2**63), 2**63 - 1),
+    kind=st.just(ChunkKind.GRADIENT),
+    grad_scale=st.floats(allow_nan=False),
+    **FIELDS_OF_ANY_KIND,
+) | st.builds(
+    Header,
+    kind=st.sampled_from([kind for kind in ChunkKind if kind is not ChunkKind.GRADIENT]),
+    gradient_digest=st.integers(-(2**63), 2**63 - 1),
+    **FIELDS_OF_ANY_KIND,
 )
 
 

@@ -7,7 +7,7 @@ from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
 from distlion.errors import UnsupportedTypeError
 from distlion.exchange import AllGather, AllReduce, Exchange, ParameterServer
 from distlion.link import PATTERNS, LinkModel, exchange_seconds
-from distlion.planning import RULES, Scenario, bits_sent, forecast_votes, shape_bucket
+from distlion.planning import RULES, Scenario, bits_sent, forecast_votes
 from distlion.planning.votes import BUCKET_ELEMENTS, name_rule
 
 N_ELEMENTS = 1 << 21
@@ -32,7 +32,7 @@ def make_scenario(**changes):
 @each_pattern
 @pytest.mark.parametrize("n", range(1, 9))
 def test_closed_form_agrees_with_the_exact_plan(rule, pattern, n):
-    shape = shape_bucket(N_ELEMENTS, n, rule)
+    shape = rule.shape_of(N_ELEMENTS, n)
     sent_bytes = max(pattern.plan(shape, rank).sent_bytes for rank in range(n))
     expected = bits_sent(rule, pattern, n)
     assert 8 * sent_bytes / N_ELEMENTS == pytest.approx(expected, rel=FRAMES_AND_PADDING)
@@ -41,7 +41,7 @@ def test_closed_form_agrees_with_the_exact_plan(rule, pattern, n):
 @each_pattern
 @pytest.mark.parametrize("n", range(2, 9))
 def test_no_rank_is_busier_than_the_first_and_the_last(pattern, n):
-    shape = shape_bucket(N_ELEMENTS, n, MajorityVote(tie="zero"))
+    shape = MajorityVote(tie="zero").shape_of(N_ELEMENTS, n)
     plans = [pattern.plan(shape, rank) for rank in range(n)]
     assert max(plan.sent_bytes for plan in plans) == max(plans[0].sent_bytes, plans[-1].sent_bytes)
 
@@ -60,7 +60,7 @@ def test_unknown_pattern_has_no_closed_form():
 def test_forecast_adds_up(rule, pattern):
     scenario = make_scenario()
     forecast = forecast_votes(scenario, rule, pattern, overlap=False)
-    shape = shape_bucket(scenario.n_params, scenario.nodes, rule)
+    shape = rule.shape_of(scenario.n_params, scenario.nodes)
     assert forecast.communication_s == exchange_seconds(pattern, shape, scenario.link)
     assert forecast.exposed_s == forecast.communication_s
     parts_s = scenario.compute_s + forecast.arithmetic_s + forecast.exposed_s

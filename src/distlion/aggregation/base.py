@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
-from distlion.layout import Bucket
+from distlion.layout import Bucket, BucketShape, bucket_of_one
 
 
 class Aggregation(ABC):
@@ -21,16 +21,28 @@ class Aggregation(ABC):
     @property
     @abstractmethod
     def vote_planes(self) -> int:
-        """Bits a coordinate on the way up."""
+        """Bits an element on the way up."""
 
     @abstractmethod
     def reply_planes(self, n_workers: int) -> int:
-        """Bits a coordinate on the way down."""
+        """Bits an element on the way down."""
 
     @property
     @abstractmethod
     def reply_format(self) -> ReplyFormat:
-        """How a reply spells S."""
+        """How a reply encodes S."""
+
+    def shape(self, bucket: Bucket) -> BucketShape:
+        """Size a bucket's votes and replies on the wire."""
+        return bucket.shape(
+            vote_planes=self.vote_planes,
+            reply_planes=self.reply_planes(bucket.n_shards),
+            has_counts=self.reply_format is ReplyFormat.COUNT,
+        )
+
+    def shape_of(self, n_elements: int, n_workers: int) -> BucketShape:
+        """Size a bucket of one parameter of ``n_elements``, as it would travel."""
+        return self.shape(bucket_of_one(n_elements, n_workers))
 
     @abstractmethod
     def encode(

@@ -11,26 +11,33 @@ from distlion.exchange.base import (
     fire_framed,
 )
 from distlion.exchange.frame import (
-    BY_ALL,
     MAX_WORKERS,
     PROTOCOL_VERSION,
     Chunk,
     ChunkKind,
     Chunks,
-    ChunkShape,
     Header,
     Status,
     read_chunks,
     write_chunk,
 )
 from distlion.exchange.link import MOST_BYTES_AT_ONCE, ByteCount, Link
+from distlion.exchange.node_frames import NodeFrames
+from distlion.exchange.numbers import gather_numbers, gather_sample, plan_numbers, plan_sample
 from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
-from distlion.exchange.verdict import Verdict, find_errors, minority, with_error
+from distlion.exchange.verdict import (
+    Verdict,
+    find_errors,
+    minority,
+    with_error,
+    with_error_of,
+    with_verdict,
+    worst_of,
+)
 from distlion.exchange.watch import PeerWatch, watch_peers
 
 __all__ = [
-    "BY_ALL",
     "MAX_WORKERS",
     "MOST_BYTES_AT_ONCE",
     "PROTOCOL_VERSION",
@@ -40,12 +47,12 @@ __all__ = [
     "ByteCount",
     "Chunk",
     "ChunkKind",
-    "ChunkShape",
     "Chunks",
     "Exchange",
     "Exchanging",
     "Header",
     "Link",
+    "NodeFrames",
     "ParameterServer",
     "PeerWatch",
     "Pipeline",
@@ -56,10 +63,17 @@ __all__ = [
     "empty",
     "find_errors",
     "fire_framed",
+    "gather_numbers",
+    "gather_sample",
     "minority",
+    "plan_numbers",
+    "plan_sample",
     "read_chunks",
     "run_all",
     "watch_peers",
     "with_error",
+    "with_error_of",
+    "with_verdict",
+    "worst_of",
     "write_chunk",
 ]

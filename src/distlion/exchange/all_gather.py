@@ -19,7 +19,6 @@ from distlion.exchange.base import (
 )
 from distlion.exchange.frame import (
     ChunkKind,
-    ChunkShape,
     Status,
     read_chunks,
     write_chunk,
@@ -46,7 +45,7 @@ class AllGather(Exchange):
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
-        n_bytes = peers * whole_vote_shape(shape).n_bytes
+        n_bytes = peers * shape.whole_vote_chunk.n_bytes
         return ByteCount(n_bytes, n_bytes, peers)
 
     def exchange(
@@ -64,16 +63,12 @@ class AllGather(Exchange):
         return count_whole_votes(received, link, shape, ballot, reducer)
 
 
-def whole_vote_shape(shape: BucketShape) -> ChunkShape:
-    """Sizes of a chunk that holds a worker's votes on all shards."""
-    return ChunkShape(shape.n_params, shape.n_shards * shape.vote_bytes)
-
-
 def write_whole_vote(link: Link, shape: BucketShape, ballot: Ballot) -> Tensor:
     """Put a worker's votes on all shards into one chunk."""
-    chunk_shape = whole_vote_shape(shape)
-    chunk = empty(link, chunk_shape.n_bytes)
-    write_chunk(chunk, chunk_shape, ballot.header, ballot.present, ballot.votes.flatten())
+    chunk = empty(link, shape.whole_vote_chunk.n_bytes)
+    write_chunk(
+        chunk, shape.whole_vote_chunk, ballot.header, ballot.present, ballot.votes.flatten()
+    )
     fire_framed(link, ballot.header, chunk)
     return chunk
 
@@ -83,7 +78,7 @@ def count_whole_votes(
 ) -> Reply:
     """Check everybody's chunks, (workers, n) uint8, and count all shards."""
     chunks = read_chunks(
-        received, whole_vote_shape(shape), kind=ChunkKind.VOTE, bucket=ballot.header.bucket
+        received, shape.whole_vote_chunk, kind=ChunkKind.VOTE, bucket=ballot.header.bucket
     )
     verdict = judge_chunks(chunks, link.ranks)
     fire_counted(link, ballot.header)
@@ -91,4 +86,5 @@ def count_whole_votes(
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(verdict, nothing, received)
     reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
-    return Reply(verdict, chunks.present.sum(0), reply.view(shape.n_shards, -1), chunks.details)
+    payload = reply.view(shape.n_shards, -1)
+    return Reply(verdict, chunks.present.sum(0), payload, chunks.gradient_digests)

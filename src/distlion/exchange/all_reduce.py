@@ -20,7 +20,6 @@ from distlion.exchange.base import (
 from distlion.exchange.frame import (
     ChunkKind,
     Chunks,
-    ChunkShape,
     Header,
     Status,
     read_chunks,
@@ -30,7 +29,7 @@ from distlion.exchange.frame import (
 from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
-from distlion.layout import BucketShape
+from distlion.layout import BucketShape, ChunkShape
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,15 @@ class AllReduce(Exchange):
     transfers: ClassVar[int] = 2
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
-        vote, reply = _chunk_shapes(shape)
         peers = shape.n_shards - 1
-        n_bytes = peers * (vote.n_bytes + reply.n_bytes)
+        n_bytes = peers * (shape.vote_chunk.n_bytes + shape.reply_chunk.n_bytes)
         return ByteCount(n_bytes, n_bytes, 2 * peers)
 
     def exchange(
         self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 scatter shards, 2 count, 3 gather."""
-        vote_shape, reply_shape = _chunk_shapes(shape)
+        vote_shape, reply_shape = shape.vote_chunk, shape.reply_chunk
 
         # 1 scatter shards
         chunks = empty(link, shape.n_shards, vote_shape.n_bytes)
@@ -83,13 +81,6 @@ class AllReduce(Exchange):
         return _read_replies(replies, reply_shape, header, link)
 
 
-def _chunk_shapes(shape: BucketShape) -> tuple[ChunkShape, ChunkShape]:
-    return (
-        ChunkShape(shape.n_params, shape.vote_bytes),
-        ChunkShape(shape.n_params, shape.reply_bytes, shape.has_counts),
-    )
-
-
 def _count(
     chunks: Chunks, shape: ChunkShape, header: Header, reducer: Reducer
 ) -> tuple[Tensor, Tensor]:
@@ -107,4 +98,4 @@ def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -
     present = chunks.present[0]
     if verdict.status is Status.OK and bool((chunks.present != present).any()):
         verdict = Verdict(Status.CORRUPT)
-    return Reply(verdict, present, chunks.payloads, chunks.details)
+    return Reply(verdict, present, chunks.payloads, chunks.gradient_digests)

@@ -58,13 +58,14 @@ class Reply:
         present: (n_params,) int64 on the CPU: how many voted for each parameter; where the rule
             does not need the number, whether any did.
         payload: (n_shards, reply_bytes) uint8; without meaning unless the verdict is OK.
-        details: For each rank, the detail of its header.
+        gradient_digests: Digest of each rank's raw gradients, where headers carried one; empty
+            where the pattern does not bring them back.
     """
 
     verdict: Verdict
     present: Tensor
     payload: Tensor
-    details: tuple[int, ...] = ()
+    gradient_digests: tuple[int, ...] = ()
 
 
 class Exchange(ABC):

@@ -3,8 +3,26 @@
     chunk = header (64 B) | presence bitmap (padded to 64 B) | counts (replies that need them;
     padded to 64 B) | payload
 
+    header, little-endian, byte by byte:
+     0  magic             4   "DLio"
+     4  version           2   of this protocol
+     6  kind              1   ChunkKind
+     7  status            1   Status
+     8  step              8
+    16  gradients         8   of the raw gradients: GRADIENT chunks their scale, a double; all
+                              others their digest, or 0
+    24  settings          8   digest
+    32  n_bytes           8   of the whole chunk
+    40  bucket            4
+    44  sender            4
+    48  culprit           4   -1: nobody
+    52  position          4   -1: no parameter in particular
+    56  cancelled_by_all  1   0 or 1
+    57  spare             3   0
+    60  checksum          4   CRC-32 of all the rest, the payload included
+
 Frames detect accidents: a rank that left out a step, other settings, flipped bits. They are no
-defence against an attacker.
+defense against an attacker.
 """
 
 from __future__ import annotations
@@ -21,12 +39,14 @@ import torch
 from torch import Tensor
 
 from distlion.kernels import choose_kernels
+from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 2
-FIELDS = struct.Struct("<4sHBBqqQQIIi8x")
+PROTOCOL_VERSION = 3
+FIELDS = struct.Struct("<4sHBBq8sQQIIiiB3x")
 CHECKSUM = struct.Struct("<I")
-HEADER_BYTES = FIELDS.size + CHECKSUM.size
+DIGEST = struct.Struct("<q")
+SCALE = struct.Struct("<d")
 # The same as numpy reads it, many at once.
 HEADER_TYPE = np.dtype(
     [
@@ -35,13 +55,15 @@ HEADER_TYPE = np.dtype(
         ("kind", "u1"),
         ("status", "u1"),
         ("step", "<i8"),
-        ("detail", "<i8"),
+        ("gradients", "<i8"),
         ("settings", "<u8"),
         ("n_bytes", "<u8"),
         ("bucket", "<u4"),
         ("sender", "<u4"),
         ("culprit", "<i4"),
-        ("spare", "V8"),
+        ("position", "<i4"),
+        ("cancelled_by_all", "u1"),
+        ("spare", "V3"),
         ("checksum", "<u4"),
     ]
 )
@@ -80,7 +102,6 @@ class Status(IntEnum):
 
 
 WORST_STATUS = int(max(Status))
-BY_ALL, BY_SOME = 0, 1
 MAGIC_NUMBER = int.from_bytes(MAGIC, "little")
 
 
@@ -89,16 +110,21 @@ class Header:
     """The fields of a header.
 
     Attributes:
-        kind: Vote or reply.
+        kind: What the chunk carries.
         step: The sender's step.
         bucket: The bucket it belongs to.
         sender: Rank of the sender in the group that the chunk crosses.
         settings: Digest, unsigned 64 bits, of layout and hyperparameters of this step.
         status: What the sender found.
         culprit: Rank, among all workers, where it was found; -1 for nobody.
-        detail: With an OK status, the digest of the sender's raw gradients, or 0; with CANCELLED,
-            ``BY_ALL`` or ``BY_SOME`` of those that the sender has heard; else the position among
-            trainable parameters of the one concerned, or -1.
+        position: Of the parameter that an error concerns, among the trainable ones; -1 for none in
+            particular.
+        cancelled_by_all: With CANCELLED, whether everybody that the sender has heard gave the step
+            up.
+        gradient_digest: Digest, signed 64 bits, of the sender's raw gradients; 0 where none is
+            wanted. GRADIENT chunks do not carry it.
+        grad_scale: What the gradients of a GRADIENT chunk are to be multiplied by. Other kinds do
+            not carry it.
     """
 
     kind: ChunkKind
@@ -108,42 +134,10 @@ class Header:
     settings: int
     status: Status = Status.OK
     culprit: int = -1
-    detail: int = 0
-
-
-@dataclass(frozen=True)
-class ChunkShape:
-    """Sizes of a chunk, known to both sides beforehand.
-
-    Attributes:
-        n_params: Parameters of the bucket.
-        payload_bytes: Bytes of votes or of a reply; a multiple of 64.
-        has_counts: Whether it says for each parameter how many workers voted, rather than whether
-            any did.
-    """
-
-    n_params: int
-    payload_bytes: int
-    has_counts: bool = False
-
-    @property
-    def bitmap_bytes(self) -> int:
-        """Bytes of the presence bitmap."""
-        return _pad(-(-self.n_params // 8))
-
-    @property
-    def counts_bytes(self) -> int:
-        """Bytes of the counts, two for each parameter; 0 without."""
-        return _pad(2 * self.n_params) if self.has_counts else 0
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the whole chunk."""
-        return HEADER_BYTES + self.bitmap_bytes + self.counts_bytes + self.payload_bytes
-
-
-def _pad(n_bytes: int) -> int:
-    return -(-n_bytes // 64) * 64
+    position: int = -1
+    cancelled_by_all: bool = False
+    gradient_digest: int = 0
+    grad_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -189,20 +183,8 @@ def write_chunks(
         present: As for ``write_chunk``.
         payloads: (chunks, payload_bytes) uint8.
     """
-    fields = FIELDS.pack(
-        MAGIC,
-        PROTOCOL_VERSION,
-        header.kind,
-        header.status,
-        header.step,
-        header.detail,
-        header.settings,
-        shape.n_bytes,
-        header.bucket,
-        header.sender,
-        header.culprit,
-    )
-    body = _spell_presence(shape, present)
+    fields = _pack_fields(header, shape.n_bytes)
+    body = _pack_presence(shape, present)
     checksum = choose_kernels(out.device).checksum
     start = zlib.crc32(body, zlib.crc32(fields))
     payloads_out = out[:, HEADER_BYTES + len(body) :]
@@ -214,8 +196,28 @@ def write_chunks(
     out[:, : HEADER_BYTES + len(body)] = front.view(out.shape[0], -1)
 
 
-def _spell_presence(shape: ChunkShape, present: Tensor) -> bytes:
-    """Spell the bitmap, and the counts where there are some."""
+def _pack_fields(header: Header, n_bytes: int) -> bytes:
+    """Pack all of a header but its checksum."""
+    is_gradient = header.kind is ChunkKind.GRADIENT
+    return FIELDS.pack(
+        MAGIC,
+        PROTOCOL_VERSION,
+        header.kind,
+        header.status,
+        header.step,
+        SCALE.pack(header.grad_scale) if is_gradient else DIGEST.pack(header.gradient_digest),
+        header.settings,
+        n_bytes,
+        header.bucket,
+        header.sender,
+        header.culprit,
+        header.position,
+        header.cancelled_by_all,
+    )
+
+
+def _pack_presence(shape: ChunkShape, present: Tensor) -> bytes:
+    """Pack the bitmap, and the counts where there are some."""
     numbers = present.numpy().astype("<u2")
     bitmap = np.packbits(numbers != 0, bitorder="little").tobytes()
     counts = numbers.tobytes() if shape.has_counts else b""
@@ -250,17 +252,31 @@ class Chunks:
         return (self[member] for member in range(len(self)))
 
     def _header(self, member: int) -> Header:
-        _, _, kind, status, step, detail, settings, _, bucket, sender, culprit, _, _ = self.fields[
-            member
-        ].item()
+        fields = self.fields[member]
+        is_gradient = fields["kind"] == ChunkKind.GRADIENT
         return Header(
-            ChunkKind(kind), step, bucket, sender, settings, Status(status), culprit, detail
+            kind=ChunkKind(fields["kind"]),
+            step=int(fields["step"]),
+            bucket=int(fields["bucket"]),
+            sender=int(fields["sender"]),
+            settings=int(fields["settings"]),
+            status=Status(fields["status"]),
+            culprit=int(fields["culprit"]),
+            position=int(fields["position"]),
+            cancelled_by_all=bool(fields["cancelled_by_all"]),
+            gradient_digest=0 if is_gradient else int(fields["gradients"]),
+            grad_scale=self.grad_scales[member] if is_gradient else 1.0,
         )
 
     @property
-    def details(self) -> tuple[int, ...]:
-        """The detail of each header."""
-        return tuple(self.fields["detail"].tolist())
+    def gradient_digests(self) -> tuple[int, ...]:
+        """The digest of raw gradients in each header; of chunks that carry one."""
+        return tuple(self.fields["gradients"].tolist())
+
+    @property
+    def grad_scales(self) -> tuple[float, ...]:
+        """The scale in each header; of GRADIENT chunks."""
+        return tuple(self.fields["gradients"].copy().view("<f8").tolist())
 
     def find_lost(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Find those whose chunk is damaged, by their ``ranks``."""

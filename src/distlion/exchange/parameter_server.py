@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from distlion.exchange.all_gather import count_whole_votes, whole_vote_shape, write_whole_vote
+from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.exchange.base import (
     Ballot,
     Exchange,
@@ -21,7 +19,6 @@ from distlion.exchange.base import (
 )
 from distlion.exchange.frame import (
     ChunkKind,
-    ChunkShape,
     Header,
     Status,
     read_chunk,
@@ -29,11 +26,10 @@ from distlion.exchange.frame import (
 )
 from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.pipeline import Exchanging
-from distlion.exchange.verdict import Verdict
+from distlion.exchange.verdict import Verdict, decode_verdict, encode_verdict, with_verdict
 from distlion.layout import BucketShape
 
 SERVER = 0
-WITNESS = struct.Struct("<q?")
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class ParameterServer(Exchange):
     transfers: ClassVar[int] = 2
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
-        vote_bytes, reply_bytes = whole_vote_shape(shape).n_bytes, _reply_shape(shape).n_bytes
+        vote_bytes, reply_bytes = shape.whole_vote_chunk.n_bytes, shape.whole_reply_chunk.n_bytes
         peers = shape.n_shards - 1
         if rank == SERVER:
             return ByteCount(peers * reply_bytes, peers * vote_bytes, peers)
@@ -75,7 +71,7 @@ class ParameterServer(Exchange):
             counted = count_whole_votes(received, link, shape, ballot, reducer)
 
         # 3 scatter the reply
-        reply = empty(link, _reply_shape(shape).n_bytes)
+        reply = empty(link, shape.whole_reply_chunk.n_bytes)
         replies = None
         if counted is not None:
             _write_reply(reply, counted, link, shape, ballot.header)
@@ -86,47 +82,26 @@ class ParameterServer(Exchange):
         return counted or _read_reply(reply, link, shape, ballot.header)
 
 
-def _reply_shape(shape: BucketShape) -> ChunkShape:
-    return ChunkShape(shape.n_params, shape.n_shards * shape.reply_bytes, shape.has_counts)
-
-
 def _write_reply(out: Tensor, counted: Reply, link: Link, shape: BucketShape, own: Header) -> None:
     """Write the reply; where there was an error, what the server heard takes the payload's place.
 
-    A payload has 64 bytes for every worker, and what is said of one takes 9.
+    Digests of gradients stay with the server: there is no room for those of all ranks.
     """
-    verdict, chunk_shape = counted.verdict, _reply_shape(shape)
-    header = replace(own, kind=ChunkKind.REPLY, status=verdict.status, detail=verdict.detail)
-    payload = counted.payload.flatten()
-    if verdict.status is Status.OK:
-        header = replace(header, detail=0)
-    else:
-        steps = dict(verdict.steps)
-        heard = b"".join(
-            WITNESS.pack(steps.get(rank, -1), rank in verdict.culprits) for rank in link.ranks
-        )
-        row = np.zeros(chunk_shape.payload_bytes, np.uint8)
-        row[: len(heard)] = np.frombuffer(heard, np.uint8)
-        payload = torch.from_numpy(row)
+    chunk_shape, payload = shape.whole_reply_chunk, counted.payload.flatten()
+    header = replace(own, kind=ChunkKind.REPLY, gradient_digest=0)
+    header = with_verdict(header, counted.verdict)
+    if counted.verdict.status is not Status.OK:
+        payload = encode_verdict(counted.verdict, chunk_shape.payload_bytes)
     write_chunk(out, chunk_shape, header, counted.present, payload)
     fire_framed(link, header, out)
 
 
 def _read_reply(raw: Tensor, link: Link, shape: BucketShape, own: Header) -> Reply:
-    chunk_shape = _reply_shape(shape)
-    chunk = read_chunk(raw, chunk_shape, kind=ChunkKind.REPLY, bucket=own.bucket, sender=SERVER)
-    nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+    chunk = read_chunk(
+        raw, shape.whole_reply_chunk, kind=ChunkKind.REPLY, bucket=own.bucket, sender=SERVER
+    )
     if chunk is None:
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(Verdict(Status.CORRUPT, (link.ranks[SERVER],)), nothing, raw)
-    payload = chunk.payload.view(shape.n_shards, -1)
-    status = chunk.header.status
-    if status is Status.OK:
-        return Reply(Verdict(status), chunk.present, payload)
-    heard = list(
-        WITNESS.iter_unpack(bytes(chunk.payload[: WITNESS.size * shape.n_shards].cpu().numpy()))
-    )
-    culprits = tuple(rank for rank, (_, blamed) in zip(link.ranks, heard, strict=True) if blamed)
-    steps = tuple(
-        (rank, step) for rank, (step, _) in zip(link.ranks, heard, strict=True) if step >= 0
-    )
-    return Reply(Verdict(status, culprits, chunk.header.detail, steps), nothing, payload)
+    verdict = decode_verdict(chunk.header, chunk.payload)
+    return Reply(verdict, chunk.present, chunk.payload.view(shape.n_shards, -1))

@@ -2,18 +2,139 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from distlion.exchange.frame import BY_ALL, BY_SOME, Chunks, Header, Status
+import torch
+from torch import Tensor
+
+from distlion.exchange.frame import Chunks, Header, Status
+
+_LENGTHS = struct.Struct("<II")
+_CULPRIT = struct.Struct("<i")
+_STEP = struct.Struct("<iq")
 
 
-def with_error(header: Header, status: Status, *, culprit: int, detail: int = -1) -> Header:
+@dataclass(frozen=True)
+class Verdict:
+    """What the headers of an exchange say together; equal on ranks that read the same headers.
+
+    Attributes:
+        status: The worst finding.
+        culprits: Ranks to blame, among all workers; empty where that cannot be told.
+        position: Of the parameter concerned, among the trainable ones; -1 for none in particular.
+        cancelled_by_all: With CANCELLED, whether everybody gave the step up.
+        steps: Rank and step of everybody who was heard.
+    """
+
+    status: Status
+    culprits: tuple[int, ...] = ()
+    position: int = -1
+    cancelled_by_all: bool = False
+    steps: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, header: Header) -> Verdict:
+        """Say what one header says, as the end of an exchange."""
+        if header.status is Status.OK:
+            return cls(Status.OK)
+        culprits = (header.culprit,) if header.culprit >= 0 else ()
+        return cls(header.status, culprits, header.position, header.cancelled_by_all)
+
+
+def with_error(
+    header: Header,
+    status: Status,
+    *,
+    culprit: int,
+    position: int = -1,
+    cancelled_by_all: bool = False,
+) -> Header:
     """Put an error into a header, unless it holds a graver one, or one that was found earlier."""
     if status <= header.status:
         return header
-    return replace(header, status=status, culprit=culprit, detail=detail)
+    return replace(
+        header,
+        status=status,
+        culprit=culprit,
+        position=position,
+        cancelled_by_all=cancelled_by_all,
+    )
+
+
+def with_error_of(header: Header, other: Header) -> Header:
+    """Put the error of another header into a header, as ``with_error`` does."""
+    return with_error(
+        header,
+        other.status,
+        culprit=other.culprit,
+        position=other.position,
+        cancelled_by_all=other.cancelled_by_all,
+    )
+
+
+def with_verdict(header: Header, verdict: Verdict) -> Header:
+    """Let a header say what a verdict says, of whose culprits it has room for the first."""
+    return replace(
+        header,
+        status=verdict.status,
+        culprit=verdict.culprits[0] if verdict.culprits else -1,
+        position=verdict.position,
+        cancelled_by_all=verdict.cancelled_by_all,
+    )
+
+
+def encode_verdict(verdict: Verdict, n_bytes: int) -> Tensor:
+    """Write what a header has no room for as a payload: all culprits, and all steps.
+
+        number of culprits (4 B), of steps (4 B) | culprits (4 B each) | rank (4 B), step (8 B) each
+
+    Args:
+        verdict: Names each member of a link at most once as a culprit, and once with its step.
+        n_bytes: Bytes of the payload, padded with 0. A reply has 64 for every member, which takes
+            16 here, and 8 in all.
+
+    Returns:
+        (n_bytes,) uint8 on the CPU.
+    """
+    packed = _LENGTHS.pack(len(verdict.culprits), len(verdict.steps))
+    packed += b"".join(_CULPRIT.pack(culprit) for culprit in verdict.culprits)
+    packed += b"".join(_STEP.pack(rank, step) for rank, step in verdict.steps)
+    return torch.frombuffer(bytearray(packed.ljust(n_bytes, b"\0")), dtype=torch.uint8)
+
+
+def decode_verdict(header: Header, payload: Tensor) -> Verdict:
+    """Read a verdict off a chunk that ``with_verdict`` and ``encode_verdict`` made.
+
+    Args:
+        header: Its header; where it is without error, the payload is something else.
+        payload: (n_bytes,) uint8.
+    """
+    if header.status is Status.OK:
+        return Verdict(Status.OK)
+    packed = payload.cpu().numpy().tobytes()
+    n_culprits, n_steps = _LENGTHS.unpack_from(packed)
+    middle = _LENGTHS.size + n_culprits * _CULPRIT.size
+    end = middle + n_steps * _STEP.size
+    culprits = tuple(rank for (rank,) in _CULPRIT.iter_unpack(packed[_LENGTHS.size : middle]))
+    steps = tuple((rank, step) for rank, step in _STEP.iter_unpack(packed[middle:end]))
+    return replace(Verdict.of(header), culprits=culprits, steps=steps)
+
+
+def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Join verdicts: the gravest, of equally grave ones the first, with what all of them name."""
+    worst = max(verdicts, key=lambda verdict: verdict.status)
+    if worst.status is Status.OK:
+        return worst
+    alike = [verdict for verdict in verdicts if verdict.status == worst.status]
+    return replace(
+        worst,
+        culprits=tuple(sorted({rank for verdict in alike for rank in verdict.culprits})),
+        cancelled_by_all=all(verdict.cancelled_by_all for verdict in alike),
+        steps=tuple(sorted({pair for verdict in alike for pair in verdict.steps})),
+    )
 
 
 def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
@@ -32,34 +153,11 @@ def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
             own = with_error(own, status, culprit=ranks[(*minority(values), *others)[0]])
     for chunk in chunks:
         if chunk is not None:
-            theirs = chunk.header
-            own = with_error(own, theirs.status, culprit=theirs.culprit, detail=theirs.detail)
+            own = with_error_of(own, chunk.header)
     if own.status is Status.CANCELLED:
-        by_all = all(chunk is not None and _is_cancelled_by_all(chunk.header) for chunk in chunks)
-        own = replace(own, detail=BY_ALL if by_all else BY_SOME)
+        by_all = all(chunk is not None and chunk.header.cancelled_by_all for chunk in chunks)
+        own = replace(own, cancelled_by_all=by_all)
     return own
-
-
-def _is_cancelled_by_all(header: Header) -> bool:
-    return header.status is Status.CANCELLED and header.detail == BY_ALL
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the headers of an exchange say together; equal on ranks that read the same headers.
-
-    Attributes:
-        status: The worst finding.
-        culprits: Ranks to blame, among all workers; empty where that cannot be told.
-        detail: The parameter concerned, as its position among trainable ones; -1 for none in
-            particular; with CANCELLED, ``BY_ALL`` or ``BY_SOME``.
-        steps: Rank and step of everybody who was heard.
-    """
-
-    status: Status
-    culprits: tuple[int, ...] = ()
-    detail: int = -1
-    steps: tuple[tuple[int, int], ...] = ()
 
 
 def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
@@ -87,10 +185,13 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
     blamed = [header for header in headers if header.status == worst and worst]
     culprits = tuple(sorted({header.culprit for header in blamed}))
     first = next((header for header in blamed if header.culprit == culprits[0]), None)
-    detail = first.detail if first else -1
-    if worst is Status.CANCELLED:
-        detail = BY_ALL if all(map(_is_cancelled_by_all, headers)) else BY_SOME
-    return Verdict(worst, culprits, detail, steps)
+    return Verdict(
+        worst,
+        culprits,
+        position=first.position if first else -1,
+        cancelled_by_all=all(header.cancelled_by_all for header in headers),
+        steps=steps,
+    )
 
 
 def minority(values: Sequence[object]) -> tuple[int, ...]:

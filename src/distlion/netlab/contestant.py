@@ -202,7 +202,7 @@ def _vote(optimizer: DistributedLion) -> None:
     _, votes = optimizer._cast_votes()
     optimizer._count_traffic()
     # Gradients are compared between workers in the first steps only.
-    optimizer._watch.observe([vote.reply.details for vote in votes])
+    optimizer._watch.observe([vote.reply.gradient_digests for vote in votes])
 
 
 def _all_reduce(vector: Tensor) -> None:

@@ -20,7 +20,16 @@ from distlion.errors import (
     ProcessGroupError,
     ReplicaMismatchError,
 )
-from distlion.exchange import ByteCount, ChunkKind, Exchanging, Header, Status, Verdict, run_all
+from distlion.exchange import (
+    ByteCount,
+    ChunkKind,
+    Exchanging,
+    Header,
+    Status,
+    Verdict,
+    run_all,
+    worst_of,
+)
 from distlion.kernels import Coins
 from distlion.layout import Cutter
 from distlion.optim.arguments import check_rounding, check_rule, list_group
@@ -33,7 +42,7 @@ from distlion.voting.group import VotingGroup
 from distlion.voting.momentum_stage import describe_selection, fill_selection
 from distlion.voting.network import VotingNetwork
 from distlion.voting.node_stage import PIECE_UNIT_ELEMENTS
-from distlion.voting.outcome import log_skip, raise_verdict, worst_of
+from distlion.voting.outcome import log_skip, raise_verdict
 from distlion.voting.overlap import Overlap
 from distlion.voting.replicas import (
     broadcast_params,

@@ -15,7 +15,6 @@ from distlion import faults
 from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import (
-    BY_ALL,
     ChunkKind,
     Exchange,
     Exchanging,
@@ -23,6 +22,7 @@ from distlion.exchange import (
     Status,
     Verdict,
     run_all,
+    worst_of,
 )
 from distlion.kernels import Coin, Coins, Segment
 from distlion.optim.arguments import check_exp_avg_dtype
@@ -33,7 +33,6 @@ from distlion.voting.diagnostics import Diagnosis
 from distlion.voting.gradients import IdenticalGradientsWatch
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.node_stage import Nodes
-from distlion.voting.outcome import worst_of
 from distlion.voting.overlap import Overlap
 from distlion.voting.replicas import digest_settings
 from distlion.voting.route import Route
@@ -225,7 +224,7 @@ class DistributedLion(AssembledLion):
         self._follow_up.commit(followed, votes, self.state, self.committed_step)
         self._advance()
         self._is_torn = False
-        self._watch.observe([vote.reply.details for vote in votes])
+        self._watch.observe([vote.reply.gradient_digests for vote in votes])
         faults.fire(
             rank=self._group.rank, step=self.committed_step - 1, point="after_commit", subject=self
         )
@@ -331,7 +330,7 @@ class DistributedLion(AssembledLion):
         self._count_traffic()
         verdict = worst_of([vote.verdict for vote in votes])
         # On earlier buckets a worker may have voted before it gave up.
-        by_all = votes[-1].verdict.detail == BY_ALL
+        by_all = votes[-1].verdict.cancelled_by_all
         if verdict.status is not Status.CANCELLED or not by_all:
             self._abandon(verdict, self._describe())
 

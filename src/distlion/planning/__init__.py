@@ -25,7 +25,7 @@ from distlion.planning.planner import (
 )
 from distlion.planning.rate import format_rate, parse_rate
 from distlion.planning.scenario import MAX_NODES, NVLINK, PCIE, Scenario
-from distlion.planning.votes import bits_sent, forecast_votes, shape_bucket
+from distlion.planning.votes import bits_sent, forecast_votes
 
 __all__ = [
     "CPU",
@@ -62,7 +62,6 @@ __all__ = [
     "gain_over_rivals",
     "measure_kernels",
     "parse_rate",
-    "shape_bucket",
     "speed_up",
     "sweep",
 ]

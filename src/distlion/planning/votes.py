@@ -10,8 +10,7 @@ import torch
 from distlion.aggregation import Aggregation
 from distlion.errors import UnsupportedTypeError
 from distlion.exchange import AllGather, AllReduce, Exchange, ParameterServer
-from distlion.kernels import ReplyFormat
-from distlion.layout import Bucket, BucketShape, Slot, shape_momenta
+from distlion.layout import BucketShape, shape_momenta
 from distlion.link.choice import count_overlap_buckets, exchange_seconds
 from distlion.planning.forecast import Forecast, Load, make_forecast
 from distlion.planning.machine import Machine
@@ -22,18 +21,6 @@ BUCKET_ELEMENTS = 1 << 26
 
 _GRAD_BYTES = 4
 _SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}
-
-
-def shape_bucket(n_elements: int, n_workers: int, rule: Aggregation) -> BucketShape:
-    """Size a bucket of one parameter of ``n_elements`` coordinates, as it would travel."""
-    bucket = Bucket(0, (0,), (Slot("", n_elements, 0, 0),), n_workers)
-    return BucketShape(
-        n_shards=n_workers,
-        n_params=1,
-        vote_bytes=bucket.shard_bytes(rule.vote_planes),
-        reply_bytes=bucket.shard_bytes(rule.reply_planes(n_workers)),
-        has_counts=rule.reply_format is ReplyFormat.COUNT,
-    )
 
 
 def bits_sent(rule: Aggregation, pattern: Exchange, n_workers: int) -> float:
@@ -68,7 +55,7 @@ def forecast_votes(
     where they are averaged, follow the votes.
     """
     n_buckets = _count_buckets(scenario, rule, overlap=overlap)
-    shape = shape_bucket(-(-scenario.own_params // n_buckets), scenario.nodes, rule)
+    shape = rule.shape_of(-(-scenario.own_params // n_buckets), scenario.nodes)
     busiest = max(_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
     others = _sent_bytes(pattern, shape, scenario.nodes - 1)
     total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
@@ -125,7 +112,7 @@ def _count_buckets(scenario: Scenario, rule: Aggregation, *, overlap: bool) -> i
     needed = -(-scenario.own_params // BUCKET_ELEMENTS)
     if not overlap:
         return needed
-    whole = shape_bucket(-(-scenario.own_params // needed), scenario.nodes, rule)
+    whole = rule.shape_of(-(-scenario.own_params // needed), scenario.nodes)
     return max(needed, count_overlap_buckets([(whole, scenario.worker_link)] * needed))
 
 

@@ -13,7 +13,6 @@ from distlion.aggregation import Aggregation
 from distlion.exchange import AllReduce
 from distlion.link import SCHEDULES
 from distlion.optim import MomentumSync
-from distlion.planning import shape_bucket
 from distlion.virtual import VirtualBaseline, VirtualCluster
 
 LION_BETAS = (0.9, 0.99)
@@ -126,7 +125,7 @@ def _count_rounds(entry: Entry, aggregation: Aggregation, *, syncs: bool) -> int
     """Count the rounds of a step; staggered momenta travel in an exchange of their own."""
     if entry.workers == 1:
         return 0
-    shape = shape_bucket(entry.n_elements, entry.workers, aggregation)
+    shape = aggregation.shape_of(entry.n_elements, entry.workers)
     return SCHEDULES[AllReduce].rounds(shape) * (2 if syncs else 1)
 
 

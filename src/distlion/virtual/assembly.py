@@ -27,7 +27,6 @@ from distlion.voting.clipping import plan_norms
 from distlion.voting.diagnostics import Diagnosis, Examiner
 from distlion.voting.gradients import describe_sparse, is_sparse
 from distlion.voting.momentum_stage import MomentumStage, fill_selection
-from distlion.voting.route import shape_on_wire
 from distlion.voting.settings import Settings, list_rules
 
 # Of a mean momentum on its way back.
@@ -180,7 +179,7 @@ class AssembledCluster(LionBase):
         assert isinstance(pattern, Exchange)
         account = _Account()
         for poll in self._polls:
-            account.votes += pattern.plan(shape_on_wire(poll.bucket, poll.rule), last)
+            account.votes += pattern.plan(poll.rule.shape(poll.bucket), last)
             n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
             account.up_bits += n_elements * poll.rule.vote_planes
             account.down_bits += n_elements * poll.rule.reply_planes(self._workers)

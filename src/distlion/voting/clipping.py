@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import ByteCount, ChunkKind, Header, Link
+from distlion.exchange import (
+    ByteCount,
+    ChunkKind,
+    Header,
+    Link,
+    gather_numbers,
+    plan_numbers,
+    with_error_of,
+)
 from distlion.kernels import Segment, choose_kernels
-from distlion.voting.scalars import gather_numbers, plan_numbers
 from distlion.voting.vote import Draft
 
 NORM_EPSILON = 1e-6
@@ -166,12 +173,12 @@ def _add_exactly(numbers: Sequence[float]) -> float:
 
 
 def _scale(draft: Draft, factor: float, header: Header) -> Draft:
-    found = replace(
-        draft.header, status=header.status, culprit=header.culprit, detail=header.detail
-    )
-    worst = draft.header if draft.header.status >= header.status else found
     segments = _scale_segments(draft.segments, factor)
-    return replace(draft, segments=draft.route.kernels.gather(segments), header=worst)
+    return replace(
+        draft,
+        segments=draft.route.kernels.gather(segments),
+        header=with_error_of(draft.header, header),
+    )
 
 
 def _scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segment]:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distlion.exchange import ByteCount
+from distlion.exchange import ByteCount, plan_sample
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 from distlion.voting.sample import draw_sample, measure_dispersion
-from distlion.voting.scalars import plan_sample
 
 # So many measures are kept for each parameter.
 _KEPT_MEASURES = 1000

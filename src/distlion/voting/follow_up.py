@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from distlion.exchange import ByteCount, Header, Status, Verdict
+from distlion.exchange import ByteCount, Header, Status, Verdict, gather_sample
 from distlion.kernels import Kernels, Segment
 from distlion.voting.diagnostics import Diagnosis, Examiner
 from distlion.voting.momentum_stage import AveragedMomenta, MomentumStage
 from distlion.voting.network import VotingNetwork
-from distlion.voting.scalars import gather_sample, verdict_of
 from distlion.voting.settings import Settings
 from distlion.voting.vote import BucketVote
 
@@ -114,7 +113,7 @@ class FollowUp:
 
         # 2 momenta
         if self._momenta is None:
-            return FollowedUp(AveragedMomenta(verdict_of(header)), samples)
+            return FollowedUp(AveragedMomenta(Verdict.of(header)), samples)
         header = replace(header, bucket=len(self._network.routes))
         pattern = self._network.momentum_pattern
         averaged = self._momenta.exchange(segments, links, pattern, header, inside)

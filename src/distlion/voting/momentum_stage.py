@@ -17,8 +17,11 @@ from distlion.exchange import (
     Link,
     Status,
     Verdict,
+    gather_numbers,
+    gather_sample,
+    plan_sample,
     run_all,
-    with_error,
+    with_verdict,
 )
 from distlion.kernels import Kernels, Segment
 from distlion.voting.momentum_exchange import (
@@ -29,7 +32,6 @@ from distlion.voting.momentum_exchange import (
 )
 from distlion.voting.momentum_sync import AUTO, MomentumSync, choose_dispersed
 from distlion.voting.sample import draw_sample, measure_dispersion, split_rows
-from distlion.voting.scalars import gather_numbers, gather_sample, plan_sample, verdict_of
 
 SELECTED_KEY = "momentum_selected"
 """Of a param group, with "auto": 1 for each parameter that is averaged, else 0."""
@@ -179,7 +181,7 @@ class MomentumStage:
             moved.append((rows, row, rows.exchange(link, pattern, sent, row)))
         replies = run_all(exchanging for _, _, exchanging in moved)
         verdict = max(
-            [verdict_of(header), *(reply.verdict for reply in replies)],
+            [Verdict.of(header), *(reply.verdict for reply in replies)],
             key=lambda each: each.status,
         )
 
@@ -218,10 +220,9 @@ def _momentum_at(committed: tuple[Segment, Kernels], index: slice | Tensor) -> T
 
 def _share_verdict(inside: Link, verdict: Verdict, header: Header) -> Verdict:
     if verdict.status is not Status.OK:
-        culprit = verdict.culprits[0] if verdict.culprits else -1
-        header = with_error(header, verdict.status, culprit=culprit, detail=verdict.detail)
+        header = with_verdict(header, verdict)
     header, _ = gather_numbers(inside, [], header, kind=ChunkKind.SAMPLE)
-    return verdict_of(header)
+    return Verdict.of(header)
 
 
 def _read_selected(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, bool]:

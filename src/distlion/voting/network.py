@@ -22,7 +22,7 @@ from distlion.voting.clipping import Clipper
 from distlion.voting.group import VotingGroup
 from distlion.voting.node_groups import NodeGroups, node_groups, own_group
 from distlion.voting.node_stage import PIECE_UNIT_ELEMENTS, NodeStage
-from distlion.voting.route import Route, shape_on_wire
+from distlion.voting.route import Route
 from distlion.voting.settings import Settings
 
 
@@ -158,7 +158,7 @@ class VotingNetwork:
         shapes = []
         for bucket in whole:
             rule, _, device = kinds[bucket.members[0]]
-            shapes.append((shape_on_wire(bucket, rule), self._models[device]))
+            shapes.append((rule.shape(bucket), self._models[device]))
         n_elements = sum(slot.n_elements for slot in slots)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
@@ -180,9 +180,9 @@ class VotingNetwork:
                 pieces=self.pieces,
                 dtype=dtype,
                 kernels=kernels,
+                part_shapes=tuple(rule.shape(part) for part in parts),
                 reply_planes=rule.reply_planes(self.n_voters),
                 reply_format=rule.reply_format,
-                has_counts=shape_on_wire(bucket, rule).has_counts,
             )
         pattern = self._choose_pattern(ballot, rule, device)
         return Route(bucket, ballot, rule, pattern, kernels, self.between[device], stage)
@@ -190,7 +190,7 @@ class VotingNetwork:
     def _choose_pattern(self, ballot: Bucket, rule: Aggregation, device: torch.device) -> Exchange:
         if self._settings.exchange != "auto":
             return self._settings.exchange
-        return choose_exchange(shape_on_wire(ballot, rule), self._models[device])
+        return choose_exchange(rule.shape(ballot), self._models[device])
 
     def build_clipper(self, device: torch.device) -> Clipper | None:
         """Build what clips; None where nothing is to be clipped."""

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import (
-    Chunk,
-    ChunkKind,
-    Chunks,
-    ChunkShape,
-    Header,
-    Link,
-    Reply,
-    Status,
-    Verdict,
-    empty,
-    find_errors,
-    read_chunks,
-    write_chunk,
-)
+from distlion.exchange import Header, Link, NodeFrames, Reply, Status
 from distlion.kernels import SCALE_BLOCK_ELEMENTS, Coefficients, Coin, Kernels, ReplyFormat, Segment
-from distlion.layout import BLOCK_WORDS, Bucket
+from distlion.layout import BLOCK_WORDS, Bucket, BucketShape, shape_node
 from distlion.voting.segments import write_back
 
-PAYLOAD_UNIT_BYTES = 64
-# A scale travels in the field of a header that is free where there is no error.
-_FLOAT = struct.Struct("<d")
-_SCALE = struct.Struct("<q")
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
 """Pieces begin where the scale blocks of QuantizedVote do, so that none is cut."""
 
@@ -103,8 +85,8 @@ class NodeStage:
         pieces: (start, stop) of each piece, for every trainable parameter and every part.
         dtype: That of the bucket's parameters.
         kernels: The arithmetic.
+        part_shapes: Sizes of the parts between nodes.
         reply_planes, reply_format: Of the rule.
-        has_counts: Whether replies say how many voted.
     """
 
     link: Link
@@ -113,9 +95,15 @@ class NodeStage:
     pieces: Sequence[Sequence[tuple[int, int]]]
     dtype: torch.dtype
     kernels: Kernels
+    part_shapes: tuple[BucketShape, ...]
     reply_planes: int
     reply_format: ReplyFormat
-    has_counts: bool
+
+    @functools.cached_property
+    def frames(self) -> NodeFrames:
+        """What carries bytes among the ranks of the node."""
+        shape = shape_node(len(self.bucket.slots), self.parts, self.part_shapes, self.dtype)
+        return NodeFrames(self.link, shape)
 
     @property
     def own(self) -> Bucket:
@@ -142,22 +130,12 @@ class NodeStage:
             is to be multiplied by; and the header, with the worst that was found.
         """
         # 1 scatter pieces
-        most = max(sum(slot.n_elements for slot in part.slots) for part in self.parts)
-        shape = ChunkShape(len(self.bucket.slots), _pad(most * self.dtype.itemsize))
-        chunks = empty(self.link, self.link.world_size, shape.n_bytes)
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool)
-        sent = replace(header, kind=ChunkKind.GRADIENT, sender=self.link.rank)
-        if sent.status is Status.OK:
-            sent = replace(sent, detail=_SCALE.unpack(_FLOAT.pack(grad_scale))[0])
-        for part, chunk in enumerate(chunks):
-            payload = self._cut(grads, part, shape.payload_bytes)
-            write_chunk(chunk, shape, sent, present, payload)
-        received = torch.empty_like(chunks)
-        self.link.all_to_all(received, chunks, step=header.step).wait()
+        header, read = self.frames.scatter_gradients(
+            self._cut(grads), present, header, grad_scale=grad_scale
+        )
 
         # 2 check
-        read = read_chunks(received, shape, kind=ChunkKind.GRADIENT, bucket=header.bucket)
-        header = find_errors(read, header, self.link.ranks)
         if header.status is not Status.OK:
             return [None] * len(self.own.slots), 1.0, header
 
@@ -166,20 +144,21 @@ class NodeStage:
             (present, row.view(self.dtype))
             for present, row in zip(read.present, read.payloads, strict=True)
         ]
-        scales = [_FLOAT.unpack(_SCALE.pack(detail))[0] for detail in read.details]
+        scales = read.grad_scales
         return self._add(rows, [scale / scales[0] for scale in scales]), scales[0], header
 
-    def _cut(self, grads: Sequence[Tensor | None], part: int, n_bytes: int) -> Tensor:
-        """Put what a part has of all gradients into one row of bytes."""
-        n_elements = n_bytes // self.dtype.itemsize
-        row = torch.zeros(n_elements, dtype=self.dtype, device=self.link.device)
-        at = 0
-        for position, grad in zip(self.bucket.members, grads, strict=True):
-            start, stop = self.pieces[position][part]
-            if grad is not None:
-                row[at : at + stop - start] = grad[start:stop]
-            at += stop - start
-        return row.view(torch.uint8)
+    def _cut(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor]:
+        """Put what each part has of all gradients into one row of bytes."""
+        n_elements = self.frames.shape.gradients.payload_bytes // self.dtype.itemsize
+        for part in range(len(self.parts)):
+            row = torch.zeros(n_elements, dtype=self.dtype, device=self.link.device)
+            at = 0
+            for position, grad in zip(self.bucket.members, grads, strict=True):
+                start, stop = self.pieces[position][part]
+                if grad is not None:
+                    row[at : at + stop - start] = grad[start:stop]
+                at += stop - start
+            yield row.view(torch.uint8)
 
     def _add(
         self, rows: Sequence[tuple[Tensor, Tensor]], factors: Sequence[float]
@@ -226,65 +205,13 @@ class NodeStage:
             segments.append(Segment(slot, piece, mean, state[param]["exp_avg"], hyper))
         return segments
 
-    def reply_to_nobody(self, header: Header) -> Reply:
-        """Stand in for a reply where this rank has no piece of the bucket."""
-        culprits = (header.culprit,) if header.culprit >= 0 else ()
-        verdict = Verdict(header.status, culprits, header.detail)
-        if header.status is Status.OK:
-            verdict = Verdict(Status.OK)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        return Reply(verdict, nothing, empty(self.link, 0))
-
     def agree(self, finite: Sequence[bool], header: Header) -> tuple[list[bool], Header]:
         """Tell which parameters of this rank's part are finite on all ranks of the node."""
         known = dict(zip(self.own.members, finite, strict=True))
         flags = torch.tensor([known.get(position, True) for position in self.bucket.members])
-        shape = ChunkShape(len(self.bucket.slots), 0)
-        read = self._gather(
-            shape, ChunkKind.FINITE, header, flags, torch.empty(0, dtype=torch.uint8)
-        )
-        header = find_errors(read, header, self.link.ranks)
-        everywhere = (read.present > 0).all(0)
-        by_position = dict(zip(self.bucket.members, everywhere.tolist(), strict=True))
+        header, gathered = self.frames.gather_flags(flags, header)
+        by_position = dict(zip(self.bucket.members, gathered.all(0).tolist(), strict=True))
         return [by_position[position] for position in self.own.members], header
-
-    def share(self, reply: Reply, header: Header) -> Reply:
-        """Give this part's reply to the node, and take those of the others.
-
-        Returns:
-            ``present`` is (parts, most pieces), ``payload`` (parts, most bytes).
-        """
-        verdict = reply.verdict
-        most = max(len(part.slots) for part in self.parts)
-        n_bytes = max(part.n_shards * part.shard_bytes(self.reply_planes) for part in self.parts)
-        shape = ChunkShape(most, n_bytes, self.has_counts)
-        present = torch.zeros(most, dtype=torch.int64)
-        present[: len(self.own.slots)] = reply.present
-        payload = torch.zeros(n_bytes, dtype=torch.uint8, device=self.link.device)
-        content = reply.payload.flatten()
-        if verdict.status is not Status.OK:
-            content = _spell_verdict(verdict).to(self.link.device)
-        payload[: content.numel()] = content
-        culprit = verdict.culprits[0] if verdict.culprits else -1
-        own = replace(header, status=verdict.status, culprit=culprit, detail=verdict.detail)
-        read = self._gather(shape, ChunkKind.NODE_REPLY, own, present, payload)
-        lost = read.find_lost(self.link.ranks)
-        verdict = (
-            Verdict(Status.CORRUPT, lost)
-            if lost
-            else _judge_parts([chunk for chunk in read if chunk is not None])
-        )
-        return Reply(verdict, read.present, read.payloads, reply.details)
-
-    def _gather(
-        self, shape: ChunkShape, kind: ChunkKind, header: Header, present: Tensor, payload: Tensor
-    ) -> Chunks:
-        own = empty(self.link, shape.n_bytes)
-        sent = replace(header, kind=kind, sender=self.link.rank)
-        write_chunk(own, shape, sent, present, payload)
-        everybody = empty(self.link, self.link.world_size, shape.n_bytes)
-        self.link.all_gather(everybody, own, step=header.step).wait()
-        return read_chunks(everybody, shape, kind=kind, bucket=header.bucket)
 
     def commit(
         self,
@@ -300,7 +227,7 @@ class NodeStage:
             params: Those of the bucket.
             segments: This rank's part.
             coefficients: Hyperparameters.
-            reply: As ``share`` returned it.
+            reply: As ``frames.share_reply`` returned it.
             rounding: As for the kernels.
         """
         rows = {
@@ -312,7 +239,8 @@ class NodeStage:
             if not part.slots:
                 continue
             pieces = [self.piece_of(rows[position], position, number) for position in part.members]
-            packed = reply.payload[number][: part.n_shards * part.shard_bytes(self.reply_planes)]
+            shape = self.part_shapes[number]
+            packed = reply.payload[number][: shape.n_shards * shape.reply_bytes]
             apply = self.kernels.apply_reply
             if number == self.link.rank:
                 apply = self.kernels.commit
@@ -338,37 +266,6 @@ class NodeStage:
             write_back(param, rows[position].view(param.shape))
 
 
-def _spell_verdict(verdict: Verdict) -> Tensor:
-    """Spell culprits and steps as bytes: a payload has 64 for every voter, one needs 16."""
-    numbers = [len(verdict.culprits), len(verdict.steps), *verdict.culprits]
-    numbers += [number for pair in verdict.steps for number in pair]
-    return torch.tensor(numbers, dtype=torch.int32).view(torch.uint8)
-
-
-def _judge_parts(chunks: Sequence[Chunk]) -> Verdict:
-    """Draw one verdict out of those of all parts, equal on all ranks of the node."""
-    worst = max(chunk.header.status for chunk in chunks)
-    if worst is Status.OK:
-        return Verdict(worst)
-    culprits: set[int] = set()
-    steps: dict[int, int] = {}
-    details = []
-    for chunk in chunks:
-        if chunk.header.status == worst:
-            numbers = chunk.payload[: chunk.payload.numel() // 4 * 4].view(torch.int32).tolist()
-            n_culprits, n_steps, *rest = numbers
-            culprits |= set(rest[:n_culprits])
-            pairs = rest[n_culprits : n_culprits + 2 * n_steps]
-            steps |= dict(zip(pairs[::2], pairs[1::2], strict=True))
-            details.append(chunk.header.detail)
-    detail = max(details) if worst is Status.CANCELLED else min(details)
-    return Verdict(worst, tuple(sorted(culprits)), detail, tuple(sorted(steps.items())))
-
-
 def _untouched(piece: Tensor) -> Tensor:
     """Stand in for a momentum that this rank does not keep, and that nothing reads or writes."""
     return torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
-
-
-def _pad(n_bytes: int) -> int:
-    return -(-n_bytes // PAYLOAD_UNIT_BYTES) * PAYLOAD_UNIT_BYTES

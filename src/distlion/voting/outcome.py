@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 from distlion.errors import (
@@ -26,21 +25,12 @@ logger = logging.getLogger("distlion")
 NOT_COMMITTED = "nothing was committed"
 
 
-def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """Pick the gravest verdict of a step; of equally grave ones the first, with all culprits."""
-    worst = max(verdicts, key=lambda verdict: verdict.status)
-    culprits = {
-        rank for other in verdicts if other.status == worst.status for rank in other.culprits
-    }
-    return replace(worst, culprits=tuple(sorted(culprits)))
-
-
 def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> NoReturn:
     """Raise the error that a verdict stands for; ``slots`` are all trainable parameters."""
     culprits = verdict.culprits
     who = spell_ranks(culprits) if culprits else "a worker"
     concerns_param = verdict.status <= Status.GRADIENT_CHANGED
-    name = name_param(slots, verdict.detail if concerns_param else -1)
+    name = name_param(slots, verdict.position if concerns_param else -1)
     steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
     errors: dict[Status, tuple[type[StepError], str]] = {
         Status.NON_FINITE: (
@@ -98,7 +88,7 @@ def log_skip(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -
         "[rank %d, step %d] all workers skip this step: %s is not finite on %s",
         rank,
         step,
-        name_param(slots, verdict.detail),
+        name_param(slots, verdict.position),
         spell_ranks(verdict.culprits),
     )
 

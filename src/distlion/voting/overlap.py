@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from distlion.exchange import BY_ALL, Exchanging, Header, Pipeline, Status, with_error
+from distlion.exchange import Exchanging, Header, Pipeline, Status, with_error
 from distlion.voting.gradients import GradientMark
 from distlion.voting.route import Route
 from distlion.voting.vote import BucketVote, StepInputs
@@ -166,7 +166,7 @@ class Overlap:
         def complete(header: Header) -> Header:
             if changed:
                 header = with_error(
-                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, detail=min(changed)
+                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=min(changed)
                 )
             if settings_changed:
                 header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)
@@ -183,7 +183,7 @@ class Overlap:
         try:
             inputs, pipeline = self._inputs or self._begin(), self._pipeline
             given_up = with_error(
-                inputs.header, Status.CANCELLED, culprit=inputs.rank, detail=BY_ALL
+                inputs.header, Status.CANCELLED, culprit=inputs.rank, cancelled_by_all=True
             )
             rest = self._routes[self._n_started :]
 

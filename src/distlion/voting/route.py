@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from distlion.exchange import (
     Link,
     Reply,
 )
-from distlion.kernels import Coin, Coins, Kernels, ReplyFormat, Segment
+from distlion.kernels import Coin, Coins, Kernels, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
 from distlion.voting.node_stage import NodeStage
 
@@ -45,10 +46,10 @@ class Route:
     link: Link
     node: NodeStage | None = None
 
-    @property
+    @functools.cached_property
     def shape(self) -> BucketShape:
         """Sizes on the wire."""
-        return shape_on_wire(self.ballot, self.rule)
+        return self.rule.shape(self.ballot)
 
     def plan(self) -> ByteCount:
         """Declare what this rank will hand to the network between those who vote."""
@@ -86,19 +87,8 @@ class Route:
     def packed_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
         planes = self.rule.reply_planes(self.ballot.n_shards)
-        n_bytes = self.ballot.n_shards * self.ballot.shard_bytes(planes)
+        n_bytes = self.shape.n_shards * self.shape.reply_bytes
         return payload.reshape(-1)[:n_bytes].view(torch.int64).view(-1, planes, BLOCK_WORDS)
-
-
-def shape_on_wire(bucket: Bucket, rule: Aggregation) -> BucketShape:
-    """Sizes of a bucket's votes and replies under a rule."""
-    return BucketShape(
-        n_shards=bucket.n_shards,
-        n_params=len(bucket.slots),
-        vote_bytes=bucket.shard_bytes(rule.vote_planes),
-        reply_bytes=bucket.shard_bytes(rule.reply_planes(bucket.n_shards)),
-        has_counts=rule.reply_format is ReplyFormat.COUNT,
-    )
 
 
 @dataclass(frozen=True)

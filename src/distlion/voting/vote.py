@@ -137,7 +137,7 @@ def draft_vote(route: Route, params: Sequence[Tensor], inputs: StepInputs) -> Dr
     sparse = [is_sparse(mark.param) for mark in marks]
     if any(sparse):
         position = route.bucket.members[sparse.index(True)]
-        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, detail=position)
+        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=position)
     overflow = inputs.found_inf and inputs.nonfinite == "abstain"
     absent = [skipped or overflow for skipped in sparse]
     if route.node is None:
@@ -176,7 +176,7 @@ def cast_vote(
     """
     route, segments, header = draft.route, draft.segments, draft.header
     if inputs.wants_digest and header.status is Status.OK:
-        header = replace(header, detail=digest_gradients(route.kernels, segments))
+        header = replace(header, gradient_digest=digest_gradients(route.kernels, segments))
     votes, finite = route.encode(segments, inputs.coins)
     if inputs.nonfinite == "abstain":
         if route.node is not None:
@@ -186,11 +186,11 @@ def cast_vote(
             votes, _ = route.encode(kept, inputs.coins)
         segments = kept
     elif (position := find_nonfinite(finite, route.ballot.members, inputs)) is not None:
-        header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, detail=position)
+        header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
     after_encode()
     changed = _find_changed(draft)
     if changed is not None:
-        header = with_error(header, Status.GRADIENT_CHANGED, culprit=inputs.rank, detail=changed)
+        header = with_error(header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed)
     header = complete(header)
     present = [segment.grad is not None for segment in segments]
     reply = yield from _exchange(route, header, votes, present, inputs.coins)
@@ -221,8 +221,8 @@ def _exchange(
     else:  # so small a bucket that this rank has no piece of it, and waits for its node
         for _ in range(route.pattern.transfers):
             yield
-        reply = route.node.reply_to_nobody(header)
-    return route.node.share(reply, header)
+        reply = route.node.frames.reply_to_nobody(header)
+    return route.node.frames.share_reply(reply, header)
 
 
 def check_unchanged(

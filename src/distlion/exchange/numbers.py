@@ -10,21 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlion.exchange import (
-    ByteCount,
-    Chunk,
-    ChunkKind,
-    ChunkShape,
-    Header,
-    Link,
-    Status,
-    Verdict,
-    empty,
-    find_errors,
-    fire_framed,
-    read_chunks,
-    write_chunk,
-)
+from distlion.exchange.base import empty, fire_framed
+from distlion.exchange.frame import Chunk, ChunkKind, Header, read_chunks, write_chunk
+from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.verdict import find_errors
+from distlion.layout import shape_numbers
 
 
 def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
@@ -32,11 +22,6 @@ def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
     peers = n_workers - 1
     n_bytes = peers * shape_numbers(n_numbers).n_bytes
     return ByteCount(n_bytes, n_bytes, peers)
-
-
-def shape_numbers(n_numbers: int) -> ChunkShape:
-    """Size the chunk of so many doubles."""
-    return ChunkShape(0, -(-8 * n_numbers // 64) * 64)
 
 
 def gather_numbers(
@@ -88,14 +73,6 @@ def gather_sample(
     if inside is not None:
         header, _ = gather_numbers(inside, [], header, kind=ChunkKind.SAMPLE)
     return header, rows
-
-
-def verdict_of(header: Header) -> Verdict:
-    """Say what a header says, as the end of an exchange."""
-    if header.status is Status.OK:
-        return Verdict(Status.OK)
-    culprits = (header.culprit,) if header.culprit >= 0 else ()
-    return Verdict(header.status, culprits, header.detail)
 
 
 def _unpack(chunk: Chunk, n_numbers: int) -> tuple[float, ...]:

@@ -1,0 +1,141 @@
+"""Frames among the ranks of a node, around the vote between nodes: bytes in, bytes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from distlion.exchange.base import Reply, empty
+from distlion.exchange.frame import (
+    ChunkKind,
+    Chunks,
+    Header,
+    Status,
+    read_chunks,
+    write_chunk,
+)
+from distlion.exchange.link import Link
+from distlion.exchange.verdict import (
+    Verdict,
+    decode_verdict,
+    encode_verdict,
+    find_errors,
+    with_verdict,
+    worst_of,
+)
+from distlion.layout import ChunkShape, NodeShape
+
+
+@dataclass(frozen=True)
+class NodeGradients:
+    """What the ranks of a node sent of their gradients; without meaning after an error.
+
+    Attributes:
+        present: (ranks, n_params) bool on the CPU: who has a gradient of which parameter.
+        payloads: (ranks, payload_bytes) uint8: each one's pieces of this rank's part.
+        grad_scales: What each one's gradients are to be multiplied by.
+    """
+
+    present: Tensor
+    payloads: Tensor
+    grad_scales: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class NodeFrames:
+    """The transfers among the ranks of a node for one bucket.
+
+    Attributes:
+        link: These ranks, each of which votes for one part.
+        shape: Sizes of the chunks.
+    """
+
+    link: Link
+    shape: NodeShape
+
+    def scatter_gradients(
+        self, payloads: Iterable[Tensor], present: Tensor, header: Header, *, grad_scale: float
+    ) -> tuple[Header, NodeGradients]:
+        """Send each rank its part of this rank's gradients, and take theirs of this rank's part.
+
+        Args:
+            payloads: For each rank, (gradients.payload_bytes,) uint8; one at a time is held.
+            present: (n_params,) bool on the CPU.
+            header: This rank's.
+            grad_scale: What its gradients are to be multiplied by; ranks may differ in it.
+
+        Returns:
+            The header, with the worst that was found, and what came.
+        """
+        chunk_shape, kind = self.shape.gradients, ChunkKind.GRADIENT
+        chunks = empty(self.link, self.link.world_size, chunk_shape.n_bytes)
+        sent = replace(header, kind=kind, sender=self.link.rank, grad_scale=grad_scale)
+        for chunk, payload in zip(chunks, payloads, strict=True):
+            write_chunk(chunk, chunk_shape, sent, present, payload)
+        received = torch.empty_like(chunks)
+        self.link.all_to_all(received, chunks, step=header.step).wait()
+        read = read_chunks(received, chunk_shape, kind=kind, bucket=header.bucket)
+        header = find_errors(read, header, self.link.ranks)
+        return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
+
+    def gather_flags(self, flags: Tensor, header: Header) -> tuple[Header, Tensor]:
+        """Gather a flag for each parameter from every rank.
+
+        Args:
+            flags: (n_params,) bool on the CPU.
+            header: This rank's.
+
+        Returns:
+            The header, with the worst that was found, and (ranks, n_params) bool on the CPU.
+        """
+        nothing = torch.empty(0, dtype=torch.uint8)
+        read = self._gather(self.shape.flags, ChunkKind.FINITE, header, flags, nothing)
+        return find_errors(read, header, self.link.ranks), read.present.bool()
+
+    def share_reply(self, reply: Reply, header: Header) -> Reply:
+        """Give the reply on this rank's part to the node, and take those on the others'.
+
+        Returns:
+            ``present`` is (ranks, most pieces) and ``payload`` (ranks, most bytes): what is beyond
+            a part's own has no meaning.
+        """
+        chunk_shape, verdict = self.shape.replies, reply.verdict
+        present = torch.zeros(chunk_shape.n_params, dtype=torch.int64)
+        present[: reply.present.numel()] = reply.present
+        if verdict.status is Status.OK:
+            payload = torch.zeros(
+                chunk_shape.payload_bytes, dtype=torch.uint8, device=self.link.device
+            )
+            payload[: reply.payload.numel()] = reply.payload.flatten()
+        else:
+            payload = encode_verdict(verdict, chunk_shape.payload_bytes)
+        own = with_verdict(header, verdict)
+        read = self._gather(chunk_shape, ChunkKind.NODE_REPLY, own, present, payload)
+        return Reply(self._join(read), read.present, read.payloads, reply.gradient_digests)
+
+    def reply_to_nobody(self, header: Header) -> Reply:
+        """Stand in for the reply where this rank's part is empty, so that it does not vote."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return Reply(Verdict.of(header), nothing, empty(self.link, 0))
+
+    def _join(self, read: Chunks) -> Verdict:
+        """Draw one verdict out of those of all parts, equal on all ranks of the node."""
+        lost = read.find_lost(self.link.ranks)
+        if lost:
+            return Verdict(Status.CORRUPT, lost)
+        return worst_of(
+            [decode_verdict(part.header, part.payload) for part in read if part is not None]
+        )
+
+    def _gather(
+        self, shape: ChunkShape, kind: ChunkKind, header: Header, present: Tensor, payload: Tensor
+    ) -> Chunks:
+        own = empty(self.link, shape.n_bytes)
+        sent = replace(header, kind=kind, sender=self.link.rank)
+        write_chunk(own, shape, sent, present, payload)
+        everybody = empty(self.link, self.link.world_size, shape.n_bytes)
+        self.link.all_gather(everybody, own, step=header.step).wait()
+        return read_chunks(everybody, shape, kind=kind, bucket=header.bucket)
