@@ -8,7 +8,14 @@ from __future__ import annotations
 
 
 class DistlionError(Exception):
-    """Base class of every exception that distlion raises."""
+    """Base class of every exception that distlion raises.
+
+    Attributes:
+        is_recoverable: Whether all workers raise it alike, with nothing committed, so that training
+            may go on with the same optimizer.
+    """
+
+    is_recoverable = False
 
 
 class InvalidArgumentError(DistlionError, ValueError):
@@ -62,11 +69,13 @@ class StepError(DistlionError, RuntimeError):
         rank: int = 0,
         step: int | None = None,
         culprits: tuple[int, ...] = (),
+        is_recoverable: bool = False,
     ) -> None:
         super().__init__(message if step is None else f"[rank {rank}, step {step}] {message}")
         self.rank = rank
         self.step = step
         self.culprits = culprits
+        self.is_recoverable = is_recoverable
 
     @property
     def committed_step(self) -> int | None:

@@ -92,11 +92,11 @@ def step_well(optimizer: Any, step: int, rank: int) -> None:
 def watch_buckets(rank: int, world_size: int) -> tuple[bool, bool, int]:
     optimizer = make_overlapped()
     backward(optimizer, 0, rank)
-    started = optimizer._overlap._n_started > 0
+    started = optimizer._peers.overlap._n_started > 0
     optimizer.step()
     optimizer.zero_grad()
     backward(optimizer, 1, rank, leave_out=2)  # the last parameter is in the first bucket
-    held = optimizer._overlap._n_started == 0
+    held = optimizer._peers.overlap._n_started == 0
     optimizer.step()
     return started, held, optimizer.committed_step
 

@@ -19,7 +19,7 @@ from distlion.errors import (
     SparseGradientError,
     UnsupportedTypeError,
 )
-from distlion.optim import momentum_sync
+from distlion.voting import momentum_sync
 
 SIZES = {"a": 70, "b": 130}
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from distlion import MomentumSync
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.voting.momentum_exchange import MomentumRows, MomentumSlice, cut_slices
 from distlion.voting.momentum_sync import choose_dispersed
 from distlion.voting.sample import draw_sample, measure_dispersion
+from records import make_records
 
-PARAMS = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(5))]
-NAMES = ["layers.0.attn.weight", "layers.0.mlp.weight", "head.weight"]
+RECORDS = make_records([2, 3, 5], ["layers.0.attn.weight", "layers.0.mlp.weight", "head.weight"])
 
 
 @pytest.mark.parametrize("every", [1, 3, 7, 100])
@@ -101,7 +100,7 @@ def test_all_never_rests() -> None:
 def test_parameters_are_selected_by_name_pattern_or_function(
     select: Any, expected: list[bool]
 ) -> None:
-    assert MomentumSync(every=2, select=select).choose(NAMES, PARAMS) == expected
+    assert MomentumSync(every=2, select=select).choose(RECORDS) == expected
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_wrong_arguments_are_refused(
 
 def test_selection_of_nothing_names_what_there_is() -> None:
     with pytest.raises(InvalidArgumentError, match=r"selects none .* layers\.0\.attn\.weight"):
-        MomentumSync(every=2, select="encoder.*").choose(NAMES, PARAMS)
+        MomentumSync(every=2, select="encoder.*").choose(RECORDS)
 
 
 def test_repr_rebuilds_it() -> None:
@@ -141,10 +140,10 @@ def test_repr_rebuilds_it() -> None:
 
 def test_slices_of_a_step_cross_parameters() -> None:
     sync = MomentumSync(every=2)
-    sizes = [2, 3, 5]
+    selected = [RECORDS[0], RECORDS[2]]
 
-    first = cut_slices(sync, 0, [0, 2], sizes)
-    second = cut_slices(sync, 1, [0, 2], sizes)
+    first = cut_slices(sync, 0, selected)
+    second = cut_slices(sync, 1, selected)
 
     assert first == (MomentumSlice(0, 0, 2), MomentumSlice(2, 0, 1))
     assert second == (MomentumSlice(2, 1, 5),)
@@ -163,7 +162,7 @@ def test_averaging_leaves_the_mean_and_takes_the_differences(
     joined = [rows.join([momentum]) for momentum in momenta]
     votes = torch.stack([rows.encode(row).view(-1) for row in joined])
     reply = rows.reduce(votes, torch.ones(n_workers, 1, dtype=torch.bool), 0).view(n_workers, -1)
-    settled = torch.stack([rows.settle(row, reply)[0] for row in joined])
+    settled = torch.stack([rows.settle(row, reply)[0][1] for row in joined])
 
     assert votes.shape[1] == n_workers * rows.shape.vote_bytes
     assert reply.shape[1] == rows.shape.reply_bytes
@@ -203,7 +202,7 @@ def test_the_most_dispersed_are_chosen_until_their_share_is_full() -> None:
 
 
 def test_sample_is_everything_of_a_small_parameter_and_256_of_a_large_one() -> None:
-    small, empty, large = draw_sample([3, 0, 100_000], seed=2**64 - 1)
+    small, empty, large = draw_sample(make_records([3, 0, 100_000]), seed=2**64 - 1)
 
     assert small.tolist() == [0, 1, 2]
     assert empty.tolist() == []

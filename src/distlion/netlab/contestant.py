@@ -199,10 +199,11 @@ def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> Contestan
 @torch.no_grad()
 def _vote(optimizer: DistributedLion) -> None:
     """Encode, exchange and count, as a step does; the commit would be none of the exchange."""
-    _, votes = optimizer._cast_votes()
-    optimizer._count_traffic()
+    inputs, votes = optimizer._cast_votes()
+    optimizer._peers.meter.count_step(optimizer._peers.n_elements)
     # Gradients are compared between workers in the first steps only.
-    optimizer._watch.observe([vote.reply.gradient_digests for vote in votes])
+    if inputs.wants_digest:
+        optimizer._identical.observe([vote.reply.gradient_digests for vote in votes])
 
 
 def _all_reduce(vector: Tensor) -> None:

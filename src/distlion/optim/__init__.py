@@ -1,13 +1,10 @@
-"""Lion, alone and with workers that vote."""
+"""Lion, alone and with workers that vote: what a user constructs."""
 
+from distlion.optim.base import VotingBase
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
-from distlion.voting.clipping import ClipNorm
-from distlion.voting.diagnostics import Diagnosis
-from distlion.voting.momentum_sync import MomentumSync
-from distlion.voting.node_stage import Nodes
-from distlion.voting.traffic import Traffic
+from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
 __all__ = [
     "ClipNorm",
@@ -17,5 +14,6 @@ __all__ = [
     "MomentumSync",
     "Nodes",
     "Traffic",
+    "VotingBase",
     "lion_cub",
 ]

@@ -11,7 +11,6 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
-from distlion.voting.arguments import check_number
 
 
 def list_params(params: Any) -> list[Any]:
@@ -124,33 +123,6 @@ def _check_kind(param: Any, name: str) -> None:
 
 def _spell_dtypes() -> str:
     return "one of " + ", ".join(str(dtype) for dtype in PARAM_DTYPES)
-
-
-def check_hyperparameters(group: Mapping[str, Any]) -> None:
-    """Check lr, betas and weight_decay of a param group.
-
-    Raises:
-        InvalidArgumentError: A value is out of range.
-        UnsupportedTypeError: A value is no number.
-    """
-    lr = check_number("lr", group["lr"])
-    if not lr >= 0:
-        raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
-    betas = group["betas"]
-    if not isinstance(betas, Sequence) or len(betas) != 2:
-        raise InvalidArgumentError(f"betas={betas!r}: expected two numbers, (beta1, beta2)")
-    for index, beta in enumerate(betas):
-        if not 0 <= check_number(f"betas[{index}]", beta) < 1:
-            raise InvalidArgumentError(f"betas={tuple(betas)}: expected both in [0, 1)")
-    weight_decay = check_number("weight_decay", group["weight_decay"])
-    if not weight_decay >= 0:
-        raise InvalidArgumentError(
-            f"weight_decay={weight_decay}: expected a finite number, 0 or more"
-        )
-    if lr * weight_decay >= 1:
-        raise InvalidArgumentError(
-            f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
-        )
 
 
 def check_exp_avg_dtype(dtype: torch.dtype | None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -12,45 +13,39 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from distlion import faults
-from distlion.aggregation import Aggregation, MajorityVote
-from distlion.errors import InvalidArgumentError
+from distlion.aggregation import Aggregation
 from distlion.exchange import (
+    ByteCount,
     ChunkKind,
     Exchange,
-    Exchanging,
     Header,
     Status,
-    Verdict,
-    run_all,
     worst_of,
 )
-from distlion.kernels import Coin, Coins, Segment
-from distlion.optim.arguments import check_exp_avg_dtype
-from distlion.optim.assembly import AssembledLion
-from distlion.optim.lion import check_finite, step_alone
-from distlion.voting.clipping import ClipNorm, clip_alone
-from distlion.voting.diagnostics import Diagnosis
-from distlion.voting.gradients import IdenticalGradientsWatch
-from distlion.voting.momentum_sync import MomentumSync
-from distlion.voting.node_stage import Nodes
-from distlion.voting.overlap import Overlap
-from distlion.voting.replicas import digest_settings
-from distlion.voting.route import Route
-from distlion.voting.settings import Settings
-from distlion.voting.vote import (
+from distlion.kernels import Coins
+from distlion.optim.arguments import list_group
+from distlion.optim.base import VotingBase
+from distlion.voting import (
     BucketVote,
-    Draft,
+    ClipNorm,
+    Description,
+    Diagnosis,
+    IdenticalGradientsWatch,
+    MomentumSync,
+    NodePieces,
+    Nodes,
+    Peers,
+    Settings,
     StepInputs,
-    abstain,
-    cast_vote,
+    Traffic,
+    cast_votes,
     check_unchanged,
-    draft_vote,
-    find_nonfinite,
-    keep_header,
+    describe_selection,
+    step_alone,
 )
 
 
-class DistributedLion(AssembledLion):
+class DistributedLion(VotingBase):
     """Train with Lion on many workers that vote on every coordinate, one bit each.
 
     Equation:
@@ -149,9 +144,7 @@ class DistributedLion(AssembledLion):
         step_timeout_s: float = 60,
         seed: int = 0,
     ) -> None:
-        check_exp_avg_dtype(exp_avg_dtype)
-        self._watch = IdenticalGradientsWatch()
-        settings = Settings(
+        self._settings = Settings(
             exchange=exchange,
             nodes=nodes,
             momentum_sync=momentum_sync,
@@ -166,125 +159,115 @@ class DistributedLion(AssembledLion):
             step_timeout_s=step_timeout_s,
             seed=seed,
         )
-        rule = MajorityVote() if aggregation is None else aggregation
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "weight_decay": weight_decay,
-            "aggregation": rule,
-            "step": 0,
-        }
+        self._peers = Peers(process_group, self._settings, begin_step=self._gather_inputs)
+        self._identical = IdenticalGradientsWatch()
+        self._is_laid_out = False
+        node_size = self._peers.node_size
         super().__init__(
             params,
-            defaults,
-            settings=settings,
-            process_group=process_group,
+            lr,
+            betas,
+            weight_decay=weight_decay,
+            aggregation=aggregation,
+            rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
+            pieces=NodePieces(node_size, self._peers.group.rank % node_size),
         )
+        if not self._peers.is_alone:
+            lines = self._describe().list_lines(self.param_groups)
+            self._peers.shake_hands(lines, self._list_trainable(), step=self.committed_step)
+            self._peers.broadcast(self._all_params(), step=self.committed_step)
+        self._lay_out()
 
-    def _make_overlap(self) -> Overlap:
-        return Overlap(
-            self._network.routes,
-            self._params,
-            begin=self._gather_inputs,
-            cast=self._cast,
-            abstain=self._abstain,
-        )
+    def _describe(self) -> Description:
+        extra = [f"exp_avg_dtype: {self._exp_avg_dtype}"]
+        params, names = self._list_trainable(), self._param_names()
+        return self._peers.describe(self.param_groups, params, names, extra)
+
+    def _lay_out(self) -> None:
+        """Place parameters into buckets and choose what carries each."""
+        params, description = self._list_trainable(), self._describe()
+        self._peers.lay_out(self.param_groups, params, description, step=self.committed_step)
+        self._is_laid_out = True
 
     def _do_step(self) -> None:
-        self._check_usable()
-        if self._group.world_size == 1:
+        self._peers.lifecycle.check_usable()
+        if self._peers.is_alone:
             self._step_alone()
             return
-        self._check_scaler()
+        self._peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         self._fire("before_step")
-        with self._fatal(f"step {self.committed_step}"):
-            committed = self._vote_and_commit()
+        with self._peers.lifecycle.exchange(f"step {self.committed_step}"):
             every = self._settings.check_every
-            if committed and every is not None and self.committed_step % every == 0:
-                self._compare_replicas()
+            if self._vote_and_commit() and every and self.committed_step % every == 0:
+                self._peers.compare_replicas(step=self.committed_step)
 
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
+        peers, step = self._peers, self.committed_step
         inputs, votes = self._cast_votes()
-        followed = self._follow_up.exchange(votes, inputs.header)
-        self._count_traffic()
-        verdict = worst_of([*(vote.verdict for vote in votes), followed.verdict])
+        verdict, follow_up = worst_of([vote.verdict for vote in votes]), peers.follow_up
+        followed = None
+        if follow_up is not None and verdict.status is Status.OK:
+            followed = follow_up.exchange(votes, inputs.header)
+            verdict = followed.verdict
+        peers.meter.count_step(peers.n_elements)
         if verdict.status is not Status.OK:
-            return self._abandon(verdict, self._describe())
-        self._check_frozen()
-        if self._settings.check_every is not None and not self._verified:
-            self._compare_replicas()
+            return peers.abandon(verdict, self.param_groups, step=step)
+        peers.description.check_frozen()
+        if self._settings.check_every is not None and not peers.are_compared:
+            peers.compare_replicas(step=step)  # weights may have been loaded after construction
         self._fire("before_commit")
-        names = [slot.name for slot in self._slots]
-        check_unchanged(votes, names, rank=self._group.rank, step=self.committed_step)
-        self._is_torn = True  # an exception from here on leaves parameters between two steps
-        for vote in votes:
-            vote.commit(inputs, self._rounding(inputs.coins))
-        self._follow_up.commit(followed, votes, self.state, self.committed_step)
-        self._advance()
-        self._is_torn = False
-        self._watch.observe([vote.reply.gradient_digests for vote in votes])
-        faults.fire(
-            rank=self._group.rank, step=self.committed_step - 1, point="after_commit", subject=self
-        )
+        check_unchanged(votes, rank=inputs.rank, step=step)
+        with peers.lifecycle.commit():
+            for vote in votes:
+                vote.commit(inputs)
+            if follow_up is not None and followed is not None:
+                follow_up.commit(followed, votes, step)
+            self._advance()
+        if inputs.wants_digest:
+            self._identical.observe([vote.reply.gradient_digests for vote in votes])
+        self._fire("after_commit", step=step)
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
-        inputs, routes = self._gather_inputs(), self._network.routes
-        if self._overlap is not None:
-            return self._overlap.finish(inputs)
-        if self._clipper is None:
-            return inputs, run_all(self._cast(route, inputs) for route in routes)
-        drafts = [draft_vote(route, self._params, inputs) for route in routes]
-        drafts = self._clipper.apply(drafts, inputs.header)
-        return inputs, run_all(self._cast_draft(draft, inputs) for draft in drafts)
-
-    def _cast(
-        self, route: Route, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
-    ) -> Exchanging[BucketVote]:
-        return self._cast_draft(draft_vote(route, self._params, inputs), inputs, complete)
-
-    def _cast_draft(
-        self, draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
-    ) -> Exchanging[BucketVote]:
-        return cast_vote(
-            draft, inputs, after_encode=lambda: self._fire("after_encode"), complete=complete
-        )
+        inputs, network, overlap = self._gather_inputs(), self._peers.network, self._peers.overlap
+        if overlap is not None:
+            return overlap.finish(inputs)
+        return inputs, cast_votes(network.routes, inputs, network.clipper)
 
     def _gather_inputs(self) -> StepInputs:
-        step = self.committed_step
-        lines = self._description.tell_briefly(self.param_groups)
+        peers, step = self._peers, self.committed_step
+        coins = Coins(self._settings.seed, step, peers.network.voter)
+        digest = peers.description.digest(self.param_groups)
         return StepInputs(
-            rank=self._group.rank,
-            header=Header(ChunkKind.VOTE, step, 0, 0, digest_settings(lines)),
-            coins=Coins(self._settings.seed, step, self._network.voter),
+            rank=peers.group.rank,
+            header=Header(ChunkKind.VOTE, step, 0, 0, digest),
+            coins=coins,
+            rounding=coins.rounding if self._settings.rounding == "stochastic" else None,
             coefficients=self._coefficients(),
-            state=self.state,
             nonfinite=self._settings.nonfinite,
             found_inf=self._found_inf(),
-            wants_digest=self._watch.is_watching,
+            wants_digest=self._identical.steps_left > 0,
+            after_encode=partial(self._fire, "after_encode"),
         )
 
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        self._check_frozen()
+        peers = self._peers
+        peers.description.check_frozen()
         inputs = self._gather_inputs()
-        self._count_traffic()
-        segments: Sequence[Segment] = self._make_segments(
-            self._params, self._slots, self.committed_step
-        )
-        if self._settings.clip_norm is not None:
-            segments = clip_alone(segments, self._settings.clip_norm)
-        finite = check_finite(segments)
-        if inputs.nonfinite == "abstain":
-            finite = [is_finite and not inputs.found_inf for is_finite in finite]
-            segments = abstain(segments, finite, rank=0, step=self.committed_step)
-        elif (position := find_nonfinite(finite, range(len(finite)), inputs)) is not None:
-            self._abandon(Verdict(Status.NON_FINITE, (0,), position), [])
-            return
-        step_alone(self._params, segments, self._rounding(inputs.coins))
-        self._advance()
+        peers.meter.count_step(peers.n_elements)
+        verdict = step_alone(peers.params, inputs, self._settings.clip_norm)
+        if verdict.status is Status.OK:
+            self._advance()
+        else:
+            peers.abandon(verdict, self.param_groups, step=self.committed_step)
+
+    def _fire(self, point: faults.Point, step: int | None = None) -> None:
+        if faults.armed:
+            step = self.committed_step if step is None else step
+            faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -299,10 +282,8 @@ class DistributedLion(AssembledLion):
             >>> model(second).loss.backward()
             >>> optimizer.step()
         """
-        if self._overlap is None:
-            yield
-            return
-        with self._overlap.pause():
+        overlap = self._peers.overlap
+        with nullcontext() if overlap is None else overlap.pause():
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -315,36 +296,18 @@ class DistributedLion(AssembledLion):
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
             PeerLostError, StepTimeoutError, ConfigMismatchError, CorruptFrameError: As ``step()``.
         """
-        if self._overlap is not None and self._overlap.has_begun:
-            if self._dead is None:
-                with self._fatal("zero_grad()"):
-                    self._give_up()
-            else:
-                self._overlap.forget()
+        self._peers.give_up("zero_grad()", self.param_groups, step=self.committed_step)
         super().zero_grad(set_to_none)
 
-    def _give_up(self) -> None:
-        """Complete the exchanges of this step without committing it."""
-        assert self._overlap is not None
-        votes = self._overlap.cancel()
-        self._count_traffic()
-        verdict = worst_of([vote.verdict for vote in votes])
-        # On earlier buckets a worker may have voted before it gave up.
-        by_all = votes[-1].verdict.cancelled_by_all
-        if verdict.status is not Status.CANCELLED or not by_all:
-            self._abandon(verdict, self._describe())
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of this rank, in the last step and in total."""
+        return self._peers.meter.traffic
 
-    def _check_scaler(self) -> None:
-        """Refuse a GradScaler with overlap: votes leave before it tells the scale of gradients."""
-        if self._overlap is None or getattr(self, "grad_scale", None) is None:
-            return
-        if self._overlap.has_begun:
-            with self._fatal("step() of a GradScaler"):
-                self._give_up()
-        raise InvalidArgumentError(
-            "overlap=True cannot be used with a GradScaler; use overlap=False, or bfloat16, which "
-            "needs no scaler"
-        )
+    @property
+    def plan(self) -> ByteCount:
+        """What this rank will hand to the network in one step; with nodes, to other nodes."""
+        return self._peers.plan(self.committed_step)
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, the oldest first: one for each parameter and measure.
@@ -352,11 +315,85 @@ class DistributedLion(AssembledLion):
         Empty without ``diagnose_every``, and for a single worker. At most the last 1,000 measures
         are kept. With ``nodes``, of this rank's pieces.
         """
-        return self._follow_up.diagnoses
+        follow_up = self._peers.follow_up
+        return [] if follow_up is None else follow_up.diagnoses
 
-    def _advance(self) -> None:
-        for group in self.param_groups:
-            group["step"] = int(group["step"]) + 1
+    def verify_replicas(self) -> None:
+        """Compare the parameters of all workers, bit by bit; every worker must call it.
 
-    def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._settings.rounding == "stochastic" else None
+        Raises:
+            ReplicaMismatchError: On every rank; names the parameters, and the ranks that left the
+                majority.
+            ConfigMismatchError: Another worker is at another call; on every rank.
+            ProcessGroupError: The group is gone.
+        """
+        peers, step = self._peers, self.committed_step
+        peers.check_idle("verify_replicas()")
+        if not peers.is_alone:
+            lines = peers.description.list_lines(self.param_groups)
+            peers.meet("verify_replicas()", lines, step=step)
+            with peers.lifecycle.exchange("verify_replicas()"):
+                peers.compare_replicas(step=step)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; after construction, every worker must call it with the same group.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: As in the constructor;
+                nothing has been changed then.
+        """
+        group = list_group(param_group)
+        if not self._is_laid_out:
+            super().add_param_group(group)
+            return
+        peers, step = self._peers, self.committed_step
+        peers.check_idle("add_param_group()")
+        super().add_param_group({**group, "step": step})
+        try:
+            lines = self._describe().list_lines(self.param_groups)
+            lines += peers.description.list_unfrozen()
+            peers.meet("add_param_group()", lines, step=step)
+            peers.description.check_frozen()
+        except BaseException:
+            for param in self.param_groups.pop()["params"]:
+                self.state.pop(param, None)
+            raise
+        with peers.lifecycle.exchange("add_param_group()"):
+            self._lay_out()
+            if not peers.is_alone:
+                peers.broadcast(self.param_groups[-1]["params"], step=step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``.
+
+        Raises:
+            CheckpointError: An exception (Ctrl-C, no memory) cut a commit short here: parameters
+                are between two steps.
+        """
+        self._peers.lifecycle.check_whole()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this worker, or that of another Lion; every worker must call it.
+
+        Keys that the state lacks keep their present values.
+
+        Raises:
+            CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
+            InvalidArgumentError: A parameter was frozen and is not any more.
+            StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
+                every rank. Nothing has been changed after any of these.
+        """
+        peers = self._peers
+        peers.check_idle("load_state_dict()")
+        filled = self._parse_state(state_dict, self._settings.momentum_sync)
+        groups = filled["param_groups"]
+        lines = peers.description.list_lines(groups)
+        if peers.node_size == 1:  # the ranks of a node select for themselves
+            lines += describe_selection(groups)
+        next_step = int(groups[0]["step"])
+        peers.meet("load_state_dict()", lines, step=self.committed_step, next_step=next_step)
+        peers.description.check_frozen()
+        self._load_state(filled)
+        self._lay_out()
+        peers.are_compared = False

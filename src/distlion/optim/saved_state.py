@@ -13,7 +13,7 @@ from distlion.aggregation import parse_rule
 from distlion.errors import CheckpointError
 
 
-def spell_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
+def format_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Replace the rules in a state by their ``repr``: a file holds no objects of ours."""
     groups = [
         {**group, "aggregation": repr(group["aggregation"])} for group in state_dict["param_groups"]

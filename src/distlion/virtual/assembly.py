@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from distlion.aggregation import Aggregation
 from distlion.errors import (
     CheckpointError,
     InvalidArgumentError,
@@ -18,16 +19,17 @@ from distlion.errors import (
 )
 from distlion.exchange import MAX_WORKERS, ByteCount, Exchange
 from distlion.layout import fill_buckets
-from distlion.optim import Traffic
-from distlion.optim.arguments import check_rounding, check_rule, list_group
-from distlion.optim.lion import LionBase
-from distlion.optim.saved_state import parse_groups, spell_groups
+from distlion.optim import Traffic, VotingBase
+from distlion.optim.arguments import list_group
 from distlion.virtual.poll import Poll
-from distlion.voting.clipping import plan_norms
-from distlion.voting.diagnostics import Diagnosis, Examiner
-from distlion.voting.gradients import describe_sparse, is_sparse
-from distlion.voting.momentum_stage import MomentumStage, fill_selection
-from distlion.voting.settings import Settings, list_rules
+from distlion.voting import (
+    Diagnosis,
+    Examiner,
+    MomentumStage,
+    Settings,
+    describe_sparse,
+    plan_norms,
+)
 
 # Of a mean momentum on its way back.
 _MEAN_BITS = 32
@@ -54,7 +56,7 @@ class _Account:
     momenta_down_bits: int = 0
 
 
-class AssembledCluster(LionBase):
+class AssembledCluster(VotingBase):
     """Parameters, and the momenta of all workers, shape (workers, *param.shape).
 
     Args:
@@ -68,9 +70,12 @@ class AssembledCluster(LionBase):
     def __init__(
         self,
         params: ParamsT,
-        defaults: dict[str, Any],
+        lr: float | Tensor,
+        betas: tuple[float, float],
         *,
         workers: int,
+        weight_decay: float,
+        aggregation: Aggregation | None,
         settings: Settings,
         exp_avg_dtype: torch.dtype | None,
     ) -> None:
@@ -81,8 +86,15 @@ class AssembledCluster(LionBase):
         self._is_torn = False
         self._examiner: Examiner | None = None
         self._ready = False
-        super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype)
-        check_rounding(settings.rounding, {param.dtype for param in self._all_params()})
+        super().__init__(
+            params,
+            lr,
+            betas,
+            weight_decay=weight_decay,
+            aggregation=aggregation,
+            rounding=settings.rounding,
+            exp_avg_dtype=exp_avg_dtype,
+        )
         self._ready = True
         self._lay_out()
 
@@ -90,11 +102,6 @@ class AssembledCluster(LionBase):
     def workers(self) -> int:
         """Number of workers."""
         return self._workers
-
-    @property
-    def committed_step(self) -> int:
-        """Number of steps committed so far; also the number, counted from 0, of the next one."""
-        return int(self.param_groups[0]["step"])
 
     @property
     def traffic(self) -> Traffic:
@@ -118,44 +125,28 @@ class AssembledCluster(LionBase):
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""
         self._check_worker(worker)
-        return [self.state[param]["exp_avg"][worker] for param in self._params]
+        return [param.exp_avg[worker] for param in self._params]
 
     def _lay_out(self) -> None:
-        self._params, self._slots = self._place_trainable()
-        self._n_elements = sum(slot.n_elements for slot in self._slots)
-        rules = list_rules(self.param_groups, self._params)
-        self._kinds = [
-            (rule, param.dtype, param.device)
-            for rule, param in zip(rules, self._params, strict=True)
-        ]
+        self._params = self._list_trainable()
+        self._n_elements = sum(param.slot.n_elements for param in self._params)
         self._buckets = fill_buckets(
-            self._slots,
-            self._kinds,
+            [param.slot for param in self._params],
+            [param.kind for param in self._params],
             n_shards=self._workers,
             bucket_elements=self._settings.bucket_limit,
         )
-        sync = self._settings.momentum_sync
+        sync, every = self._settings.momentum_sync, self._settings.diagnose_every
+        n_workers, seed = self._workers, self._settings.seed
         self._momenta = None
         if sync is not None:
             stage = MomentumStage(
-                sync,
-                self.param_groups,
-                self._params,
-                [slot.name for slot in self._slots],
-                [slot.n_elements for slot in self._slots],
-                n_workers=self._workers,
-                seed=self._settings.seed,
+                sync, self.param_groups, self._params, n_workers=n_workers, seed=seed
             )
-            self._momenta = stage if self._workers > 1 else None
-        every = self._settings.diagnose_every
-        if every is not None and self._workers > 1:
+            self._momenta = stage if n_workers > 1 else None
+        if every is not None and n_workers > 1:
             self._examiner = Examiner(
-                every,
-                [slot.name for slot in self._slots],
-                [slot.n_elements for slot in self._slots],
-                n_workers=self._workers,
-                seed=self._settings.seed,
-                earlier=self._examiner,
+                every, self._params, n_workers=n_workers, seed=seed, earlier=self._examiner
             )
         self._begin_step()
 
@@ -168,8 +159,7 @@ class AssembledCluster(LionBase):
         self._polls: list[Poll] = []
         if self._workers > 1:
             self._polls = [
-                Poll.open(bucket, *self._kinds[bucket.members[0]][::2], workers=self._workers)
-                for bucket in self._buckets
+                Poll.open(bucket, self._params, workers=self._workers) for bucket in self._buckets
             ]
 
     def _draw_account(self) -> _Account:
@@ -220,21 +210,18 @@ class AssembledCluster(LionBase):
 
     def _check_grads(self, worker: int) -> None:
         """Refuse what no worker can vote with."""
-        known = set(self._params)
-        for param, name in self._param_names().items():
-            if param.requires_grad and param not in known:
+        known = {param.param for param in self._params}
+        for tensor, name in self._param_names().items():
+            if tensor.requires_grad and tensor not in known:
                 raise InvalidArgumentError(
                     f"{name} was frozen when this cluster was made and requires a gradient now; "
                     "make a new cluster and load the state into it"
                 )
-            if param in known and is_sparse(param):
+        for param in self._params:
+            if param.has_sparse_grad():
                 raise SparseGradientError(
-                    describe_sparse(name), rank=worker, step=self.committed_step
+                    describe_sparse(param.name), rank=worker, step=self.committed_step
                 )
-
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        super()._check_group(group)
-        check_rule(group["aggregation"])
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
         return torch.Size([self._workers, *param.shape])
@@ -260,7 +247,7 @@ class AssembledCluster(LionBase):
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
         self._check_whole()
-        return spell_groups(super().state_dict())
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of a cluster of as many workers, or that of one Lion for all of them.
@@ -270,9 +257,7 @@ class AssembledCluster(LionBase):
             InvalidArgumentError: Workers have been collected for the present step.
         """
         self._check_idle("load_state_dict()")
-        parsed = parse_groups(state_dict, step=self.committed_step)
-        fill_selection(parsed["param_groups"], self._settings.momentum_sync)
-        super().load_state_dict(parsed)
+        self._load_state(self._parse_state(state_dict, self._settings.momentum_sync))
         self._is_torn = False
         self._lay_out()
 

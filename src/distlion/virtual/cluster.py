@@ -10,20 +10,24 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.aggregation import Aggregation, MajorityVote
+from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, NonFiniteError
 from distlion.exchange import AllReduce, Exchange, Status, Verdict
 from distlion.kernels import Coin, Coins, Segment
-from distlion.optim import ClipNorm, MomentumSync
-from distlion.optim.arguments import check_exp_avg_dtype
-from distlion.optim.lion import check_finite, step_alone
 from distlion.virtual.assembly import AssembledCluster, Grads, check_pattern
-from distlion.voting.clipping import clip_alone, clip_together
-from distlion.voting.diagnostics import ParameterReply
-from distlion.voting.momentum_stage import MomentumStage
-from distlion.voting.outcome import log_abstention, log_skip
-from distlion.voting.segments import write_back
-from distlion.voting.settings import Settings
+from distlion.voting import (
+    ClipNorm,
+    MomentumStage,
+    MomentumSync,
+    ParameterReply,
+    Settings,
+    check_finite,
+    clip_alone,
+    clip_together,
+    log_abstention,
+    log_skip,
+    move_alone,
+)
 
 
 class VirtualCluster(AssembledCluster):
@@ -82,7 +86,6 @@ class VirtualCluster(AssembledCluster):
         diagnose_every: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_exp_avg_dtype(exp_avg_dtype)
         settings = Settings(
             exchange=AllReduce() if exchange is None else check_pattern(exchange),
             nodes=None,
@@ -98,16 +101,15 @@ class VirtualCluster(AssembledCluster):
             step_timeout_s=1,
             seed=seed,
         )
-        rule = MajorityVote() if aggregation is None else aggregation
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "weight_decay": weight_decay,
-            "aggregation": rule,
-            "step": 0,
-        }
         super().__init__(
-            params, defaults, workers=workers, settings=settings, exp_avg_dtype=exp_avg_dtype
+            params,
+            lr,
+            betas,
+            workers=workers,
+            weight_decay=weight_decay,
+            aggregation=aggregation,
+            settings=settings,
+            exp_avg_dtype=exp_avg_dtype,
         )
 
     @torch.no_grad()
@@ -131,9 +133,9 @@ class VirtualCluster(AssembledCluster):
                 "once all have been"
             )
         self._check_grads(worker)
-        grads = [param.grad for param in self._params]
+        grads = [param.grad() for param in self._params]
         for param in self._params:
-            param.grad = None
+            param.param.grad = None
         if not self._holds:
             self._absorb(worker, self._segments_of(worker, grads))
         else:
@@ -150,8 +152,7 @@ class VirtualCluster(AssembledCluster):
             raise
         self._count_traffic(account, committed=committed)
         if committed:
-            for group in self.param_groups:
-                group["step"] = int(group["step"]) + 1
+            self._advance()
         self._begin_step()
 
     def _vote(self) -> bool:
@@ -171,21 +172,18 @@ class VirtualCluster(AssembledCluster):
         coins = Coins(self._settings.seed, self.committed_step, worker)
         segments = list(segments)
         for poll in self._polls:
-            members = poll.bucket.members
-            placed = [
-                segments[position]._replace(slot=slot)
-                for position, slot in zip(members, poll.bucket.slots, strict=True)
-            ]
+            placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
             finite = poll.rule.encode(poll.kernels, placed, coins, out=poll.votes[worker])
-            for position, is_finite in zip(members, finite, strict=True):
+            for index, is_finite in enumerate(torch.as_tensor(finite).tolist()):
                 if not is_finite:
+                    position = poll.params[index].position
                     segments[position] = self._refuse(segments[position], worker)
         for poll in self._polls:  # not before all are encoded, since _refuse may raise
-            present = [segments[position].grad is not None for position in poll.bucket.members]
+            present = [segments[param.position].grad is not None for param in poll.params]
             poll.present[worker] = torch.tensor(present, dtype=torch.bool)
         self._note_sample(worker, segments)
         for poll in self._polls:
-            mine = [segments[position] for position in poll.bucket.members]
+            mine = [segments[param.position] for param in poll.params]
             poll.kernels.update_momentum(mine, [1] * len(mine))
         self._absorbed = True
 
@@ -243,32 +241,26 @@ class VirtualCluster(AssembledCluster):
             finite = check_finite(segments)
             if not all(finite):
                 verdict = Verdict(Status.NON_FINITE, (worker,), finite.index(False))
-                log_skip(self._slots, verdict, rank=worker, step=self.committed_step)
+                log_skip(self._params, verdict, rank=worker, step=self.committed_step)
                 return False
         return True
 
     def _check_finite(self, held: Mapping[int, Sequence[Segment]]) -> None:
         """Raise before any worker's momentum moves."""
         for worker, segments in held.items():
-            for segment, is_finite in zip(segments, check_finite(segments), strict=True):
+            for index, is_finite in enumerate(check_finite(segments)):
                 if not is_finite:
-                    self._refuse(segment, worker)
+                    self._refuse(segments[index], worker)
 
     def _apply_replies(self) -> None:
         coins = Coins(self._settings.seed, self.committed_step, 0)
         coefficients = self._coefficients()
         replies: list[ParameterReply] = []
         for poll in self._polls:
-            params = [self._params[position] for position in poll.bucket.members]
+            # Momenta have moved when workers were collected.
             segments = [
-                Segment(
-                    slot,
-                    param.contiguous(),
-                    None,
-                    self.state[param]["exp_avg"][0],
-                    coefficients[param],
-                )
-                for slot, param in zip(poll.bucket.slots, params, strict=True)
+                param.segment(coefficients[param.group], None, param.exp_avg[0])
+                for param in poll.params
             ]
             reply, present = poll.count(coins), poll.present.sum(0).tolist()
             replies += poll.list_replies(reply, present)
@@ -279,8 +271,8 @@ class VirtualCluster(AssembledCluster):
                 reply_format=poll.rule.reply_format,
                 rounding=self._rounding(coins),
             )
-            for param, segment in zip(params, segments, strict=True):
-                write_back(param, segment.param)
+            for index, param in enumerate(poll.params):
+                param.write_back(segments[index].param)
         self._conclude_diagnosis(replies)
 
     def _average_momenta(self, stage: MomentumStage) -> None:
@@ -298,12 +290,11 @@ class VirtualCluster(AssembledCluster):
             ]
             votes = torch.stack([rows.encode(row).view(-1) for row in joined])
             reply = rows.reduce(votes, torch.ones(self._workers, 1, dtype=torch.bool), 0)
-            for worker, row in zip(workers, joined, strict=True):
-                settled = rows.settle(row, reply.view(self._workers, -1))
-                for part, mean in zip(rows.slices, settled, strict=True):
+            for worker, row in enumerate(joined):
+                for part, mean in rows.settle(row, reply.view(self._workers, -1)):
                     part.of(momenta[worker][part.position]).copy_(mean)
         if selected is not None:
-            stage.remember(selected, self.param_groups, self._params)
+            stage.remember(selected, self.param_groups)
 
     def _step_alone(self) -> bool:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
@@ -314,24 +305,18 @@ class VirtualCluster(AssembledCluster):
         if self._settings.nonfinite == "skip" and not self._are_finite({0: segments}):
             return False
         segments = [
-            segment if is_finite else self._refuse(segment, 0)
-            for segment, is_finite in zip(segments, check_finite(segments), strict=True)
+            segments[index] if is_finite else self._refuse(segments[index], 0)
+            for index, is_finite in enumerate(check_finite(segments))
         ]
         coins = Coins(self._settings.seed, self.committed_step, 0)
-        step_alone(self._params, segments, self._rounding(coins))
+        move_alone(self._params, segments, self._rounding(coins))
         return True
 
     def _segments_of(self, worker: int, grads: Grads) -> list[Segment]:
         coefficients = self._coefficients()
         return [
-            Segment(
-                slot,
-                param.contiguous(),
-                None if grad is None else grad.contiguous(),
-                self.state[param]["exp_avg"][worker],
-                coefficients[param],
-            )
-            for param, slot, grad in zip(self._params, self._slots, grads, strict=True)
+            param.segment(coefficients[param.group], grads[index], param.exp_avg[worker])
+            for index, param in enumerate(self._params)
         ]
 
     def _rounding(self, coins: Coins) -> Coin | None:

@@ -1,1 +1,66 @@
-"""The step of workers that vote."""
+"""The step of workers that vote: what it consists of, below what a user constructs."""
+
+from distlion.voting.alone import check_finite, gather_alone, move_alone, step_alone
+from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
+from distlion.voting.description import Description, describe_params
+from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
+from distlion.voting.flat_route import FlatRoute
+from distlion.voting.follow_up import FollowUp
+from distlion.voting.gradients import IdenticalGradientsWatch, describe_sparse
+from distlion.voting.hyperparameters import (
+    check_hyperparameters,
+    check_number,
+    read_coefficients,
+)
+from distlion.voting.lifecycle import Lifecycle
+from distlion.voting.momentum_stage import MomentumStage, describe_selection, fill_selection
+from distlion.voting.momentum_sync import MomentumSync
+from distlion.voting.nodes import NodePieces, Nodes
+from distlion.voting.outcome import log_abstention, log_skip
+from distlion.voting.overlap import Overlap
+from distlion.voting.param import VotingParam
+from distlion.voting.peers import Peers
+from distlion.voting.settings import Settings
+from distlion.voting.traffic import Traffic
+from distlion.voting.vote import BucketVote, StepInputs, cast_votes, check_unchanged
+
+__all__ = [
+    "BucketVote",
+    "ClipNorm",
+    "Description",
+    "Diagnosis",
+    "Examiner",
+    "FlatRoute",
+    "FollowUp",
+    "IdenticalGradientsWatch",
+    "Lifecycle",
+    "MomentumStage",
+    "MomentumSync",
+    "NodePieces",
+    "Nodes",
+    "Overlap",
+    "ParameterReply",
+    "Peers",
+    "Settings",
+    "StepInputs",
+    "Traffic",
+    "VotingParam",
+    "cast_votes",
+    "check_finite",
+    "check_hyperparameters",
+    "check_number",
+    "check_unchanged",
+    "clip_alone",
+    "clip_together",
+    "describe_params",
+    "describe_selection",
+    "describe_sparse",
+    "fill_selection",
+    "gather_alone",
+    "log_abstention",
+    "log_skip",
+    "move_alone",
+    "plan_norms",
+    "read_coefficients",
+    "step_alone",
+]

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import (
-    ByteCount,
-    ChunkKind,
-    Header,
-    Link,
-    gather_numbers,
-    plan_numbers,
-    with_error_of,
-)
+from distlion.exchange import ByteCount, ChunkKind, Header, Link, gather_numbers, plan_numbers
 from distlion.kernels import Segment, choose_kernels
-from distlion.voting.vote import Draft
 
 NORM_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -84,18 +75,18 @@ def clip_together(
     """
     squares = [_add_exactly(_list_square_sums(segments)) for segments in workers]
     factor = _find_factor(_mean_square(squares + [0.0] * absent), clip)
-    return [_scale_segments(segments, factor) for segments in workers]
+    return [scale_segments(segments, factor) for segments in workers]
 
 
 def clip_alone(segments: Sequence[Segment], clip: ClipNorm) -> Sequence[Segment]:
     """Clip the gradients of a single worker."""
     square = _add_exactly(_list_square_sums(segments))
-    return _scale_segments(segments, _find_factor(square, clip))
+    return scale_segments(segments, _find_factor(square, clip))
 
 
 @dataclass(frozen=True)
 class Clipper:
-    """Clip the drafts of a step.
+    """Measure by what the gradients of a step are clipped.
 
     Attributes:
         clip: To what.
@@ -109,12 +100,10 @@ class Clipper:
     inside: Link | None
     most_blocks: int
 
-    def apply(self, drafts: Sequence[Draft], header: Header) -> list[Draft]:
-        """Return drafts with scaled gradients, and with errors that showed on the way."""
-        segments = [segment for draft in drafts for segment in draft.segments]
+    def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
+        """Measure the norm; return the header, with what showed on the way, and the factor."""
         header, square = self._measure(_list_square_sums(segments), header)
-        factor = _find_factor(square, self.clip)
-        return [_scale(draft, factor, header) for draft in drafts]
+        return header, _find_factor(square, self.clip)
 
     def take_part(self, header: Header) -> None:
         """Take part in the exchanges of ``apply`` without a gradient."""
@@ -172,16 +161,8 @@ def _add_exactly(numbers: Sequence[float]) -> float:
         return math.nan
 
 
-def _scale(draft: Draft, factor: float, header: Header) -> Draft:
-    segments = _scale_segments(draft.segments, factor)
-    return replace(
-        draft,
-        segments=draft.route.kernels.gather(segments),
-        header=with_error_of(draft.header, header),
-    )
-
-
-def _scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segment]:
+def scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segment]:
+    """Multiply gradients by a factor, by way of the coefficient that the ops apply."""
     if factor == 1.0:
         return segments
     return [

@@ -14,6 +14,7 @@ from torch import Tensor
 from distlion.exchange import ByteCount, plan_sample
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
+from distlion.voting.param import VotingParam
 from distlion.voting.sample import draw_sample, measure_dispersion
 
 # So many measures are kept for each parameter.
@@ -53,8 +54,7 @@ class Examiner:
 
     Args:
         every: Steps from one diagnosis to the next, the first step included.
-        names: Of the trainable parameters.
-        sizes: Coordinates that are kept here of each.
+        params: The trainable parameters.
         n_workers: Workers that vote.
         seed: Of the sample, equal on all workers.
         earlier: One whose parameters were fewer; what it found is kept.
@@ -63,19 +63,18 @@ class Examiner:
     def __init__(
         self,
         every: int,
-        names: Sequence[str],
-        sizes: Sequence[int],
+        params: Sequence[VotingParam],
         *,
         n_workers: int,
         seed: int,
         earlier: Examiner | None,
     ) -> None:
         self._every = every
-        self._names = names
+        self._params = params
         self._n_workers = n_workers
-        self._sample = draw_sample(sizes, seed)
+        self._sample = draw_sample(params, seed)
         found = [] if earlier is None else earlier.found
-        self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(names))
+        self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
 
     @property
     def found(self) -> list[Diagnosis]:
@@ -128,7 +127,7 @@ class Examiner:
             mine = [row[at : at + 2 * n] for row in rows]
             at += 2 * n
             updates = reply.read(index.to(reply.packed.device))
-            found = diagnose(step, self._names[reply.position], mine, updates)
+            found = diagnose(step, self._params[reply.position].name, mine, updates)
             if found is not None:
                 self._found.append(found)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
-from distlion.exchange import ByteCount, Header, Status, Verdict, gather_sample
+from distlion.exchange import ByteCount, Header, Verdict, gather_sample
 from distlion.kernels import Kernels, Segment
 from distlion.voting.diagnostics import Diagnosis, Examiner
 from distlion.voting.momentum_stage import AveragedMomenta, MomentumStage
 from distlion.voting.network import VotingNetwork
+from distlion.voting.param import VotingParam
 from distlion.voting.settings import Settings
 from distlion.voting.vote import BucketVote
 
@@ -41,40 +40,61 @@ class FollowUp:
     """Diagnosis and momentum synchronisation of an optimizer with several voters.
 
     Args:
-        settings: The optimizer's.
         network: Its links and routes.
         groups: Its param groups.
         params: The trainable parameters.
-        names: Their names.
-        sizes: Coordinates of the momentum that is kept here of each.
-        earlier: One of fewer parameters; what it diagnosed is kept.
-
-    Raises:
-        InvalidArgumentError: ``momentum_sync`` selects nothing.
+        momenta: Which momenta move in which step; None for none.
+        examiner: What diagnoses votes; None for nothing.
     """
 
     def __init__(
         self,
+        network: VotingNetwork,
+        groups: Sequence[dict[str, Any]],
+        params: Sequence[VotingParam],
+        *,
+        momenta: MomentumStage | None,
+        examiner: Examiner | None,
+    ) -> None:
+        self._network, self._groups, self._params = network, groups, params
+        self._momenta, self._examiner = momenta, examiner
+
+    @classmethod
+    def build(
+        cls,
         settings: Settings,
         network: VotingNetwork,
         groups: Sequence[dict[str, Any]],
-        params: Sequence[Tensor],
-        names: Sequence[str],
-        sizes: Sequence[int],
+        params: Sequence[VotingParam],
         *,
         earlier: FollowUp | None,
-    ) -> None:
-        self._network, self._groups, self._params = network, groups, params
-        self._momenta = self._examiner = None
-        shared: dict[str, Any] = {"n_workers": network.n_voters, "seed": settings.seed}
+    ) -> FollowUp | None:
+        """Build what the settings ask for; None where a vote is followed by nothing.
+
+        Args:
+            settings: The optimizer's.
+            network: As for the class.
+            groups: As for the class.
+            params: As for the class.
+            earlier: One of fewer parameters; what it diagnosed is kept.
+
+        Raises:
+            InvalidArgumentError: ``momentum_sync`` selects nothing.
+        """
+        n_voters, seed = network.n_voters, settings.seed
+        momenta = examiner = None
         if settings.momentum_sync is not None:
-            stage = MomentumStage(settings.momentum_sync, groups, params, names, sizes, **shared)
-            self._momenta = stage if network.n_voters > 1 else None
-        if settings.diagnose_every is not None and network.n_voters > 1:
-            before = None if earlier is None else earlier._examiner
-            self._examiner = Examiner(
-                settings.diagnose_every, names, sizes, **shared, earlier=before
+            momenta = MomentumStage(
+                settings.momentum_sync, groups, params, n_workers=n_voters, seed=seed
             )
+        if settings.diagnose_every is not None:
+            before = None if earlier is None else earlier._examiner
+            examiner = Examiner(
+                settings.diagnose_every, params, n_workers=n_voters, seed=seed, earlier=before
+            )
+        if n_voters == 1 or (momenta is None and examiner is None):
+            return None
+        return cls(network, groups, params, momenta=momenta, examiner=examiner)
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
@@ -92,12 +112,10 @@ class FollowUp:
         return plan
 
     def exchange(self, votes: Sequence[BucketVote], header: Header) -> FollowedUp:
-        """Exchange what is due in this step: 1 a sample to diagnose, 2 momenta.
+        """Exchange what is due after a vote that succeeded: 1 a sample to diagnose, 2 momenta.
 
-        Nothing where a vote failed, which all workers know.
+        Before the commit, so that a step stays atomic: what is sent is what the commit will make.
         """
-        if any(vote.verdict.status is not Status.OK for vote in votes):
-            return FollowedUp(AveragedMomenta(Verdict(Status.OK)))
         segments = _list_segments(votes)
         links = self._network.between
         inside = self._network.inside.get(self._params[0].device)
@@ -119,37 +137,32 @@ class FollowUp:
         averaged = self._momenta.exchange(segments, links, pattern, header, inside)
         return FollowedUp(averaged, samples)
 
-    def commit(
-        self,
-        followed: FollowedUp,
-        votes: Sequence[BucketVote],
-        state: Mapping[Tensor, MutableMapping[str, Any]],
-        step: int,
-    ) -> None:
+    def commit(self, followed: FollowedUp, votes: Sequence[BucketVote], step: int) -> None:
         """Write momenta, and remember what was found.
 
         Args:
             followed: As ``exchange`` returned it.
             votes: Those of the step, committed.
-            state: The optimizer's.
             step: The one that was committed.
         """
         for part, mean in followed.averaged.means:
-            part.of(state[self._params[part.position]]["exp_avg"]).copy_(mean)
+            part.of(self._params[part.position].exp_avg).copy_(mean)
         if followed.averaged.selected is not None:
             assert self._momenta is not None
-            self._momenta.remember(followed.averaged.selected, self._groups, self._params)
+            self._momenta.remember(followed.averaged.selected, self._groups)
         if followed.samples is not None:
             assert self._examiner is not None
-            replies = [reply for vote in votes for reply in vote.list_replies()]
+            replies = [
+                reply for vote in votes for reply in vote.draft.route.list_replies(vote.reply)
+            ]
             self._examiner.conclude(step, followed.samples, replies)
 
 
 def _list_segments(votes: Sequence[BucketVote]) -> dict[int, tuple[Segment, Kernels]]:
-    return {
-        position: (segment, vote.draft.route.kernels)
-        for vote in votes
-        for position, segment in zip(
-            vote.draft.route.ballot.members, vote.draft.segments, strict=True
-        )
-    }
+    """List what this rank votes with by position, each with its arithmetic."""
+    listed: dict[int, tuple[Segment, Kernels]] = {}
+    for vote in votes:
+        route, segments = vote.draft.route, vote.draft.segments
+        for index, param in enumerate(route.own):
+            listed[param.position] = (segments[index], route.kernels)
+    return listed

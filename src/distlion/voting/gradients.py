@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from distlion.errors import IdenticalGradientsWarning
 from distlion.kernels import Kernels, Segment
@@ -16,35 +12,6 @@ from distlion.kernels.coin import mix
 WATCHED_STEPS = 3
 # observe, _vote_and_commit, _do_step, step, and the wrappers of no_grad and of torch.optim.
 USER_STACKLEVEL = 7
-
-
-@dataclass(frozen=True)
-class GradientMark:
-    """A gradient as it was when it was encoded: the tensor, its version and its address."""
-
-    param: Tensor
-    grad: Tensor | None
-    version: int
-    address: int
-
-    @classmethod
-    def of(cls, param: Tensor) -> GradientMark:
-        """Mark the present gradient of ``param``."""
-        grad = param.grad
-        if grad is None or is_sparse(param):  # a sparse tensor has no address
-            return cls(param, grad, version=-1, address=0)
-        return cls(param, grad, grad._version, grad.data_ptr())
-
-    def has_changed(self) -> bool:
-        """Whether ``param`` has another gradient now, or the same one was written to."""
-        now = GradientMark.of(self.param)
-        same = (now.version, now.address) == (self.version, self.address)
-        return now.grad is not self.grad or not same
-
-
-def is_sparse(param: Tensor) -> bool:
-    """Tell whether a parameter has a sparse gradient."""
-    return param.grad is not None and param.grad.layout is not torch.strided
 
 
 def describe_sparse(name: str) -> str:
@@ -65,29 +32,28 @@ def digest_gradients(kernels: Kernels, segments: Sequence[Segment]) -> int:
 
 
 class IdenticalGradientsWatch:
-    """Warn once where all workers had equal raw gradients in each of the first three steps."""
+    """Warn once where all workers had equal raw gradients in each of the first three steps.
+
+    Digests travel in the headers of votes, so that this needs no collective of its own.
+
+    Attributes:
+        steps_left: Steps whose digests are still wanted.
+    """
 
     def __init__(self) -> None:
-        self._steps_left = WATCHED_STEPS
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether digests are still wanted."""
-        return self._steps_left > 0
+        self.steps_left = WATCHED_STEPS
 
     def observe(self, digests: Sequence[Sequence[int]]) -> None:
         """Take the digests of one step: for each bucket, one from every rank."""
-        if not self.is_watching:
-            return
         if not any(digests):  # a server's reply carries none: the server observes
-            self._steps_left -= 1
+            self.steps_left -= 1
             return
         telling = [set(bucket) for bucket in digests if any(bucket)]
         if not telling or any(len(values) > 1 for values in telling):
-            self._steps_left = 0
+            self.steps_left = 0
             return
-        self._steps_left -= 1
-        if self._steps_left == 0:
+        self.steps_left -= 1
+        if self.steps_left == 0:
             warnings.warn(
                 f"all workers had the same gradients in the first {WATCHED_STEPS} steps, so their "
                 "votes say no more than one worker's. Either the model is wrapped in "

@@ -1,4 +1,4 @@
-"""Which process group votes, and whether it is still the one that an optimizer was made for."""
+"""Which process group votes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ class VotingGroup:
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self._process_id = os.getpid()
         self.process_group = _find_group(process_group)
         self.rank = 0 if self.process_group is None else dist.get_rank(self.process_group)
         self.world_size = (
             1 if self.process_group is None else dist.get_world_size(self.process_group)
         )
-        self._is_default = process_group is None
+        self.is_default = process_group is None
         if self.world_size > MAX_WORKERS:
             raise ProcessGroupError(
                 f"{self.world_size} workers vote; expected {MAX_WORKERS} at most"
@@ -40,35 +39,6 @@ class VotingGroup:
         """What finds out who failed."""
         assert self.process_group is not None
         return watch_peers(self.process_group)
-
-    def check_alive(self) -> None:
-        """Raise ProcessGroupError unless group and process are those from the start."""
-        if os.getpid() != self._process_id:
-            raise ProcessGroupError(
-                f"this optimizer was made in process {self._process_id} and cannot vote in its "
-                f"fork {os.getpid()}; make it after the fork"
-            )
-        ready = dist.is_available() and dist.is_initialized()
-        if self.process_group is None:
-            if ready:
-                raise ProcessGroupError(
-                    "a process group appeared after this optimizer was made for one worker; call "
-                    "init_process_group before DistributedLion"
-                )
-            return
-        if not ready or not self._is_registered():
-            raise ProcessGroupError(
-                "the process group of this optimizer was destroyed or replaced; make a new "
-                "optimizer and load its state"
-            )
-
-    def _is_registered(self) -> bool:
-        if self._is_default:
-            return dist.group.WORLD is self.process_group
-        try:
-            return dist.get_rank(self.process_group) >= 0
-        except (ValueError, RuntimeError):
-            return False
 
 
 def _find_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

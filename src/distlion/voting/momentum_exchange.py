@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from distlion.exchange import (
 from distlion.kernels import Kernels, Segment
 from distlion.layout import SCALE_ELEMENTS, BucketShape, shape_momenta
 from distlion.voting.momentum_sync import MomentumSync
+from distlion.voting.param import VotingParam
 
 _LARGEST = 127.0
 
@@ -120,8 +120,8 @@ class MomentumRows:
         # By a tensor: of a number, some backends take the reciprocal.
         return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
-    def settle(self, row: Tensor, reply: Tensor) -> list[Tensor]:
-        """Return a worker's averaged momenta, a flat float32 tensor for each slice.
+    def settle(self, row: Tensor, reply: Tensor) -> list[tuple[MomentumSlice, Tensor]]:
+        """Return each slice with a worker's averaged momentum, flat float32.
 
         Args:
             row: What ``join`` gave it.
@@ -131,7 +131,8 @@ class MomentumRows:
         if self.dtype is not torch.float32:
             mean = row + (mean - self.decode(self.encode(row)))
         sizes = [part.stop - part.start for part in self.slices]
-        return list(torch.split(mean.view(-1)[: self.n_elements], sizes))
+        parts = torch.split(mean.view(-1)[: self.n_elements], sizes)
+        return [(part, parts[index]) for index, part in enumerate(self.slices)]
 
     def exchange(
         self, link: Link, pattern: Exchange, header: Header, row: Tensor
@@ -144,24 +145,24 @@ class MomentumRows:
 
 
 def cut_slices(
-    sync: MomentumSync, step: int, selected: Sequence[int], sizes: Sequence[int]
+    sync: MomentumSync, step: int, selected: Sequence[VotingParam]
 ) -> tuple[MomentumSlice, ...]:
     """Cut what a step moves out of the selected parameters.
 
     Args:
         sync: When and where.
         step: Counted from 0.
-        selected: Positions of the parameters that are averaged.
-        sizes: Coordinates of the momentum that is kept here, for every trainable parameter.
+        selected: The parameters that are averaged.
     """
-    ends = itertools.accumulate((sizes[position] for position in selected), initial=0)
-    places = list(ends)
-    first, last = sync.part(step, places[-1])
+    first, last = sync.part(step, sum(param.n_kept for param in selected))
     slices = []
-    for position, (start, stop) in zip(selected, itertools.pairwise(places), strict=True):
+    start = 0
+    for param in selected:
+        stop = start + param.n_kept
         low, high = max(first, start), min(last, stop)
         if low < high:
-            slices.append(MomentumSlice(position, low - start, high - start))
+            slices.append(MomentumSlice(param.position, low - start, high - start))
+        start = stop
     return tuple(slices)
 
 

@@ -31,6 +31,7 @@ from distlion.voting.momentum_exchange import (
     new_momentum,
 )
 from distlion.voting.momentum_sync import AUTO, MomentumSync, choose_dispersed
+from distlion.voting.param import VotingParam
 from distlion.voting.sample import draw_sample, measure_dispersion, split_rows
 
 SELECTED_KEY = "momentum_selected"
@@ -59,8 +60,6 @@ class MomentumStage:
         sync: When and where.
         groups: The optimizer's param groups, which remember what "auto" has selected.
         params: The trainable parameters.
-        names: Their names.
-        sizes: Coordinates of the momentum that is kept here of each.
         n_workers: Workers that average, at least 2.
         seed: Of the sample, equal on all workers.
 
@@ -72,34 +71,30 @@ class MomentumStage:
         self,
         sync: MomentumSync,
         groups: Sequence[Mapping[str, Any]],
-        params: Sequence[Tensor],
-        names: Sequence[str],
-        sizes: Sequence[int],
+        params: Sequence[VotingParam],
         *,
         n_workers: int,
         seed: int,
     ) -> None:
         self.sync = sync
-        self._sizes = sizes
+        self._params = params
         self._n_workers = n_workers
-        self._devices = [param.device for param in params]
-        self._sample = draw_sample(sizes, seed) if sync.select == AUTO else []
-        remembered = _read_selected(groups)
-        chosen = sync.choose(names, params)
+        self._sample = draw_sample(params, seed) if sync.select == AUTO else []
+        self._selected = sync.choose(params)
         if sync.select == AUTO:
-            chosen = [remembered.get(param, True) for param in params]
-        self._selected = chosen
+            remembered = _read_selected(groups)
+            self._selected = [remembered.get(param.param, True) for param in params]
 
     def list_rows(self, step: int) -> list[MomentumRows]:
         """List what moves after a step: a row for each device that has some of it."""
         rows = []
-        for device in dict.fromkeys(self._devices):
+        for device in dict.fromkeys(param.device for param in self._params):
             selected = [
-                position
-                for position, is_selected in enumerate(self._selected)
-                if is_selected and self._devices[position] == device
+                param
+                for param in self._params
+                if self._selected[param.position] and param.device == device
             ]
-            slices = cut_slices(self.sync, step, selected, self._sizes)
+            slices = cut_slices(self.sync, step, selected)
             if slices:
                 rows.append(MomentumRows(slices, self.sync.dtype, self._n_workers))
         return rows
@@ -121,23 +116,19 @@ class MomentumStage:
             number
             for position, index in enumerate(self._sample)
             if len(index)
-            for number in momentum_of(position, index.to(self._devices[position])).tolist()
+            for number in momentum_of(position, index.to(self._params[position].device)).tolist()
         ]
 
     def select_dispersed(self, rows: Sequence[Sequence[float]]) -> list[bool]:
         """Select anew, by what ``take_sample`` found on every worker."""
         dispersions = [measure_dispersion(part) for part in split_rows(rows, self._sample)]
-        return choose_dispersed(dispersions, self._sizes, self.sync.share)
+        sizes = [param.n_kept for param in self._params]
+        return choose_dispersed(dispersions, sizes, self.sync.share)
 
-    def remember(
-        self,
-        selected: Sequence[bool],
-        groups: Sequence[dict[str, Any]],
-        params: Sequence[Tensor],
-    ) -> None:
+    def remember(self, selected: Sequence[bool], groups: Sequence[dict[str, Any]]) -> None:
         """Average these parameters from now on, also after a checkpoint."""
         self._selected = list(selected)
-        chosen = dict(zip(params, selected, strict=True))
+        chosen = {param.param: selected[param.position] for param in self._params}
         for group in groups:
             group[SELECTED_KEY] = [int(chosen.get(param, False)) for param in group["params"]]
 
@@ -176,7 +167,7 @@ class MomentumStage:
                     for part in rows.slices
                 ]
             )
-            link = links[self._devices[rows.slices[0].position]]
+            link = links[self._params[rows.slices[0].position].device]
             sent = replace(header, bucket=header.bucket + number)
             moved.append((rows, row, rows.exchange(link, pattern, sent, row)))
         replies = run_all(exchanging for _, _, exchanging in moved)
@@ -192,8 +183,8 @@ class MomentumStage:
             return AveragedMomenta(verdict)
         means = tuple(
             pair
-            for (rows, row, _), reply in zip(moved, replies, strict=True)
-            for pair in zip(rows.slices, rows.settle(row, reply.payload), strict=True)
+            for index, (rows, row, _) in enumerate(moved)
+            for pair in rows.settle(row, replies[index].payload)
         )
         return AveragedMomenta(verdict, means, selected)
 
@@ -227,10 +218,10 @@ def _share_verdict(inside: Link, verdict: Verdict, header: Header) -> Verdict:
 
 def _read_selected(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, bool]:
     return {
-        param: bool(flag)
+        param: bool(group[SELECTED_KEY][index])
         for group in groups
         if SELECTED_KEY in group
-        for param, flag in zip(group["params"], group[SELECTED_KEY], strict=True)
+        for index, param in enumerate(group["params"])
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.voting.param import VotingParam
 
 SYNC_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ALL, AUTO = "all", "auto"
@@ -142,7 +143,7 @@ class MomentumSync:
         done = step + 1
         return self.select == AUTO and (done == _FIRST_LOOK or done % _LOOK_EVERY == 0)
 
-    def choose(self, names: Sequence[str], params: Sequence[Tensor]) -> list[bool]:
+    def choose(self, params: Sequence[VotingParam]) -> list[bool]:
         """Tell for each trainable parameter whether it is selected, before anything is measured.
 
         Raises:
@@ -150,14 +151,17 @@ class MomentumSync:
         """
         select = self.select
         if select in (ALL, AUTO):
-            return [True] * len(names)
+            return [True] * len(params)
         if callable(select):
-            chosen = [bool(select(name, param)) for name, param in zip(names, params, strict=True)]
+            chosen = [bool(select(param.name, param.param)) for param in params]
         else:
             patterns = (select,) if isinstance(select, str) else tuple(select)
-            chosen = [any(fnmatchcase(name, pattern) for pattern in patterns) for name in names]
+            chosen = [
+                any(fnmatchcase(param.name, pattern) for pattern in patterns) for param in params
+            ]
         if not any(chosen):
-            known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            known = ", ".join(param.name for param in params[:5])
+            known += ", ..." if len(params) > 5 else ""
             raise InvalidArgumentError(
                 f"MomentumSync(select={select!r}) selects none of the parameters {known}; give "
                 "(name, parameter) pairs to the optimizer, such as model.named_parameters(), to "
@@ -165,10 +169,10 @@ class MomentumSync:
             )
         return chosen
 
-    def describe_choice(self, names: Sequence[str], params: Sequence[Tensor]) -> str:
+    def describe_choice(self, params: Sequence[VotingParam]) -> str:
         """Say which parameters are selected: a function may choose differently on other workers."""
-        chosen = self.choose(names, params)
-        kept = [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+        chosen = self.choose(params)
+        kept = [param.name for index, param in enumerate(params) if chosen[index]]
         return f"momenta averaged: {', '.join(kept)}"
 
     def describe(self) -> str:

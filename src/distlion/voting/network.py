@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from distlion.aggregation import Aggregation, TernaryVote
+from distlion.aggregation import TernaryVote
 from distlion.exchange import AllReduce, ByteCount, Exchange, Link
 from distlion.kernels import choose_kernels
-from distlion.layout import Bucket, Slot, fill_buckets, take_part
+from distlion.layout import Bucket, fill_buckets, take_part
 from distlion.link import (
     LinkModel,
     agree_on_model,
@@ -19,9 +19,12 @@ from distlion.link import (
     probe_link,
 )
 from distlion.voting.clipping import Clipper
+from distlion.voting.flat_route import FlatRoute
 from distlion.voting.group import VotingGroup
 from distlion.voting.node_groups import NodeGroups, node_groups, own_group
-from distlion.voting.node_stage import PIECE_UNIT_ELEMENTS, NodeStage
+from distlion.voting.node_route import NodeRoute
+from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
+from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
 
@@ -38,7 +41,6 @@ class VotingNetwork:
         routes: What carries each bucket, in the order in which they are exchanged.
         between: For each device, the link between those who vote.
         inside: For each device, the link between the ranks of this node, if there are nodes.
-        pieces: For every trainable parameter, (start, stop) of each rank's piece.
     """
 
     def __init__(self, group: VotingGroup, settings: Settings, node_size: int) -> None:
@@ -50,8 +52,7 @@ class VotingNetwork:
         self.inside: dict[torch.device, Link] = {}
         self._models: dict[torch.device, LinkModel] = {}
         self.routes: list[Route] = []
-        self.pieces: Sequence[Sequence[tuple[int, int]]] = ()
-        self._clipper: Clipper | None = None
+        self.clipper: Clipper | None = None
 
     @property
     def n_voters(self) -> int:
@@ -73,56 +74,46 @@ class VotingNetwork:
         assert self._group.process_group is not None
         return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
 
-    def lay_out(
-        self,
-        params: Sequence[Tensor],
-        slots: Sequence[Slot],
-        rules: Sequence[Aggregation],
-        pieces: Sequence[Sequence[tuple[int, int]]],
-        *,
-        step: int,
-    ) -> None:
+    def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every worker must call it.
 
         Args:
             params: The trainable parameters, in group order.
-            slots: Their places.
-            rules: Their rules.
-            pieces: With nodes, for each of them (start, stop) of every rank's piece.
             step: The step that errors name.
         """
-        self._connect(params)
+        devices = dict.fromkeys(param.device for param in params)
+        self._connect(devices)
         if self._wants_models():
-            timeout_s = self._settings.init_timeout_s
-            for device in self.between:
-                if device not in self._models:
-                    probe = self._make_link(device, inside=False, timeout_s=timeout_s)
-                    model = probe_link(probe, step=step)
-                    # Each part of the nodes has measured for itself, and buckets must be equal.
-                    everybody = self.link(device, timeout_s)
-                    self._models[device] = agree_on_model(everybody, model, step=step)
+            self._measure_links(step)
         if self.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
-            rules = [TernaryVote() for _ in rules]
-        kinds = [
-            (rule, param.dtype, param.device) for rule, param in zip(rules, params, strict=True)
-        ]
-        self.pieces = pieces
+            params = [replace(param, rule=TernaryVote()) for param in params]
         buckets = fill_buckets(
-            slots,
-            kinds,
+            [param.slot for param in params],
+            [param.kind for param in params],
             n_shards=self.n_voters,
-            bucket_elements=self._bucket_elements(slots, kinds),
+            bucket_elements=self._bucket_elements(params),
             backwards=self._settings.overlap,
         )
-        self.routes = [self._build_route(bucket, *kinds[bucket.members[0]]) for bucket in buckets]
+        self.routes = [self._build_route(bucket, params) for bucket in buckets]
+        self.clipper = self._build_clipper(params)
 
     def _wants_models(self) -> bool:
         settings = self._settings
         sizes_buckets = settings.overlap and settings.bucket_elements is None
         return settings.exchange == "auto" or sizes_buckets
 
-    def _connect(self, params: Sequence[Tensor]) -> None:
+    def _measure_links(self, step: int) -> None:
+        timeout_s = self._settings.init_timeout_s
+        for device in self.between:
+            if device not in self._models:
+                probe = self._make_link(device, inside=False, timeout_s=timeout_s)
+                model = probe_link(probe, step=step)
+                # Each part of the nodes has measured for itself, and buckets must be equal.
+                everybody = self.link(device, timeout_s)
+                self._models[device] = agree_on_model(everybody, model, step=step)
+
+    def _connect(self, devices: Mapping[torch.device, None]) -> None:
         """Make the links of every device that is new."""
         assert self._group.process_group is not None
         if self._node_size > 1 and self._nodes is None:
@@ -130,7 +121,7 @@ class VotingNetwork:
                 self._group.process_group, self._node_size, self._settings.group_timeout_s
             )
         timeout_s = self._settings.step_timeout_s
-        for device in dict.fromkeys(param.device for param in params):
+        for device in devices:
             if device not in self.between:
                 self.between[device] = self._make_link(device, inside=False, timeout_s=timeout_s)
                 if self._nodes is not None:
@@ -140,6 +131,7 @@ class VotingNetwork:
         if self._nodes is None:
             if not self._settings.overlap:
                 return self.link(device, timeout_s)
+            # Votes that leave on a thread would mix with the caller's own collectives.
             assert self._group.process_group is not None
             group = own_group(self._group.process_group, self._settings.group_timeout_s)
             return Link(group, device, timeout_s=timeout_s, watch=self._group.watch)
@@ -147,80 +139,72 @@ class VotingNetwork:
         ranks = self._nodes.inside_ranks if inside else self._nodes.between_ranks
         return Link(group, device, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
 
-    def _bucket_elements(
-        self, slots: Sequence[Slot], kinds: Sequence[tuple[Aggregation, torch.dtype, torch.device]]
-    ) -> int:
+    def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
         """Choose a size of buckets: as asked for, else the limit, or several to overlap."""
         limit = self._settings.bucket_limit
         if not self._settings.overlap or self._settings.bucket_elements is not None:
             return limit
-        whole = fill_buckets(slots, kinds, n_shards=self.n_voters, bucket_elements=limit)
+        whole = fill_buckets(
+            [param.slot for param in params],
+            [param.kind for param in params],
+            n_shards=self.n_voters,
+            bucket_elements=limit,
+        )
         shapes = []
         for bucket in whole:
-            rule, _, device = kinds[bucket.members[0]]
+            rule, _, device = params[bucket.members[0]].kind
             shapes.append((rule.shape(bucket), self._models[device]))
-        n_elements = sum(slot.n_elements for slot in slots)
+        n_elements = sum(param.slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
-    def _build_route(
-        self, bucket: Bucket, rule: Aggregation, dtype: torch.dtype, device: torch.device
-    ) -> Route:
-        kernels, ballot, stage = choose_kernels(device), bucket, None
-        if self._nodes is not None:
-            parts = tuple(
-                take_part(bucket, self.pieces, part, n_shards=self.n_voters)
-                for part in range(self._node_size)
+    def _build_route(self, bucket: Bucket, params: Sequence[VotingParam]) -> Route:
+        members = [
+            params[position].at(bucket.slots[index])
+            for index, position in enumerate(bucket.members)
+        ]
+        if self._nodes is None:
+            return self._build_flat(bucket, members)
+        parts = []
+        for part in range(self._node_size):
+            cut = take_part(
+                bucket, [param.pieces for param in params], part, n_shards=self.n_voters
             )
-            link = self.inside[device]
-            ballot = parts[link.rank]
-            stage = NodeStage(
-                link=link,
-                bucket=bucket,
-                parts=parts,
-                pieces=self.pieces,
-                dtype=dtype,
-                kernels=kernels,
-                part_shapes=tuple(rule.shape(part) for part in parts),
-                reply_planes=rule.reply_planes(self.n_voters),
-                reply_format=rule.reply_format,
-            )
-        pattern = self._choose_pattern(ballot, rule, device)
-        return Route(bucket, ballot, rule, pattern, kernels, self.between[device], stage)
+            pieces = [
+                params[position].at(cut.slots[index], part=part)
+                for index, position in enumerate(cut.members)
+            ]
+            parts.append(self._build_flat(cut, pieces, like=members[0]))
+        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside[members[0].device])
 
-    def _choose_pattern(self, ballot: Bucket, rule: Aggregation, device: torch.device) -> Exchange:
-        if self._settings.exchange != "auto":
-            return self._settings.exchange
-        return choose_exchange(rule.shape(ballot), self._models[device])
+    def _build_flat(
+        self, bucket: Bucket, params: Sequence[VotingParam], like: VotingParam | None = None
+    ) -> FlatRoute:
+        """Build the route of a bucket that may be empty; ``like`` is of its kind."""
+        rule, _, device = (like or params[0]).kind
+        pattern = self._settings.exchange
+        if pattern == "auto":
+            pattern = choose_exchange(rule.shape(bucket), self._models[device])
+        kernels = choose_kernels(device)
+        return FlatRoute(bucket, tuple(params), rule, pattern, kernels, self.between[device])
 
-    def build_clipper(self, device: torch.device) -> Clipper | None:
+    def _build_clipper(self, params: Sequence[VotingParam]) -> Clipper | None:
         """Build what clips; None where nothing is to be clipped."""
-        self._clipper = None
         clip = self._settings.clip_norm
         if clip is None:
             return None
-        units = [
-            sum(
-                -(-(stop - start) // PIECE_UNIT_ELEMENTS)
-                for cut in self.pieces
-                for start, stop in [cut[part]]
-            )
-            for part in range(self._node_size)
-        ]
-        self._clipper = Clipper(
+        device = params[0].device
+        blocks = [0] * self._node_size
+        for param in params:
+            for part, (start, stop) in enumerate(param.pieces):
+                blocks[part] += -(-(stop - start) // PIECE_UNIT_ELEMENTS)
+        return Clipper(
             clip,
             between=self.between[device] if clip.scope == "global" else None,
             inside=self.inside.get(device),
-            most_blocks=max(units),
+            most_blocks=max(blocks),
         )
-        return self._clipper
 
     def plan(self) -> ByteCount:
         """Declare what this rank will hand to the network between those who vote, in a step."""
-        clipping = ByteCount() if self._clipper is None else self._clipper.plan()
+        clipping = ByteCount() if self.clipper is None else self.clipper.plan()
         return sum((route.plan() for route in self.routes), clipping)
-
-    def take_counted(self) -> tuple[ByteCount, ByteCount]:
-        """Return what was sent since the last call: between those who vote, and inside the node."""
-        between = sum((link.take_counted() for link in self.between.values()), ByteCount())
-        inside = sum((link.take_counted() for link in self.inside.values()), ByteCount())
-        return between, inside

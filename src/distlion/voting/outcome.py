@@ -16,21 +16,23 @@ from distlion.errors import (
     StepMismatchError,
 )
 from distlion.exchange import Status, Verdict
-from distlion.layout import Slot
 from distlion.voting.gradients import describe_sparse
-from distlion.voting.replicas import spell_ranks
+from distlion.voting.handshake import name_ranks
+from distlion.voting.param import VotingParam
 
 logger = logging.getLogger("distlion")
 
 NOT_COMMITTED = "nothing was committed"
 
 
-def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> NoReturn:
-    """Raise the error that a verdict stands for; ``slots`` are all trainable parameters."""
+def raise_verdict(
+    params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step: int
+) -> NoReturn:
+    """Raise the error that a verdict stands for; ``params`` are all trainable ones."""
     culprits = verdict.culprits
-    who = spell_ranks(culprits) if culprits else "a worker"
+    who = name_ranks(culprits) if culprits else "a worker"
     concerns_param = verdict.status <= Status.GRADIENT_CHANGED
-    name = name_param(slots, verdict.position if concerns_param else -1)
+    name = name_param(params, verdict.position if concerns_param else -1)
     steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
     errors: dict[Status, tuple[type[StepError], str]] = {
         Status.NON_FINITE: (
@@ -74,22 +76,29 @@ def raise_verdict(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: i
         ),
     }
     error, message = errors[verdict.status]
-    raise error(message, rank=rank, step=step, culprits=culprits)
+    raise error(
+        message,
+        rank=rank,
+        step=step,
+        culprits=culprits,
+        # What concerns gradients only leaves all workers where they were, and they know it.
+        is_recoverable=verdict.status < Status.CONFIG,
+    )
 
 
-def name_param(slots: Sequence[Slot], position: int) -> str:
+def name_param(params: Sequence[VotingParam], position: int) -> str:
     """Name a parameter; -1 stands for none in particular."""
-    return slots[position].name if position >= 0 else "some parameter"
+    return params[position].name if position >= 0 else "some parameter"
 
 
-def log_skip(slots: Sequence[Slot], verdict: Verdict, *, rank: int, step: int) -> None:
+def log_skip(params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step: int) -> None:
     """Say that all workers drop this step."""
     logger.warning(
         "[rank %d, step %d] all workers skip this step: %s is not finite on %s",
         rank,
         step,
-        name_param(slots, verdict.position),
-        spell_ranks(verdict.culprits),
+        name_param(params, verdict.position),
+        name_ranks(verdict.culprits),
     )
 
 

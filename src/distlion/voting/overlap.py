@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from distlion.exchange import Exchanging, Header, Pipeline, Status, with_error
-from distlion.voting.gradients import GradientMark
+from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
+from distlion.voting.param import GradientMark, VotingParam
 from distlion.voting.route import Route
-from distlion.voting.vote import BucketVote, StepInputs
+from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
 
 T = TypeVar("T")
 Task = tuple["Future[Any]", Callable[[], Any]]
@@ -33,38 +33,20 @@ class Overlap:
 
     Args:
         routes: What carries each bucket, in the order in which they are exchanged.
-        params: All trainable parameters.
         begin: Called before the first bucket of a step starts: what its buckets share.
-        cast: Votes on one bucket; the last argument is what to put into the header.
-        abstain: Takes part in the exchange of one bucket without a vote.
     """
 
-    def __init__(
-        self,
-        routes: Sequence[Route],
-        params: Sequence[Tensor],
-        *,
-        begin: Callable[[], StepInputs],
-        cast: Callable[..., Exchanging[BucketVote]],
-        abstain: Callable[[Route, Header], Exchanging[BucketVote]],
-    ) -> None:
+    def __init__(self, routes: Sequence[Route], *, begin: Callable[[], StepInputs]) -> None:
         self._routes = routes
         self._begin = begin
-        self._cast = cast
-        self._abstain = abstain
-        self._bucket_of = {
-            position: number
-            for number, route in enumerate(routes)
-            for position in route.bucket.members
-        }
         self._lock = threading.Lock()
         self._paused = False
         self._tasks = _start_thread(self)
         self._reset()
         self._handles = [
-            _register(param, weakref.ref(self), position)
-            for position, param in enumerate(params)
-            if position in self._bucket_of
+            _register(param, weakref.ref(self), number)
+            for number, route in enumerate(routes)
+            for param in route.params
         ]
 
     def _reset(self) -> None:
@@ -74,7 +56,7 @@ class Overlap:
         self._last_task: Future[Any] | None = None
         self._arrived: dict[int, GradientMark] = {}
         self._twice: int | None = None
-        self._missing = [len(route.bucket.members) for route in self._routes]
+        self._missing = [len(route.params) for route in self._routes]
 
     def close(self) -> None:
         """Forget the parameters; votes that are under way are left alone."""
@@ -96,16 +78,17 @@ class Overlap:
         finally:
             self._paused = before
 
-    def note_arrival(self, position: int, param: Tensor) -> None:
+    def note_arrival(self, param: VotingParam, bucket: int) -> None:
         """Note that a gradient is complete, and start the buckets that waited for it."""
         if self._paused:
             return
+        position = param.position
         with self._lock:  # backward runs on a thread for each device
             if position in self._arrived:
                 self._twice = position if self._twice is None else self._twice
                 return
-            self._arrived[position] = GradientMark.of(param)
-            self._missing[self._bucket_of[position]] -= 1
+            self._arrived[position] = param.mark()
+            self._missing[bucket] -= 1
             last = len(self._routes) - 1
             while self._n_started < last and self._missing[self._n_started] == 0:
                 self._start()
@@ -116,7 +99,7 @@ class Overlap:
             self._inputs = self._begin()
         route, inputs, pipeline = self._routes[self._n_started], self._inputs, self._pipeline
         self._n_started += 1
-        self._submit(lambda: pipeline.add(self._cast(route, inputs)))
+        self._submit(lambda: pipeline.add(draft_and_cast(route, inputs)))
 
     def _submit(self, function: Callable[[], T]) -> Future[T]:
         """Let the thread do something; where what came before failed, so does this."""
@@ -150,7 +133,7 @@ class Overlap:
             complete = self._make_completion(inputs, now)
 
             def cast_last() -> list[BucketVote]:
-                pipeline.add(self._cast(self._routes[-1], inputs, complete))
+                pipeline.add(draft_and_cast(self._routes[-1], inputs, complete))
                 return pipeline.drain()
 
             return inputs, self._submit(cast_last).result()
@@ -174,11 +157,11 @@ class Overlap:
 
         return complete
 
-    def cancel(self) -> list[BucketVote]:
+    def cancel(self) -> Verdict | None:
         """Complete the schedule of a step that this worker gives up, and say so to all.
 
         Returns:
-            What came back, bucket by bucket.
+            None where all workers gave it up, else what came back.
         """
         try:
             inputs, pipeline = self._inputs or self._begin(), self._pipeline
@@ -189,27 +172,33 @@ class Overlap:
 
             def abstain_from_rest() -> list[BucketVote]:
                 for route in rest:
-                    pipeline.add(self._abstain(route, given_up))
+                    pipeline.add(
+                        abstain_from(route, given_up, inputs.coins, nonfinite=inputs.nonfinite)
+                    )
                 return pipeline.drain()
 
-            return self._submit(abstain_from_rest).result()
+            votes = self._submit(abstain_from_rest).result()
         finally:
             self._reset()
+        verdict = worst_of([vote.verdict for vote in votes])
+        # On earlier buckets a worker may have voted before it gave up.
+        by_all = votes[-1].verdict.cancelled_by_all
+        return None if verdict.status is Status.CANCELLED and by_all else verdict
 
     def forget(self) -> None:
         """Forget what has arrived; for a step that is over, or a group that is dead."""
         self._reset()
 
 
-def _register(param: Tensor, overlap: weakref.ref[Overlap], position: int) -> RemovableHandle:
+def _register(param: VotingParam, overlap: weakref.ref[Overlap], bucket: int) -> RemovableHandle:
     """Note the arrivals of a parameter's gradient, as long as there is somebody to tell."""
 
-    def note(param: Tensor) -> None:
+    def note(_: Tensor) -> None:
         found = overlap()
         if found is not None:
-            found.note_arrival(position, param)
+            found.note_arrival(param, bucket)
 
-    register: Callable[..., RemovableHandle] = param.register_post_accumulate_grad_hook
+    register: Callable[..., RemovableHandle] = param.param.register_post_accumulate_grad_hook
     return register(note)
 
 

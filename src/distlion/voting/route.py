@@ -1,112 +1,109 @@
-"""How one bucket goes through a step: encode, exchange, commit."""
+"""What carries one bucket through a step: two kinds, one interface."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import (
-    Ballot,
-    ByteCount,
-    Exchange,
-    Exchanging,
-    Header,
-    Link,
-    Reply,
-)
-from distlion.kernels import Coin, Coins, Kernels, Segment
-from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
-from distlion.voting.node_stage import NodeStage
+from distlion.exchange import ByteCount, Exchanging, Header, Reply
+from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.voting.diagnostics import ParameterReply
+from distlion.voting.param import GradientMark, VotingParam
 
 
-@dataclass(frozen=True)
-class Route:
-    """What carries one bucket.
+class Route(Protocol):
+    """One bucket's way: ``FlatRoute`` between workers, ``NodeRoute`` with nodes around it."""
 
-    Attributes:
-        bucket: Its parameters and their places.
-        ballot: What this rank votes for: the bucket, or with nodes its part of it.
-        rule: How they are voted on.
-        pattern: Which bytes go to whom.
-        kernels: The arithmetic.
-        link: The network between those who vote.
-        node: What happens inside a node; None without nodes.
-    """
+    @property
+    def index(self) -> int:
+        """Number of the bucket, in the order in which buckets are exchanged."""
+        ...
 
-    bucket: Bucket
-    ballot: Bucket
-    rule: Aggregation
-    pattern: Exchange
-    kernels: Kernels
-    link: Link
-    node: NodeStage | None = None
+    @property
+    def params(self) -> tuple[VotingParam, ...]:
+        """The parameters of the bucket, in order."""
+        ...
 
-    @functools.cached_property
-    def shape(self) -> BucketShape:
-        """Sizes on the wire."""
-        return self.rule.shape(self.ballot)
+    @property
+    def own(self) -> tuple[VotingParam, ...]:
+        """What this rank votes for: the parameters, or with nodes its pieces of them."""
+        ...
+
+    @property
+    def rule(self) -> Aggregation:
+        """How they are voted on."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """The arithmetic."""
+        ...
 
     def plan(self) -> ByteCount:
         """Declare what this rank will hand to the network between those who vote."""
-        if not self.ballot.slots:
-            return ByteCount()
-        return self.pattern.plan(self.shape, self.link.rank)
+        ...
 
-    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, list[bool]]:
-        """Encode this worker's vote, (n_blocks, planes, 8); tell which parameters are finite."""
-        planes = self.rule.vote_planes
-        votes = torch.empty(
-            (self.ballot.n_blocks, planes, BLOCK_WORDS), dtype=torch.int64, device=self.link.device
-        )
-        return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
+    def gather(
+        self,
+        marks: Sequence[GradientMark],
+        header: Header,
+        coefficients: Sequence[Coefficients],
+        *,
+        abstain: bool,
+    ) -> tuple[Sequence[Segment], Header]:
+        """Put together what this rank votes with; with nodes, average gradients inside the node.
+
+        Args:
+            marks: The gradients of ``params``.
+            header: This worker's, with what was found so far.
+            coefficients: Hyperparameters of every param group.
+            abstain: Whether to leave all gradients out.
+
+        Returns:
+            The segments of ``own``, without gradient where this rank abstains; and the header.
+        """
+        ...
+
+    def gather_nothing(self, header: Header, *, agrees: bool) -> Header:
+        """Take part in what precedes a vote, in ``gather`` and ``agree``, without a gradient.
+
+        Args:
+            header: This worker's.
+            agrees: Whether the others call ``agree``.
+        """
+        ...
+
+    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
+        """Encode this worker's vote.
+
+        Returns:
+            (n_blocks, planes, 8) int64, and for each segment whether it is finite, (n,) bool.
+        """
+        ...
+
+    def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
+        """Tell which of ``own`` are finite on all ranks that share a parameter's vote."""
+        ...
 
     def exchange(
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
     ) -> Exchanging[Reply]:
         """Send the votes and bring back the reply."""
-        sent = replace(header, sender=self.link.rank)
-        shards = votes.view(-1).view(torch.uint8).view(self.ballot.n_shards, -1)
-        ballot = Ballot(sent, shards, torch.tensor(present, dtype=torch.bool))
-        return self.pattern.exchange(self.link, self.shape, ballot, _RuleReducer(self, coins))
+        ...
 
-    def commit(self, segments: Sequence[Segment], reply: Reply, rounding: Coin | None) -> None:
-        """Apply the reply and update the momenta."""
-        self.kernels.commit(
-            segments,
-            reply.present.tolist(),
-            self.packed_reply(reply.payload),
-            reply_format=self.rule.reply_format,
-            rounding=rounding,
-        )
+    def commit(
+        self,
+        segments: Sequence[Segment],
+        reply: Reply,
+        coefficients: Sequence[Coefficients],
+        rounding: Coin | None,
+    ) -> None:
+        """Apply the reply to the parameters, and move the momenta that are kept here."""
+        ...
 
-    def packed_reply(self, payload: Tensor) -> Tensor:
-        """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
-        planes = self.rule.reply_planes(self.ballot.n_shards)
-        n_bytes = self.shape.n_shards * self.shape.reply_bytes
-        return payload.reshape(-1)[:n_bytes].view(torch.int64).view(-1, planes, BLOCK_WORDS)
-
-
-@dataclass(frozen=True)
-class _RuleReducer:
-    """A rule as the pattern sees it: bytes in, bytes out."""
-
-    route: Route
-    coins: Coins
-
-    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        rule, bucket = self.route.rule, self.route.ballot
-        planes = rule.reply_planes(bucket.n_shards)
-        packed = (
-            votes.contiguous()
-            .view(torch.int64)
-            .view(votes.shape[0], -1, rule.vote_planes, BLOCK_WORDS)
-        )
-        out = packed.new_empty(packed.shape[1], planes, BLOCK_WORDS)
-        first_block = first_shard * bucket.shard_blocks
-        rule.count(self.route.kernels, packed, present, bucket, first_block, self.coins, out=out)
-        return out.view(-1).view(torch.uint8)
+    def list_replies(self, reply: Reply) -> list[ParameterReply]:
+        """List the replies on ``own``."""
+        ...

@@ -8,22 +8,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distlion.voting.param import VotingParam
+
 SAMPLE_ELEMENTS = 256
 """Of each parameter; all, where it has no more."""
 
 
-def draw_sample(sizes: Sequence[int], seed: int) -> list[Tensor]:
+def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
     """Draw coordinates of every parameter, with replacement where there are more than 256.
 
     Args:
-        sizes: Coordinates of each.
+        params: Of whose momentum, as far as it is kept here.
         seed: Equal on all workers.
 
     Returns:
         For each parameter, (at most 256,) int64 ascending.
     """
     sample = []
-    for position, size in enumerate(sizes):
+    for position, size in enumerate(param.n_kept for param in params):
         # Of a seed, torch takes 63 bits.
         generator = torch.Generator().manual_seed((seed + position) % (1 << 63))
         drawn = torch.randint(max(1, size), (SAMPLE_ELEMENTS,), generator=generator)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange
-from distlion.voting.arguments import check_choice, check_positive
 from distlion.voting.clipping import ClipNorm
+from distlion.voting.hyperparameters import check_positive
 from distlion.voting.momentum_sync import MomentumSync
-from distlion.voting.node_stage import Nodes
+from distlion.voting.nodes import Nodes
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
@@ -110,33 +107,9 @@ class Settings:
         ]
 
 
-def list_rules(groups: Sequence[Mapping[str, Any]], params: Sequence[Tensor]) -> list[Aggregation]:
-    """Return the rule of each parameter, that of its group."""
-    rules = {param: group["aggregation"] for group in groups for param in group["params"]}
-    return [rules[param] for param in params]
-
-
-def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each thing that may change from step to step, as the arithmetic takes it."""
-    return [
-        line
-        for number, group in enumerate(groups)
-        for line in (
-            f"lr of group {number}: {float(group['lr'])!r}",
-            f"betas of group {number}: {tuple(float(beta) for beta in group['betas'])!r}",
-            f"weight_decay of group {number}: {float(group['weight_decay'])!r}",
-            f"aggregation of group {number}: {group['aggregation']!r}",
-            f"step of group {number}: {int(group['step'])}",
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
         )
-    ]
-
-
-def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> list[str]:
-    """One line for each parameter."""
-    lines = []
-    for number, group in enumerate(groups):
-        for index, param in enumerate(group["params"]):
-            trained = "trained" if param.requires_grad else "frozen"
-            kind = f"{tuple(param.shape)}, {param.dtype}, {param.device.type}, {trained}"
-            lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")
-    return lines

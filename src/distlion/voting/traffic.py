@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from distlion.exchange import ByteCount
+from distlion.exchange import ByteCount, Link
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,41 @@ class Traffic:
             check_sent_bytes=self.check_sent_bytes,
             node_sent_bytes=self.node_sent_bytes + inside.sent_bytes,
         )
+
+
+class TrafficMeter:
+    """Count the steps of an optimizer.
+
+    Args:
+        between: The links between those who vote, by device.
+        inside: Those between the ranks of this node.
+
+    Attributes:
+        traffic: What was counted so far.
+    """
+
+    def __init__(self, between: Mapping[Any, Link], inside: Mapping[Any, Link]) -> None:
+        self.traffic = Traffic()
+        self._between, self._inside = between, inside
+
+    def count_step(self, n_elements: int) -> None:
+        """Count what was handed to the links since the last call as one more step."""
+        between, inside = self._take()
+        self.traffic = self.traffic.add_step(between, inside, n_elements)
+
+    def count_check(self, sent_bytes: int) -> None:
+        """Count a comparison of the replicas."""
+        total_bytes = self.traffic.check_sent_bytes + sent_bytes
+        self.traffic = replace(self.traffic, check_sent_bytes=total_bytes)
+
+    def discard(self) -> None:
+        """Forget what was handed to the links since the last call: it was no step."""
+        self._take()
+
+    def _take(self) -> tuple[ByteCount, ByteCount]:
+        between, inside = ByteCount(), ByteCount()
+        for link in self._between.values():
+            between += link.take_counted()
+        for link in self._inside.values():
+            inside += link.take_counted()
+        return between, inside

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Literal
 
 from distlion.errors import GradientChangedError
-from distlion.exchange import Exchanging, Header, Reply, Status, Verdict, with_error
+from distlion.exchange import (
+    Exchanging,
+    Header,
+    Reply,
+    Status,
+    Verdict,
+    run_all,
+    with_error,
+    with_error_of,
+)
 from distlion.kernels import Coefficients, Coin, Coins, Segment
-from distlion.voting.diagnostics import ParameterReply
-from distlion.voting.gradients import GradientMark, digest_gradients, is_sparse
+from distlion.voting.clipping import Clipper, scale_segments
+from distlion.voting.gradients import digest_gradients
 from distlion.voting.outcome import log_abstention
+from distlion.voting.param import SPARSE, GradientMark, VotingParam
 from distlion.voting.route import Route
-from distlion.voting.segments import make_segment, write_back
 
 
 @dataclass(frozen=True)
@@ -26,26 +33,23 @@ class StepInputs:
         rank: This rank among all workers.
         header: Its header, still without a bucket.
         coins: Its coins of this step.
-        coefficients: Hyperparameters of every parameter.
-        state: The optimizer's state, which holds ``exp_avg``.
+        rounding: The coin of stochastic rounding; None to round to nearest.
+        coefficients: Hyperparameters of every param group.
         nonfinite: What follows values that are not finite.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
         wants_digest: Whether raw gradients are to be compared between workers.
+        after_encode: Called once a vote is encoded.
     """
 
     rank: int
     header: Header
     coins: Coins
-    coefficients: Mapping[Tensor, Coefficients]
-    state: Mapping[Tensor, Mapping[str, Any]]
+    rounding: Coin | None
+    coefficients: Sequence[Coefficients]
     nonfinite: Literal["raise", "skip", "abstain"]
     found_inf: bool
     wants_digest: bool
-
-    @property
-    def grad_scale(self) -> float:
-        """What raw gradients are multiplied by, equal for all parameters."""
-        return next(iter(self.coefficients.values())).grad_scale
+    after_encode: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Draft:
     Attributes:
         route: What carries it.
         marks: The gradients of its parameters, as they are now.
-        segments: What this rank votes for: the parameters, or with nodes its pieces of them;
-            without gradient where it abstains.
+        segments: What this rank votes with: those of ``route.own``, without gradient where it
+            abstains.
         header: This worker's header, with what was found so far.
     """
 
@@ -64,6 +68,18 @@ class Draft:
     marks: Sequence[GradientMark]
     segments: Sequence[Segment]
     header: Header
+
+    def scaled(self, factor: float, found: Header) -> Draft:
+        """Return the draft with scaled gradients, and with what was found on the way, if worse."""
+        segments = self.route.kernels.gather(scale_segments(self.segments, factor))
+        return replace(self, segments=segments, header=with_error_of(self.header, found))
+
+    def find_changed(self) -> VotingParam | None:
+        """Find the first parameter whose gradient is not the one that was encoded."""
+        for mark in self.marks:
+            if mark.has_changed():
+                return mark.owner
+        return None
 
 
 @dataclass(frozen=True)
@@ -83,40 +99,11 @@ class BucketVote:
         """What all workers found."""
         return self.reply.verdict
 
-    def find_changed(self) -> int | None:
-        """Find the first parameter whose gradient is not the one that was encoded.
-
-        Returns:
-            Its position among the trainable ones.
-        """
-        return _find_changed(self.draft)
-
-    def list_replies(self) -> list[ParameterReply]:
-        """List the replies on what this rank voted for, one for each parameter."""
-        route, reply = self.draft.route, self.reply
-        payload, present = reply.payload, reply.present
-        if route.node is not None:
-            payload, present = payload[route.node.link.rank], present[route.node.link.rank]
-        packed = route.packed_reply(payload)
-        ballot = route.ballot
-        return [
-            ParameterReply(position, slot, packed, route.rule.reply_format, n_present)
-            for position, slot, n_present in zip(
-                ballot.members, ballot.slots, present.tolist(), strict=False
-            )
-        ]
-
-    def commit(self, inputs: StepInputs, rounding: Coin | None) -> None:
+    def commit(self, inputs: StepInputs) -> None:
         """Write parameters and momenta."""
-        route, params = self.draft.route, [mark.param for mark in self.draft.marks]
-        if route.node is not None:
-            route.node.commit(
-                params, self.draft.segments, inputs.coefficients, self.reply, rounding
-            )
-            return
-        route.commit(self.draft.segments, self.reply, rounding)
-        for segment, param in zip(self.draft.segments, params, strict=True):
-            write_back(param, segment.param)
+        self.draft.route.commit(
+            self.draft.segments, self.reply, inputs.coefficients, inputs.rounding
+        )
 
 
 def keep_header(header: Header) -> Header:
@@ -124,45 +111,21 @@ def keep_header(header: Header) -> Header:
     return header
 
 
-def draft_vote(route: Route, params: Sequence[Tensor], inputs: StepInputs) -> Draft:
-    """Take a bucket's gradients; with nodes, average them inside the node.
-
-    Args:
-        route: What carries the bucket.
-        params: All trainable parameters.
-        inputs: What the buckets share.
-    """
-    marks = [GradientMark.of(params[position]) for position in route.bucket.members]
-    header = replace(inputs.header, bucket=route.bucket.index)
-    sparse = [is_sparse(mark.param) for mark in marks]
-    if any(sparse):
-        position = route.bucket.members[sparse.index(True)]
-        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=position)
+def draft_vote(route: Route, inputs: StepInputs) -> Draft:
+    """Take a bucket's gradients; with nodes, average them inside the node."""
+    marks = [param.mark() for param in route.params]
+    header = replace(inputs.header, bucket=route.index)
+    sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
+    if sparse:
+        # A status, not an exception: one rank that raised would leave the others waiting.
+        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
     overflow = inputs.found_inf and inputs.nonfinite == "abstain"
-    absent = [skipped or overflow for skipped in sparse]
-    if route.node is None:
-        segments = [
-            make_segment(
-                mark.param, inputs.state, slot, inputs.coefficients[mark.param], abstain=skipped
-            )
-            for mark, slot, skipped in zip(marks, route.bucket.slots, absent, strict=True)
-        ]
-        return Draft(route, marks, route.kernels.gather(segments), header)
-    grads = [
-        None if skipped or mark.grad is None else mark.grad.contiguous().view(-1)
-        for mark, skipped in zip(marks, absent, strict=True)
-    ]
-    means, scale, header = route.node.average(grads, header, grad_scale=inputs.grad_scale)
-    segments = route.node.make_segments(params, means, inputs.state, inputs.coefficients, scale)
-    return Draft(route, marks, route.kernels.gather(segments), header)
+    segments, header = route.gather(marks, header, inputs.coefficients, abstain=overflow)
+    return Draft(route, marks, segments, header)
 
 
 def cast_vote(
-    draft: Draft,
-    inputs: StepInputs,
-    *,
-    after_encode: Callable[[], None],
-    complete: Callable[[Header], Header] = keep_header,
+    draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
 ) -> Exchanging[BucketVote]:
     """Encode this worker's vote on one bucket, and exchange it.
 
@@ -171,69 +134,74 @@ def cast_vote(
     Args:
         draft: What to vote.
         inputs: What the buckets share.
-        after_encode: Called once the vote is encoded.
         complete: Adds to the header what is known of other buckets.
     """
     route, segments, header = draft.route, draft.segments, draft.header
     if inputs.wants_digest and header.status is Status.OK:
         header = replace(header, gradient_digest=digest_gradients(route.kernels, segments))
-    votes, finite = route.encode(segments, inputs.coins)
+    votes, flags = route.encode(segments, inputs.coins)
+    finite: Sequence[bool] = flags.tolist()  # the one wait for the device, together with the votes
     if inputs.nonfinite == "abstain":
-        if route.node is not None:
-            finite, header = route.node.agree(finite, header)
+        finite, header = route.agree(finite, header)
         kept = abstain(segments, finite, rank=inputs.rank, step=header.step)
-        if route.node is not None and kept is not segments:
+        if kept is not segments and route.own is not route.params:
+            # Another rank of the node refused a parameter whose piece was encoded here.
             votes, _ = route.encode(kept, inputs.coins)
         segments = kept
-    elif (position := find_nonfinite(finite, route.ballot.members, inputs)) is not None:
+    elif inputs.found_inf or not all(finite):
+        # Only a GradScaler may know that something overflowed, and not what.
+        position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
-    after_encode()
-    changed = _find_changed(draft)
+    inputs.after_encode()
+    changed = draft.find_changed()
     if changed is not None:
-        header = with_error(header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed)
-    header = complete(header)
+        header = with_error(
+            header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
+        )
     present = [segment.grad is not None for segment in segments]
-    reply = yield from _exchange(route, header, votes, present, inputs.coins)
+    reply = yield from route.exchange(complete(header), votes, present, inputs.coins)
     return BucketVote(replace(draft, segments=segments), reply)
+
+
+def draft_and_cast(
+    route: Route, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
+) -> Exchanging[BucketVote]:
+    """Draft a bucket's vote and cast it; ``complete`` as for ``cast_vote``."""
+    return cast_vote(draft_vote(route, inputs), inputs, complete)
+
+
+def cast_votes(
+    routes: Sequence[Route], inputs: StepInputs, clipper: Clipper | None
+) -> list[BucketVote]:
+    """Draft, clip and cast the votes on all buckets."""
+    if clipper is None:
+        return run_all(draft_and_cast(route, inputs) for route in routes)
+    # A norm is that of all gradients, so that all are there before the first vote is encoded.
+    drafts = [draft_vote(route, inputs) for route in routes]
+    header, factor = clipper.measure(
+        [segment for draft in drafts for segment in draft.segments], inputs.header
+    )
+    return run_all(cast_vote(draft.scaled(factor, header), inputs) for draft in drafts)
 
 
 def abstain_from(
     route: Route, header: Header, coins: Coins, *, nonfinite: str
 ) -> Exchanging[BucketVote]:
     """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
-    header = replace(header, bucket=route.bucket.index)
-    if route.node is not None:
-        _, _, header = route.node.average([None] * len(route.bucket.slots), header)
-        if nonfinite == "abstain":
-            _, header = route.node.agree([True] * len(route.ballot.slots), header)
+    header = replace(header, bucket=route.index)
+    header = route.gather_nothing(header, agrees=nonfinite == "abstain")
     votes, _ = route.encode([], coins)
-    reply = yield from _exchange(route, header, votes, [False] * len(route.ballot.slots), coins)
+    reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
     return BucketVote(Draft(route, (), (), header), reply)
 
 
-def _exchange(
-    route: Route, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
-) -> Exchanging[Reply]:
-    if route.node is None:
-        return (yield from route.exchange(header, votes, present, coins))
-    if route.ballot.slots:
-        reply = yield from route.exchange(header, votes, present, coins)
-    else:  # so small a bucket that this rank has no piece of it, and waits for its node
-        for _ in range(route.pattern.transfers):
-            yield
-        reply = route.node.frames.reply_to_nobody(header)
-    return route.node.frames.share_reply(reply, header)
-
-
-def check_unchanged(
-    votes: Sequence[BucketVote], names: Sequence[str], *, rank: int, step: int
-) -> None:
+def check_unchanged(votes: Sequence[BucketVote], *, rank: int, step: int) -> None:
     """Raise GradientChangedError where a gradient is not the one that was voted with."""
     for vote in votes:
-        position = vote.find_changed()
-        if position is not None:
+        changed = vote.draft.find_changed()
+        if changed is not None:
             raise GradientChangedError(
-                f"the gradient of {names[position]} changed here after it was sent; nothing was "
+                f"the gradient of {changed.name} changed here after it was sent; nothing was "
                 "committed here, but other workers may have committed this step",
                 rank=rank,
                 step=step,
@@ -247,29 +215,10 @@ def abstain(
     """Take the gradient from segments that are not finite, and say so in the log."""
     if all(finite):
         return segments
-    pairs = list(zip(segments, finite, strict=True))
-    names = [segment.slot.name for segment, is_finite in pairs if not is_finite]
+    kept = list(segments)
+    for index, is_finite in enumerate(finite):
+        if not is_finite:
+            kept[index] = kept[index]._replace(grad=None)
+    names = [segment.slot.name for index, segment in enumerate(segments) if not finite[index]]
     log_abstention(names, rank=rank, step=step)
-    return [segment if is_finite else segment._replace(grad=None) for segment, is_finite in pairs]
-
-
-def find_nonfinite(
-    finite: Sequence[bool], members: Sequence[int], inputs: StepInputs
-) -> int | None:
-    """Find the first parameter that is not finite; -1 where only a GradScaler knows which.
-
-    Returns:
-        Its position among the trainable ones.
-    """
-    if inputs.found_inf:
-        return -1
-    return None if all(finite) else members[finite.index(False)]
-
-
-def _find_changed(draft: Draft) -> int | None:
-    changed = (
-        position
-        for position, mark in zip(draft.route.bucket.members, draft.marks, strict=True)
-        if mark.has_changed()
-    )
-    return next(changed, None)
+    return kept

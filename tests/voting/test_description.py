@@ -1,4 +1,4 @@
-"""A description names what differs, and a brief one differs where it does."""
+"""A description names what differs, and its digest differs where it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from distlion import DistributedLion, MajorityVote
 from distlion.errors import InvalidArgumentError
-from distlion.optim.description import Description
+from distlion.voting.description import Description
 
 GROUP: dict[str, Any] = {
     "lr": 1e-3,
@@ -26,32 +26,32 @@ def make_params() -> tuple[nn.Parameter, nn.Parameter]:
 
 
 @pytest.mark.parametrize("change", [{"lr": 2e-3}, {"step": 1}, {"betas": (0.8, 0.99)}, {}])
-def test_brief_lines_differ_where_long_ones_do(change: dict[str, Any]) -> None:
+def test_digests_differ_where_lines_do(change: dict[str, Any]) -> None:
     found = Description(["a: 1"], {})
     groups, other = [GROUP], [GROUP | change]
-    assert (found.tell(groups) != found.tell(other)) is bool(change)
-    assert (found.tell_briefly(groups) != found.tell_briefly(other)) is bool(change)
+    assert (found.list_lines(groups) != found.list_lines(other)) is bool(change)
+    assert (found.digest(groups) != found.digest(other)) is bool(change)
 
 
 def test_what_is_fixed_tells_in_both() -> None:
     one, other = Description(["a: 1"], {}), Description(["a: 2"], {})
-    assert one.tell([GROUP])[0] == "a: 1"
-    assert one.tell_briefly([GROUP]) != other.tell_briefly([GROUP])
+    assert one.list_lines([GROUP])[0] == "a: 1"
+    assert one.digest([GROUP]) != other.digest([GROUP])
 
 
-def test_a_thawed_parameter_is_told_by_name() -> None:
+def test_a_unfrozen_parameter_is_named() -> None:
     trained, frozen = make_params()
     found = Description([], {trained: "trained", frozen: "frozen"})
     found.check_frozen()
-    before = found.tell([GROUP]), found.tell_briefly([GROUP])
+    before = found.list_lines([GROUP]), found.digest([GROUP])
     frozen.requires_grad_()
-    assert found.tell([GROUP]) == [*before[0], "no longer frozen: frozen"]
-    assert found.tell_briefly([GROUP]) == [*before[1], "no longer frozen: frozen"]
+    assert found.list_lines([GROUP]) == [*before[0], "no longer frozen: frozen"]
+    assert found.digest([GROUP]) != before[1]
     with pytest.raises(InvalidArgumentError, match="frozen was frozen"):
         found.check_frozen()
 
 
-def test_a_group_is_not_added_beside_a_thawed_parameter() -> None:
+def test_a_group_is_not_added_beside_a_unfrozen_parameter() -> None:
     trained, frozen = make_params()
     optimizer = DistributedLion([("trained", trained), ("frozen", frozen)], lr=1e-3)
     frozen.requires_grad_()
@@ -67,7 +67,7 @@ def test_a_group_is_not_added_beside_a_thawed_parameter() -> None:
     assert optimizer.committed_step == 1
 
 
-def test_a_state_is_not_loaded_beside_a_thawed_parameter() -> None:
+def test_a_state_is_not_loaded_beside_a_unfrozen_parameter() -> None:
     trained, frozen = make_params()
     optimizer = DistributedLion([("trained", trained), ("frozen", frozen)], lr=1e-3)
     state = optimizer.state_dict()

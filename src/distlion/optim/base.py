@@ -1,0 +1,279 @@
+"""What all forms of Lion share: parameters and momenta, checked, placed, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from distlion.aggregation import Aggregation, MajorityVote, TernaryVote
+from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
+from distlion.kernels import Coefficients, check_denormals
+from distlion.layout import place_parameters
+from distlion.optim.arguments import (
+    check_exp_avg_dtype,
+    check_params,
+    check_rounding,
+    check_rule,
+    list_group,
+    list_params,
+    split_names,
+)
+from distlion.optim.saved_state import (
+    fill_absent_keys,
+    format_groups,
+    parse_groups,
+    restore_exp_avg,
+)
+from distlion.voting import (
+    MomentumSync,
+    NodePieces,
+    VotingParam,
+    check_hyperparameters,
+    fill_selection,
+    read_coefficients,
+)
+
+
+class LionBase(Optimizer):
+    """Parameters, momenta and hyperparameters of Lion: checked, flattened, saved and loaded.
+
+    Momentum lives in ``state[param]["exp_avg"]``, created in the constructor.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        exp_avg_dtype: torch.dtype | None = None,
+        pieces: NodePieces | None = None,
+    ) -> None:
+        self._check_group(defaults)
+        check_denormals()
+        self._exp_avg_dtype = exp_avg_dtype
+        self._pieces = pieces or NodePieces(1, 0)
+        super().__init__(list_params(params), defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, checked as in the constructor; what is absent takes the defaults."""
+        group = list_group(param_group)
+        self._check_group({**self.defaults, **group})
+        names, params = split_names(group["params"])
+        number = len(self.param_groups)
+        others = {"param_names" in known for known in self.param_groups}
+        if len(others | {name is not None for name in names}) > 1:
+            raise InvalidArgumentError("some parameters have names; give names to all, or to none")
+        labels = [
+            label_param(names[index], param, index, number) for index, param in enumerate(params)
+        ]
+        check_params(params, labels, known=self._param_names() if number else {})
+        super().add_param_group(group)
+        for param in self.param_groups[-1]["params"]:
+            if param.requires_grad:
+                self._create_momentum(param)
+
+    def _create_momentum(self, param: Tensor) -> None:
+        self._pieces.cut(param)
+        self.state[param]["exp_avg"] = self._make_momentum(param)
+
+    def _make_momentum(self, param: Tensor) -> Tensor:
+        return torch.zeros(
+            self._momentum_shape(param), dtype=self._momentum_dtype(param), device=param.device
+        )
+
+    def _momentum_shape(self, param: Tensor) -> torch.Size:
+        """Return the shape of the momentum that this process keeps."""
+        return self._pieces.momentum_shape(param)
+
+    def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return what is kept here of a saved momentum."""
+        return self._pieces.take_momentum(param, exp_avg)
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Check the hyperparameters of a group."""
+        check_hyperparameters(group)
+
+    def _momentum_dtype(self, param: Tensor) -> torch.dtype:
+        """Choose the asked-for dtype, else the parameter's, or float32 for float16 parameters."""
+        if self._exp_avg_dtype is not None:
+            return self._exp_avg_dtype
+        return torch.float32 if param.dtype == torch.float16 else param.dtype
+
+    def _all_params(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _param_names(self) -> dict[Tensor, str]:
+        """Name each parameter for errors: as named by the caller, else by place and shape."""
+        names: dict[Tensor, str] = {}
+        for number, group in enumerate(self.param_groups):
+            given = group.get("param_names", [None] * len(group["params"]))
+            for index, param in enumerate(group["params"]):
+                names[param] = label_param(given[index], param, index, number)
+        return names
+
+    def _list_trainable(self) -> list[VotingParam]:
+        """Place the parameters that require a gradient, in group order."""
+        names = self._param_names()
+        found = [
+            (param, number)
+            for number, group in enumerate(self.param_groups)
+            for param in group["params"]
+            if param.requires_grad
+        ]
+        slots = place_parameters(
+            [names[param] for param, _ in found], [param.numel() for param, _ in found]
+        )
+        return [
+            VotingParam(
+                param,
+                position,
+                number,
+                slots[position],
+                # Alone, a worker's reply is its own direction.
+                self.param_groups[number].get("aggregation", TernaryVote()),
+                self.state,
+                self._pieces.of(param),
+                self._pieces.part,
+            )
+            for position, (param, number) in enumerate(found)
+        ]
+
+    def _coefficients(self) -> list[Coefficients]:
+        """Read the hyperparameters of every group, where schedulers write."""
+        scale = getattr(self, "grad_scale", None)
+        return read_coefficients(
+            self.param_groups, grad_scale=1.0 if scale is None else 1.0 / float(scale)
+        )
+
+    def _found_inf(self) -> bool:
+        """Whether a GradScaler has seen an overflow on this worker."""
+        found_inf = getattr(self, "found_inf", None)
+        return found_inf is not None and bool(found_inf > 0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one step.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss; run once, with gradients enabled.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            InvalidArgumentError: A hyperparameter of a group has left its range.
+            SparseGradientError: A gradient is sparse.
+            StepError, ProcessGroupError: As the class says.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        try:
+            self._do_step()
+        except BaseException:
+            # A GradScaler takes these back only from a step that returns.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+        return loss
+
+    def _do_step(self) -> None:
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, also one of another Lion; keys that it lacks keep their present values.
+
+        Raises:
+            CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing has been
+                changed then.
+        """
+        self._load_state(self._check_state(state_dict))
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state that fits, with absent keys filled in."""
+        filled = fill_absent_keys(state_dict, self.param_groups, self._momentum_shape)
+        for group in filled["param_groups"]:
+            try:
+                self._check_group(group)
+            except DistlionError as error:
+                raise CheckpointError(f"a saved group does not fit: {error}") from error
+        return filled
+
+    def _load_state(self, filled: dict[str, Any]) -> None:
+        super().load_state_dict(filled)
+        restore_exp_avg(self, filled, self._make_momentum, self._take_momentum)
+
+
+def label_param(name: str | None, param: Any, index: int, group: int) -> str:
+    """Name a parameter for errors: as named by the caller, else by place and shape."""
+    shape = f", shape {tuple(param.shape)}" if isinstance(param, Tensor) else ""
+    return name or f"parameter {index} of group {group}{shape}"
+
+
+class VotingBase(LionBase):
+    """A Lion whose param groups carry a rule and the number of the next step.
+
+    Args:
+        params: As for every torch optimizer.
+        lr, betas, weight_decay: Of Lion.
+        aggregation: The rule; None for ``MajorityVote()``.
+        rounding: "nearest" or "stochastic".
+        exp_avg_dtype: Of the momentum; None for the parameter's.
+        pieces: What is kept here of each parameter's momentum.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        *,
+        weight_decay: float,
+        aggregation: Aggregation | None,
+        rounding: str,
+        exp_avg_dtype: torch.dtype | None,
+        pieces: NodePieces | None = None,
+    ) -> None:
+        check_exp_avg_dtype(exp_avg_dtype)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "aggregation": MajorityVote() if aggregation is None else aggregation,
+            # In the groups, where every checkpoint format keeps it.
+            "step": 0,
+        }
+        super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype, pieces=pieces)
+        check_rounding(rounding, {param.dtype for param in self._all_params()})
+
+    @property
+    def committed_step(self) -> int:
+        """Number of steps committed so far; also the number, counted from 0, of the next one."""
+        return int(self.param_groups[0]["step"])
+
+    def _advance(self) -> None:
+        for group in self.param_groups:
+            group["step"] = int(group["step"]) + 1
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        super()._check_group(group)
+        check_rule(group["aggregation"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
+        return format_groups(super().state_dict())
+
+    def _parse_state(
+        self, state_dict: Mapping[str, Any], sync: MomentumSync | None
+    ) -> dict[str, Any]:
+        """Return a state that fits, with rules rebuilt and absent keys filled in."""
+        parsed = parse_groups(state_dict, step=self.committed_step)
+        fill_selection(parsed["param_groups"], sync)
+        return self._check_state(parsed)

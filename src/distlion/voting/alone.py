@@ -1,0 +1,81 @@
+"""A step of a worker whose reply is its own direction: Lion's, under every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distlion.errors import SparseGradientError
+from distlion.exchange import Status, Verdict
+from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
+from distlion.voting.clipping import ClipNorm, clip_alone
+from distlion.voting.gradients import describe_sparse
+from distlion.voting.param import VotingParam
+from distlion.voting.vote import StepInputs, abstain
+
+
+def gather_alone(
+    params: Sequence[VotingParam], coefficients: Sequence[Coefficients], *, step: int | None = None
+) -> list[Segment]:
+    """Put together what the ops need of all parameters.
+
+    Raises:
+        SparseGradientError: A gradient is sparse; the error names ``step``.
+    """
+    for param in params:
+        if param.has_sparse_grad():
+            raise SparseGradientError(describe_sparse(param.name), step=step)
+    return [param.segment(coefficients[param.group], param.grad()) for param in params]
+
+
+def step_alone(params: Sequence[VotingParam], inputs: StepInputs, clip: ClipNorm | None) -> Verdict:
+    """Do a step of Lion, under the policy for values that are not finite.
+
+    Returns:
+        What was found; nothing has moved where that is not OK.
+    """
+    step = inputs.header.step
+    segments: Sequence[Segment] = gather_alone(params, inputs.coefficients, step=step)
+    if clip is not None:
+        segments = clip_alone(segments, clip)
+    finite = check_finite(segments)
+    if inputs.nonfinite == "abstain":
+        finite = [is_finite and not inputs.found_inf for is_finite in finite]
+        segments = abstain(segments, finite, rank=inputs.rank, step=step)
+    elif inputs.found_inf or not all(finite):
+        # Only a GradScaler may know that something overflowed, and not what.
+        position = -1 if inputs.found_inf else finite.index(False)
+        return Verdict(Status.NON_FINITE, (inputs.rank,), position)
+    move_alone(params, segments, inputs.rounding)
+    return Verdict(Status.OK)
+
+
+def move_alone(
+    params: Sequence[VotingParam], segments: Sequence[Segment], rounding: Coin | None
+) -> None:
+    """Move parameters by their own worker's directions."""
+    for kernels, positions in _by_kernels(segments):
+        kernels.step_alone([segments[position] for position in positions], rounding=rounding)
+    for index, param in enumerate(params):
+        param.write_back(segments[index].param)
+
+
+def check_finite(segments: Sequence[Segment]) -> list[bool]:
+    """Tell for each segment whether all that a step would compute is finite."""
+    finite = [True] * len(segments)
+    for kernels, positions in _by_kernels(segments):
+        flags = torch.as_tensor(
+            kernels.check_finite([segments[position] for position in positions])
+        ).tolist()
+        for index, position in enumerate(positions):
+            finite[position] = flags[index]
+    return finite
+
+
+def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, list[int]]]:
+    """Sort segments by device, so that each device's are one call."""
+    by_device: dict[torch.device, list[int]] = {}
+    for position, segment in enumerate(segments):
+        by_device.setdefault(segment.param.device, []).append(position)
+    return [(choose_kernels(device), positions) for device, positions in by_device.items()]

@@ -1,0 +1,82 @@
+"""One optimizer in words: lines that must be equal on all workers, and name what differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError
+from distlion.voting.hyperparameters import describe_hyperparameters
+
+
+def digest_lines(lines: Sequence[str]) -> bytes:
+    """Digest a description: 32 bytes."""
+    return hashlib.sha256("\n".join(lines).encode()).digest()
+
+
+def digest_settings(lines: Sequence[str]) -> int:
+    """Digest a description for a header: unsigned 64 bits."""
+    return int.from_bytes(digest_lines(lines)[:8], "little")
+
+
+def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> list[str]:
+    """One line for each parameter."""
+    lines = []
+    for number, group in enumerate(groups):
+        for index, param in enumerate(group["params"]):
+            trained = "trained" if param.requires_grad else "frozen"
+            kind = f"{tuple(param.shape)}, {param.dtype}, {param.device.type}, {trained}"
+            lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")
+    return lines
+
+
+class Description:
+    """Describe an optimizer to its peers, and notice parameters unfrozen behind its back.
+
+    Args:
+        lines: What does not change from step to step.
+        names: Of all parameters, frozen ones too.
+    """
+
+    def __init__(self, lines: Sequence[str], names: Mapping[Tensor, str]) -> None:
+        self._lines = list(lines)
+        self._digest = digest_lines(self._lines).hex()
+        self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
+
+    def list_lines(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Describe all that must be equal in a step with these param groups."""
+        return self._lines + describe_hyperparameters(groups) + self.list_unfrozen()
+
+    def digest(self, groups: Sequence[Mapping[str, Any]]) -> int:
+        """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits."""
+        changing = describe_hyperparameters(groups)
+        return digest_settings([self._digest, *changing, *self.list_unfrozen()])
+
+    def list_unfrozen(self) -> list[str]:
+        """One line for each parameter that was frozen and is not."""
+        return [
+            f"no longer frozen: {name}"
+            for param, name in self._frozen.items()
+            if param.requires_grad
+        ]
+
+    def check_frozen(self) -> None:
+        """Check that what was frozen still is.
+
+        Only trainable parameters have momentum and a place in a bucket, agreed between workers.
+
+        Raises:
+            InvalidArgumentError: A parameter was unfrozen; on all workers alike, since their
+                descriptions would differ otherwise.
+        """
+        for param, name in self._frozen.items():
+            if param.requires_grad:
+                error = InvalidArgumentError(
+                    f"{name} was frozen when this optimizer was made and requires a gradient now; "
+                    "make a new optimizer on all workers and load the state into it"
+                )
+                error.is_recoverable = True
+                raise error

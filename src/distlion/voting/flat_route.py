@@ -1,0 +1,146 @@
+"""A bucket between workers that each vote for whole parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation import Aggregation
+from distlion.exchange import Ballot, ByteCount, Exchange, Exchanging, Header, Link, Reply
+from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
+from distlion.voting.diagnostics import ParameterReply
+from distlion.voting.param import GradientMark, VotingParam
+
+
+@dataclass(frozen=True)
+class FlatRoute:
+    """Carry one bucket: encode, exchange, commit.
+
+    Attributes:
+        bucket: Where its parameters lie.
+        params: Those parameters, in order.
+        rule: How they are voted on.
+        pattern: Which bytes go to whom.
+        kernels: The arithmetic.
+        link: The network between those who vote.
+    """
+
+    bucket: Bucket
+    params: tuple[VotingParam, ...]
+    rule: Aggregation
+    pattern: Exchange
+    kernels: Kernels
+    link: Link
+
+    @property
+    def index(self) -> int:
+        return self.bucket.index
+
+    @property
+    def own(self) -> tuple[VotingParam, ...]:
+        return self.params
+
+    @cached_property
+    def shape(self) -> BucketShape:
+        """Sizes on the wire."""
+        return self.rule.shape(self.bucket)
+
+    @cached_property
+    def reply_planes(self) -> int:
+        """Bits per element of a reply."""
+        return self.rule.reply_planes(self.bucket.n_shards)
+
+    def plan(self) -> ByteCount:
+        return self.pattern.plan(self.shape, self.link.rank)
+
+    def gather(
+        self,
+        marks: Sequence[GradientMark],
+        header: Header,
+        coefficients: Sequence[Coefficients],
+        *,
+        abstain: bool,
+    ) -> tuple[Sequence[Segment], Header]:
+        segments = [
+            param.segment(coefficients[param.group], None if abstain else param.grad())
+            for param in self.params
+        ]
+        return self.kernels.gather(segments), header
+
+    def gather_nothing(self, header: Header, *, agrees: bool) -> Header:
+        return header
+
+    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
+        planes = self.rule.vote_planes
+        votes = torch.empty(
+            (self.bucket.n_blocks, planes, BLOCK_WORDS), dtype=torch.int64, device=self.link.device
+        )
+        return votes, torch.as_tensor(self.rule.encode(self.kernels, segments, coins, out=votes))
+
+    def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
+        return finite, header
+
+    def exchange(
+        self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
+    ) -> Exchanging[Reply]:
+        sent = replace(header, sender=self.link.rank)
+        shards = votes.view(-1).view(torch.uint8).view(self.bucket.n_shards, -1)
+        ballot = Ballot(sent, shards, torch.tensor(present, dtype=torch.bool))
+        return self.pattern.exchange(self.link, self.shape, ballot, _RuleReducer(self, coins))
+
+    def commit(
+        self,
+        segments: Sequence[Segment],
+        reply: Reply,
+        coefficients: Sequence[Coefficients],
+        rounding: Coin | None,
+    ) -> None:
+        self.kernels.commit(
+            segments,
+            reply.present.tolist(),
+            self.packed_reply(reply.payload),
+            reply_format=self.rule.reply_format,
+            rounding=rounding,
+        )
+        for index, param in enumerate(self.params):
+            param.write_back(segments[index].param)
+
+    def packed_reply(self, payload: Tensor) -> Tensor:
+        """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
+        n_bytes = self.shape.n_shards * self.shape.reply_bytes
+        row = payload.reshape(-1)[:n_bytes]
+        return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
+
+    def list_replies(self, reply: Reply) -> list[ParameterReply]:
+        packed, present = self.packed_reply(reply.payload), reply.present.tolist()
+        return [
+            ParameterReply(
+                param.position, param.slot, packed, self.rule.reply_format, present[index]
+            )
+            for index, param in enumerate(self.params)
+        ]
+
+
+@dataclass(frozen=True)
+class _RuleReducer:
+    """A rule as the pattern sees it: bytes in, bytes out."""
+
+    route: FlatRoute
+    coins: Coins
+
+    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        route, bucket = self.route, self.route.bucket
+        packed = (
+            votes.contiguous()
+            .view(torch.int64)
+            .view(votes.shape[0], -1, route.rule.vote_planes, BLOCK_WORDS)
+        )
+        out = packed.new_empty(packed.shape[1], route.reply_planes, BLOCK_WORDS)
+        first_block = first_shard * bucket.shard_blocks
+        route.rule.count(route.kernels, packed, present, bucket, first_block, self.coins, out=out)
+        return out.view(-1).view(torch.uint8)

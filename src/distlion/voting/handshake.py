@@ -1,0 +1,90 @@
+"""What workers compare before they trust each other: settings, layout and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+
+from distlion.errors import ConfigMismatchError
+from distlion.exchange import PROTOCOL_VERSION, Link, minority
+from distlion.voting.description import digest_lines
+
+
+def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
+    """Compare this worker's description of parameters and settings with everybody's.
+
+    Records of a fixed size are compared first, since tensors whose sizes differ between ranks can
+    abort a process inside the network library. Only where they differ do the descriptions
+    themselves travel.
+
+    Raises:
+        ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
+    """
+    text = "\n".join(lines).encode()
+    record = (
+        PROTOCOL_VERSION.to_bytes(8, "little")
+        + len(text).to_bytes(8, "little")
+        + digest_lines(lines)
+    )
+    records = gather_bytes(link, record, step=step)
+    if len(set(records)) > 1:
+        longest = max(int.from_bytes(other[8:16], "little") for other in records)
+        raise_difference(link, lines, longest, step=step)
+
+
+def explain_difference(link: Link, lines: Sequence[str], *, step: int) -> None:
+    """Find out what differs after frames have shown that something does; every rank calls it.
+
+    Raises:
+        ConfigMismatchError: Always.
+    """
+    length = len("\n".join(lines).encode())
+    lengths = gather_bytes(link, length.to_bytes(8, "little"), step=step)
+    raise_difference(
+        link, lines, max(int.from_bytes(other, "little") for other in lengths), step=step
+    )
+
+
+def raise_difference(link: Link, lines: Sequence[str], longest: int, *, step: int) -> None:
+    """Gather all descriptions, padded to ``longest`` bytes, and raise what differs first."""
+    padded = "\n".join(lines).encode().ljust(longest, b"\0")
+    texts = [other.rstrip(b"\0").decode() for other in gather_bytes(link, padded, step=step)]
+    for values in zip_longest(*(text.split("\n") for text in texts), fillvalue="(nothing)"):
+        if len(set(values)) > 1:
+            culprits = minority(values)
+            raise ConfigMismatchError(
+                f"workers disagree: {_name_holders(values)}; give every worker the same "
+                "parameters, settings and version",
+                rank=link.rank,
+                step=step,
+                culprits=culprits,
+            )
+    raise ConfigMismatchError(
+        "workers run different protocol versions; install the same distlion everywhere",
+        rank=link.rank,
+        step=step,
+    )
+
+
+def _name_holders(values: Sequence[str]) -> str:
+    """Name the ranks that hold each value: "lr: 0.1 on ranks 0, 2, but lr: 0.2 on rank 1"."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    return ", but ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in holders.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks in a message: "rank 1", "ranks 1, 2"."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
+    """Gather ``data``, of equal length on all ranks, in rank order."""
+    # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().to(link.device)
+    everybody = torch.empty((link.world_size, len(data)), dtype=torch.uint8, device=link.device)
+    link.all_gather(everybody, own, step=step).wait()
+    return [bytes(row.cpu().numpy()) for row in everybody]

@@ -1,0 +1,104 @@
+"""The numbers that a step computes with: checked, as the ops take them, and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels import Coefficients
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return ``value`` as a float: a number, or a tensor with one element.
+
+    Raises:
+        UnsupportedTypeError: It is something else.
+        InvalidArgumentError: It is not finite.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
+    if not math.isfinite(value):
+        raise InvalidArgumentError(f"{name}={value}: expected a finite number")
+    return float(value)
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise InvalidArgumentError unless ``value`` is None or above 0."""
+    if value is not None and not check_number(name, value) > 0:
+        raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
+
+
+def check_hyperparameters(group: Mapping[str, Any]) -> None:
+    """Check lr, betas and weight_decay of a param group.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+        UnsupportedTypeError: A value is no number.
+    """
+    lr = check_number("lr", group["lr"])
+    if not lr >= 0:
+        raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise InvalidArgumentError(f"betas={betas!r}: expected two numbers, (beta1, beta2)")
+    for index, beta in enumerate(betas):
+        if not 0 <= check_number(f"betas[{index}]", beta) < 1:
+            raise InvalidArgumentError(f"betas={tuple(betas)}: expected both in [0, 1)")
+    weight_decay = check_number("weight_decay", group["weight_decay"])
+    if not weight_decay >= 0:
+        raise InvalidArgumentError(
+            f"weight_decay={weight_decay}: expected a finite number, 0 or more"
+        )
+    if lr * weight_decay >= 1:
+        raise InvalidArgumentError(
+            f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
+        )
+
+
+def read_coefficients(
+    groups: Sequence[Mapping[str, Any]], *, grad_scale: float
+) -> list[Coefficients]:
+    """Read every group's hyperparameters, where schedulers write them.
+
+    Args:
+        groups: Param groups.
+        grad_scale: What raw gradients are multiplied by.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: One has left its range.
+    """
+    coefficients = []
+    for group in groups:
+        check_hyperparameters(group)
+        beta1, beta2 = group["betas"]
+        coefficients.append(
+            Coefficients(
+                float(beta1),
+                float(beta2),
+                float(group["lr"]),
+                float(group["weight_decay"]),
+                grad_scale,
+            )
+        )
+    return coefficients
+
+
+def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each thing that may change from step to step, as the arithmetic takes it."""
+    return [
+        line
+        for number, group in enumerate(groups)
+        for line in (
+            f"lr of group {number}: {float(group['lr'])!r}",
+            f"betas of group {number}: {tuple(float(beta) for beta in group['betas'])!r}",
+            f"weight_decay of group {number}: {float(group['weight_decay'])!r}",
+            f"aggregation of group {number}: {group['aggregation']!r}",
+            f"step of group {number}: {int(group['step'])}",
+        )
+    ]

@@ -1,0 +1,152 @@
+"""One record for a parameter: the only place where a step touches torch's own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation import Aggregation
+from distlion.kernels import Coefficients, Segment
+from distlion.layout import Slot
+
+SPARSE = -1
+"""In place of the version of a sparse gradient, which has no address to compare."""
+
+
+@dataclass(frozen=True, eq=False)
+class VotingParam:
+    """A trainable parameter, or a piece of one, as everything in a step knows it.
+
+    What torch hands over differs: strided or not, whole or cut into the pieces of a node's ranks.
+    ``local``, ``grad`` and ``exp_avg`` resolve that; behind them there are contiguous tensors only.
+
+    Attributes:
+        param: What the user gave to the optimizer.
+        position: Its number among the trainable parameters, which errors carry between workers.
+        group: The number of its param group.
+        slot: Its name, size and place; that of the piece for a piece.
+        rule: How it is voted on.
+        state: The optimizer's, which holds ``exp_avg``.
+        pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
+        part: The number of this rank among them.
+        piece: (start, stop) for the record of a piece; None for one of the whole parameter.
+    """
+
+    param: Tensor
+    position: int
+    group: int
+    slot: Slot
+    rule: Aggregation
+    state: Mapping[Tensor, Mapping[str, Any]]
+    pieces: tuple[tuple[int, int], ...]
+    part: int = 0
+    piece: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.slot.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.param.device
+
+    @property
+    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device]:
+        """What must be equal within a bucket."""
+        return self.rule, self.param.dtype, self.param.device
+
+    @property
+    def n_kept(self) -> int:
+        """Elements of the momentum that this process keeps."""
+        start, stop = self.pieces[self.part]
+        return stop - start
+
+    @property
+    def exp_avg(self) -> Tensor:
+        """The momentum that this process keeps."""
+        exp_avg: Tensor = self.state[self.param]["exp_avg"]
+        return exp_avg
+
+    def local(self) -> Tensor:
+        """Return the values, contiguous; a piece is flat.
+
+        Written values belong into ``write_back``, which knows whether this was a copy.
+        """
+        whole = self.param.contiguous()  # a contiguous tensor is its own contiguous copy
+        return whole if self.piece is None else whole.view(-1)[slice(*self.piece)]
+
+    def write_back(self, local: Tensor) -> None:
+        """Put what was written to ``local()`` into a parameter that is not contiguous."""
+        if self.param.is_contiguous():
+            return
+        if self.piece is not None:
+            piece, local = local, self.param.contiguous()
+            local.view(-1)[slice(*self.piece)] = piece
+        self.param.detach().copy_(local)
+
+    def grad(self) -> Tensor | None:
+        """Return the whole parameter's gradient, contiguous; None for none, or a sparse one."""
+        grad = self.param.grad
+        return None if grad is None or grad.layout is not torch.strided else grad.contiguous()
+
+    def has_sparse_grad(self) -> bool:
+        """Tell whether the gradient is sparse, which cannot be voted on element by element."""
+        return self.mark().version == SPARSE
+
+    def segment(
+        self, coefficients: Coefficients, grad: Tensor | None, exp_avg: Tensor | None = None
+    ) -> Segment:
+        """Put together what the ops need.
+
+        Args:
+            coefficients: Its hyperparameters.
+            grad: What to vote with, as ``local()``; None to abstain.
+            exp_avg: As ``local()``; None for the one in the state.
+        """
+        momentum = self.exp_avg if exp_avg is None else exp_avg
+        return Segment(self.slot, self.local(), grad, momentum, coefficients)
+
+    def at(self, slot: Slot, *, part: int | None = None) -> VotingParam:
+        """Return the record of the same parameter, or of a part's piece of it, in a bucket."""
+        piece = self.piece if part is None else self.pieces[part]
+        return replace(self, slot=slot, piece=piece)
+
+    def mark(self) -> GradientMark:
+        """Remember the present gradient."""
+        grad = self.param.grad
+        if grad is None:
+            return GradientMark(self, grad, 0, 0)
+        if grad.layout is not torch.strided:
+            return GradientMark(self, grad, SPARSE, 0)
+        return GradientMark(self, grad, grad._version, grad.data_ptr())
+
+
+class GradientMark(NamedTuple):
+    """A gradient as it was when it was encoded.
+
+    Attributes:
+        owner: Its parameter.
+        grad: The tensor.
+        version: Its version counter, or ``SPARSE``.
+        address: Where it is stored.
+    """
+
+    owner: VotingParam
+    grad: Tensor | None
+    version: int
+    address: int
+
+    def has_changed(self) -> bool:
+        """Tell whether the parameter has another gradient now, or the same one was written to."""
+        grad = self.owner.param.grad
+        if grad is not self.grad:
+            return True
+        if grad is None or self.version == SPARSE:
+            return False
+        return (grad._version, grad.data_ptr()) != (self.version, self.address)

@@ -1,0 +1,267 @@
+"""One worker among its peers: what they settle outside of a vote, and what a vote needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Literal, NoReturn
+
+import torch.distributed as dist
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, run_all, worst_of
+from distlion.kernels import Coins
+from distlion.voting.description import Description, describe_params, digest_settings
+from distlion.voting.follow_up import FollowUp
+from distlion.voting.group import VotingGroup
+from distlion.voting.handshake import explain_difference, shake_hands
+from distlion.voting.lifecycle import Lifecycle
+from distlion.voting.network import VotingNetwork
+from distlion.voting.outcome import log_skip, raise_verdict
+from distlion.voting.overlap import Overlap
+from distlion.voting.param import VotingParam
+from distlion.voting.replicas import broadcast_params, verify_replicas
+from distlion.voting.settings import Settings
+from distlion.voting.traffic import TrafficMeter
+from distlion.voting.vote import StepInputs, abstain_from
+
+
+class Peers:
+    """The workers of an optimizer, as one of them sees them.
+
+    Args:
+        process_group: The workers; None for the default group, or for one worker alone.
+        settings: The optimizer's.
+        begin_step: Returns what the buckets of a step share, for votes that leave during backward.
+
+    Attributes:
+        group: The workers.
+        node_size: Ranks of a node; 1 without nodes.
+        network: Links and routes.
+        params: The trainable parameters.
+        description: What must be equal on all workers.
+        overlap: The votes that leave during backward; None without overlap.
+        follow_up: What follows a vote; None where nothing does.
+        lifecycle: Whether they can go on.
+        meter: What this rank has handed to the network.
+        is_alone: Whether there is nobody to vote with.
+        n_elements: Trainable elements.
+        are_compared: Whether replicas have been found equal since they were last loaded.
+    """
+
+    params: list[VotingParam]
+    description: Description
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        settings: Settings,
+        *,
+        begin_step: Callable[[], StepInputs],
+    ) -> None:
+        self.group = VotingGroup(process_group)
+        self.is_alone = self.group.world_size == 1
+        self.lifecycle = Lifecycle(self.group, on_death=self._close_overlap)
+        self.overlap: Overlap | None = None
+        self._begin_step = begin_step
+        self.node_size = settings.node_size(self.group.world_size)
+        self.network = VotingNetwork(self.group, settings, self.node_size)
+        self.follow_up: FollowUp | None = None
+        self.meter = TrafficMeter(self.network.between, self.network.inside)
+        self.are_compared = False
+        self._settings = settings
+        self.n_elements = 0
+
+    def describe(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        params: Sequence[VotingParam],
+        names: Mapping[Tensor, str],
+        extra: Sequence[str] = (),
+    ) -> Description:
+        """Describe an optimizer.
+
+        Args:
+            groups: Its param groups.
+            params: Its trainable parameters.
+            names: Of all its parameters.
+            extra: Further lines.
+        """
+        lines = [
+            f"distlion version: {version('distlion')}",
+            f"world size: {self.group.world_size}",
+            f"node size: {self.node_size}",
+            *self._settings.describe(),
+            *extra,
+            *describe_params(groups, names),
+        ]
+        if (sync := self._settings.momentum_sync) is not None:
+            lines.append(sync.describe_choice(params))
+        return Description(lines, names)
+
+    def shake_hands(
+        self, lines: Sequence[str], params: Sequence[VotingParam], *, step: int
+    ) -> None:
+        """Compare settings with all workers.
+
+        Raises:
+            InvalidArgumentError: There is nothing to vote on.
+            ConfigMismatchError: Settings differ; on every rank.
+        """
+        if not any(param.slot.n_elements for param in params):
+            raise InvalidArgumentError(
+                "no parameter requires a gradient, so there is nothing to vote on"
+            )
+        link = self.network.link(params[0].device, self._settings.init_timeout_s)
+        shake_hands(link, lines, step=step)
+
+    def broadcast(self, params: Sequence[Tensor], *, step: int) -> None:
+        """Overwrite parameters with those of the group's first rank."""
+        self.are_compared = False
+        timeout_s = self._settings.init_timeout_s
+        links = {param.device: self.network.link(param.device, timeout_s) for param in params}
+        broadcast_params(links, params, step=step)
+
+    def lay_out(
+        self,
+        groups: Sequence[dict[str, Any]],
+        params: list[VotingParam],
+        description: Description,
+        *,
+        step: int,
+    ) -> None:
+        """Put parameters into buckets and choose what carries each; every worker must call it."""
+        self.params, self.description = params, description
+        self.n_elements = sum(param.slot.n_elements for param in params)
+        self.follow_up = FollowUp.build(
+            self._settings, self.network, groups, params, earlier=self.follow_up
+        )
+        if self.is_alone:
+            return
+        self.network.lay_out(params, step=step)
+        self._close_overlap()
+        if self._settings.overlap:
+            self.overlap = Overlap(self.network.routes, begin=self._begin_step)
+
+    def _close_overlap(self) -> None:
+        if self.overlap is not None:
+            self.overlap.close()
+
+    def check_idle(self, call: str) -> None:
+        """Check that a call may meet the peers between two steps.
+
+        Raises:
+            ProcessGroupError: This optimizer is dead, or its group is gone.
+            InvalidArgumentError: Votes of a step are under way.
+        """
+        self.lifecycle.check_usable()
+        if self.overlap is not None and self.overlap.has_begun:
+            raise InvalidArgumentError(
+                f"{call} between backward and step(): with overlap=True votes of this step have "
+                "left; call step() before, or zero_grad() on all workers"
+            )
+
+    def check_scaler(self, groups: Sequence[Mapping[str, Any]], grad_scale: object) -> None:
+        """Refuse a GradScaler with overlap: votes leave before it tells the scale of gradients.
+
+        Raises:
+            InvalidArgumentError: It has told one; the step was given up.
+        """
+        if self.overlap is not None and grad_scale is not None:
+            step = int(groups[0]["step"])
+            self.give_up("step() of a GradScaler", groups, step=step)
+            raise InvalidArgumentError(
+                "overlap=True cannot be used with a GradScaler; use overlap=False, or bfloat16, "
+                "which needs no scaler"
+            )
+
+    def give_up(self, call: str, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
+        """Complete the exchanges of a step that has begun, without committing it."""
+        if self.overlap is None or not self.overlap.has_begun:
+            return
+        if self.lifecycle.is_dead:
+            self.overlap.forget()
+            return
+        with self.lifecycle.exchange(call):
+            verdict = self.overlap.cancel()
+            self.meter.count_step(self.n_elements)
+            if verdict is not None:
+                self.abandon(verdict, groups, step=step)
+
+    def meet(
+        self, call: str, lines: Sequence[str], *, step: int, next_step: int | None = None
+    ) -> None:
+        """Meet all workers before collectives out of turn: a step in which nobody votes.
+
+        The same call on one rank while another is at ``step()`` would pair collectives of different
+        sizes, which can abort a process inside Gloo. Here a peer that is at another call, or at
+        another step, sees other settings, and all ranks raise, with nothing changed.
+
+        Args:
+            call: What this worker is at.
+            lines: What must be equal on all workers.
+            step: The step that errors name.
+            next_step: The step that must be equal; None for the same.
+        """
+        if self.is_alone:
+            return
+        self.lifecycle.check_usable()
+        with self.lifecycle.exchange(call):
+            self._meet([f"call: {call}", *lines], step, next_step)
+
+    def _meet(self, lines: Sequence[str], step: int, next_step: int | None) -> None:
+        agreed = step if next_step is None else next_step
+        header = Header(ChunkKind.VOTE, agreed, 0, 0, digest_settings(lines))
+        coins = Coins(self._settings.seed, agreed, self.network.voter)
+        if self.network.clipper is not None:
+            self.network.clipper.take_part(header)
+        votes = run_all(
+            abstain_from(route, header, coins, nonfinite=self._settings.nonfinite)
+            for route in self.network.routes
+        )
+        self.meter.discard()
+        verdict = worst_of([vote.verdict for vote in votes])
+        if verdict.status is not Status.OK:
+            self._raise(verdict, lines, step=step)
+
+    def abandon(
+        self, verdict: Verdict, groups: Sequence[Mapping[str, Any]], *, step: int
+    ) -> Literal[False]:
+        """Raise what the verdict says, or return where the policy is to skip the step.
+
+        Args:
+            verdict: What all workers found.
+            groups: Param groups.
+            step: The step that errors name.
+        """
+        if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
+            log_skip(self.params, verdict, rank=self.group.rank, step=step)
+            return False
+        return self._raise(verdict, self.description.list_lines(groups), step=step)
+
+    def _raise(self, verdict: Verdict, lines: Sequence[str], *, step: int) -> NoReturn:
+        if verdict.status is Status.CONFIG:
+            link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
+            explain_difference(link, lines, step=step)
+        raise_verdict(self.params, verdict, rank=self.group.rank, step=step)
+
+    def compare_replicas(self, *, step: int) -> None:
+        """Compare digests of all parameters: every worker is at the same step.
+
+        Momenta are never compared: they differ by design.
+
+        Raises:
+            ReplicaMismatchError: They differ; on every rank.
+        """
+        link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
+        verify_replicas(link, self.params, step=step)
+        self.meter.count_check(link.take_counted().sent_bytes)
+        self.are_compared = True
+
+    def plan(self, step: int) -> ByteCount:
+        """Declare what this rank will hand to the network in a step; with nodes, to other nodes."""
+        if self.is_alone:
+            return ByteCount()
+        following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
+        return self.network.plan() + following
