@@ -225,7 +225,7 @@ def check_finite(segments: Sequence[Segment]) -> list[bool]:
     finite = [True] * len(segments)
     for kernels, positions in _by_kernels(segments):
         told = kernels.check_finite([segments[position] for position in positions])
-        for position, is_finite in zip(positions, told, strict=True):
+        for position, is_finite in zip(positions, told.tolist(), strict=True):
             finite[position] = is_finite
     return finite
 

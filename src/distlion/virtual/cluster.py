@@ -177,7 +177,7 @@ class VirtualCluster(AssembledCluster):
                 for position, slot in zip(members, poll.bucket.slots, strict=True)
             ]
             finite = poll.rule.encode(poll.kernels, placed, coins, out=poll.votes[worker])
-            for position, is_finite in zip(members, finite, strict=True):
+            for position, is_finite in zip(members, finite.tolist(), strict=True):
                 if not is_finite:
                     segments[position] = self._refuse(segments[position], worker)
         for poll in self._polls:  # not before all are encoded, since _refuse may raise

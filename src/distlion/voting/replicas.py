@@ -116,6 +116,16 @@ def broadcast_params(
             write_back(param, row)
 
 
+def digest_params(params: Sequence[Tensor]) -> Tensor:
+    """Digest each parameter: (n_params,) int64 on the CPU, read once from each device."""
+    digests = torch.empty(len(params), dtype=torch.int64)
+    for device in {param.device for param in params}:
+        positions = [index for index, param in enumerate(params) if param.device == device]
+        rows = [params[position].detach().contiguous() for position in positions]
+        digests[positions] = choose_kernels(device).digests(rows).cpu()
+    return digests
+
+
 def verify_replicas(
     link: Link, params: Sequence[Tensor], names: Sequence[str], *, step: int
 ) -> None:
@@ -125,11 +135,7 @@ def verify_replicas(
         ReplicaMismatchError: On every rank; names the parameters and the ranks that differ from the
             majority.
     """
-    own = torch.tensor(
-        [choose_kernels(param.device).digest(param.contiguous()) for param in params],
-        dtype=torch.int64,
-        device=link.device,
-    )
+    own = digest_params(params).to(link.device)
     everybody = own.new_empty(link.world_size, len(params))
     link.all_gather(everybody, own, step=step).wait()
     differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()

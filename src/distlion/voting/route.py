@@ -56,8 +56,12 @@ class Route:
             return ByteCount()
         return self.pattern.plan(self.shape, self.link.rank)
 
-    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, list[bool]]:
-        """Encode this worker's vote, (n_blocks, planes, 8); tell which parameters are finite."""
+    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
+        """Encode this worker's vote, (n_blocks, planes, 8); tell which parameters are finite.
+
+        Returns:
+            The vote, and (n_params,) bool; both on the device.
+        """
         planes = self.rule.vote_planes
         votes = torch.empty(
             (self.ballot.n_blocks, planes, BLOCK_WORDS), dtype=torch.int64, device=self.link.device

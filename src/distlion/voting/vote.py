@@ -177,7 +177,8 @@ def cast_vote(
     route, segments, header = draft.route, draft.segments, draft.header
     if inputs.wants_digest and header.status is Status.OK:
         header = replace(header, detail=digest_gradients(route.kernels, segments))
-    votes, finite = route.encode(segments, inputs.coins)
+    votes, flags = route.encode(segments, inputs.coins)
+    finite: list[bool] = flags.tolist()  # where the host waits for the device
     if inputs.nonfinite == "abstain":
         if route.node is not None:
             finite, header = route.node.agree(finite, header)
