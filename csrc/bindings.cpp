@@ -7,7 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <cfloat>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,7 +33,12 @@ struct TensorView {
     nb::dlpack::dtype dtype;
     std::vector<std::int64_t> shape;
     std::size_t n_elements;
+    std::int64_t row_stride = 0;  // of rows: elements from one to the next
 };
+
+// What is read besides address, dtype and number of elements. Tensors are contiguous, but for rows: of
+// two dimensions, each row contiguous.
+enum class Wants { nothing_else, shape, rows };
 
 // `what` and `whose`, which may be missing, say in an error which tensor it is.
 std::string describe(const char* what, nb::handle whose) {
@@ -81,10 +85,11 @@ public:
         }
     }
 
-    TensorView read(nb::handle object, const char* what, nb::handle whose, bool wants_shape = false) const {
+    TensorView read(nb::handle object, const char* what, nb::handle whose,
+                    Wants wants = Wants::nothing_else) const {
         const TensorView view = api_ && api_->tensor_from_object
-                                    ? read_by_table(object, what, whose, wants_shape)
-                                    : read_by_attributes(object, what, whose, wants_shape);
+                                    ? read_by_table(object, what, whose, wants)
+                                    : read_by_attributes(object, what, whose, wants);
         if (!view.data && view.n_elements > 0) {
             refuse(describe(what, whose) + ": given a tensor without memory of its own, such as a wrapper of "
                    "other tensors; expected a plain one");
@@ -93,22 +98,27 @@ public:
     }
 
 private:
-    TensorView read_by_table(nb::handle object, const char* what, nb::handle whose,
-                             bool wants_shape) const {
+    TensorView read_by_table(nb::handle object, const char* what, nb::handle whose, Wants wants) const {
         nb::dlpack::dltensor tensor;
         if (api_->tensor_from_object(object.ptr(), &tensor) != 0) {
             throw nb::python_error();
         }
         TensorView view{static_cast<std::uint8_t*>(tensor.data) + tensor.byte_offset, tensor.dtype, {}, 1};
+        const int first_dim = wants == Wants::rows ? 1 : 0;
+        check_dims(tensor.ndim, wants, what);
         std::int64_t stride = 1;
         bool is_contiguous = true;
         for (int dim = tensor.ndim; dim-- > 0;) {
             view.n_elements *= static_cast<std::size_t>(tensor.shape[dim]);
-            is_contiguous &= !tensor.strides || tensor.shape[dim] == 1 || tensor.strides[dim] == stride;
+            is_contiguous &= dim < first_dim || !tensor.strides || tensor.shape[dim] == 1 ||
+                             tensor.strides[dim] == stride;
             stride *= tensor.shape[dim];
         }
-        if (wants_shape) {
+        if (wants != Wants::nothing_else) {
             view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+        }
+        if (wants == Wants::rows) {
+            view.row_stride = tensor.strides ? tensor.strides[0] : tensor.shape[1];
         }
         check(tensor.device.device_type == nb::device::cpu::value,
               is_contiguous || view.n_elements == 0, what, whose);
@@ -116,17 +126,23 @@ private:
     }
 
     TensorView read_by_attributes(nb::handle object, const char* what, nb::handle whose,
-                                  bool wants_shape) const {
+                                  Wants wants) const {
         const std::string device = nb::cast<std::string>(object.attr("device").attr("type"));
-        check(device == "cpu", nb::cast<bool>(object.attr("is_contiguous")()), what, whose);
+        check_dims(nb::cast<int>(object.attr("dim")()), wants, what);
+        // Of rows the first says enough; there may be none.
+        const nb::object whole = wants == Wants::rows ? object[nb::slice(1)] : nb::borrow(object);
+        check(device == "cpu", nb::cast<bool>(whole.attr("is_contiguous")()), what, whose);
         TensorView view{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")())),
                         read_dtype(object),
                         {},
                         nb::cast<std::size_t>(object.attr("numel")())};
-        if (wants_shape) {
+        if (wants != Wants::nothing_else) {
             for (nb::handle size : object.attr("shape")) {
                 view.shape.push_back(nb::cast<std::int64_t>(size));
             }
+        }
+        if (wants == Wants::rows) {
+            view.row_stride = nb::cast<std::int64_t>(object.attr("stride")(0));
         }
         return view;
     }
@@ -142,6 +158,13 @@ private:
         if (name == "torch.uint8") return {kUInt, 8, 1};
         // Of others the size is enough.
         return {kOther, static_cast<std::uint8_t>(8 * nb::cast<int>(object.attr("element_size")())), 1};
+    }
+
+    static void check_dims(int n_dims, Wants wants, const char* what) {
+        if (wants == Wants::rows && n_dims != 2) {
+            refuse(std::string(what) + ": given a tensor of " + std::to_string(n_dims) +
+                   " dimensions, expected rows: 2");
+        }
     }
 
     static void check(bool is_on_cpu, bool is_contiguous, const char* what, nb::handle whose) {
@@ -339,30 +362,30 @@ public:
                           static_cast<std::uint64_t*>(view.data));
     }
 
-    std::vector<bool> encode_signs(const SegmentTable& segments, std::uint64_t key, bool inverted,
-                                   nb::handle out, int threads) const {
-        return encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, 1, 1, threads);
+    void encode_signs(const SegmentTable& segments, std::uint64_t key, bool inverted, nb::handle out,
+                      nb::handle finite, int threads) const {
+        encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, {1, 1}, finite, threads);
     }
 
-    std::vector<bool> encode_ternary(const SegmentTable& segments, nb::handle out, int threads) const {
-        return encode_planes(segments, {.vote = Vote::ternary}, out, 2, 2, threads);
+    void encode_ternary(const SegmentTable& segments, nb::handle out, nb::handle finite, int threads) const {
+        encode_planes(segments, {.vote = Vote::ternary}, out, {2, 2}, finite, threads);
     }
 
-    std::vector<bool> encode_levels(const SegmentTable& segments, std::uint64_t key, bool inverted, bool is_l1,
-                                    double step, nb::handle out, int threads) const {
+    void encode_levels(const SegmentTable& segments, std::uint64_t key, bool inverted, bool is_l1,
+                       double step, nb::handle out, nb::handle finite, int threads) const {
         const Encoding encoding{.vote = Vote::levels, .zero = {key, inverted}, .is_l1 = is_l1, .step = step};
-        return encode_planes(segments, encoding, out, 1, 8, threads);
+        encode_planes(segments, encoding, out, {1, 8}, finite, threads);
     }
 
-    std::vector<bool> encode_directions(const SegmentTable& segments, bool is_bfloat16, nb::handle out,
-                                        int threads) const {
+    void encode_directions(const SegmentTable& segments, bool is_bfloat16, nb::handle out,
+                           nb::handle finite, int threads) const {
         const std::size_t planes = is_bfloat16 ? 16 : 32;
         const Encoding encoding{.vote = Vote::directions, .direction_type = direction_type(is_bfloat16)};
-        return encode_planes(segments, encoding, out, planes, planes, threads);
+        encode_planes(segments, encoding, out, {planes, planes}, finite, threads);
     }
 
-    std::vector<bool> check_finite(const SegmentTable& segments, int threads) const {
-        return encode(segments, {.vote = Vote::none}, 0, threads);
+    void check_finite(const SegmentTable& segments, nb::handle finite, int threads) const {
+        encode(segments, {.vote = Vote::none}, 0, finite, threads);
     }
 
     void count_signs(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
@@ -439,16 +462,24 @@ public:
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
     }
 
-    std::int64_t digest(nb::handle tensor, int threads) const {
-        const TensorView view = tensors_.read(tensor, "tensor", {});
-        const std::size_t bytes = view.dtype.bits / 8;
-        if (bytes != 1 && bytes != 2 && bytes != 4) {
-            refuse("tensor: expected elements of 1, 2 or 4 bytes");
+    // `tensors` is a sequence that keeps them.
+    void digests(nb::handle tensors, nb::handle out, int threads) const {
+        std::vector<TensorView> views;
+        for (nb::handle tensor : tensors) {
+            const TensorView view = tensors_.read(tensor, "tensor", {});
+            if (view.dtype.bits != 8 && view.dtype.bits != 16 && view.dtype.bits != 32) {
+                refuse("tensor: expected elements of 1, 2 or 4 bytes");
+            }
+            views.push_back(view);
         }
+        auto* const found = static_cast<std::uint64_t*>(read_numbers(out, "out", views.size()));
         const nb::gil_scoped_release released;
-        const std::uint64_t total =
-            distlion::digest(*loops_, view.data, bytes, view.n_elements, threads);
-        return static_cast<std::int64_t>(mix(total + view.n_elements));
+        for (std::size_t k = 0; k < views.size(); ++k) {
+            const TensorView& view = views[k];
+            const std::uint64_t total =
+                distlion::digest(*loops_, view.data, view.dtype.bits / 8, view.n_elements, threads);
+            found[k] = mix(total + view.n_elements);
+        }
     }
 
     void square_sums(nb::handle tensor, nb::handle out, int threads) const {
@@ -464,13 +495,18 @@ public:
                               threads);
     }
 
-    std::uint32_t checksum(nb::handle data, std::uint32_t start) const {
-        const TensorView view = tensors_.read(data, "data", {});
+    // `sums` is what each row goes on from, and takes what it comes to.
+    void checksums(nb::handle rows, nb::handle sums, int threads) const {
+        const TensorView view = tensors_.read(rows, "rows", {}, Wants::rows);
         if (!is_type(view.dtype, kUInt, 8)) {
-            refuse("data: expected uint8");
+            refuse("rows: expected uint8");
         }
+        const ByteRows read{static_cast<const std::uint8_t*>(view.data),
+                            static_cast<std::size_t>(view.shape[0]),
+                            static_cast<std::size_t>(view.shape[1]), view.row_stride};
+        auto* const found = static_cast<std::int64_t*>(read_numbers(sums, "sums", read.n_rows));
         const nb::gil_scoped_release released;
-        return loops_->checksum(static_cast<const std::uint8_t*>(view.data), view.n_elements, start);
+        distlion::checksums(*loops_, read, found, threads);
     }
 
     void stream_encode(nb::handle grad, nb::handle exp_avg, nb::handle out, int threads) const {
@@ -528,6 +564,15 @@ private:
         }
     }
 
+    // Where `n` numbers of 64 bits go.
+    void* read_numbers(nb::handle out, const char* what, std::size_t n) const {
+        const TensorView view = tensors_.read(out, what, {});
+        if (!is_type(view.dtype, kInt, 64) || view.n_elements != n) {
+            refuse(std::string(what) + ": expected int64, " + std::to_string(n) + " elements");
+        }
+        return view.data;
+    }
+
     float* read_stream(nb::handle tensor, std::size_t n_words) const {
         const TensorView view = tensors_.read(tensor, "tensor", {});
         if (!is_type(view.dtype, kFloat, 32) || view.n_elements != n_words * kWordElements) {
@@ -537,7 +582,7 @@ private:
     }
 
     Packed read_packed(nb::handle tensor, std::size_t n_dims, const char* what) const {
-        const TensorView view = tensors_.read(tensor, what, {}, true);
+        const TensorView view = tensors_.read(tensor, what, {}, Wants::shape);
         if (!is_type(view.dtype, kInt, 64) || view.shape.size() != n_dims ||
             view.shape.back() != static_cast<std::int64_t>(kBlockWords)) {
             refuse(std::string(what) + ": expected int64 of shape (" +
@@ -574,31 +619,30 @@ private:
         return marked;
     }
 
-    std::vector<bool> encode_planes(const SegmentTable& segments, Encoding encoding, nb::handle out,
-                                    std::size_t least_planes, std::size_t most_planes,
-                                    int threads) const {
+    void encode_planes(const SegmentTable& segments, Encoding encoding, nb::handle out, PlaneRange planes,
+                       nb::handle finite, int threads) const {
         const Packed packed = read_packed(out, 3, "out");
-        if (packed.n_planes < least_planes || packed.n_planes > most_planes) {
+        if (packed.n_planes < planes.least || packed.n_planes > planes.most) {
             refuse("out: " + std::to_string(packed.n_planes) + " planes given, expected " +
-                   std::to_string(least_planes) +
-                   (least_planes == most_planes ? "" : " to " + std::to_string(most_planes)));
+                   std::to_string(planes.least) +
+                   (planes.least == planes.most ? "" : " to " + std::to_string(planes.most)));
         }
         encoding.out = packed.words;
         encoding.n_planes = packed.n_planes;
         check_room(segments, packed.n_blocks);
-        return encode(segments, encoding, packed.n_blocks, threads);
+        encode(segments, encoding, packed.n_blocks, finite, threads);
     }
 
-    std::vector<bool> encode(const SegmentTable& table, const Encoding& encoding,
-                             std::size_t n_blocks, int threads) const {
+    void encode(const SegmentTable& table, const Encoding& encoding, std::size_t n_blocks,
+                nb::handle finite, int threads) const {
         const std::vector<Segment>& segments = table.segments;
-        const auto finite = std::make_unique<bool[]>(segments.size());
-        {
-            const nb::gil_scoped_release released;
-            distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads,
-                             finite.get());
+        const TensorView flags = tensors_.read(finite, "finite", {});
+        if (!is_type(flags.dtype, kBool, 8) || flags.n_elements != segments.size()) {
+            refuse("finite: expected bool, " + std::to_string(segments.size()) + " elements");
         }
-        return std::vector<bool>(finite.get(), finite.get() + segments.size());
+        const nb::gil_scoped_release released;
+        distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads,
+                         static_cast<bool*>(flags.data));
     }
 
     // `wanted_out_planes` 0: as many as the number of workers needs.
@@ -644,7 +688,7 @@ private:
     std::vector<Run> read_runs(nb::handle present, nb::handle slots, std::size_t n_workers,
                                std::size_t first_block, std::size_t n_blocks,
                                std::vector<std::uint32_t>& voters) const {
-        const TensorView flags = tensors_.read(present, "present", {}, true);
+        const TensorView flags = tensors_.read(present, "present", {}, Wants::shape);
         const Py_ssize_t n_slots_or_error = PyTuple_Size(slots.ptr());
         if (n_slots_or_error < 0) {
             throw nb::python_error();
@@ -721,13 +765,14 @@ NB_MODULE(_cpu, m) {
         .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
         .def("read_segments", &Core::read_segments, "segments"_a)
         .def("coin", &Core::coin, "key"_a, "inverted"_a, "first_word"_a, "out"_a)
-        .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
-        .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "threads"_a)
-        .def("encode_levels", &Core::encode_levels, "segments"_a, "key"_a, "inverted"_a, "is_l1"_a,
-             "step"_a, "out"_a, "threads"_a)
-        .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
+        .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "finite"_a,
              "threads"_a)
-        .def("check_finite", &Core::check_finite, "segments"_a, "threads"_a)
+        .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "finite"_a, "threads"_a)
+        .def("encode_levels", &Core::encode_levels, "segments"_a, "key"_a, "inverted"_a, "is_l1"_a,
+             "step"_a, "out"_a, "finite"_a, "threads"_a)
+        .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
+             "finite"_a, "threads"_a)
+        .def("check_finite", &Core::check_finite, "segments"_a, "finite"_a, "threads"_a)
         .def("count_signs", &Core::count_signs, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "key"_a, "inverted"_a, "out"_a, "threads"_a)
         .def("count_signs_or_zero", &Core::count_signs_or_zero, "votes"_a, "present"_a, "slots"_a,
@@ -744,9 +789,9 @@ NB_MODULE(_cpu, m) {
              "rounding"_a.none(), "moves_momentum"_a, "threads"_a)
         .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
         .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
-        .def("digest", &Core::digest, "tensor"_a, "threads"_a)
+        .def("digests", &Core::digests, "tensors"_a, "out"_a, "threads"_a)
         .def("square_sums", &Core::square_sums, "tensor"_a, "out"_a, "threads"_a)
-        .def("checksum", &Core::checksum, "data"_a, "start"_a)
+        .def("checksums", &Core::checksums, "rows"_a, "sums"_a, "threads"_a)
         .def("stream_encode", &Core::stream_encode, "grad"_a, "exp_avg"_a, "out"_a, "threads"_a)
         .def("stream_commit", &Core::stream_commit, "grad"_a, "exp_avg"_a, "param"_a, "reply"_a.none(),
              "threads"_a);

@@ -88,6 +88,13 @@ struct Commitment {
     Coin rounding{};
 };
 
+// Rows of bytes, each contiguous, that begin `stride` bytes after one another.
+struct ByteRows {
+    const std::uint8_t* data;
+    std::size_t n_rows, n_bytes;
+    std::ptrdiff_t stride;
+};
+
 // The loops of one instruction set. Words are counted from the start of the segment.
 struct Loops {
     void (*draw_coin)(Coin coin, std::uint64_t first_word, std::size_t n_words, std::uint64_t* out);
@@ -132,6 +139,8 @@ std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_b
                      std::size_t n_elements, int threads);
 void square_sums(const Loops& loops, const void* data, DType type, std::size_t n_elements, double* out,
                  int threads);
+// `sums` is what each row goes on from, and takes what it comes to.
+void checksums(const Loops& loops, const ByteRows& rows, std::int64_t* sums, int threads);
 void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,
                    std::uint64_t* out, int threads);
 void stream_commit(const Loops& loops, const float* grad, float* exp_avg, float* param,

@@ -15,6 +15,8 @@ namespace {
 
 // 256 Ki coordinates, 100 microseconds of work or more.
 constexpr std::size_t kLeastWords = 4096;
+// The same of checksums, which are done at up to 8 bytes a nanosecond.
+constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
 
 // Call `work(part, begin, end)` for [0, n) cut at multiples of `grain`, each part on its thread.
 template <class Work>
@@ -182,6 +184,18 @@ void square_sums(const Loops& loops, const void* data, DType type, std::size_t n
              [=, &loops](std::size_t begin, std::size_t end) {
                  loops.square_sums(data, type, begin, end, out);
              });
+}
+
+void checksums(const Loops& loops, const ByteRows& rows, std::int64_t* sums, int threads) {
+    // Empty rows may have no address, to which nothing can be added.
+    const std::ptrdiff_t stride = rows.n_bytes > 0 ? rows.stride : 0;
+    const std::size_t least = rows.n_bytes > 0 ? (kLeastBytes + rows.n_bytes - 1) / rows.n_bytes : kLeastBytes;
+    in_parts(rows.n_rows, 1, least, threads, [=, &loops](std::size_t begin, std::size_t end) {
+        for (std::size_t row = begin; row < end; ++row) {
+            sums[row] = loops.checksum(rows.data + static_cast<std::ptrdiff_t>(row) * stride, rows.n_bytes,
+                                       static_cast<std::uint32_t>(sums[row]));
+        }
+    });
 }
 
 void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,

@@ -1,14 +1,11 @@
 """The coin: test vectors, pairing, independence of domains."""
 
 import pytest
-import torch
 
-from distlion.kernels import Coins, choose_kernels
+from backends import Backend, over_all
+from distlion.kernels import Coins
 from distlion.kernels.coin import GOLDEN, MASK, mix
 from distlion.kernels.contract import COIN_VECTORS, SPLITMIX64_FIRST
-
-CPU = torch.device("cpu")
-KERNELS = choose_kernels(CPU)
 
 
 def test_mix_gives_the_published_first_output_of_splitmix64() -> None:
@@ -24,19 +21,21 @@ def test_coin_matches_its_test_vectors(
     assert tuple(coin.word(w) for w in (0, 1, 2**33)) == words
 
 
+@over_all
 @pytest.mark.parametrize(("where", "words"), COIN_VECTORS.items())
-def test_kernel_draws_the_test_vectors(
-    where: tuple[int, int, int, str], words: tuple[int, int, int]
+def test_kernels_draw_the_test_vectors(
+    where: tuple[int, int, int, str], words: tuple[int, int, int], backend: Backend
 ) -> None:
     seed, step, rank, domain = where
     coin = getattr(Coins(seed, step, rank), domain)
-    drawn = [int(KERNELS.coin(coin, w, 1, device=CPU)[0]) & MASK for w in (0, 1, 2**33)]
-    assert tuple(drawn) == words
+    rows = [backend.kernels.coin(coin, w, 1, device=backend.device) for w in (0, 1, 2**33)]
+    assert tuple(int(row) & MASK for row in rows) == words
 
 
-def test_a_run_of_words_is_the_words_one_by_one() -> None:
+@over_all
+def test_a_run_of_words_is_the_words_one_by_one(backend: Backend) -> None:
     coin = Coins(seed=5, step=3, rank=2).zero
-    run = KERNELS.coin(coin, 7, 100, device=CPU).tolist()
+    run = backend.kernels.coin(coin, 7, 100, device=backend.device).tolist()
     assert [word & MASK for word in run] == [coin.word(w) for w in range(7, 107)]
 
 

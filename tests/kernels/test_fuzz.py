@@ -311,8 +311,9 @@ def check_chunk(chunk: Chunk, shape: ChunkShape) -> None:
 
 def seal(chunk: Tensor) -> None:
     """Write the checksum that fits."""
-    checksum = REFERENCE.checksum(chunk[HEADER_BYTES:], REFERENCE.checksum(chunk[: FIELDS.size]))
-    packed = bytearray(CHECKSUM.pack(checksum))
+    row = chunk.unsqueeze(0)
+    start = REFERENCE.checksums(row[:, : FIELDS.size], 0)
+    packed = bytearray(CHECKSUM.pack(int(REFERENCE.checksums(row[:, HEADER_BYTES:], start))))
     chunk[FIELDS.size : HEADER_BYTES] = torch.frombuffer(packed, dtype=torch.uint8)
 
 

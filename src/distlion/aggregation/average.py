@@ -38,7 +38,7 @@ class Average(Aggregation):
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         return kernels.encode_signs(segments, coins.zero, out=out)
 
     def count(

@@ -47,7 +47,7 @@ class Aggregation(ABC):
     @abstractmethod
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         """Write this worker's vote on one bucket; reads only.
 
         Args:
@@ -57,7 +57,8 @@ class Aggregation(ABC):
             out: (blocks, vote_planes, 8) int64. Overwritten.
 
         Returns:
-            For each parameter, whether gradient, direction and new momentum are finite.
+            (n_params,) bool on the device of ``out``: whether gradient, direction and new momentum
+            are finite; not yet read by the host.
         """
 
     @abstractmethod

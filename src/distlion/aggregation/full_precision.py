@@ -53,7 +53,7 @@ class FullPrecision(Aggregation):
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         return kernels.encode_directions(segments, dtype=self.dtype, out=out)
 
     def count(

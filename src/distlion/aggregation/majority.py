@@ -56,7 +56,7 @@ class MajorityVote(Aggregation):
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         return kernels.encode_signs(segments, coins.zero, out=out)
 
     def count(

@@ -87,7 +87,7 @@ class QuantizedVote(Aggregation):
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         return kernels.encode_levels(
             segments, coins.zero, norm=self.norm, step=self.level_width, out=out
         )

@@ -38,7 +38,7 @@ class TernaryVote(Aggregation):
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         return kernels.encode_ternary(segments, out=out)
 
     def count(

@@ -185,13 +185,11 @@ def write_chunks(
     """
     fields = _pack_fields(header, shape.n_bytes)
     body = _pack_presence(shape, present)
-    checksum = choose_kernels(out.device).checksum
     start = zlib.crc32(body, zlib.crc32(fields))
     payloads_out = out[:, HEADER_BYTES + len(body) :]
     payloads_out.copy_(payloads)
-    fronts = b"".join(
-        fields + CHECKSUM.pack(checksum(payload, start)) + body for payload in payloads_out
-    )
+    checksums = choose_kernels(out.device).checksums(payloads_out, start).tolist()
+    fronts = b"".join(fields + CHECKSUM.pack(checksum) + body for checksum in checksums)
     front = torch.frombuffer(bytearray(fronts), dtype=torch.uint8)
     out[:, : HEADER_BYTES + len(body)] = front.view(out.shape[0], -1)
 
@@ -327,11 +325,13 @@ def _read_rows(
         ("n_bytes", shape.n_bytes),
     ):
         whole &= fields[name] == expected
-    checksum = choose_kernels(raw.device).checksum
-    for member in np.flatnonzero(whole):
-        front = fronts[member].data
-        start = zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size]))
-        whole[member] = fields["checksum"][member] == checksum(payloads[member], start)
+    starts = [
+        zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size])) for front in fronts
+    ]
+    checksums = choose_kernels(raw.device).checksums(
+        payloads, torch.tensor(starts, dtype=torch.int64, device=raw.device)
+    )
+    whole &= fields["checksum"] == checksums.cpu().numpy()
     return Chunks(fields, whole, _read_presence(fronts[:, HEADER_BYTES:], shape), payloads)
 
 

@@ -23,6 +23,14 @@ Packed tensors:
     (blocks, planes, 8) int64 on the device of the parameters, contiguous; ``distlion.layout`` says
     which bit is whose. Spare bits, and the bits of parameters that a worker abstains for, are 0.
 
+Devices:
+    All tensors of a call are on one device, and so is what it returns: packed tensors, flags, sums,
+    digests, checksums. Only ``present`` is on the CPU, or a sequence of Python numbers. Without any
+    tensor given, what is returned has no elements and is on the CPU.
+    An op puts its work on the device's current stream and returns; it never waits for the device.
+    Who needs a result on the host reads it there, once for as many results as can wait together.
+    The one exception is ``checksums`` of ``reference.py``, which computes on the host.
+
 ``reference.py`` defines the truth; ``dispatch.py`` chooses.
 """
 
@@ -119,7 +127,7 @@ class Kernels(Protocol):
         """Draw words ``first_word`` ... of a coin: (n_words,) int64."""
         ...
 
-    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
+    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
         """Encode directions as signs.
 
         Equation:
@@ -131,12 +139,12 @@ class Kernels(Protocol):
             out: (blocks, 1, 8) int64.
 
         Returns:
-            For each segment, whether g, c and the stored m' are finite everywhere; True where it
-            abstains. A segment that is not finite is written as zeros.
+            (n_segments,) bool on the device of ``out``: whether g, c and the stored m' are finite
+            everywhere; True where the segment abstains. One that is not finite is written as zeros.
         """
         ...
 
-    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
+    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> Tensor:
         """Encode directions as -1, 0, 1: a sign plane (1 where c > 0) and a non-zero plane.
 
         Args:
@@ -156,7 +164,7 @@ class Kernels(Protocol):
         norm: Literal["l1", "linf"],
         step: float,
         out: Tensor,
-    ) -> list[bool]:
+    ) -> Tensor:
         """Encode directions as odd levels -(2**p - 1), ..., -1, 1, ..., 2**p - 1.
 
         Equation:
@@ -183,7 +191,7 @@ class Kernels(Protocol):
 
     def encode_directions(
         self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
-    ) -> list[bool]:
+    ) -> Tensor:
         """Write the directions themselves, rounded to ``dtype``.
 
         Args:
@@ -320,19 +328,22 @@ class Kernels(Protocol):
         """
         ...
 
-    def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
-        """Tell for each segment what the encoders tell, without encoding."""
+    def check_finite(self, segments: Sequence[Segment]) -> Tensor:
+        """Return what the encoders return, (n_segments,) bool, without encoding."""
         ...
 
-    def digest(self, tensor: Tensor) -> int:
-        """Digest the bits of a contiguous tensor.
+    def digests(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Digest the bits of each of some tensors.
 
         Equation:
             mix(n + sum over j of mix(u_j + (j + 1) * 0x9E3779B97F4A7C15)) modulo 2^64, u_j the bits
-            of element j as an unsigned integer
+            of element j of n as an unsigned integer
+
+        Args:
+            tensors: k of them, contiguous, of any shape and of any dtype of 1, 2 or 4 bytes.
 
         Returns:
-            Signed 64-bit integer.
+            (k,) int64 on the device of the tensors.
         """
         ...
 
@@ -353,6 +364,16 @@ class Kernels(Protocol):
         """
         ...
 
-    def checksum(self, data: Tensor, start: int = 0) -> int:
-        """Compute the CRC-32 (IEEE 802.3, as zlib) of contiguous uint8, going on from ``start``."""
+    def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
+        """Compute the CRC-32 (IEEE 802.3, as zlib) of each of some rows.
+
+        Args:
+            rows: (k, n) uint8, each row contiguous; rows may lie apart, since a frame holds header
+                and payload in one piece. They are not copied on the CPU.
+            starts: What each row goes on from, in [0, 2^32): (k,) int64, or one for all. 0 where
+                nothing comes before the row.
+
+        Returns:
+            (k,) int64 in [0, 2^32), on the device of the rows.
+        """
         ...

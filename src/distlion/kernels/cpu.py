@@ -39,8 +39,9 @@ class CpuKernels:
 
     Raises:
         InvalidArgumentError: The machine does not run it; from an op: a tensor has another dtype,
-            size or device than the contract says, or one of a segment, or ``out``, is not
-            contiguous. (Votes, replies and what is only read are copied where need be.)
+            size or device than the contract says, or one of a segment, ``out``, or a row of
+            ``checksums`` is not contiguous. (Votes, replies and what else is only read are copied
+            where need be.)
     """
 
     def __init__(self, instruction_set: str | None = None) -> None:
@@ -62,13 +63,16 @@ class CpuKernels:
         self._core.coin(coin.key, coin.inverted, first_word, out)
         return out
 
-    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
-        return self._core.encode_signs(
-            self._table(segments), zero.key, zero.inverted, out, torch.get_num_threads()
-        )
+    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
+        finite = _make_flags(segments)
+        coin = (zero.key, zero.inverted)
+        self._core.encode_signs(self._table(segments), *coin, out, finite, torch.get_num_threads())
+        return finite
 
-    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
-        return self._core.encode_ternary(self._table(segments), out, torch.get_num_threads())
+    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> Tensor:
+        finite = _make_flags(segments)
+        self._core.encode_ternary(self._table(segments), out, finite, torch.get_num_threads())
+        return finite
 
     def encode_levels(
         self,
@@ -78,23 +82,28 @@ class CpuKernels:
         norm: Literal["l1", "linf"],
         step: float,
         out: Tensor,
-    ) -> list[bool]:
-        return self._core.encode_levels(
+    ) -> Tensor:
+        finite = _make_flags(segments)
+        self._core.encode_levels(
             self._table(segments),
             zero.key,
             zero.inverted,
             norm == "l1",
             step,
             out,
+            finite,
             torch.get_num_threads(),
         )
+        return finite
 
     def encode_directions(
         self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
-    ) -> list[bool]:
-        return self._core.encode_directions(
-            self._table(segments), _is_bfloat16(dtype), out, torch.get_num_threads()
+    ) -> Tensor:
+        finite = _make_flags(segments)
+        self._core.encode_directions(
+            self._table(segments), _is_bfloat16(dtype), out, finite, torch.get_num_threads()
         )
+        return finite
 
     def count_signs(
         self,
@@ -185,11 +194,16 @@ class CpuKernels:
         moved = [segment.grad is not None for segment in segments]
         _note_writes(segments, moved, param=True, exp_avg=True)
 
-    def check_finite(self, segments: Sequence[Segment]) -> list[bool]:
-        return self._core.check_finite(self._table(segments), torch.get_num_threads())
+    def check_finite(self, segments: Sequence[Segment]) -> Tensor:
+        finite = _make_flags(segments)
+        self._core.check_finite(self._table(segments), finite, torch.get_num_threads())
+        return finite
 
-    def digest(self, tensor: Tensor) -> int:
-        return self._core.digest(tensor.contiguous(), torch.get_num_threads())
+    def digests(self, tensors: Sequence[Tensor]) -> Tensor:
+        out = torch.empty(len(tensors), dtype=torch.int64)
+        contiguous = [tensor.contiguous() for tensor in tensors]
+        self._core.digests(contiguous, out, torch.get_num_threads())
+        return out
 
     def square_sums(self, tensor: Tensor) -> Tensor:
         n_blocks = -(-tensor.numel() // SCALE_BLOCK_ELEMENTS)
@@ -197,8 +211,13 @@ class CpuKernels:
         self._core.square_sums(tensor.contiguous(), out, torch.get_num_threads())
         return out
 
-    def checksum(self, data: Tensor, start: int = 0) -> int:
-        return self._core.checksum(data.contiguous(), start)
+    def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
+        if isinstance(starts, Tensor):
+            sums = starts.clone(memory_format=torch.contiguous_format)
+        else:
+            sums = torch.full((len(rows),), starts, dtype=torch.int64)
+        self._core.checksums(rows, sums, torch.get_num_threads())
+        return sums
 
 
 class _Gathered(tuple[Segment, ...]):
@@ -210,6 +229,10 @@ class _Gathered(tuple[Segment, ...]):
         gathered = super().__new__(cls, segments)
         gathered.table = table
         return gathered
+
+
+def _make_flags(segments: Sequence[Segment]) -> Tensor:
+    return torch.empty(len(segments), dtype=torch.bool)
 
 
 def _note_writes(

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distlion.kernels.coin import GOLDEN, Coin, mix
+from distlion.kernels.coin import GOLDEN, Coin
 from distlion.kernels.contract import Coefficients, ReplyFormat, Segment
 from distlion.kernels.words import (
     Run,
@@ -71,46 +71,45 @@ def _new_momentum(segment: Segment, grad: Tensor) -> Tensor:
     return _blend(segment.coefficients.beta2, segment.exp_avg, g).to(segment.exp_avg.dtype)
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    """Tell whether all is finite: the smallest and the largest value are, and NaN is both."""
-    return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in tensor.aminmax())
-
-
-def _finite_direction(
+def _checked_direction(
     segment: Segment, grad: Tensor, dtype: torch.dtype = torch.float32
-) -> Tensor | None:
-    """Compute the direction, rounded to ``dtype``; None where it or the new momentum is not finite.
+) -> tuple[Tensor, Tensor]:
+    """Compute the direction, rounded to ``dtype``, and () bool: it and the new momentum are finite.
 
     A gradient that is not finite shows in the direction, since 1 - beta1 > 0.
     """
     c = _direction(segment, grad).to(dtype)
-    return c if _is_finite(c) and _is_finite(_new_momentum(segment, grad)) else None
+    return c, c.isfinite().all() & _new_momentum(segment, grad).isfinite().all()
 
 
-def check_finite(segments: Sequence[Segment]) -> list[bool]:
-    return [
-        segment.grad is None or _finite_direction(segment, segment.grad) is not None
-        for segment in segments
-    ]
+def check_finite(segments: Sequence[Segment]) -> Tensor:
+    device = segments[0].param.device if segments else None
+    finite = torch.ones(len(segments), dtype=torch.bool, device=device)
+    for index, segment in enumerate(segments):
+        if segment.grad is not None:
+            _, finite[index] = _checked_direction(segment, segment.grad)
+    return finite
 
 
-# Encoding.
+# Encoding. What is not finite is masked, since to ask would be to wait for the device.
 
 
 def _encode(
     segments: Sequence[Segment],
     out: Tensor,
     planes_of: Callable[[Tensor, Slot], Sequence[Tensor]],
-) -> list[bool]:
+) -> Tensor:
     """Write the words ``planes_of(c, slot)`` of every finite direction; all else is zeros."""
     planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
-    finite = []
-    for segment in segments:
+    finite = torch.ones(len(segments), dtype=torch.bool, device=out.device)
+    for index, segment in enumerate(segments):
+        if segment.grad is None:
+            continue
         slot = segment.slot
-        c = None if segment.grad is None else _finite_direction(segment, segment.grad)
-        finite.append(c is not None or segment.grad is None)
-        for plane, words in enumerate(() if c is None else planes_of(c, slot)):
-            planes[plane, slot.bucket_word : slot.bucket_word + slot.n_words] = words
+        c, finite[index] = _checked_direction(segment, segment.grad)
+        for plane, words in enumerate(planes_of(c, slot)):
+            kept = words.masked_fill(~finite[index], 0)
+            planes[plane, slot.bucket_word : slot.bucket_word + slot.n_words] = kept
     interleave(planes, out)
     return finite
 
@@ -121,11 +120,11 @@ def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
     return pack(c > 0) | (pack(c == 0) & flips)
 
 
-def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> list[bool]:
+def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
     return _encode(segments, out, lambda c, slot: [_sign_words(c, slot, zero)])
 
 
-def encode_ternary(segments: Sequence[Segment], *, out: Tensor) -> list[bool]:
+def encode_ternary(segments: Sequence[Segment], *, out: Tensor) -> Tensor:
     return _encode(segments, out, lambda c, slot: [pack(c > 0), pack(c != 0)])
 
 
@@ -136,7 +135,7 @@ def encode_levels(
     norm: Literal["l1", "linf"],
     step: float,
     out: Tensor,
-) -> list[bool]:
+) -> Tensor:
     n_magnitude_bits = out.shape[1] - 1
 
     def planes_of(c: Tensor, slot: Slot) -> list[Tensor]:
@@ -153,22 +152,20 @@ def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -
     blocks = cut_blocks(c.abs())
     scale = mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
     inverse = (1.0 / (scale.double() * step)).clamp(max=FLT_MAX).float()
-    inverse[scale == 0] = 0.0
+    inverse = inverse.masked_fill(scale == 0, 0.0)
     levels = (blocks * inverse.unsqueeze(1)).floor().clamp(max=float(highest))
     return levels.to(torch.uint8).view(-1)[: c.numel()]
 
 
-def encode_directions(
-    segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
-) -> list[bool]:
+def encode_directions(segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor) -> Tensor:
     values = out.zero_().view(-1).view(dtype)
-    finite = []
-    for segment in segments:
-        c = None if segment.grad is None else _finite_direction(segment, segment.grad, dtype)
-        finite.append(c is not None or segment.grad is None)
-        if c is not None:
-            start = segment.slot.bucket_word * WORD_ELEMENTS
-            values[start : start + c.numel()] = c
+    finite = torch.ones(len(segments), dtype=torch.bool, device=out.device)
+    for index, segment in enumerate(segments):
+        if segment.grad is None:
+            continue
+        c, finite[index] = _checked_direction(segment, segment.grad, dtype)
+        start = segment.slot.bucket_word * WORD_ELEMENTS
+        values[start : start + c.numel()] = c.masked_fill(~finite[index], 0)
     return finite
 
 
@@ -184,7 +181,7 @@ def _count(
 ) -> None:
     """Write the planes ``reply_of(run)``, (n_elements,) of 0 and 1 each; all else is zeros."""
     planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
-    for run in cut_runs(bucket, present, first_block, out.shape[0]):
+    for run in cut_runs(bucket, present, first_block, out.shape[0], device=out.device):
         for plane, bits in enumerate(reply_of(run)):
             planes[plane, run.words] = pack(bits)
     interleave(planes, out)
@@ -354,16 +351,22 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
 # Checks.
 
 
-def digest(tensor: Tensor) -> int:
+def digests(tensors: Sequence[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack([_digest(tensor) for tensor in tensors])
+
+
+def _digest(tensor: Tensor) -> Tensor:
     unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
     mask = (1 << 8 * tensor.element_size()) - 1
     flat = tensor.view(-1)
-    total = 0
+    total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
     for start in range(0, tensor.numel(), CHUNK_ELEMENTS):
         u = flat[start : start + CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
         j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
-        total += int(mix_words(u + j * signed(GOLDEN)).sum())
-    return signed(mix(tensor.numel() + total))
+        total += mix_words(u + j * signed(GOLDEN)).sum()
+    return mix_words(total)
 
 
 def square_sums(tensor: Tensor) -> Tensor:
@@ -371,5 +374,10 @@ def square_sums(tensor: Tensor) -> Tensor:
     return torch.cat([sum_by_halving(cut_blocks(chunk).double().square()) for chunk in chunks])
 
 
-def checksum(data: Tensor, start: int = 0) -> int:
-    return zlib.crc32(data.cpu().numpy().data, start)
+def checksums(rows: Tensor, starts: Tensor | int) -> Tensor:
+    # On the host, which waits for the device once: frames are put together there.
+    each = starts.tolist() if isinstance(starts, Tensor) else [starts] * len(rows)
+    sums = [
+        zlib.crc32(row.data, start) for row, start in zip(rows.cpu().numpy(), each, strict=True)
+    ]
+    return torch.tensor(sums, dtype=torch.int64, device=rows.device)

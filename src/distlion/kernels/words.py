@@ -93,7 +93,7 @@ class Run:
     """The part of one parameter that lies in the blocks at hand.
 
     Attributes:
-        voters: (workers,) bool: who is present; at least one.
+        voters: (n_present,) int64 on the device of the votes: ranks of those present, one or more.
         words: Its words within the blocks.
         n_elements: Its coordinates there.
         first_word: Global number of its first word there.
@@ -105,22 +105,28 @@ class Run:
     first_word: int
 
     def bits(self, planes: Tensor, plane: int) -> Tensor:
-        """Take the bits of those present, (voters, n_elements), from (workers, planes, words)."""
+        """Take the bits of those present, (n_present, n_elements), of (workers, planes, words)."""
         return unpack(planes[self.voters, plane, self.words], self.n_elements)
 
 
-def cut_runs(bucket: Bucket, present: Tensor, first_block: int, n_blocks: int) -> Iterator[Run]:
+def cut_runs(
+    bucket: Bucket, present: Tensor, first_block: int, n_blocks: int, *, device: torch.device
+) -> Iterator[Run]:
     """Cut the bucket's parameters to a run of blocks; leave out those that nobody votes for."""
     begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
     for index, slot in enumerate(bucket.slots):
         first = max(begin, slot.bucket_word)
         last = min(end, slot.bucket_word + slot.n_words)
-        voters = present[:, index]
-        if first < last and bool(voters.any()):
+        voters = present[:, index].nonzero().flatten()
+        if first < last and len(voters):
             skipped = first - slot.bucket_word
             n_elements = min(
                 (last - first) * WORD_ELEMENTS, slot.n_elements - skipped * WORD_ELEMENTS
             )
+            # A copy that blocks would wait for the device.
             yield Run(
-                voters, slice(first - begin, last - begin), n_elements, slot.first_word + skipped
+                voters.to(device, non_blocking=True),
+                slice(first - begin, last - begin),
+                n_elements,
+                slot.first_word + skipped,
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distlion.kernels import Coefficients, Coins, ReplyFormat, Segment, choose_kernels
+from distlion.kernels import Coefficients, Coins, Kernels, ReplyFormat, Segment, choose_kernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot
 from distlion.planning.machine import CPU, Machine
 
@@ -72,15 +72,15 @@ def measure_kernels() -> KernelRates:
         ),
         commit_bytes_per_s=_rate(commit, 5 * grad.nbytes + vote_bytes),
         count_bytes_per_s=_rate(count, votes.nbytes),
-        frame_bytes_per_s=_rate(lambda: _frame(votes, kernels.checksum), votes.nbytes),
+        frame_bytes_per_s=_rate(lambda: _frame(votes, kernels), votes.nbytes),
     )
     name = getattr(kernels, "instruction_set", "reference")
     return KernelRates(name, _rate(grad.sum, grad.nbytes), machine)
 
 
-def _frame(votes: Tensor, checksum: Callable[[Tensor], int]) -> None:
-    """Do what a chunk goes through: it is copied in and out, and summed up."""
-    checksum(votes.clone().view(-1).view(torch.uint8))
+def _frame(votes: Tensor, kernels: Kernels) -> None:
+    """Do what chunks go through: they are copied in and out, and summed up."""
+    kernels.checksums(votes.clone().view(_N_WORKERS, -1).view(torch.uint8), 0)
     votes.clone()
 
 

@@ -174,7 +174,7 @@ class VirtualCluster(AssembledCluster):
         for poll in self._polls:
             placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
             finite = poll.rule.encode(poll.kernels, placed, coins, out=poll.votes[worker])
-            for index, is_finite in enumerate(torch.as_tensor(finite).tolist()):
+            for index, is_finite in enumerate(finite.tolist()):
                 if not is_finite:
                     position = poll.params[index].position
                     segments[position] = self._refuse(segments[position], worker)

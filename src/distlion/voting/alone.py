@@ -65,9 +65,7 @@ def check_finite(segments: Sequence[Segment]) -> list[bool]:
     """Tell for each segment whether all that a step would compute is finite."""
     finite = [True] * len(segments)
     for kernels, positions in _by_kernels(segments):
-        flags = torch.as_tensor(
-            kernels.check_finite([segments[position] for position in positions])
-        ).tolist()
+        flags = kernels.check_finite([segments[position] for position in positions]).tolist()
         for index, position in enumerate(positions):
             finite[position] = flags[index]
     return finite

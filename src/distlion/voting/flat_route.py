@@ -80,7 +80,7 @@ class FlatRoute:
         votes = torch.empty(
             (self.bucket.n_blocks, planes, BLOCK_WORDS), dtype=torch.int64, device=self.link.device
         )
-        return votes, torch.as_tensor(self.rule.encode(self.kernels, segments, coins, out=votes))
+        return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
 
     def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
         return finite, header

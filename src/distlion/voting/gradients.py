@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
+
 from distlion.errors import IdenticalGradientsWarning
 from distlion.kernels import Kernels, Segment
 from distlion.kernels.coin import mix
@@ -24,10 +26,16 @@ def describe_sparse(name: str) -> str:
 
 def digest_gradients(kernels: Kernels, segments: Sequence[Segment]) -> int:
     """Digest a bucket's raw gradients, signed 64 bits; 0 where all are absent or 0."""
+    pairs = [(segment, segment.grad) for segment in segments if segment.grad is not None]
+    if not pairs:
+        return 0
+    grads = [grad for _, grad in pairs]
+    # Together, so that the host waits for the device once.
+    told = torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
     digest = 0
-    for segment in segments:
-        if segment.grad is not None and bool(segment.grad.any()):
-            digest = mix(digest + kernels.digest(segment.grad) + segment.slot.first_word)
+    for (segment, _), own, is_told in zip(pairs, *told.tolist(), strict=True):
+        if is_told:
+            digest = mix(digest + own + segment.slot.first_word)
     return digest - (1 << 64) if digest >> 63 else digest
 
 

@@ -28,6 +28,16 @@ def broadcast_params(
                 param.detach().copy_(row)
 
 
+def digest_params(params: Sequence[VotingParam]) -> Tensor:
+    """Digest each parameter: (n_params,) int64 on the CPU, read once from each device."""
+    digests = torch.empty(len(params), dtype=torch.int64)
+    for device in {param.device for param in params}:
+        placed = [param for param in params if param.device == device]
+        rows = choose_kernels(device).digests([param.local() for param in placed])
+        digests[[param.position for param in placed]] = rows.cpu()
+    return digests
+
+
 def verify_replicas(link: Link, params: Sequence[VotingParam], *, step: int) -> None:
     """Compare digests of the parameters' bits.
 
@@ -35,11 +45,7 @@ def verify_replicas(link: Link, params: Sequence[VotingParam], *, step: int) -> 
         ReplicaMismatchError: On every rank; names the parameters and the ranks that differ from the
             majority.
     """
-    own = torch.tensor(
-        [choose_kernels(param.device).digest(param.local()) for param in params],
-        dtype=torch.int64,
-        device=link.device,
-    )
+    own = digest_params(params).to(link.device)
     everybody = own.new_empty(link.world_size, len(params))
     link.all_gather(everybody, own, step=step).wait()
     differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()

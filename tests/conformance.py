@@ -1,0 +1,182 @@
+"""One case run by two backends on equal inputs: bitwise identical.
+
+What is compared is all memory that the op could reach, with the elements before and behind every
+tensor, and what it returned. Of NaN only the place counts. The inputs of a case follow from its
+name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from backends import CORES, TRUTH, Backend
+from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES, Coefficients, Kernels, Segment
+from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+
+MANY = (1, 7, 0, 63, 64, 65, 1023, 4099, 512, 8191, 1, 1)
+BUCKETS = ((0,), (1,), (7,), (63,), (64,), (65,), (1023,), (4099,), (8191,), MANY)
+BIG = (1_000_003,)
+# Longer rows than this repeat, which is not in step with words, blocks or pages.
+DRAWN_ELEMENTS = 65_537
+
+HYPER = (
+    Coefficients(0.9, 0.99, 3e-4, 0.1),
+    Coefficients(0.95, 0.98, 0.3, 0.0, grad_scale=1 / 1024),
+    # Here directions cancel to 0, and parameters take large steps.
+    Coefficients(0.5, 0.0, 40.0, 0.01, grad_scale=1.0),
+    Coefficients(0.0, 0.999, 1e-40, 0.0, grad_scale=3.7),
+)
+DTYPES = tuple(itertools.product(PARAM_DTYPES, EXP_AVG_DTYPES))
+# Every size of one parameter, and many parameters in every dtype.
+SIZES_AND_DTYPES = (
+    *((sizes, DTYPES[index % len(DTYPES)]) for index, sizes in enumerate(BUCKETS)),
+    *((MANY, dtypes) for dtypes in DTYPES),
+)
+
+
+class Memory:
+    """Tensors at odd places of larger ones; nothing beside them may be written."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.buffers: list[Tensor] = []
+
+    def place(self, values: Tensor, device: torch.device | None = None) -> Tensor:
+        """Put them on the backend's device, if on no other."""
+        offset = 1 + 2 * (len(self.buffers) % 5)
+        buffer = torch.full((values.numel() + 128,), 1, device=device or self.device)
+        buffer = buffer.to(values.dtype)
+        place = buffer[offset : offset + values.numel()].view(values.shape)
+        place.copy_(values)
+        self.buffers.append(buffer)
+        return place
+
+    def packed(self, *shape: int) -> Tensor:
+        """Make a packed tensor full of garbage."""
+        return self.place(torch.full((*shape, BLOCK_WORDS), 0x5A5A_F0F0_1234_5677))
+
+
+Run = Callable[[Kernels, Generator, Memory], Tensor | Sequence[Tensor] | None]
+_expected: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+
+
+def run_case(backend: Backend, case: str, run: Run) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the results, and the memory that they were made in."""
+    memory = Memory(backend.device)
+    generator = torch.Generator().manual_seed(zlib.crc32(case.encode()))
+    result = run(backend.kernels, generator, memory)
+    results = [] if result is None else [result] if isinstance(result, Tensor) else list(result)
+    for place, tensor in enumerate(results):
+        assert tensor.device.type == backend.device.type, f"{backend}, {case}, result {place}"
+    return results, memory.buffers
+
+
+def conform(backend: Backend, case: str, run: Run) -> list[Tensor]:
+    """Run a case with the reference on the CPU and with a backend, and compare.
+
+    Returns:
+        What the op returned.
+    """
+    if case not in _expected:
+        _expected[case] = run_case(TRUTH, case, run)
+    expected = _expected[case]
+    if backend is CORES[-1]:
+        del _expected[case]
+    found = run_case(backend, case, run)
+    for what, ours, theirs in zip(("result", "buffer"), expected, found, strict=True):
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            difference = find_difference(one, other)
+            assert not difference, f"{backend}, {case}, {what} {place}: {difference}"
+    return expected[0]
+
+
+def find_difference(expected: Tensor, actual: Tensor) -> str:
+    form, found = (expected.dtype, expected.shape), (actual.dtype, actual.shape)
+    if form != found:
+        return f"expected {form}, got {found}"
+    one, other = bits_of(expected), bits_of(actual.cpu())
+    if torch.equal(one, other):
+        return ""
+    where = (one != other).nonzero()
+    first = int(where[0])
+    return (
+        f"{expected.dtype}, {len(where)} of {one.numel()} elements differ, the first is [{first}]: "
+        f"expected {expected.view(-1)[first].item()!r}, got {actual.view(-1)[first].item()!r}"
+    )
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """View as integers, all NaN alike."""
+    if not tensor.is_floating_point():
+        return tensor.view(-1)
+    bits = tensor.view(-1).view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    )
+    return bits.masked_fill(tensor.view(-1).isnan(), -1)
+
+
+def make_bucket(sizes: Sequence[int], n_shards: int = 1) -> Bucket:
+    words = [count_words(size) for size in sizes]
+    starts = itertools.accumulate(words[:-1], initial=0)
+    slots = [
+        Slot(f"p{index}", size, start + 999_999_937, start)
+        for index, (size, start) in enumerate(zip(sizes, starts, strict=True))
+    ]
+    return Bucket(0, tuple(range(len(sizes))), tuple(slots), n_shards)
+
+
+def draw(generator: Generator, n: int, dtype: torch.dtype, *, wild: bool = False) -> Tensor:
+    """Draw numbers of many sizes with zeros, denormals and huge ones; wild: up to inf and NaN."""
+    if n > DRAWN_ELEMENTS:
+        row = draw(generator, DRAWN_ELEMENTS, dtype, wild=wild)
+        return row.repeat(-(-n // DRAWN_ELEMENTS))[:n]
+    limits = torch.finfo(dtype)
+    denormal = limits.tiny * limits.eps
+    edges = [0.0, -0.0, denormal, -3 * denormal, limits.tiny, -limits.tiny, limits.max / 8, 1.0]
+    if wild:
+        edges += [limits.max, limits.min, float("inf"), -float("inf"), float("nan")]
+    edge = torch.tensor(edges, dtype=torch.float64).to(dtype)
+    choice = torch.randint(0, len(edges), (n,), generator=generator)
+    scale = torch.exp(4 * torch.randn(n, generator=generator)).clamp(max=1000)
+    usual = (torch.randn(n, generator=generator) * scale).to(dtype)
+    return torch.where(torch.rand(n, generator=generator) < 0.25, edge[choice], usual)
+
+
+def make_segments(
+    bucket: Bucket,
+    generator: Generator,
+    memory: Memory,
+    *,
+    dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
+    wild: bool = False,
+) -> list[Segment]:
+    """Make segments; with several of them, some abstain. Wild ones are wild in part."""
+    segments = []
+    for index, slot in enumerate(bucket.slots):
+        n = slot.n_elements
+        is_wild = wild and (len(bucket.slots) == 1 or index % 3 == 0)
+        grad = draw(generator, n, dtypes[0], wild=is_wild)
+        exp_avg = draw(generator, n, dtypes[1])
+        # Every seventh direction is exactly 0 where betas are 0.5.
+        exp_avg[::7] = -grad[::7].to(dtypes[1])
+        segments.append(
+            Segment(
+                slot,
+                memory.place(draw(generator, n, dtypes[0], wild=is_wild)),
+                memory.place(grad) if index % 5 != 4 else None,
+                memory.place(exp_avg),
+                HYPER[(index + n) % len(HYPER)],
+            )
+        )
+    return segments
+
+
+def draw_words(generator: Generator, *shape: int) -> Tensor:
+    """Draw packed bits, on the CPU."""
+    low = torch.randint(-(2**63), 2**63 - 1, (*shape, BLOCK_WORDS), generator=generator)
+    return low ^ torch.randint(0, 2, low.shape, generator=generator)

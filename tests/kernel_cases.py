@@ -1,0 +1,247 @@
+"""Cases of the ops for ``conformance.conform``: a name, and what to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from backends import CPU
+from conformance import (
+    DTYPES,
+    MANY,
+    Memory,
+    Run,
+    draw,
+    draw_words,
+    make_bucket,
+    make_segments,
+)
+from distlion.kernels import PARAM_DTYPES, Coin, Kernels, ReplyFormat, Segment
+from distlion.layout import Bucket
+
+ZERO = Coin(0x0123456789ABCDEF)
+TIE = Coin(0xFEDCBA9876543210, inverted=True)
+ROUNDING = Coin(0x243F6A8885A308D3)
+
+
+# Encoding.
+
+Encode = Callable[[Kernels, Sequence[Segment], Tensor], Tensor]
+
+
+def levels_encoder(norm: str, step: float) -> Encode:
+    return lambda k, segments, out: k.encode_levels(
+        segments,
+        ZERO,
+        norm=norm,  # type: ignore[arg-type]
+        step=step,
+        out=out,
+    )
+
+
+ENCODERS: dict[str, tuple[int, Encode]] = {
+    "signs": (1, lambda k, segments, out: k.encode_signs(segments, ZERO, out=out)),
+    "signs, coin inverted": (1, lambda k, segments, out: k.encode_signs(segments, TIE, out=out)),
+    "ternary": (2, lambda k, segments, out: k.encode_ternary(segments, out=out)),
+    "directions in float32": (
+        32,
+        lambda k, segments, out: k.encode_directions(segments, dtype=torch.float32, out=out),
+    ),
+    "directions in bfloat16": (
+        16,
+        lambda k, segments, out: k.encode_directions(segments, dtype=torch.bfloat16, out=out),
+    ),
+    "levels, 4 planes, l1": (4, levels_encoder("l1", 0.5)),
+    "levels, 3 planes, linf": (3, levels_encoder("linf", 0.1)),
+}
+
+
+def encoding(
+    encoder: str, sizes: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], *, wild: bool
+) -> tuple[str, Run]:
+    planes, encode = ENCODERS[encoder]
+    if "l1" in encoder:  # a mean needs an element
+        sizes = [size for size in sizes if size] or [1]
+
+    def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
+        bucket = make_bucket(sizes, n_shards=2)
+        segments = make_segments(bucket, g, m, dtypes=dtypes, wild=wild)
+        flags = encode(k, segments, m.packed(bucket.n_blocks, planes))
+        return flags, k.check_finite(k.gather(segments))
+
+    return f"{encoder} {tuple(sizes)} {dtypes} wild={wild}", run
+
+
+# Counting.
+
+Count = Callable[[Kernels, Tensor, Tensor, Bucket, int, Tensor], None]
+
+
+def directions_counter(dtype: torch.dtype) -> Count:
+    return lambda k, votes, present, bucket, first, out: k.sum_directions(
+        votes, present, bucket, first, dtype=dtype, out=out
+    )
+
+
+def count_levels(
+    k: Kernels, votes: Tensor, present: Tensor, bucket: Bucket, first: int, out: Tensor
+) -> None:
+    k.count_levels(votes, present, bucket, first, TIE, out=out)
+
+
+COUNTERS: dict[str, tuple[int, int, Count]] = {
+    "signs": (
+        1,
+        1,
+        lambda k, votes, present, bucket, first, out: k.count_signs(
+            votes, present, bucket, first, TIE, out=out
+        ),
+    ),
+    "signs without coin": (
+        1,
+        2,
+        lambda k, votes, present, bucket, first, out: k.count_signs(
+            votes, present, bucket, first, None, out=out
+        ),
+    ),
+    "ternary": (
+        2,
+        2,
+        lambda k, votes, present, bucket, first, out: k.count_ternary(
+            votes, present, bucket, first, out=out
+        ),
+    ),
+    "ones": (
+        1,
+        0,
+        lambda k, votes, present, bucket, first, out: k.count_ones(
+            votes, present, bucket, first, out=out
+        ),
+    ),
+    "directions in float32": (32, 2, directions_counter(torch.float32)),
+    "directions in bfloat16": (16, 2, directions_counter(torch.bfloat16)),
+    **{f"levels of {planes} planes": (planes, 1, count_levels) for planes in range(1, 9)},
+}
+
+
+def draw_votes(counter: str, n_workers: int, n_blocks: int, *, ties: bool, g: Generator) -> Tensor:
+    """Draw votes of every kind, those that no encoder writes too; ties: half against half."""
+    planes = COUNTERS[counter][0]
+    votes = draw_words(g, n_workers, n_blocks, planes)
+    half = n_workers // 2
+    if "directions" in counter:
+        dtype = torch.float32 if planes == 32 else torch.bfloat16
+        values = votes.view(-1).view(dtype)
+        drawn = draw(g, values.numel(), dtype, wild=True)
+        finite = torch.rand(values.numel(), generator=g) < 0.95
+        values.copy_(torch.where(drawn.isfinite() | ~finite, drawn, torch.ones((), dtype=dtype)))
+        if ties:
+            rows = values.view(n_workers, -1)
+            rows[half : 2 * half] = -rows[:half]
+    elif ties:
+        votes[half : 2 * half] = votes[:half]
+        votes[half : 2 * half, :, 0] = ~votes[:half, :, 0]
+    return votes
+
+
+def counting(
+    counter: str,
+    n_workers: int,
+    sizes: Sequence[int],
+    *,
+    shard: tuple[int, int] = (0, 1),
+    ties: bool = False,
+    share: float = 1.0,
+) -> tuple[str, Run]:
+    """Count shard `shard[0]` of `shard[1]`; each worker is present for a `share` of parameters."""
+    _, planes, count = COUNTERS[counter]
+
+    def run(k: Kernels, g: Generator, m: Memory) -> None:
+        bucket = make_bucket(sizes, n_shards=shard[1])
+        n_blocks = bucket.shard_blocks
+        present = torch.rand(n_workers, len(sizes), generator=g) < share
+        if share < 1:
+            present[:, ::4] = False  # nobody
+        votes = m.place(draw_votes(counter, n_workers, n_blocks, ties=ties, g=g))
+        out = m.packed(n_blocks, planes or n_workers.bit_length())
+        # Presence is read on the host, whatever the backend.
+        count(k, votes, m.place(present, CPU), bucket, shard[0] * n_blocks, out)
+
+    return f"{counter}, {n_workers} workers {tuple(sizes)} {shard} ties={ties} {share}", run
+
+
+# Committing.
+
+REPLIES = (
+    (ReplyFormat.SIGN, 1),
+    (ReplyFormat.TERNARY, 2),
+    (ReplyFormat.COUNT, 1),
+    (ReplyFormat.COUNT, 3),
+    (ReplyFormat.COUNT, 13),
+)
+
+
+def committing(
+    op: str,
+    sizes: Sequence[int],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    reply_format: ReplyFormat,
+    planes: int,
+    *,
+    rounding: Coin | None = None,
+    wild: bool = False,
+) -> tuple[str, Run]:
+    def run(k: Kernels, g: Generator, m: Memory) -> None:
+        bucket = make_bucket(sizes, n_shards=2)
+        segments: Sequence[Segment] = make_segments(bucket, g, m, dtypes=dtypes, wild=wild)
+        if len(sizes) > 1:
+            segments = k.gather(segments)
+        reply = m.place(draw_words(g, bucket.n_blocks, planes))
+        most = 2**planes - 1 if reply_format is ReplyFormat.COUNT else 1
+        present = torch.randint(1, most + 1, (len(sizes),), generator=g).tolist()
+        if len(sizes) > 1:
+            present[1::4] = [0] * len(present[1::4])
+        if op == "update_momentum":
+            k.update_momentum(segments, present)
+        elif op == "step_alone":
+            k.step_alone(segments, rounding=rounding)
+        else:
+            move = k.commit if op == "commit" else k.apply_reply
+            move(segments, present, reply, reply_format=reply_format, rounding=rounding)
+
+    name = f"{op} {tuple(sizes)} {dtypes} {reply_format} {planes} {rounding} wild={wild}"
+    return name, run
+
+
+# All of them.
+
+
+def checking() -> Iterator[tuple[str, Run]]:
+    """One case for each op that only looks, but for ``checksums``."""
+    yield "coin of 100 words", lambda k, g, m: k.coin(TIE, 7, 100, device=m.device)
+    for dtype in (*PARAM_DTYPES, torch.uint8):
+        yield (
+            f"digests of ones, {dtype}",
+            lambda k, g, m, d=dtype: k.digests([m.place(torch.ones(n, dtype=d)) for n in (999, 5)]),
+        )
+    for dtype in PARAM_DTYPES:
+        yield (
+            f"square sums of ones, {dtype}",
+            lambda k, g, m, d=dtype: k.square_sums(m.place(torch.ones(4099, dtype=d))),
+        )
+
+
+def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:
+    """One case for each op but ``checksums``, which tests of its own compare."""
+    dtypes = (torch.bfloat16, torch.float32)
+    for encoder in ENCODERS:
+        for wild in (False, True):
+            yield encoding(encoder, sizes, dtypes, wild=wild)
+    for counter in COUNTERS:
+        yield counting(counter, 4, sizes, shard=(1, 2), share=0.7)
+    for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
+        for pair in DTYPES:
+            yield committing(op, sizes, pair, ReplyFormat.COUNT, 3, rounding=ROUNDING)
+    yield from checking()

@@ -1,0 +1,50 @@
+"""Every backend counts what the reference on the CPU does: bitwise identical."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import Backend, over_others
+from conformance import BIG, BUCKETS, MANY, conform
+from kernel_cases import COUNTERS, counting
+
+WORKERS = (1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 1000, 4096)
+over_counters = pytest.mark.parametrize("counter", COUNTERS)
+
+
+@over_others
+@over_counters
+def test_counts_of_any_number_of_workers_are_equal(counter: str, backend: Backend) -> None:
+    for n_workers in WORKERS:
+        sizes = (65, 3, 0, 64, 130, 1, 1, 7) if n_workers < 1000 else (65, 3, 64)
+        conform(backend, *counting(counter, n_workers, sizes))
+        conform(backend, *counting(counter, n_workers, sizes, ties=True))
+        conform(backend, *counting(counter, n_workers, sizes, share=0.6))
+
+
+@over_others
+@over_counters
+def test_counts_of_any_size_are_equal(counter: str, backend: Backend) -> None:
+    for sizes in BUCKETS:
+        conform(backend, *counting(counter, 4, sizes, ties=True))
+        conform(backend, *counting(counter, 3, sizes, share=0.7))
+
+
+@over_others
+@over_counters
+def test_counts_of_shards_are_equal(counter: str, backend: Backend) -> None:
+    for n_shards in (2, 3, 7):
+        for shard in range(n_shards):
+            conform(backend, *counting(counter, 4, MANY, shard=(shard, n_shards), ties=True))
+            conform(backend, *counting(counter, 5, MANY, shard=(shard, n_shards), share=0.5))
+
+
+@over_others
+@pytest.mark.parametrize("counter", [name for name in COUNTERS if "levels of" not in name])
+def test_a_million_counts_are_equal(counter: str, backend: Backend) -> None:
+    conform(backend, *counting(counter, 2, BIG))
+
+
+@over_others
+def test_a_million_counts_of_levels_are_equal(backend: Backend) -> None:
+    conform(backend, *counting("levels of 3 planes", 2, BIG))
