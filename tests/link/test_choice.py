@@ -2,11 +2,9 @@ import itertools
 
 import pytest
 
-from distlion.errors import UnsupportedTypeError
-from distlion.exchange import AllGather, AllReduce, ParameterServer
+from distlion.exchange import PATTERNS, AllGather, AllReduce, ByteCount, ParameterServer
 from distlion.layout import BucketShape
 from distlion.link import (
-    PATTERNS,
     LinkModel,
     choose_exchange,
     count_overlap_buckets,
@@ -16,7 +14,7 @@ from distlion.link import (
 SLOW = LinkModel(latency_s=0.0, rate_bit_per_s=8.0)
 """One byte takes one second, and nothing else takes time."""
 
-patterns = pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+patterns = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=repr)
 
 
 def make_shape(n_shards, vote_bytes=64, reply_bytes=64, n_params=1):
@@ -92,7 +90,7 @@ def test_large_bucket_takes_direct():
 def test_tiny_bucket_of_three_takes_one_round_less_by_gather():
     shape = make_shape(3)
     link = LinkModel(latency_s=1e-3, rate_bit_per_s=1e9)
-    seconds = {repr(p): exchange_seconds(p, shape, link) for p in PATTERNS}
+    seconds = {repr(p): exchange_seconds(p, shape, link) for p in PATTERNS.values()}
     assert seconds[repr(choose_exchange(shape, link))] == min(seconds.values())
     assert choose_exchange(shape, link) != AllReduce()
 
@@ -101,12 +99,16 @@ def test_equal_seconds_go_to_direct():
     assert choose_exchange(make_shape(1), LinkModel(1e-4, 1e9)) == AllReduce()
 
 
-def test_unknown_pattern_is_an_error():
-    class Other(AllReduce):
-        pass
+def test_a_pattern_of_the_registry_is_a_choice(monkeypatch):
+    class Instant(AllReduce):
+        def rounds(self, shape):
+            return 0
 
-    with pytest.raises(UnsupportedTypeError, match="Other"):
-        exchange_seconds(Other(), make_shape(2), SLOW)
+        def plan(self, shape, rank):
+            return ByteCount()
+
+    monkeypatch.setitem(PATTERNS, "instant", Instant())
+    assert choose_exchange(make_shape(2), LinkModel(1e-4, 1e9)) == Instant()
 
 
 @pytest.mark.parametrize(("rate_bit_per_s", "n_buckets"), [(1e6, 4), (1e8, 3), (1e11, 2)])

@@ -1,7 +1,8 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion.link import PATTERNS, LinkModel
+from distlion.exchange import PATTERNS
+from distlion.link import LinkModel
 from distlion.planning import CPU, RIVALS, RULES, Scenario, compare_methods, find_rate, speed_up
 
 LION_CUB = Scenario(

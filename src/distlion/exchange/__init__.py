@@ -7,6 +7,7 @@ from distlion.exchange.base import (
     Exchange,
     Reducer,
     Reply,
+    Work,
     empty,
     fire_framed,
 )
@@ -26,6 +27,7 @@ from distlion.exchange.node_frames import NodeFrames
 from distlion.exchange.numbers import gather_numbers, gather_sample, plan_numbers, plan_sample
 from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
+from distlion.exchange.registry import PATTERNS, parse_pattern
 from distlion.exchange.verdict import (
     Verdict,
     find_errors,
@@ -40,6 +42,7 @@ from distlion.exchange.watch import PeerWatch, watch_peers
 __all__ = [
     "MAX_WORKERS",
     "MOST_BYTES_AT_ONCE",
+    "PATTERNS",
     "PROTOCOL_VERSION",
     "AllGather",
     "AllReduce",
@@ -60,12 +63,14 @@ __all__ = [
     "Reply",
     "Status",
     "Verdict",
+    "Work",
     "empty",
     "find_errors",
     "fire_framed",
     "gather_numbers",
     "gather_sample",
     "minority",
+    "parse_pattern",
     "plan_numbers",
     "plan_sample",
     "read_chunks",

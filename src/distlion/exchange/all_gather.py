@@ -13,6 +13,7 @@ from distlion.exchange.base import (
     Exchange,
     Reducer,
     Reply,
+    Work,
     empty,
     fire_counted,
     fire_framed,
@@ -23,7 +24,7 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.link import ByteCount, Link, all_gather_rounds
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import judge_chunks
 from distlion.layout import BucketShape
@@ -42,11 +43,23 @@ class AllGather(Exchange):
     """
 
     transfers: ClassVar[int] = 1
+    both_ways: ClassVar[bool] = True
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
         n_bytes = peers * shape.whole_vote_chunk.n_bytes
         return ByteCount(n_bytes, n_bytes, peers)
+
+    def rounds(self, shape: BucketShape) -> int:
+        return all_gather_rounds(shape.n_shards, shape.whole_vote_chunk.n_bytes)
+
+    def work(self, shape: BucketShape) -> Work:
+        n = shape.n_shards
+        return Work(frames_written=1, frames_read=n, counted_bytes=n * n * shape.vote_bytes)
+
+    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
+        """Equation: (N - 1) u."""
+        return float((n_workers - 1) * vote_bits)
 
     def exchange(
         self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer

@@ -13,6 +13,7 @@ from distlion.exchange.base import (
     Exchange,
     Reducer,
     Reply,
+    Work,
     empty,
     fire_counted,
     fire_framed,
@@ -26,7 +27,7 @@ from distlion.exchange.frame import (
     write_chunk,
     write_chunks,
 )
-from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.link import ONE_ROUND, ByteCount, Link, all_gather_rounds
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
 from distlion.layout import BucketShape, ChunkShape
@@ -43,11 +44,23 @@ class AllReduce(Exchange):
     """
 
     transfers: ClassVar[int] = 2
+    both_ways: ClassVar[bool] = True
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
         n_bytes = peers * (shape.vote_chunk.n_bytes + shape.reply_chunk.n_bytes)
         return ByteCount(n_bytes, n_bytes, 2 * peers)
+
+    def rounds(self, shape: BucketShape) -> int:
+        return ONE_ROUND + all_gather_rounds(shape.n_shards, shape.reply_chunk.n_bytes)
+
+    def work(self, shape: BucketShape) -> Work:
+        n = shape.n_shards
+        return Work(frames_written=n + 1, frames_read=2 * n, counted_bytes=n * shape.vote_bytes)
+
+    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
+        """Equation: (N - 1) / N * (u + d)."""
+        return (n_workers - 1) / n_workers * (vote_bits + reply_bits)
 
     def exchange(
         self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer

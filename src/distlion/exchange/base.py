@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,20 +68,56 @@ class Reply:
     gradient_digests: tuple[int, ...] = ()
 
 
+class Work(NamedTuple):
+    """What the busiest rank computes in one exchange.
+
+    Attributes:
+        frames_written: Chunks that it frames.
+        frames_read: Chunks that it checks.
+        counted_bytes: Bytes of votes that it counts.
+    """
+
+    frames_written: int
+    frames_read: int
+    counted_bytes: int
+
+
 class Exchange(ABC):
     """A pattern: which bytes go to whom.
 
-    Patterns never look into a payload, and all of them return the same bits.
+    Patterns never look into a payload, and all of them return the same bits. They are frozen
+    dataclasses without state; a pattern's ``repr`` rebuilds it.
 
-    Patterns are frozen dataclasses without state; a pattern's ``repr`` rebuilds it.
+    What a pattern costs it declares itself: ``plan`` is exact and tested against what is sent, the
+    rest is what the cost model reads. Ranks other than the first and the last may not be busier.
     """
 
     transfers: ClassVar[int]
     """How many transfers an exchange waits for."""
+    both_ways: ClassVar[bool]
+    """Whether the busiest rank sends and receives at the same time."""
 
     @abstractmethod
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
+
+    @abstractmethod
+    def rounds(self, shape: BucketShape) -> int:
+        """Count the rounds, one after the other, of one bucket of several workers."""
+
+    @abstractmethod
+    def work(self, shape: BucketShape) -> Work:
+        """Declare what the busiest rank computes for one bucket of several workers."""
+
+    @abstractmethod
+    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
+        """Return the bits for each element that the busiest rank sends, frames and padding aside.
+
+        Args:
+            vote_bits: u, bits of a vote on one element.
+            reply_bits: d, bits of the reply on it.
+            n_workers: N; 1 sends nothing.
+        """
 
     @abstractmethod
     def exchange(

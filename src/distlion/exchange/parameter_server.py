@@ -14,6 +14,7 @@ from distlion.exchange.base import (
     Exchange,
     Reducer,
     Reply,
+    Work,
     empty,
     fire_framed,
 )
@@ -24,7 +25,7 @@ from distlion.exchange.frame import (
     read_chunk,
     write_chunk,
 )
-from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.link import ONE_ROUND, ByteCount, Link
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, decode_verdict, encode_verdict, with_verdict
 from distlion.layout import BucketShape
@@ -44,6 +45,8 @@ class ParameterServer(Exchange):
     """
 
     transfers: ClassVar[int] = 2
+    # The server has all votes before it sends the first reply.
+    both_ways: ClassVar[bool] = False
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         vote_bytes, reply_bytes = shape.whole_vote_chunk.n_bytes, shape.whole_reply_chunk.n_bytes
@@ -51,6 +54,18 @@ class ParameterServer(Exchange):
         if rank == SERVER:
             return ByteCount(peers * reply_bytes, peers * vote_bytes, peers)
         return ByteCount(vote_bytes, reply_bytes, 1)
+
+    def rounds(self, shape: BucketShape) -> int:
+        return 2 * ONE_ROUND
+
+    def work(self, shape: BucketShape) -> Work:
+        n = shape.n_shards
+        return Work(frames_written=2, frames_read=n, counted_bytes=n * n * shape.vote_bytes)
+
+    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
+        """Equation: max(u, (N - 1) d); 0 for N = 1."""
+        peers = n_workers - 1
+        return float(max(vote_bits, peers * reply_bits) if peers else 0)
 
     def exchange(
         self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer

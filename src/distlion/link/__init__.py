@@ -1,8 +1,6 @@
 """The link that votes cross: its model, its measurement, and the pattern that suits it."""
 
 from distlion.link.choice import (
-    PATTERNS,
-    SCHEDULES,
     choose_exchange,
     count_overlap_buckets,
     exchange_seconds,
@@ -14,8 +12,6 @@ from distlion.link.probe import LinkProbe, agree_on_model, probe_link, probe_ran
 __all__ = [
     "ETHERNET_BYTES",
     "ETHERNET_MTU",
-    "PATTERNS",
-    "SCHEDULES",
     "LinkModel",
     "LinkProbe",
     "agree_on_model",

@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from distlion.errors import UnsupportedTypeError
-from distlion.exchange import (
-    MOST_BYTES_AT_ONCE,
-    AllGather,
-    AllReduce,
-    Exchange,
-    ParameterServer,
-)
+from distlion.exchange import PATTERNS, AllReduce, Exchange
 from distlion.layout import BucketShape
 from distlion.link.link_model import LinkModel
 
 LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS = 2, 4
 """Fewer hide nothing; more cost processor time, which 4 ranks on 2 cores do not have to spare."""
-
-ONE_ROUND = 1
-"""Of an all-to-all, a gather or a scatter: Gloo starts all messages at once (gloo/alltoall.cc)."""
-
-
-def all_gather_rounds(n_workers: int, chunk_bytes: int) -> int:
-    """Count the rounds of an all-gather: Gloo passes large chunks along a ring (gloo/allgather.cc).
-
-    ``Link.all_gather`` sends small ones to everybody at once.
-    """
-    return ONE_ROUND if chunk_bytes <= MOST_BYTES_AT_ONCE else n_workers - 1
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a pattern's bytes follow each other.
-
-    Attributes:
-        rounds: Number of rounds, one after the other, for a bucket of several workers.
-        both_ways: Whether the busiest rank sends and receives at the same time.
-    """
-
-    rounds: Callable[[BucketShape], int]
-    both_ways: bool
-
-
-SCHEDULES: dict[type[Exchange], Schedule] = {
-    AllReduce: Schedule(
-        lambda shape: ONE_ROUND + all_gather_rounds(shape.n_shards, shape.reply_bytes),
-        both_ways=True,
-    ),
-    AllGather: Schedule(
-        lambda shape: all_gather_rounds(shape.n_shards, shape.n_shards * shape.vote_bytes),
-        both_ways=True,
-    ),
-    ParameterServer: Schedule(lambda shape: 2 * ONE_ROUND, both_ways=False),
-}
-"""The one place that says how many rounds each pattern takes."""
-
-PATTERNS: tuple[Exchange, ...] = (AllReduce(), AllGather(), ParameterServer())
-"""Those to choose from; of equally fast ones the first is taken."""
 
 
 def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> float:
@@ -69,22 +21,11 @@ def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> 
         T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
         bytes: of the larger direction where a rank sends and receives at once over a full-duplex
         link, of both otherwise; exactly as ``pattern.plan`` declares them.
-
-    Raises:
-        UnsupportedTypeError: The pattern is not one of ``SCHEDULES``.
     """
-    schedule = SCHEDULES.get(type(pattern))
-    if schedule is None:
-        known = ", ".join(sorted(kind.__name__ for kind in SCHEDULES))
-        raise UnsupportedTypeError(f"pattern {pattern!r} has no schedule; known: {known}")
     if shape.n_shards == 1:
         return 0.0
-    rounds = schedule.rounds(shape)
-    # Rank 0 may be special, as under Server; all others are alike.
-    return max(
-        _rank_seconds(pattern, shape, link, rank=rank, rounds=rounds, both_ways=schedule.both_ways)
-        for rank in (0, shape.n_shards - 1)
-    )
+    # The first rank may be special, as under ParameterServer; all others are alike.
+    return max(_rank_seconds(pattern, shape, link, rank) for rank in (0, shape.n_shards - 1))
 
 
 def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
@@ -92,20 +33,12 @@ def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
 
     Ranks that give equal arguments get equal answers.
     """
-    return min(PATTERNS, key=lambda pattern: exchange_seconds(pattern, shape, link))
+    return min(PATTERNS.values(), key=lambda pattern: exchange_seconds(pattern, shape, link))
 
 
-def _rank_seconds(
-    pattern: Exchange,
-    shape: BucketShape,
-    link: LinkModel,
-    *,
-    rank: int,
-    rounds: int,
-    both_ways: bool,
-) -> float:
-    plan = pattern.plan(shape, rank)
-    if both_ways:
+def _rank_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, rank: int) -> float:
+    plan, rounds = pattern.plan(shape, rank), pattern.rounds(shape)
+    if pattern.both_ways:
         transfer_s = link.transfer_s(plan.sent_bytes, plan.received_bytes)
     else:
         transfer_s = link.transfer_s(plan.sent_bytes, 0) + link.transfer_s(0, plan.received_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distlion.link import PATTERNS as CHOICES
+from distlion.exchange import PATTERNS as CHOICES
 from distlion.link import LinkModel
 from distlion.netlab.method_names import (
     DDP_FP16,
@@ -60,7 +60,7 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
         return None
     method = parse_vote_method(name)
     given = PATTERNS[method.pattern]
-    choices = CHOICES if given == "auto" else (given,)
+    choices = tuple(CHOICES.values()) if given == "auto" else (given,)
     rule = RULES[method.rule]()
     return min(
         forecast_votes(scenario, rule, pattern, overlap=method.overlap).step_s

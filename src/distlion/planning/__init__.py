@@ -25,7 +25,7 @@ from distlion.planning.planner import (
 )
 from distlion.planning.rate import format_rate, parse_rate
 from distlion.planning.scenario import MAX_NODES, NVLINK, PCIE, Scenario
-from distlion.planning.votes import bits_sent, forecast_votes
+from distlion.planning.votes import forecast_votes
 
 __all__ = [
     "CPU",
@@ -48,7 +48,6 @@ __all__ = [
     "Scenario",
     "WorkerReport",
     "advise",
-    "bits_sent",
     "build_record",
     "compare_methods",
     "count_cores",

@@ -17,7 +17,7 @@ from distlion.aggregation import (
     TernaryVote,
 )
 from distlion.errors import InvalidArgumentError
-from distlion.link.choice import PATTERNS
+from distlion.exchange import PATTERNS
 from distlion.planning.all_reduce import RIVALS, GradientAllReduce, forecast_all_reduce
 from distlion.planning.forecast import Forecast
 from distlion.planning.scenario import MAX_NODES, Scenario
@@ -74,7 +74,7 @@ def compare_methods(scenario: Scenario) -> Comparison:
     forecasts += [
         forecast_votes(scenario, rule, pattern, overlap=overlap)
         for rule in RULES
-        for pattern in PATTERNS
+        for pattern in PATTERNS.values()
         for overlap in (True, False)
     ]
     return Comparison(scenario, tuple(sorted(forecasts, key=lambda forecast: forecast.step_s)))
@@ -84,7 +84,7 @@ def fastest_vote(scenario: Scenario, rule: Aggregation) -> Forecast:
     """Forecast a rule under its fastest pattern, with overlap or without."""
     forecasts = [
         forecast_votes(scenario, rule, pattern, overlap=overlap)
-        for pattern in PATTERNS
+        for pattern in PATTERNS.values()
         for overlap in (True, False)
     ]
     return min(forecasts, key=lambda forecast: forecast.step_s)

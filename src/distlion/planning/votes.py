@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distlion.aggregation import Aggregation
-from distlion.errors import UnsupportedTypeError
-from distlion.exchange import AllGather, AllReduce, Exchange, ParameterServer
+from distlion.exchange import Exchange
 from distlion.layout import BucketShape, shape_momenta
 from distlion.link.choice import count_overlap_buckets, exchange_seconds
 from distlion.planning.forecast import Forecast, Load, make_forecast
@@ -21,28 +20,6 @@ BUCKET_ELEMENTS = 1 << 26
 
 _GRAD_BYTES = 4
 _SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}
-
-
-def bits_sent(rule: Aggregation, pattern: Exchange, n_workers: int) -> float:
-    """Return the bits for each parameter that the busiest rank sends, frames and padding aside.
-
-    Equation:
-        AllReduce: (N - 1) / N * (u + d)    AllGather: (N - 1) u
-        ParameterServer: max(u, (N - 1) d)
-        u and d are the bits of a vote and of a reply, N is ``n_workers``; 0 for N = 1.
-
-    Raises:
-        UnsupportedTypeError: The pattern is none of these.
-    """
-    peers, up, down = n_workers - 1, rule.vote_planes, rule.reply_planes(n_workers)
-    match pattern:
-        case AllReduce():
-            return peers / n_workers * (up + down)
-        case AllGather():
-            return float(peers * up)
-        case ParameterServer():
-            return float(max(up, peers * down) if peers else 0)
-    raise UnsupportedTypeError(f"pattern {pattern!r} has no closed form")
 
 
 def forecast_votes(
@@ -133,21 +110,14 @@ def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
 
 def _exchange_arithmetic_s(machine: Machine, pattern: Exchange, shape: BucketShape) -> float:
     """Return the seconds in which the busiest rank counts votes and writes and reads frames."""
-    n = shape.n_shards
-    if n == 1:
+    if shape.n_shards == 1:
         return 0.0
-    whole_votes = n * n * shape.vote_bytes
-    written, read, counted = {
-        AllReduce: (n + 1, 2 * n, n * shape.vote_bytes),
-        AllGather: (1, n, whole_votes),
-        ParameterServer: (2, n, whole_votes),
-    }[type(pattern)]
-    plan = pattern.plan(shape, 0)
+    work, plan = pattern.work(shape), pattern.plan(shape, 0)
     return (
-        counted / machine.count_bytes_per_s
+        work.counted_bytes / machine.count_bytes_per_s
         + (plan.sent_bytes + plan.received_bytes) / machine.frame_bytes_per_s
-        + written * machine.write_frame_s
-        + read * machine.read_frame_s
+        + work.frames_written * machine.write_frame_s
+        + work.frames_read * machine.read_frame_s
     )
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from distlion.aggregation import Aggregation
 from distlion.exchange import AllReduce
-from distlion.link import SCHEDULES
 from distlion.optim import MomentumSync
 from distlion.virtual import VirtualBaseline, VirtualCluster
 
@@ -126,7 +125,7 @@ def _count_rounds(entry: Entry, aggregation: Aggregation, *, syncs: bool) -> int
     if entry.workers == 1:
         return 0
     shape = aggregation.shape_of(entry.n_elements, entry.workers)
-    return SCHEDULES[AllReduce].rounds(shape) * (2 if syncs else 1)
+    return AllReduce().rounds(shape) * (2 if syncs else 1)
 
 
 @dataclass(frozen=True)

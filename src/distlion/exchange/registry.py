@@ -1,0 +1,31 @@
+"""All patterns, by the names that commands take: the one list of them."""
+
+from __future__ import annotations
+
+from distlion.errors import InvalidArgumentError
+from distlion.exchange.all_gather import AllGather
+from distlion.exchange.all_reduce import AllReduce
+from distlion.exchange.base import Exchange
+from distlion.exchange.parameter_server import ParameterServer
+
+PATTERNS: dict[str, Exchange] = {
+    "all-reduce": AllReduce(),
+    "all-gather": AllGather(),
+    "parameter-server": ParameterServer(),
+}
+"""A new pattern is one file, its test, and one line here.
+
+The optimizer's "auto", the commands, the planner and the tests read this list; of equally fast
+patterns "auto" takes the first.
+"""
+
+
+def parse_pattern(name: str) -> Exchange:
+    """Return the pattern of a name. "auto" is none: whoever takes it handles it before.
+
+    Raises:
+        InvalidArgumentError: No pattern is called so.
+    """
+    if name not in PATTERNS:
+        raise InvalidArgumentError(f"pattern {name!r}: expected one of {', '.join(PATTERNS)}")
+    return PATTERNS[name]
