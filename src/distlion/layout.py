@@ -93,7 +93,7 @@ class Bucket:
         n_words = self.slots[-1].bucket_word + self.slots[-1].n_words if self.slots else 0
         return -(-n_words // (BLOCK_WORDS * self.n_shards))
 
-    @property
+    @functools.cached_property
     def n_blocks(self) -> int:
         """Blocks of the whole bucket, padding included."""
         return self.shard_blocks * self.n_shards

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlion.exchange.frame import (
-    CHECKSUM,
+    CHECKSUM_BYTES,
     FIELDS,
     HEADER_TYPE,
     ChunkKind,
@@ -16,7 +16,10 @@ from distlion.exchange.frame import (
     read_chunk,
     write_chunk,
 )
+from distlion.kernels import choose_kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
+
+KERNELS = choose_kernels(torch.device("cpu"))
 
 HEADER = Header(
     ChunkKind.VOTE,
@@ -35,12 +38,12 @@ HEADER = Header(
 def make_chunk(shape: ChunkShape, header: Header, present: torch.Tensor) -> torch.Tensor:
     chunk = torch.full((shape.n_bytes,), 255, dtype=torch.uint8)
     payload = torch.arange(shape.payload_bytes, dtype=torch.int64).to(torch.uint8)
-    write_chunk(chunk, shape, header, present, payload)
+    write_chunk(KERNELS, chunk, shape, header, present, payload)
     return chunk
 
 
 def test_a_header_takes_64_bytes() -> None:
-    assert FIELDS.size + CHECKSUM.size == HEADER_TYPE.itemsize == HEADER_BYTES == 64
+    assert FIELDS.size + CHECKSUM_BYTES == HEADER_TYPE.itemsize == HEADER_BYTES == 64
 
 
 @given(st.integers(1, 700), st.integers(0, 4), st.booleans())
@@ -50,7 +53,7 @@ def test_a_chunk_is_read_as_it_was_written(n_params: int, blocks: int, has_count
     highest = 65536 if has_counts else 2
     present = torch.randint(highest, (n_params,), generator=torch.Generator().manual_seed(n_params))
     chunk = make_chunk(shape, HEADER, present)
-    read = read_chunk(chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1)
+    read = read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1)
     assert read is not None
     assert read.header == HEADER
     assert torch.equal(read.present, present)
@@ -61,7 +64,7 @@ def test_gradients_travel_with_their_scale_instead_of_their_digest() -> None:
     shape = ChunkShape(n_params=3, payload_bytes=64)
     header = replace(HEADER, kind=ChunkKind.GRADIENT, grad_scale=1 / 3)
     chunk = make_chunk(shape, header, torch.tensor([1, 0, 1]))
-    read = read_chunk(chunk, shape, kind=ChunkKind.GRADIENT, bucket=2, sender=1)
+    read = read_chunk(KERNELS, chunk, shape, kind=ChunkKind.GRADIENT, bucket=2, sender=1)
     assert read is not None
     assert read.header == replace(header, gradient_digest=0)
 
@@ -72,7 +75,7 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))
     chunk[bit // 8] ^= 1 << (bit % 8)
-    assert read_chunk(chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
+    assert read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
 
 
 @given(st.binary(min_size=256, max_size=256))
@@ -80,7 +83,7 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
 def test_junk_is_no_chunk(junk: bytes) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = torch.frombuffer(bytearray(junk), dtype=torch.uint8)
-    assert read_chunk(chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
+    assert read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
 
 
 def test_a_chunk_of_another_sender_bucket_or_kind_is_refused() -> None:
@@ -91,4 +94,4 @@ def test_a_chunk_of_another_sender_bucket_or_kind_is_refused() -> None:
         (ChunkKind.VOTE, 1, 1),
         (ChunkKind.VOTE, 2, 0),
     ]:
-        assert read_chunk(chunk, shape, kind=kind, bucket=bucket, sender=sender) is None
+        assert read_chunk(KERNELS, chunk, shape, kind=kind, bucket=bucket, sender=sender) is None

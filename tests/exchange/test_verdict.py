@@ -22,8 +22,10 @@ from distlion.exchange.verdict import (
     with_verdict,
     worst_of,
 )
+from distlion.kernels import choose_kernels
 from distlion.layout import ChunkShape
 
+KERNELS = choose_kernels(torch.device("cpu"))
 OWN = Header(ChunkKind.REPLY, step=3, bucket=0, sender=0, settings=11)
 SHAPE = ChunkShape(n_params=1, payload_bytes=64)
 
@@ -37,8 +39,8 @@ def find(found: list[Header]) -> Header:
     rows = torch.empty(len(found), SHAPE.n_bytes, dtype=torch.uint8)
     for row, header in zip(rows, found, strict=True):
         payload = torch.zeros(SHAPE.payload_bytes, dtype=torch.uint8)
-        write_chunk(row, SHAPE, header, torch.ones(1, dtype=torch.bool), payload)
-    chunks = read_chunks(rows, SHAPE, kind=ChunkKind.REPLY, bucket=0)
+        write_chunk(KERNELS, row, SHAPE, header, torch.ones(1, dtype=torch.bool), payload)
+    chunks = read_chunks(KERNELS, rows, SHAPE, kind=ChunkKind.REPLY, bucket=0)
     return find_errors(chunks, OWN, range(len(found)))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.exchange.frame import (
-    CHECKSUM,
+    CHECKSUM_BYTES,
     FIELDS,
     HEADER_BYTES,
     Chunk,
@@ -291,12 +291,14 @@ def write(shape: ChunkShape, header: Header, seed: int) -> Tensor:
     chunk = torch.empty(shape.n_bytes, dtype=torch.uint8)
     present = torch.randint(1 << 16, (shape.n_params,), generator=generator)
     payload = torch.randint(256, (shape.payload_bytes,), generator=generator, dtype=torch.uint8)
-    write_chunk(chunk, shape, header, present, payload)
+    write_chunk(BACKENDS[0], chunk, shape, header, present, payload)
     return chunk
 
 
 def read(chunk: Tensor, shape: ChunkShape, header: Header) -> Chunk | None:
-    return read_chunk(chunk, shape, kind=header.kind, bucket=header.bucket, sender=header.sender)
+    return read_chunk(
+        BACKENDS[0], chunk, shape, kind=header.kind, bucket=header.bucket, sender=header.sender
+    )
 
 
 def check_chunk(chunk: Chunk, shape: ChunkShape) -> None:
@@ -313,7 +315,8 @@ def seal(chunk: Tensor) -> None:
     """Write the checksum that fits."""
     row = chunk.unsqueeze(0)
     start = REFERENCE.checksums(row[:, : FIELDS.size], 0)
-    packed = bytearray(CHECKSUM.pack(int(REFERENCE.checksums(row[:, HEADER_BYTES:], start))))
+    checksum = int(REFERENCE.checksums(row[:, HEADER_BYTES:], start))
+    packed = bytearray(checksum.to_bytes(CHECKSUM_BYTES, "little"))
     chunk[FIELDS.size : HEADER_BYTES] = torch.frombuffer(packed, dtype=torch.uint8)
 
 
@@ -363,7 +366,7 @@ def test_frames_of_random_bytes_or_of_another_shape_are_refused() -> None:
             assert read(cut, other, header) is None
         rows = torch.stack([write(shape, replace(header, sender=rank), rank) for rank in range(3)])
         rows[1] = torch.frombuffer(bytearray(repeated[: shape.n_bytes]), dtype=torch.uint8)
-        found = read_chunks(rows, shape, kind=header.kind, bucket=header.bucket)
+        found = read_chunks(BACKENDS[0], rows, shape, kind=header.kind, bucket=header.bucket)
         assert [chunk is not None for chunk in found] == [True, False, True]
 
     keep_on(fuzz)

@@ -8,7 +8,6 @@ from distlion.exchange.base import (
     Reducer,
     Reply,
     Work,
-    empty,
     fire_framed,
 )
 from distlion.exchange.frame import (
@@ -64,7 +63,6 @@ __all__ = [
     "Status",
     "Verdict",
     "Work",
-    "empty",
     "find_errors",
     "fire_framed",
     "gather_numbers",

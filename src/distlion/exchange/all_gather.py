@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from distlion import faults
 from distlion.exchange.base import (
     Ballot,
     Exchange,
     Reducer,
     Reply,
     Work,
-    empty,
     fire_counted,
     fire_framed,
 )
@@ -67,7 +67,7 @@ class AllGather(Exchange):
         """Exchange one bucket: 1 gather votes, 2 count."""
         # 1 gather votes
         chunk = write_whole_vote(link, shape, ballot)
-        received = empty(link, shape.n_shards, chunk.numel())
+        received = link.empty(shape.n_shards, chunk.numel())
         under_way = link.all_gather(received, chunk, step=ballot.header.step)
         yield
         under_way.wait()
@@ -78,11 +78,17 @@ class AllGather(Exchange):
 
 def write_whole_vote(link: Link, shape: BucketShape, ballot: Ballot) -> Tensor:
     """Put a worker's votes on all shards into one chunk."""
-    chunk = empty(link, shape.whole_vote_chunk.n_bytes)
+    chunk = link.empty(shape.whole_vote_chunk.n_bytes)
     write_chunk(
-        chunk, shape.whole_vote_chunk, ballot.header, ballot.present, ballot.votes.flatten()
+        link.kernels,
+        chunk,
+        shape.whole_vote_chunk,
+        ballot.header,
+        ballot.present,
+        ballot.votes.flatten(),
     )
-    fire_framed(link, ballot.header, chunk)
+    if faults.armed:
+        fire_framed(link, ballot.header, chunk)
     return chunk
 
 
@@ -91,13 +97,19 @@ def count_whole_votes(
 ) -> Reply:
     """Check everybody's chunks, (workers, n) uint8, and count all shards."""
     chunks = read_chunks(
-        received, shape.whole_vote_chunk, kind=ChunkKind.VOTE, bucket=ballot.header.bucket
+        link.kernels,
+        received,
+        shape.whole_vote_chunk,
+        kind=ChunkKind.VOTE,
+        bucket=ballot.header.bucket,
     )
     verdict = judge_chunks(chunks, link.ranks)
-    fire_counted(link, ballot.header)
+    if faults.armed:
+        fire_counted(link, ballot.header)
     if verdict.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(verdict, nothing, received)
-    reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
+    votes = chunks.payloads.to(link.device)
+    reply = reducer.reduce(votes, chunks.present.bool(), 0)
     payload = reply.view(shape.n_shards, -1)
     return Reply(verdict, chunks.present.sum(0), payload, chunks.gradient_digests)

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from distlion import faults
 from distlion.exchange.base import (
     Ballot,
     Exchange,
     Reducer,
     Reply,
     Work,
-    empty,
     fire_counted,
     fire_framed,
 )
@@ -69,25 +69,30 @@ class AllReduce(Exchange):
         vote_shape, reply_shape = shape.vote_chunk, shape.reply_chunk
 
         # 1 scatter shards
-        chunks = empty(link, shape.n_shards, vote_shape.n_bytes)
-        write_chunks(chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
-        fire_framed(link, ballot.header, chunks)
+        chunks = link.empty(shape.n_shards, vote_shape.n_bytes)
+        write_chunks(link.kernels, chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
+        if faults.armed:
+            fire_framed(link, ballot.header, chunks)
         received = torch.empty_like(chunks)
         votes_under_way = link.all_to_all(received, chunks, step=ballot.header.step)
         yield
         votes_under_way.wait()
 
         # 2 count
-        votes = read_chunks(received, vote_shape, kind=ChunkKind.VOTE, bucket=ballot.header.bucket)
+        votes = read_chunks(
+            link.kernels, received, vote_shape, kind=ChunkKind.VOTE, bucket=ballot.header.bucket
+        )
         header = find_errors(votes, replace(ballot.header, kind=ChunkKind.REPLY), link.ranks)
-        present, payload = _count(votes, reply_shape, header, reducer)
-        fire_counted(link, header)
+        present, payload = _count(votes, reply_shape, header, link, reducer)
+        if faults.armed:
+            fire_counted(link, header)
 
         # 3 gather
-        reply = empty(link, reply_shape.n_bytes)
-        write_chunk(reply, reply_shape, header, present, payload)
-        fire_framed(link, header, reply)
-        replies = empty(link, shape.n_shards, reply_shape.n_bytes)
+        reply = link.empty(reply_shape.n_bytes)
+        write_chunk(link.kernels, reply, reply_shape, header, present, payload)
+        if faults.armed:
+            fire_framed(link, header, reply)
+        replies = link.empty(shape.n_shards, reply_shape.n_bytes)
         replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
         yield
         replies_under_way.wait()
@@ -95,20 +100,21 @@ class AllReduce(Exchange):
 
 
 def _count(
-    chunks: Chunks, shape: ChunkShape, header: Header, reducer: Reducer
+    chunks: Chunks, shape: ChunkShape, header: Header, link: Link, reducer: Reducer
 ) -> tuple[Tensor, Tensor]:
     """Count the votes on this rank's shard; where there was an error, nobody is present."""
     if header.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return nothing, torch.zeros(shape.payload_bytes, dtype=torch.uint8)
-    counted = reducer.reduce(chunks.payloads, chunks.present.bool(), header.sender)
+    votes = chunks.payloads.to(link.device)
+    counted = reducer.reduce(votes, chunks.present.bool(), header.sender)
     return chunks.present.sum(0), counted
 
 
 def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -> Reply:
-    chunks = read_chunks(replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket)
+    chunks = read_chunks(link.kernels, replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket)
     verdict = judge_chunks(chunks, link.ranks)
     present = chunks.present[0]
     if verdict.status is Status.OK and bool((chunks.present != present).any()):
         verdict = Verdict(Status.CORRUPT)
-    return Reply(verdict, present, chunks.payloads, chunks.gradient_digests)
+    return Reply(verdict, present, chunks.payloads.to(link.device), chunks.gradient_digests)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from distlion import faults
@@ -24,7 +23,7 @@ class Reducer(Protocol):
         """Count votes.
 
         Args:
-            votes: (workers, n_shards * vote_bytes) uint8, in rank order.
+            votes: (workers, n_shards * vote_bytes) uint8 on the parameters' device, in rank order.
             present: (workers, n_params) bool on the CPU.
             first_shard: The shard that ``votes`` begin with.
 
@@ -40,7 +39,7 @@ class Ballot:
 
     Attributes:
         header: Header of its votes; ``kind`` is VOTE.
-        votes: (n_shards, vote_bytes) uint8 on the link's device.
+        votes: (n_shards, vote_bytes) uint8, on the parameters' device or the wire's.
         present: (n_params,) bool on the CPU: what it votes for.
     """
 
@@ -57,7 +56,8 @@ class Reply:
         verdict: What went wrong, if anything: then nothing may be committed.
         present: (n_params,) int64 on the CPU: how many voted for each parameter; where the rule
             does not need the number, whether any did.
-        payload: (n_shards, reply_bytes) uint8; without meaning unless the verdict is OK.
+        payload: (n_shards, reply_bytes) uint8 on the parameters' device; without meaning unless
+            the verdict is OK.
         gradient_digests: Digest of each rank's raw gradients, where headers carried one; empty
             where the pattern does not bring them back.
     """
@@ -135,15 +135,13 @@ class Exchange(ABC):
 
 
 def fire_framed(link: Link, header: Header, chunks: Tensor) -> None:
-    """Let a test break bytes that are about to leave."""
+    """Let a test break bytes that are about to leave; called where ``faults.armed`` only."""
     faults.fire(rank=link.ranks[link.rank], step=header.step, point="framed", subject=chunks)
 
 
 def fire_counted(link: Link, header: Header) -> None:
-    """Let a test fail a rank that has everybody's votes, whose reply nobody has yet."""
+    """Let a test fail a rank that has everybody's votes, whose reply nobody has yet.
+
+    Called where ``faults.armed`` only.
+    """
     faults.fire(rank=link.ranks[link.rank], step=header.step, point="counted", subject=header)
-
-
-def empty(link: Link, *shape: int) -> Tensor:
-    """Allocate an uninitialised uint8 tensor where the link wants it."""
-    return torch.empty(shape, dtype=torch.uint8, device=link.device)

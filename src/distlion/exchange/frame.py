@@ -38,13 +38,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlion.kernels import choose_kernels
+from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
 PROTOCOL_VERSION = 3
 FIELDS = struct.Struct("<4sHBBq8sQQIIiiB3x")
-CHECKSUM = struct.Struct("<I")
+CHECKSUM_BYTES = 4
+NO_CHECKSUM = bytes(CHECKSUM_BYTES)
 DIGEST = struct.Struct("<q")
 SCALE = struct.Struct("<d")
 # The same as numpy reads it, many at once.
@@ -157,26 +158,38 @@ class Chunk:
 
 
 def write_chunk(
-    out: Tensor, shape: ChunkShape, header: Header, present: Tensor, payload: Tensor
+    kernels: Kernels,
+    out: Tensor,
+    shape: ChunkShape,
+    header: Header,
+    present: Tensor,
+    payload: Tensor,
 ) -> None:
     """Fill ``out`` with a chunk.
 
     Args:
+        kernels: The arithmetic where ``out`` lies.
         out: (shape.n_bytes,) uint8. Overwritten.
         shape: Its sizes.
         header: Its header.
         present: (n_params,) integers or bool on the CPU: how many vote for each parameter.
         payload: (payload_bytes,) uint8.
     """
-    write_chunks(out.unsqueeze(0), shape, header, present, payload.unsqueeze(0))
+    write_chunks(kernels, out.unsqueeze(0), shape, header, present, payload)
 
 
 def write_chunks(
-    out: Tensor, shape: ChunkShape, header: Header, present: Tensor, payloads: Tensor
+    kernels: Kernels,
+    out: Tensor,
+    shape: ChunkShape,
+    header: Header,
+    present: Tensor,
+    payloads: Tensor,
 ) -> None:
     """Fill each row of ``out`` with a chunk; only their payloads differ.
 
     Args:
+        kernels: The arithmetic where ``out`` lies.
         out: (chunks, shape.n_bytes) uint8. Overwritten.
         shape: Their sizes.
         header: Their header.
@@ -185,13 +198,14 @@ def write_chunks(
     """
     fields = _pack_fields(header, shape.n_bytes)
     body = _pack_presence(shape, present)
-    start = zlib.crc32(body, zlib.crc32(fields))
-    payloads_out = out[:, HEADER_BYTES + len(body) :]
+    payloads_out = out[:, shape.front_bytes :]
     payloads_out.copy_(payloads)
-    checksums = choose_kernels(out.device).checksums(payloads_out, start).tolist()
-    fronts = b"".join(fields + CHECKSUM.pack(checksum) + body for checksum in checksums)
-    front = torch.frombuffer(bytearray(fronts), dtype=torch.uint8)
-    out[:, : HEADER_BYTES + len(body)] = front.view(out.shape[0], -1)
+    start = zlib.crc32(body, zlib.crc32(fields))
+    checksums = kernels.checksums(payloads_out, start).cpu().numpy().astype("<u4")
+    front = np.frombuffer(fields + NO_CHECKSUM + body, np.uint8)
+    fronts = np.repeat(front[None], len(checksums), axis=0)
+    fronts[:, FIELDS.size : HEADER_BYTES] = checksums.view(np.uint8).reshape(-1, CHECKSUM_BYTES)
+    out[:, : shape.front_bytes] = torch.from_numpy(fronts)
 
 
 def _pack_fields(header: Header, n_bytes: int) -> bytes:
@@ -291,7 +305,13 @@ class Chunks:
 
 
 def read_chunk(
-    chunk: Tensor, shape: ChunkShape, *, kind: ChunkKind, bucket: int, sender: int
+    kernels: Kernels,
+    chunk: Tensor,
+    shape: ChunkShape,
+    *,
+    kind: ChunkKind,
+    bucket: int,
+    sender: int,
 ) -> Chunk | None:
     """Check a chunk and take it apart; None where it is not what ``sender`` must have sent.
 
@@ -299,40 +319,51 @@ def read_chunk(
     """
     if chunk.numel() != shape.n_bytes:
         return None
-    rows, senders = chunk.unsqueeze(0), np.array([sender])
-    return _read_rows(rows, shape, kind=kind, bucket=bucket, senders=senders)[0]
+    rows = chunk.unsqueeze(0)
+    return read_chunks(kernels, rows, shape, kind=kind, bucket=bucket, senders=[sender])[0]
 
 
-def read_chunks(raw: Tensor, shape: ChunkShape, *, kind: ChunkKind, bucket: int) -> Chunks:
-    """Read one chunk from each member: (world_size, n_bytes) uint8, in order."""
-    senders = np.arange(raw.shape[0])
-    return _read_rows(raw, shape, kind=kind, bucket=bucket, senders=senders)
-
-
-def _read_rows(
-    raw: Tensor, shape: ChunkShape, *, kind: ChunkKind, bucket: int, senders: np.ndarray[Any, Any]
+def read_chunks(
+    kernels: Kernels,
+    raw: Tensor,
+    shape: ChunkShape,
+    *,
+    kind: ChunkKind,
+    bucket: int,
+    senders: Sequence[int] | None = None,
 ) -> Chunks:
-    fronts = np.ascontiguousarray(raw[:, : shape.n_bytes - shape.payload_bytes].cpu().numpy())
+    """Check chunks and take them apart.
+
+    Args:
+        kernels: The arithmetic where ``raw`` lies.
+        raw: (chunks, shape.n_bytes) uint8.
+        shape: Their sizes.
+        kind: What each must be.
+        bucket: What each must belong to.
+        senders: Who must have sent each; None for one from each member of a link, in order.
+    """
+    fronts = np.ascontiguousarray(raw[:, : shape.front_bytes].cpu().numpy())
     fields = np.ascontiguousarray(fronts[:, :HEADER_BYTES]).view(HEADER_TYPE)[:, 0]
-    payloads = raw[:, fronts.shape[1] :]
+    present = _read_presence(fronts[:, HEADER_BYTES:], shape)
+    payloads = raw[:, shape.front_bytes :]
     whole = fields["status"] <= WORST_STATUS
     for name, expected in (
         ("magic", MAGIC_NUMBER),
         ("version", PROTOCOL_VERSION),
         ("kind", int(kind)),
         ("bucket", bucket),
-        ("sender", senders),
+        ("sender", np.arange(len(fields)) if senders is None else np.array(senders)),
         ("n_bytes", shape.n_bytes),
     ):
         whole &= fields[name] == expected
     starts = [
         zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size])) for front in fronts
     ]
-    checksums = choose_kernels(raw.device).checksums(
+    checksums = kernels.checksums(
         payloads, torch.tensor(starts, dtype=torch.int64, device=raw.device)
     )
     whole &= fields["checksum"] == checksums.cpu().numpy()
-    return Chunks(fields, whole, _read_presence(fronts[:, HEADER_BYTES:], shape), payloads)
+    return Chunks(fields, whole, present, payloads)
 
 
 def _read_presence(bodies: np.ndarray[Any, Any], shape: ChunkShape) -> Tensor:

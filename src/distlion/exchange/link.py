@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distlion.errors import PeerLostError, ProcessGroupError, StepTimeoutError
 from distlion.exchange.watch import FailureKind, Finding, PeerWatch, keep_forever
+from distlion.kernels import choose_kernels
 
 # all_gather_into_tensor became all_gather_single in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -57,13 +58,34 @@ class ByteCount:
 
 
 class Transfer:
-    """A collective that is under way; what it overwrites has no meaning before ``wait`` is over."""
+    """A collective that is under way; what it overwrites has no meaning before ``wait`` is over.
+
+    Args:
+        link: Where it runs.
+        start: Starts it.
+        sent: What it hands to the network.
+        step: The step that errors name.
+        what: What it is called in errors.
+
+    Raises:
+        PeerLostError: A peer's connection closed.
+        StepTimeoutError: A peer did not answer in time.
+    """
 
     def __init__(
-        self, link: Link, work: dist.Work | None, sent: ByteCount, step: int, what: str
+        self,
+        link: Link,
+        start: Callable[[], dist.Work | None],
+        sent: ByteCount,
+        *,
+        step: int,
+        what: str,
     ) -> None:
-        self._link, self._work, self._sent = link, work, sent
-        self._step, self._what = step, what
+        self._link, self._sent, self._step, self._what = link, sent, step, what
+        try:
+            self._work = start()
+        except RuntimeError as error:
+            raise link.broken(error, step, what) from error
 
     def wait(self) -> None:
         """Wait for its end.
@@ -72,8 +94,47 @@ class Transfer:
             PeerLostError: A peer's connection closed.
             StepTimeoutError: It had no end in time.
         """
-        self._link._wait(self._work, self._step, self._what)
-        self._link.counted += self._sent
+        link, watch = self._link, self._link.watch
+        if watch is not None:  # others may ask whether this worker has come to the exchange
+            watch.enter_exchange()
+        try:
+            try:
+                has_ended = self._has_ended()
+            except RuntimeError as error:
+                raise link.broken(error, self._step, self._what) from error
+            if not has_ended:
+                how = f"the {self._what} had no end in {link.timeout_s:g} s"
+                raise link.failure("silent", self._step, how)
+            # What others sent before they gave this worker up has waited for it in its sockets.
+            if watch is not None and watch.is_given_up(link.timeout_s):
+                how = f"this worker came too late to the {self._what}"
+                raise link.failure("silent", self._step, how)
+        finally:
+            if watch is not None:
+                watch.in_exchange = False
+        link.counted += self._sent
+
+    def _has_ended(self) -> bool:
+        """Wait for the end; False where it has none in time, or a peer failed."""
+        work, link = self._work, self._link
+        if work is None:
+            return True
+        if link.wire_device.type != "cpu":  # NCCL gives a communicator up when a wait is over
+            work.wait(timedelta(seconds=link.timeout_s))
+            return True
+        deadline_s = time.monotonic() + link.timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                # Below a millisecond would be 0, and that is for ever.
+                work.wait(timedelta(seconds=max(0.001, min(left_s, LOOK_S))))
+            except RuntimeError:
+                if not work.is_completed():
+                    if link.watch is not None and link.watch.alarmed.is_set():
+                        return False
+                    continue
+                work.wait()  # raises what happened, unless the end came just now
+            return True
+        return False
 
 
 class Link:
@@ -84,14 +145,22 @@ class Link:
 
     Args:
         process_group: The workers; this process is one of them.
-        device: Where the tensors on the wire live.
+        device: Where the parameters live.
         timeout_s: How long one collective may take.
         ranks: The rank of each member among all workers that vote, which errors name; None for its
             rank in the group.
         watch: What finds out which of all these workers failed; None to go without.
+        wire_device: Where the tensors on the wire live; None for the parameters' device.
+
+    Attributes:
+        kernels: The arithmetic on the wire's device.
+        rank: This process among the members.
+        world_size: Number of members.
+        counted: What was handed to the network since ``take_counted``.
 
     Raises:
-        ProcessGroupError: The group cannot carry tensors of this device.
+        ProcessGroupError: The group cannot carry tensors of the wire's device.
+        KernelBackendError: There are no kernels for it.
     """
 
     def __init__(
@@ -102,50 +171,56 @@ class Link:
         timeout_s: float,
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
+        wire_device: torch.device | None = None,
     ) -> None:
         self.process_group = process_group
         self.device = device
+        self.wire_device = device if wire_device is None else wire_device
+        self.kernels = choose_kernels(self.wire_device)
         self.timeout_s = timeout_s
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
         self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
+        self.watch = watch
         self.counted = ByteCount()
         self._first = dist.get_global_rank(process_group, 0)
-        self._watch = watch
         self._check_backend()
 
     def _check_backend(self) -> None:
         """Gloo carries CPU tensors, NCCL CUDA tensors."""
         backend = dist.get_backend_config(self.process_group)
         backends = dict(part.split(":") for part in str(backend).split(",") if ":" in part)
-        name = backends.get(self.device.type, "")
-        if not name or (name == "gloo" and self.device.type != "cpu"):
+        name = backends.get(self.wire_device.type, "")
+        if not name or (name == "gloo" and self.wire_device.type != "cpu"):
             raise ProcessGroupError(
-                f"the process group ({backend}) cannot carry {self.device.type} tensors; expected "
-                "Gloo for CPU parameters, NCCL for CUDA parameters: pass "
+                f"the process group ({backend}) cannot carry {self.wire_device.type} tensors; "
+                "expected Gloo for CPU parameters, NCCL for CUDA parameters: pass "
                 "backend='cpu:gloo,cuda:nccl' to init_process_group"
             )
 
+    def empty(self, *shape: int) -> Tensor:
+        """Allocate uninitialized uint8 on the wire's device."""
+        return torch.empty(shape, dtype=torch.uint8, device=self.wire_device)
+
     def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int) -> Transfer:
         """Send chunk i to member i; ``out`` and ``chunks`` are (world_size, n) uint8."""
-        return self._start(
-            lambda: dist.all_to_all_single(out, chunks, group=self.process_group, async_op=True),
-            self._plan(chunks[0], self.world_size - 1, self.world_size - 1),
-            step,
-            "all-to-all",
+        peers = self.world_size - 1
+        n_bytes = peers * chunks[0].nbytes
+        start = partial(
+            dist.all_to_all_single, out, chunks, group=self.process_group, async_op=True
         )
+        sent = ByteCount(n_bytes, n_bytes, peers)
+        return Transfer(self, start, sent, step=step, what="all-to-all")
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int) -> Transfer:
         """Send ``chunk`` (n,) to every member; ``out`` is (world_size, n), of the same dtype."""
         if self.gathers_at_once(chunk.nbytes):
             chunks = chunk.expand(self.world_size, -1).contiguous()
             return self.all_to_all(out, chunks, step=step)
-        return self._start(
-            lambda: _all_gather(out.view(-1), chunk, group=self.process_group, async_op=True),
-            self._plan(chunk, self.world_size - 1, self.world_size - 1),
-            step,
-            "all-gather",
-        )
+        peers = self.world_size - 1
+        start = partial(_all_gather, out.view(-1), chunk, group=self.process_group, async_op=True)
+        sent = ByteCount(peers * chunk.nbytes, peers * chunk.nbytes, peers)
+        return Transfer(self, start, sent, step=step, what="all-gather")
 
     def gathers_at_once(self, chunk_bytes: int) -> bool:
         """Tell whether an all-gather sends to all members at once, not along a ring.
@@ -153,112 +228,53 @@ class Link:
         Gloo's ring takes world_size - 1 rounds, one after the other, which is slow for chunks that
         cost little more than a round; large ones collide on their way to one receiver.
         """
-        return self.device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
+        return self.wire_device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
     def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> Transfer:
         """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
         rows = None if out is None else list(out)
-        return self._start(
-            lambda: dist.gather(
-                chunk, rows, dst=self._first, group=self.process_group, async_op=True
-            ),
-            self._plan(chunk, *((1, 0) if out is None else (0, self.world_size - 1))),
-            step,
-            "gather",
+        start = partial(
+            dist.gather, chunk, rows, dst=self._first, group=self.process_group, async_op=True
         )
+        sent = ByteCount(chunk.nbytes, 0, 1)
+        if out is not None:
+            sent = ByteCount(0, (self.world_size - 1) * chunk.nbytes, 0)
+        return Transfer(self, start, sent, step=step, what="gather")
 
     def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int) -> Transfer:
         """Receive ``out`` (n,) from the first member; only that one gives (world_size, n)."""
         rows = None if chunks is None else list(chunks)
-        return self._start(
-            lambda: dist.scatter(
-                out, rows, src=self._first, group=self.process_group, async_op=True
-            ),
-            self._plan(out, *((0, 1) if chunks is None else (self.world_size - 1, 0))),
-            step,
-            "scatter",
+        start = partial(
+            dist.scatter, out, rows, src=self._first, group=self.process_group, async_op=True
         )
+        sent = ByteCount(0, out.nbytes, 0)
+        if chunks is not None:
+            peers = self.world_size - 1
+            sent = ByteCount(peers * out.nbytes, 0, peers)
+        return Transfer(self, start, sent, step=step, what="scatter")
 
     def broadcast(self, tensor: Tensor, *, step: int) -> Transfer:
         """Overwrite ``tensor`` with that of the group's first member; not counted."""
-        return self._start(
-            lambda: dist.broadcast(tensor, self._first, group=self.process_group, async_op=True),
-            ByteCount(),
-            step,
-            "broadcast",
+        start = partial(
+            dist.broadcast, tensor, self._first, group=self.process_group, async_op=True
         )
+        return Transfer(self, start, ByteCount(), step=step, what="broadcast")
 
     def take_counted(self) -> ByteCount:
         """Return what was handed to the network since the last call, and start again from 0."""
         counted, self.counted = self.counted, ByteCount()
         return counted
 
-    def _plan(self, chunk: Tensor, sent: int, received: int) -> ByteCount:
-        return ByteCount(sent * chunk.nbytes, received * chunk.nbytes, sent)
-
-    def _start(
-        self, start: Callable[[], dist.Work | None], sent: ByteCount, step: int, what: str
-    ) -> Transfer:
-        try:
-            return Transfer(self, start(), sent, step, what)
-        except RuntimeError as error:
-            raise self._broken(error, step, what) from error
-
-    def _wait(self, work: dist.Work | None, step: int, what: str) -> None:
-        with self._in_exchange():
-            try:
-                ended = work is None or self._wait_for(work)
-            except RuntimeError as error:
-                raise self._broken(error, step, what) from error
-            if not ended:
-                how = f"the {what} had no end in {self.timeout_s:g} s"
-                raise self._failure("silent", step, how)
-            # What others sent before they gave this worker up has waited for it in its sockets.
-            if self._watch is not None and self._watch.is_given_up(self.timeout_s):
-                raise self._failure("silent", step, f"this worker came too late to the {what}")
-
-    @contextmanager
-    def _in_exchange(self) -> Iterator[None]:
-        """Let others know, if they ask, that this worker has come to the exchange."""
-        if self._watch is None:
-            yield
-            return
-        self._watch.enter_exchange()
-        try:
-            yield
-        finally:
-            self._watch.in_exchange = False
-
-    def _wait_for(self, work: dist.Work) -> bool:
-        """Wait for the end of a collective; False where it has none in time, or a peer failed."""
-        if self.device.type != "cpu":  # NCCL gives a communicator up when a wait is over
-            work.wait(timedelta(seconds=self.timeout_s))
-            return True
-        deadline_s = time.monotonic() + self.timeout_s
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            try:
-                # Below a millisecond would be 0, and that is for ever.
-                work.wait(timedelta(seconds=max(0.001, min(left_s, LOOK_S))))
-            except RuntimeError:
-                if not work.is_completed():
-                    if self._watch is not None and self._watch.alarmed.is_set():
-                        return False
-                    continue
-                work.wait()  # raises what happened, unless the end came just now
-            return True
-        return False
-
-    def _broken(
-        self, error: RuntimeError, step: int, what: str
-    ) -> PeerLostError | StepTimeoutError:
+    def broken(self, error: RuntimeError, step: int, what: str) -> PeerLostError | StepTimeoutError:
+        """Turn what the transport raised into an error that says who failed."""
         reason = str(error).split("\n")[0]
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
-        return self._failure(kind, step, f"the {what} failed ({reason})")
+        return self.failure(kind, step, f"the {what} failed ({reason})")
 
-    def _failure(self, kind: FailureKind, step: int, what: str) -> PeerLostError | StepTimeoutError:
-        """Find out who failed; the group is of no use from here on."""
+    def failure(self, kind: FailureKind, step: int, what: str) -> PeerLostError | StepTimeoutError:
+        """Find out who failed, for an error; the group is of no use from here on."""
         keep_forever(self.process_group)
-        found = Finding(kind) if self._watch is None else self._watch.settle(kind)
+        found = Finding(kind) if self.watch is None else self.watch.settle(kind)
         error = StepTimeoutError if found.kind == "silent" else PeerLostError
         return error(
             f"{what}: {_explain(found, self.ranks[self.rank])}; nothing was committed here",

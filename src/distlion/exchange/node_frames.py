@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distlion.exchange.base import Reply, empty
+from distlion.exchange.base import Reply
 from distlion.exchange.frame import (
     ChunkKind,
     Chunks,
@@ -71,15 +71,19 @@ class NodeFrames:
             The header, with the worst that was found, and what came.
         """
         chunk_shape, kind = self.shape.gradients, ChunkKind.GRADIENT
-        chunks = empty(self.link, self.link.world_size, chunk_shape.n_bytes)
+        chunks = self.link.empty(self.link.world_size, chunk_shape.n_bytes)
         sent = replace(header, kind=kind, sender=self.link.rank, grad_scale=grad_scale)
         for chunk, payload in zip(chunks, payloads, strict=True):
-            write_chunk(chunk, chunk_shape, sent, present, payload)
+            write_chunk(self.link.kernels, chunk, chunk_shape, sent, present, payload)
         received = torch.empty_like(chunks)
         self.link.all_to_all(received, chunks, step=header.step).wait()
-        read = read_chunks(received, chunk_shape, kind=kind, bucket=header.bucket)
+        read = read_chunks(
+            self.link.kernels, received, chunk_shape, kind=kind, bucket=header.bucket
+        )
         header = find_errors(read, header, self.link.ranks)
-        return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
+        return header, NodeGradients(
+            read.present.bool(), read.payloads.to(self.link.device), read.grad_scales
+        )
 
     def gather_flags(self, flags: Tensor, header: Header) -> tuple[Header, Tensor]:
         """Gather a flag for each parameter from every rank.
@@ -114,12 +118,13 @@ class NodeFrames:
             payload = encode_verdict(verdict, chunk_shape.payload_bytes)
         own = with_verdict(header, verdict)
         read = self._gather(chunk_shape, ChunkKind.NODE_REPLY, own, present, payload)
-        return Reply(self._join(read), read.present, read.payloads, reply.gradient_digests)
+        payloads = read.payloads.to(self.link.device)
+        return Reply(self._join(read), read.present, payloads, reply.gradient_digests)
 
     def reply_to_nobody(self, header: Header) -> Reply:
         """Stand in for the reply where this rank's part is empty, so that it does not vote."""
         nothing = torch.zeros(0, dtype=torch.int64)
-        return Reply(Verdict.of(header), nothing, empty(self.link, 0))
+        return Reply(Verdict.of(header), nothing, self.link.empty(0))
 
     def _join(self, read: Chunks) -> Verdict:
         """Draw one verdict out of those of all parts, equal on all ranks of the node."""
@@ -133,9 +138,9 @@ class NodeFrames:
     def _gather(
         self, shape: ChunkShape, kind: ChunkKind, header: Header, present: Tensor, payload: Tensor
     ) -> Chunks:
-        own = empty(self.link, shape.n_bytes)
+        own = self.link.empty(shape.n_bytes)
         sent = replace(header, kind=kind, sender=self.link.rank)
-        write_chunk(own, shape, sent, present, payload)
-        everybody = empty(self.link, self.link.world_size, shape.n_bytes)
+        write_chunk(self.link.kernels, own, shape, sent, present, payload)
+        everybody = self.link.empty(self.link.world_size, shape.n_bytes)
         self.link.all_gather(everybody, own, step=header.step).wait()
-        return read_chunks(everybody, shape, kind=kind, bucket=header.bucket)
+        return read_chunks(self.link.kernels, everybody, shape, kind=kind, bucket=header.bucket)

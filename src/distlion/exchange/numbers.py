@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlion.exchange.base import empty, fire_framed
+from distlion import faults
+from distlion.exchange.base import fire_framed
 from distlion.exchange.frame import Chunk, ChunkKind, Header, read_chunks, write_chunk
 from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.verdict import find_errors
@@ -33,14 +34,14 @@ def gather_numbers(
     payload = torch.from_numpy(
         np.frombuffer(data.ljust(shape.payload_bytes, b"\0"), np.uint8).copy()
     )
-    own = empty(link, shape.n_bytes)
+    own = link.empty(shape.n_bytes)
     sent = replace(header, kind=kind, bucket=0, sender=link.rank)
-    write_chunk(own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
-    if kind is ChunkKind.SAMPLE:
+    write_chunk(link.kernels, own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
+    if faults.armed and kind is ChunkKind.SAMPLE:
         fire_framed(link, header, own)
-    everybody = empty(link, link.world_size, shape.n_bytes)
+    everybody = link.empty(link.world_size, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
-    chunks = read_chunks(everybody, shape, kind=kind, bucket=0)
+    chunks = read_chunks(link.kernels, everybody, shape, kind=kind, bucket=0)
     return find_errors(chunks, header, link.ranks), [
         _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None
     ]

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from distlion import faults
 from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.exchange.base import (
     Ballot,
@@ -15,7 +16,6 @@ from distlion.exchange.base import (
     Reducer,
     Reply,
     Work,
-    empty,
     fire_framed,
 )
 from distlion.exchange.frame import (
@@ -75,7 +75,7 @@ class ParameterServer(Exchange):
 
         # 1 gather votes
         chunk = write_whole_vote(link, shape, ballot)
-        received = empty(link, shape.n_shards, chunk.numel()) if is_server else None
+        received = link.empty(shape.n_shards, chunk.numel()) if is_server else None
         votes_under_way = link.gather(received, chunk, step=step)
         yield
         votes_under_way.wait()
@@ -86,7 +86,7 @@ class ParameterServer(Exchange):
             counted = count_whole_votes(received, link, shape, ballot, reducer)
 
         # 3 scatter the reply
-        reply = empty(link, shape.whole_reply_chunk.n_bytes)
+        reply = link.empty(shape.whole_reply_chunk.n_bytes)
         replies = None
         if counted is not None:
             _write_reply(reply, counted, link, shape, ballot.header)
@@ -107,16 +107,23 @@ def _write_reply(out: Tensor, counted: Reply, link: Link, shape: BucketShape, ow
     header = with_verdict(header, counted.verdict)
     if counted.verdict.status is not Status.OK:
         payload = encode_verdict(counted.verdict, chunk_shape.payload_bytes)
-    write_chunk(out, chunk_shape, header, counted.present, payload)
-    fire_framed(link, header, out)
+    write_chunk(link.kernels, out, chunk_shape, header, counted.present, payload)
+    if faults.armed:
+        fire_framed(link, header, out)
 
 
 def _read_reply(raw: Tensor, link: Link, shape: BucketShape, own: Header) -> Reply:
     chunk = read_chunk(
-        raw, shape.whole_reply_chunk, kind=ChunkKind.REPLY, bucket=own.bucket, sender=SERVER
+        link.kernels,
+        raw,
+        shape.whole_reply_chunk,
+        kind=ChunkKind.REPLY,
+        bucket=own.bucket,
+        sender=SERVER,
     )
     if chunk is None:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(Verdict(Status.CORRUPT, (link.ranks[SERVER],)), nothing, raw)
     verdict = decode_verdict(chunk.header, chunk.payload)
-    return Reply(verdict, chunk.present, chunk.payload.view(shape.n_shards, -1))
+    payload = chunk.payload.to(link.device)
+    return Reply(verdict, chunk.present, payload.view(shape.n_shards, -1))

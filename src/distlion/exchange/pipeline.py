@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -44,14 +45,14 @@ class Pipeline(Generic[T]):
         earlier, self._under_way = self._under_way, []
         self._advance([entry, *earlier])
         # The oldest first, in the next turn too.
-        self._under_way.sort(key=lambda one: one[0])
+        self._under_way.sort(key=itemgetter(0))
 
     def drain(self) -> list[T]:
         """Bring all to their end, and return what they returned, in the order of ``add``."""
         while self._under_way:
             waiting, self._under_way = self._under_way, []
             self._advance(waiting)
-        return [self._results[number] for number in range(self._n_added)]
+        return list(map(self._results.__getitem__, range(self._n_added)))
 
     def _advance(self, entries: list[tuple[int, Exchanging[T]]]) -> None:
         for number, exchanging in entries:

@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -125,7 +126,7 @@ def decode_verdict(header: Header, payload: Tensor) -> Verdict:
 
 def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
     """Join verdicts: the gravest, of equally grave ones the first, with what all of them name."""
-    worst = max(verdicts, key=lambda verdict: verdict.status)
+    worst = max(verdicts, key=attrgetter("status"))
     if worst.status is Status.OK:
         return worst
     alike = [verdict for verdict in verdicts if verdict.status == worst.status]

@@ -142,8 +142,8 @@ def probe_ranks(link: Link, *, step: int) -> LinkProbe:
 
 def gather_integers(link: Link, values: tuple[int, ...], *, step: int) -> list[tuple[int, ...]]:
     """Gather a few integers below 2**63 from every rank, in rank order."""
-    row = torch.tensor(values, dtype=torch.int64, device=link.device)
-    rows = torch.empty(link.world_size, len(values), dtype=torch.int64, device=link.device)
+    row = torch.tensor(values, dtype=torch.int64, device=link.wire_device)
+    rows = torch.empty(link.world_size, len(values), dtype=torch.int64, device=link.wire_device)
     link.all_gather(rows, row, step=step).wait()
     return [tuple(each) for each in rows.tolist()]
 
@@ -170,7 +170,7 @@ def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int
 
 def _time_exchange(link: Link, chunk_bytes: int, step: int) -> int:
     """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds."""
-    chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8, device=link.device)
+    chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8, device=link.wire_device)
     received = torch.zeros_like(chunks)
     return _time(link, lambda: link.all_to_all(received, chunks, step=step).wait())
 
@@ -179,7 +179,7 @@ def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:
     """Time an all-to-all in which only ``rank`` sends to all and all send to it alone."""
     is_alone = rank == link.rank
     sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.world_size)]
-    chunks = torch.zeros(sum(sizes), dtype=torch.uint8, device=link.device)
+    chunks = torch.zeros(sum(sizes), dtype=torch.uint8, device=link.wire_device)
     received = torch.zeros_like(chunks)
 
     def exchange() -> None:
@@ -211,8 +211,8 @@ def _time(link: Link, exchange: Callable[[], None]) -> int:
 
 def _settle(link: Link) -> None:
     """Wait for what a CUDA stream still has to do; on the CPU, waiting for the work was enough."""
-    if link.device.type == "cuda":
-        torch.cuda.synchronize(link.device)
+    if link.wire_device.type == "cuda":
+        torch.cuda.synchronize(link.wire_device)
 
 
 def _measure(link: Link, chunk_bytes: int, tries: int, step: int) -> list[int]:
