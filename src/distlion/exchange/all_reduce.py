@@ -88,11 +88,11 @@ class AllReduce(Exchange):
             fire_counted(link, header)
 
         # 3 gather
-        reply = link.empty(reply_shape.n_bytes)
+        reply = received.new_empty(reply_shape.n_bytes)
         write_chunk(link.kernels, reply, reply_shape, header, present, payload)
         if faults.armed:
             fire_framed(link, header, reply)
-        replies = link.empty(shape.n_shards, reply_shape.n_bytes)
+        replies = received.new_empty(shape.n_shards, reply_shape.n_bytes)
         replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
         yield
         replies_under_way.wait()

@@ -243,12 +243,14 @@ class Chunks:
     Attributes:
         fields: (members,) of ``HEADER_TYPE``.
         whole: (members,) bool: whether it is what that member must have sent.
+        agree: Whether all are whole, without error, of one step and of one settings.
         present: (members, n_params) int64 on the CPU: how many voted for each parameter.
         payloads: (members, payload_bytes) uint8, a view of what arrived.
     """
 
     fields: np.ndarray[Any, Any]
     whole: np.ndarray[Any, Any]
+    agree: bool
     present: Tensor = field(repr=False)
     payloads: Tensor = field(repr=False)
 
@@ -293,15 +295,6 @@ class Chunks:
     def find_lost(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Find those whose chunk is damaged, by their ``ranks``."""
         return tuple(rank for rank, whole in zip(ranks, self.whole, strict=True) if not whole)
-
-    def agree_on(self, step: int, settings: int) -> bool:
-        """Tell whether all are whole, without error, and of this step and these settings."""
-        return bool(
-            self.whole.all()
-            and not self.fields["status"].any()
-            and (self.fields["step"] == step).all()
-            and (self.fields["settings"] == settings).all()
-        )
 
 
 def read_chunk(
@@ -363,7 +356,13 @@ def read_chunks(
         payloads, torch.tensor(starts, dtype=torch.int64, device=raw.device)
     )
     whole &= fields["checksum"] == checksums.cpu().numpy()
-    return Chunks(fields, whole, present, payloads)
+    agree = bool(
+        whole.all()
+        and not fields["status"].any()
+        and (fields["step"] == fields["step"][0]).all()
+        and (fields["settings"] == fields["settings"][0]).all()
+    )
+    return Chunks(fields, whole, agree, present, payloads)
 
 
 def _read_presence(bodies: np.ndarray[Any, Any], shape: ChunkShape) -> Tensor:

@@ -95,8 +95,6 @@ class Transfer:
             StepTimeoutError: It had no end in time.
         """
         link, watch = self._link, self._link.watch
-        if watch is not None:  # others may ask whether this worker has come to the exchange
-            watch.enter_exchange()
         try:
             try:
                 has_ended = self._has_ended()
@@ -117,6 +115,8 @@ class Transfer:
     def _has_ended(self) -> bool:
         """Wait for the end; False where it has none in time, or a peer failed."""
         work, link = self._work, self._link
+        if link.watch is not None:  # others may ask whether this worker has come to the exchange
+            link.watch.enter_exchange()
         if work is None:
             return True
         if link.wire_device.type != "cpu":  # NCCL gives a communicator up when a wait is over

@@ -140,7 +140,8 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 
 def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
     """Put the worst of what was received, one chunk from each of ``ranks``, into a header."""
-    if chunks.agree_on(own.step, own.settings):
+    first = chunks.fields[0]
+    if chunks.agree and first["step"] == own.step and first["settings"] == own.settings:
         return own
     for lost in chunks.find_lost(ranks):
         own = with_error(own, Status.CORRUPT, culprit=lost)
@@ -163,8 +164,7 @@ def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
 
 def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
     """Draw the verdict out of one chunk from each member of a link, whose ``ranks`` are given."""
-    first = chunks.fields[0]
-    if chunks.agree_on(first["step"], first["settings"]):
+    if chunks.agree:
         return Verdict(Status.OK)
     lost = chunks.find_lost(ranks)
     if lost:
