@@ -69,7 +69,8 @@ class AllReduce(Exchange):
         vote_shape, reply_shape = shape.vote_chunk, shape.reply_chunk
 
         # 1 scatter shards
-        chunks = link.empty(shape.n_shards, vote_shape.n_bytes)
+        n_bytes = vote_shape.n_bytes
+        chunks = torch.empty((shape.n_shards, n_bytes), dtype=torch.uint8, device=link.wire_device)
         write_chunks(link.kernels, chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
         if faults.armed:
             fire_framed(link, ballot.header, chunks)

@@ -81,11 +81,12 @@ class Transfer:
         step: int,
         what: str,
     ) -> None:
-        self._link, self._sent, self._step, self._what = link, sent, step, what
+        self._link, self._step, self._what = link, step, what
         try:
             self._work = start()
         except RuntimeError as error:
             raise link.broken(error, step, what) from error
+        link.counted += sent
 
     def wait(self) -> None:
         """Wait for its end.
@@ -110,7 +111,6 @@ class Transfer:
         finally:
             if watch is not None:
                 watch.in_exchange = False
-        link.counted += self._sent
 
     def _has_ended(self) -> bool:
         """Wait for the end; False where it has none in time, or a peer failed."""

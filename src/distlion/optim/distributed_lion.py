@@ -32,7 +32,6 @@ from distlion.voting import (
     Diagnosis,
     IdenticalGradientsWatch,
     MomentumSync,
-    NodePieces,
     Nodes,
     Peers,
     Settings,
@@ -40,6 +39,7 @@ from distlion.voting import (
     Traffic,
     cast_votes,
     check_unchanged,
+    describe_hyperparameters,
     describe_selection,
     step_alone,
 )
@@ -161,8 +161,6 @@ class DistributedLion(VotingBase):
         )
         self._peers = Peers(process_group, self._settings, begin_step=self._gather_inputs)
         self._identical = IdenticalGradientsWatch()
-        self._is_laid_out = False
-        node_size = self._peers.node_size
         super().__init__(
             params,
             lr,
@@ -171,7 +169,7 @@ class DistributedLion(VotingBase):
             aggregation=aggregation,
             rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
-            pieces=NodePieces(node_size, self._peers.group.rank % node_size),
+            pieces=self._peers.pieces,
         )
         if not self._peers.is_alone:
             lines = self._describe().list_lines(self.param_groups)
@@ -188,25 +186,25 @@ class DistributedLion(VotingBase):
         """Place parameters into buckets and choose what carries each."""
         params, description = self._list_trainable(), self._describe()
         self._peers.lay_out(self.param_groups, params, description, step=self.committed_step)
-        self._is_laid_out = True
 
     def _do_step(self) -> None:
-        self._peers.lifecycle.check_usable()
-        if self._peers.is_alone:
+        peers, step, every = self._peers, self.committed_step, self._settings.check_every
+        if peers.is_alone:
             self._step_alone()
             return
-        self._peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
-        self._fire("before_step")
-        with self._peers.lifecycle.exchange(f"step {self.committed_step}"):
-            every = self._settings.check_every
-            if self._vote_and_commit() and every and self.committed_step % every == 0:
-                self._peers.compare_replicas(step=self.committed_step)
+        if peers.overlap is not None:
+            peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
+        if faults.armed:
+            self._fire("before_step", step)
+        with peers.lifecycle.exchange(f"step {step}"):
+            if self._vote_and_commit(step) and every and (step + 1) % every == 0:
+                peers.compare_replicas(step=step + 1)
 
-    def _vote_and_commit(self) -> bool:
+    def _vote_and_commit(self, step: int) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
-        peers, step = self._peers, self.committed_step
+        peers = self._peers
         inputs, votes = self._cast_votes()
-        verdict, follow_up = worst_of([vote.verdict for vote in votes]), peers.follow_up
+        verdict, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
         followed = None
         if follow_up is not None and verdict.status is Status.OK:
             followed = follow_up.exchange(votes, inputs.header)
@@ -217,7 +215,8 @@ class DistributedLion(VotingBase):
         peers.description.check_frozen()
         if self._settings.check_every is not None and not peers.are_compared:
             peers.compare_replicas(step=step)  # weights may have been loaded after construction
-        self._fire("before_commit")
+        if faults.armed:
+            self._fire("before_commit", step)
         check_unchanged(votes, rank=inputs.rank, step=step)
         with peers.lifecycle.commit():
             for vote in votes:
@@ -227,7 +226,8 @@ class DistributedLion(VotingBase):
             self._advance()
         if inputs.wants_digest:
             self._identical.observe([vote.reply.gradient_digests for vote in votes])
-        self._fire("after_commit", step=step)
+        if faults.armed:
+            self._fire("after_commit", step)
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
@@ -239,22 +239,24 @@ class DistributedLion(VotingBase):
     def _gather_inputs(self) -> StepInputs:
         peers, step = self._peers, self.committed_step
         coins = Coins(self._settings.seed, step, peers.network.voter)
-        digest = peers.description.digest(self.param_groups)
+        found_inf, coefficients = self._found_inf(), self._coefficients()
+        digest = peers.description.digest(describe_hyperparameters(self.param_groups))
         return StepInputs(
             rank=peers.group.rank,
             header=Header(ChunkKind.VOTE, step, 0, 0, digest),
             coins=coins,
             rounding=coins.rounding if self._settings.rounding == "stochastic" else None,
-            coefficients=self._coefficients(),
+            coefficients=coefficients,
             nonfinite=self._settings.nonfinite,
-            found_inf=self._found_inf(),
+            found_inf=found_inf,
             wants_digest=self._identical.steps_left > 0,
-            after_encode=partial(self._fire, "after_encode"),
+            after_encode=partial(self._fire, "after_encode", step),
         )
 
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
         peers = self._peers
+        peers.lifecycle.check_usable()
         peers.description.check_frozen()
         inputs = self._gather_inputs()
         peers.meter.count_step(peers.n_elements)
@@ -264,10 +266,8 @@ class DistributedLion(VotingBase):
         else:
             peers.abandon(verdict, self.param_groups, step=self.committed_step)
 
-    def _fire(self, point: faults.Point, step: int | None = None) -> None:
-        if faults.armed:
-            step = self.committed_step if step is None else step
-            faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
+    def _fire(self, point: faults.Point, step: int) -> None:
+        faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -343,7 +343,7 @@ class DistributedLion(VotingBase):
                 nothing has been changed then.
         """
         group = list_group(param_group)
-        if not self._is_laid_out:
+        if not self._peers.is_laid_out:
             super().add_param_group(group)
             return
         peers, step = self._peers, self.committed_step

@@ -10,6 +10,7 @@ from distlion.voting.gradients import IdenticalGradientsWatch, describe_sparse
 from distlion.voting.hyperparameters import (
     check_hyperparameters,
     check_number,
+    describe_hyperparameters,
     read_coefficients,
 )
 from distlion.voting.lifecycle import Lifecycle
@@ -52,6 +53,7 @@ __all__ = [
     "check_unchanged",
     "clip_alone",
     "clip_together",
+    "describe_hyperparameters",
     "describe_params",
     "describe_selection",
     "describe_sparse",

@@ -50,18 +50,21 @@ class Description:
         """Describe all that must be equal in a step with these param groups."""
         return self._lines + describe_hyperparameters(groups) + self.list_unfrozen()
 
-    def digest(self, groups: Sequence[Mapping[str, Any]]) -> int:
-        """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits."""
-        changing = describe_hyperparameters(groups)
+    def digest(self, changing: Sequence[str]) -> int:
+        """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits.
+
+        Args:
+            changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
+        """
         return digest_settings([self._digest, *changing, *self.list_unfrozen()])
 
     def list_unfrozen(self) -> list[str]:
         """One line for each parameter that was frozen and is not."""
-        return [
-            f"no longer frozen: {name}"
-            for param, name in self._frozen.items()
-            if param.requires_grad
-        ]
+        lines = []
+        for param, name in self._frozen.items():
+            if param.requires_grad:
+                lines.append(f"no longer frozen: {name}")
+        return lines
 
     def check_frozen(self) -> None:
         """Check that what was frozen still is.

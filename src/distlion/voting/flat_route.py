@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.aggregation import Aggregation
 from distlion.exchange import Ballot, ByteCount, Exchange, Exchanging, Header, Link, Reply
-from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.param import GradientMark, VotingParam
@@ -38,10 +38,6 @@ class FlatRoute:
     link: Link
 
     @property
-    def index(self) -> int:
-        return self.bucket.index
-
-    @property
     def own(self) -> tuple[VotingParam, ...]:
         return self.params
 
@@ -54,6 +50,11 @@ class FlatRoute:
     def reply_planes(self) -> int:
         """Bits per element of a reply."""
         return self.rule.reply_planes(self.bucket.n_shards)
+
+    @cached_property
+    def reply_format(self) -> ReplyFormat:
+        """How a reply writes S."""
+        return self.rule.reply_format
 
     def plan(self) -> ByteCount:
         return self.pattern.plan(self.shape, self.link.rank)
@@ -104,11 +105,12 @@ class FlatRoute:
             segments,
             reply.present.tolist(),
             self.packed_reply(reply.payload),
-            reply_format=self.rule.reply_format,
+            reply_format=self.reply_format,
             rounding=rounding,
         )
         for index, param in enumerate(self.params):
-            param.write_back(segments[index].param)
+            if segments[index].param is not param.param:
+                param.write_back(segments[index].param)
 
     def packed_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
@@ -119,9 +121,7 @@ class FlatRoute:
     def list_replies(self, reply: Reply) -> list[ParameterReply]:
         packed, present = self.packed_reply(reply.payload), reply.present.tolist()
         return [
-            ParameterReply(
-                param.position, param.slot, packed, self.rule.reply_format, present[index]
-            )
+            ParameterReply(param.position, param.slot, packed, self.reply_format, present[index])
             for index, param in enumerate(self.params)
         ]
 

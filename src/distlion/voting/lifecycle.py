@@ -93,7 +93,11 @@ class Lifecycle:
 
         Whatever interrupts an exchange leaves peers at an unknown place. Only of an error that all
         of them raise, with nothing committed, it is known that they wait at the same place.
+
+        Raises:
+            ProcessGroupError: As ``check_usable``.
         """
+        self.check_usable()
         self._cause_of_death = f"{what} is under way"
         try:
             yield

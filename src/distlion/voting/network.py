@@ -38,6 +38,8 @@ class VotingNetwork:
         node_size: Ranks of a node; 1 without nodes.
 
     Attributes:
+        n_voters: Workers that vote: nodes, where there are some.
+        voter: The number of this one, which its coins depend on.
         routes: What carries each bucket, in the order in which they are exchanged.
         between: For each device, the link between those who vote.
         inside: For each device, the link between the ranks of this node, if there are nodes.
@@ -47,22 +49,14 @@ class VotingNetwork:
         self._group = group
         self._settings = settings
         self._node_size = node_size
+        self.n_voters = group.world_size // node_size
+        self.voter = group.rank // node_size
         self._nodes: NodeGroups | None = None
         self.between: dict[torch.device, Link] = {}
         self.inside: dict[torch.device, Link] = {}
         self._models: dict[torch.device, LinkModel] = {}
         self.routes: list[Route] = []
         self.clipper: Clipper | None = None
-
-    @property
-    def n_voters(self) -> int:
-        """Workers that vote: nodes, where there are some."""
-        return self._group.world_size // self._node_size
-
-    @property
-    def voter(self) -> int:
-        """The number of this one, which its coins depend on."""
-        return self._group.rank // self._node_size
 
     @property
     def momentum_pattern(self) -> Exchange:

@@ -52,10 +52,6 @@ class NodeRoute:
         return self.parts[self.link.rank]
 
     @property
-    def index(self) -> int:
-        return self.bucket.index
-
-    @property
     def own(self) -> tuple[VotingParam, ...]:
         return self.part.params
 

@@ -180,9 +180,9 @@ class Overlap:
             votes = self._submit(abstain_from_rest).result()
         finally:
             self._reset()
-        verdict = worst_of([vote.verdict for vote in votes])
+        verdict = worst_of([vote.reply.verdict for vote in votes])
         # On earlier buckets a worker may have voted before it gave up.
-        by_all = votes[-1].verdict.cancelled_by_all
+        by_all = votes[-1].reply.verdict.cancelled_by_all
         return None if verdict.status is Status.CANCELLED and by_all else verdict
 
     def forget(self) -> None:

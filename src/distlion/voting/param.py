@@ -109,7 +109,7 @@ class VotingParam:
             grad: What to vote with, as ``local()``; None to abstain.
             exp_avg: As ``local()``; None for the one in the state.
         """
-        momentum = self.exp_avg if exp_avg is None else exp_avg
+        momentum = self.state[self.param]["exp_avg"] if exp_avg is None else exp_avg
         return Segment(self.slot, self.local(), grad, momentum, coefficients)
 
     def at(self, slot: Slot, *, part: int | None = None) -> VotingParam:

@@ -18,6 +18,7 @@ from distlion.voting.group import VotingGroup
 from distlion.voting.handshake import explain_difference, shake_hands
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.network import VotingNetwork
+from distlion.voting.nodes import NodePieces
 from distlion.voting.outcome import log_skip, raise_verdict
 from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam
@@ -38,6 +39,7 @@ class Peers:
     Attributes:
         group: The workers.
         node_size: Ranks of a node; 1 without nodes.
+        pieces: What is kept here of each parameter's momentum.
         network: Links and routes.
         params: The trainable parameters.
         description: What must be equal on all workers.
@@ -47,6 +49,7 @@ class Peers:
         meter: What this rank has handed to the network.
         is_alone: Whether there is nobody to vote with.
         n_elements: Trainable elements.
+        is_laid_out: Whether parameters have been put into buckets.
         are_compared: Whether replicas have been found equal since they were last loaded.
     """
 
@@ -66,10 +69,11 @@ class Peers:
         self.overlap: Overlap | None = None
         self._begin_step = begin_step
         self.node_size = settings.node_size(self.group.world_size)
+        self.pieces = NodePieces(self.node_size, self.group.rank % self.node_size)
         self.network = VotingNetwork(self.group, settings, self.node_size)
         self.follow_up: FollowUp | None = None
         self.meter = TrafficMeter(self.network.between, self.network.inside)
-        self.are_compared = False
+        self.are_compared = self.is_laid_out = False
         self._settings = settings
         self.n_elements = 0
 
@@ -133,6 +137,7 @@ class Peers:
     ) -> None:
         """Put parameters into buckets and choose what carries each; every worker must call it."""
         self.params, self.description = params, description
+        self.is_laid_out = True
         self.n_elements = sum(param.slot.n_elements for param in params)
         self.follow_up = FollowUp.build(
             self._settings, self.network, groups, params, earlier=self.follow_up
@@ -206,7 +211,6 @@ class Peers:
         """
         if self.is_alone:
             return
-        self.lifecycle.check_usable()
         with self.lifecycle.exchange(call):
             self._meet([f"call: {call}", *lines], step, next_step)
 
@@ -221,7 +225,7 @@ class Peers:
             for route in self.network.routes
         )
         self.meter.discard()
-        verdict = worst_of([vote.verdict for vote in votes])
+        verdict = worst_of([vote.reply.verdict for vote in votes])
         if verdict.status is not Status.OK:
             self._raise(verdict, lines, step=step)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.exchange import ByteCount, Exchanging, Header, Reply
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.layout import Bucket
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.param import GradientMark, VotingParam
 
@@ -18,8 +19,8 @@ class Route(Protocol):
     """One bucket's way: ``FlatRoute`` between workers, ``NodeRoute`` with nodes around it."""
 
     @property
-    def index(self) -> int:
-        """Number of the bucket, in the order in which buckets are exchanged."""
+    def bucket(self) -> Bucket:
+        """Where the parameters lie."""
         ...
 
     @property

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from distlion import faults
 from distlion.errors import GradientChangedError
 from distlion.exchange import (
     Exchanging,
     Header,
+    Pipeline,
     Reply,
     Status,
-    Verdict,
-    run_all,
     with_error,
     with_error_of,
 )
@@ -38,7 +38,7 @@ class StepInputs:
         nonfinite: What follows values that are not finite.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
         wants_digest: Whether raw gradients are to be compared between workers.
-        after_encode: Called once a vote is encoded.
+        after_encode: Called once a vote is encoded, where a fault is armed.
     """
 
     rank: int
@@ -94,11 +94,6 @@ class BucketVote:
     draft: Draft
     reply: Reply
 
-    @property
-    def verdict(self) -> Verdict:
-        """What all workers found."""
-        return self.reply.verdict
-
     def commit(self, inputs: StepInputs) -> None:
         """Write parameters and momenta."""
         self.draft.route.commit(
@@ -106,15 +101,10 @@ class BucketVote:
         )
 
 
-def keep_header(header: Header) -> Header:
-    """Return a header as it is: nothing is known of other buckets."""
-    return header
-
-
 def draft_vote(route: Route, inputs: StepInputs) -> Draft:
     """Take a bucket's gradients; with nodes, average them inside the node."""
     marks = [param.mark() for param in route.params]
-    header = replace(inputs.header, bucket=route.index)
+    header = replace(inputs.header, bucket=route.bucket.index)
     sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
     if sparse:
         # A status, not an exception: one rank that raised would leave the others waiting.
@@ -125,7 +115,7 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
 
 
 def cast_vote(
-    draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
+    draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
 ) -> Exchanging[BucketVote]:
     """Encode this worker's vote on one bucket, and exchange it.
 
@@ -134,7 +124,7 @@ def cast_vote(
     Args:
         draft: What to vote.
         inputs: What the buckets share.
-        complete: Adds to the header what is known of other buckets.
+        complete: Adds to the header what is known of other buckets; None for nothing.
     """
     route, segments, header = draft.route, draft.segments, draft.header
     if inputs.wants_digest and header.status is Status.OK:
@@ -152,19 +142,22 @@ def cast_vote(
         # Only a GradScaler may know that something overflowed, and not what.
         position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
-    inputs.after_encode()
+    if faults.armed:
+        inputs.after_encode()
     changed = draft.find_changed()
     if changed is not None:
         header = with_error(
             header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
         )
     present = [segment.grad is not None for segment in segments]
-    reply = yield from route.exchange(complete(header), votes, present, inputs.coins)
+    if complete is not None:
+        header = complete(header)
+    reply = yield from route.exchange(header, votes, present, inputs.coins)
     return BucketVote(replace(draft, segments=segments), reply)
 
 
 def draft_and_cast(
-    route: Route, inputs: StepInputs, complete: Callable[[Header], Header] = keep_header
+    route: Route, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
 ) -> Exchanging[BucketVote]:
     """Draft a bucket's vote and cast it; ``complete`` as for ``cast_vote``."""
     return cast_vote(draft_vote(route, inputs), inputs, complete)
@@ -174,21 +167,26 @@ def cast_votes(
     routes: Sequence[Route], inputs: StepInputs, clipper: Clipper | None
 ) -> list[BucketVote]:
     """Draft, clip and cast the votes on all buckets."""
+    pipeline = Pipeline[BucketVote]()
     if clipper is None:
-        return run_all(draft_and_cast(route, inputs) for route in routes)
+        for route in routes:  # one bucket's votes travel while the next one is encoded
+            pipeline.add(draft_and_cast(route, inputs))
+        return pipeline.drain()
     # A norm is that of all gradients, so that all are there before the first vote is encoded.
     drafts = [draft_vote(route, inputs) for route in routes]
     header, factor = clipper.measure(
         [segment for draft in drafts for segment in draft.segments], inputs.header
     )
-    return run_all(cast_vote(draft.scaled(factor, header), inputs) for draft in drafts)
+    for draft in drafts:
+        pipeline.add(cast_vote(draft.scaled(factor, header), inputs))
+    return pipeline.drain()
 
 
 def abstain_from(
     route: Route, header: Header, coins: Coins, *, nonfinite: str
 ) -> Exchanging[BucketVote]:
     """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
-    header = replace(header, bucket=route.index)
+    header = replace(header, bucket=route.bucket.index)
     header = route.gather_nothing(header, agrees=nonfinite == "abstain")
     votes, _ = route.encode([], coins)
     reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
