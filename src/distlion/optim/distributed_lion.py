@@ -159,7 +159,7 @@ class DistributedLion(VotingBase):
             step_timeout_s=step_timeout_s,
             seed=seed,
         )
-        self._peers = Peers(process_group, self._settings, begin_step=self._gather_inputs)
+        self._peers = Peers(process_group, self._settings)
         self._identical = IdenticalGradientsWatch()
         super().__init__(
             params,
@@ -178,14 +178,14 @@ class DistributedLion(VotingBase):
         self._lay_out()
 
     def _describe(self) -> Description:
-        extra = [f"exp_avg_dtype: {self._exp_avg_dtype}"]
         params, names = self._list_trainable(), self._param_names()
-        return self._peers.describe(self.param_groups, params, names, extra)
+        return self._peers.describe(self.param_groups, params, names, self._exp_avg_dtype)
 
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
         params, description = self._list_trainable(), self._describe()
-        self._peers.lay_out(self.param_groups, params, description, step=self.committed_step)
+        step, begin = self.committed_step, self._gather_inputs
+        self._peers.lay_out(self.param_groups, params, description, step=step, begin=begin)
 
     def _do_step(self) -> None:
         peers, step, every = self._peers, self.committed_step, self._settings.check_every

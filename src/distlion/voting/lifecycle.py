@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -22,12 +22,10 @@ class Lifecycle:
 
     Args:
         group: The workers.
-        on_death: Called once an exchange has failed.
     """
 
-    def __init__(self, group: VotingGroup, on_death: Callable[[], None]) -> None:
+    def __init__(self, group: VotingGroup) -> None:
         self._group = group
-        self._on_death = on_death
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
         self._is_torn = False
@@ -106,7 +104,6 @@ class Lifecycle:
                 self._cause_of_death = None
             else:
                 self._cause_of_death = f"{what} failed ({type(error).__name__}: {error})"
-                self._on_death()
             raise
         self._cause_of_death = None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
+from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.param import GradientMark, VotingParam
 from distlion.voting.route import Route
 from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
@@ -34,11 +35,15 @@ class Overlap:
     Args:
         routes: What carries each bucket, in the order in which they are exchanged.
         begin: Called before the first bucket of a step starts: what its buckets share.
+        lifecycle: Of the optimizer: where it is dead, no vote leaves any more.
     """
 
-    def __init__(self, routes: Sequence[Route], *, begin: Callable[[], StepInputs]) -> None:
+    def __init__(
+        self, routes: Sequence[Route], *, begin: Callable[[], StepInputs], lifecycle: Lifecycle
+    ) -> None:
         self._routes = routes
         self._begin = begin
+        self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._paused = False
         self._tasks = _start_thread(self)
@@ -80,7 +85,7 @@ class Overlap:
 
     def note_arrival(self, param: VotingParam, bucket: int) -> None:
         """Note that a gradient is complete, and start the buckets that waited for it."""
-        if self._paused:
+        if self._paused or self._lifecycle.is_dead:
             return
         position = param.position
         with self._lock:  # backward runs on a thread for each device

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -34,7 +35,6 @@ class Peers:
     Args:
         process_group: The workers; None for the default group, or for one worker alone.
         settings: The optimizer's.
-        begin_step: Returns what the buckets of a step share, for votes that leave during backward.
 
     Attributes:
         group: The workers.
@@ -56,18 +56,11 @@ class Peers:
     params: list[VotingParam]
     description: Description
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None,
-        settings: Settings,
-        *,
-        begin_step: Callable[[], StepInputs],
-    ) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None, settings: Settings) -> None:
         self.group = VotingGroup(process_group)
         self.is_alone = self.group.world_size == 1
-        self.lifecycle = Lifecycle(self.group, on_death=self._close_overlap)
+        self.lifecycle = Lifecycle(self.group)
         self.overlap: Overlap | None = None
-        self._begin_step = begin_step
         self.node_size = settings.node_size(self.group.world_size)
         self.pieces = NodePieces(self.node_size, self.group.rank % self.node_size)
         self.network = VotingNetwork(self.group, settings, self.node_size)
@@ -82,7 +75,7 @@ class Peers:
         groups: Sequence[Mapping[str, Any]],
         params: Sequence[VotingParam],
         names: Mapping[Tensor, str],
-        extra: Sequence[str] = (),
+        exp_avg_dtype: torch.dtype | None,
     ) -> Description:
         """Describe an optimizer.
 
@@ -90,14 +83,14 @@ class Peers:
             groups: Its param groups.
             params: Its trainable parameters.
             names: Of all its parameters.
-            extra: Further lines.
+            exp_avg_dtype: Of its momentum, as asked for.
         """
         lines = [
             f"distlion version: {version('distlion')}",
             f"world size: {self.group.world_size}",
             f"node size: {self.node_size}",
             *self._settings.describe(),
-            *extra,
+            f"exp_avg_dtype: {exp_avg_dtype}",
             *describe_params(groups, names),
         ]
         if (sync := self._settings.momentum_sync) is not None:
@@ -134,8 +127,18 @@ class Peers:
         description: Description,
         *,
         step: int,
+        begin: Callable[[], StepInputs],
     ) -> None:
-        """Put parameters into buckets and choose what carries each; every worker must call it."""
+        """Put parameters into buckets and choose what carries each; every worker must call it.
+
+        Args:
+            groups: The param groups.
+            params: The trainable parameters.
+            description: What must be equal on all workers.
+            step: The step that errors name.
+            begin: Returns what the buckets of a step share, for votes that leave during
+                backward.
+        """
         self.params, self.description = params, description
         self.is_laid_out = True
         self.n_elements = sum(param.slot.n_elements for param in params)
@@ -145,13 +148,10 @@ class Peers:
         if self.is_alone:
             return
         self.network.lay_out(params, step=step)
-        self._close_overlap()
-        if self._settings.overlap:
-            self.overlap = Overlap(self.network.routes, begin=self._begin_step)
-
-    def _close_overlap(self) -> None:
         if self.overlap is not None:
             self.overlap.close()
+        if self._settings.overlap:
+            self.overlap = Overlap(self.network.routes, begin=begin, lifecycle=self.lifecycle)
 
     def check_idle(self, call: str) -> None:
         """Check that a call may meet the peers between two steps.
