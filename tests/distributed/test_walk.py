@@ -1,0 +1,57 @@
+"""How far one must walk to follow a step: files, calls, and changes of file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+from cluster import run_workers
+from torch import nn
+
+import distlion
+
+ROOT = str(Path(distlion.__file__).parent)
+
+MOST_FILES, MOST_CALLS, MOST_CHANGES = 18, 250, 70
+"""Of a plain step; 30, 491 and 155 before the step had a package of its own."""
+
+
+def make_grads(params: list[nn.Parameter], seed: int) -> None:
+    for number, param in enumerate(params):
+        generator = torch.Generator().manual_seed(seed + number)
+        param.grad = torch.randn(param.shape, generator=generator)
+
+
+def trace_step(rank: int, world_size: int) -> list[str]:
+    """Return the file of each of our calls within a step, in order."""
+    params = [nn.Parameter(torch.ones(8, 8)) for _ in range(16)]
+    optimizer = distlion.DistributedLion(params, lr=1e-3, exchange=distlion.AllReduce())
+    for step in range(4):  # the first steps compare replicas and gradients
+        make_grads(params, seed=100 * step + 1000 * rank)
+        optimizer.step()
+    make_grads(params, seed=1000 * rank)
+    files: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(ROOT):
+            files.append(name.removeprefix(ROOT))
+
+    sys.setprofile(note)
+    try:
+        optimizer.step()
+    finally:
+        sys.setprofile(None)
+    assert optimizer.committed_step == 5
+    return files
+
+
+def test_a_plain_step_is_a_short_walk() -> None:
+    for files in run_workers(trace_step, 2):
+        changes = sum(files[index] != files[index - 1] for index in range(1, len(files)))
+        assert "/optim/distributed_lion.py" in files
+        assert len(set(files)) <= MOST_FILES
+        assert len(files) <= MOST_CALLS
+        assert changes <= MOST_CHANGES
