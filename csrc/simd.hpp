@@ -1,7 +1,9 @@
 // Vectors of the instruction set that a file is compiled for: kLanes floats, or as many bytes of
 // something else. Arithmetic is written with the operators of GCC's and Clang's vector types; only
 // what these cannot say needs intrinsics. Everything has internal linkage, so that no function
-// compiled for one instruction set can be linked into the loops of another.
+// compiled for one instruction set can be linked into the loops of another. There is no library
+// underneath: those that choose at run time are not on PyPI, and a package must build from source
+// with a compiler alone.
 #pragma once
 
 #include <cstdint>

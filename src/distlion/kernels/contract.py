@@ -99,7 +99,8 @@ class Segment(NamedTuple):
 
     Attributes:
         slot: Its place in the bucket and among the coins.
-        param: n elements, contiguous, of any shape: coordinate j is the j-th in memory.
+        param: n elements, contiguous, of any shape: element j is the j-th in memory. Flat tensors
+            would cost three views for each parameter and step.
         grad: As ``param``, and of its dtype; None where this worker abstains.
         exp_avg: As ``param``.
         coefficients: Its hyperparameters.

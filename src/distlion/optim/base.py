@@ -103,6 +103,7 @@ class LionBase(Optimizer):
         """Choose the asked-for dtype, else the parameter's, or float32 for float16 parameters."""
         if self._exp_avg_dtype is not None:
             return self._exp_avg_dtype
+        # float16 would lose small gradients.
         return torch.float32 if param.dtype == torch.float16 else param.dtype
 
     def _all_params(self) -> list[Tensor]:

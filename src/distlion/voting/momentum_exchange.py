@@ -112,7 +112,11 @@ class MomentumRows:
         return blocks.view(levels.shape)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        """Average what workers sent, added in float32 in rank order; the pattern's reducer."""
+        """Average what workers sent, added in float32 in rank order; the pattern's reducer.
+
+        The mean goes back in float32 whatever came: rounded more coarsely, it would be another
+        mean, and with it another direction of global Lion.
+        """
         rows = self.decode(votes.contiguous().view(len(votes), -1, self.shape.vote_bytes))
         total = rows[0].clone()
         for row in rows[1:]:

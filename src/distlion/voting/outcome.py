@@ -65,6 +65,8 @@ def raise_verdict(
             "nonfinite='skip'",
         ),
         Status.CONFIG: (ConfigMismatchError, f"settings differ on {who}; {NOT_COMMITTED}"),
+        # A call of step() that one rank left out does not show here: numbers count committed steps,
+        # so that it takes part one batch later, and is missed at the end, by a timeout.
         Status.STEP: (
             StepMismatchError,
             f"workers are at different steps ({steps}); {NOT_COMMITTED}. Did a worker load "

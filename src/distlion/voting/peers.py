@@ -240,6 +240,7 @@ class Peers:
             step: The step that errors name.
         """
         if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
+            # The step number stays as it is, so that coins stay paired.
             log_skip(self.params, verdict, rank=self.group.rank, step=step)
             return False
         return self._raise(verdict, self.description.list_lines(groups), step=step)

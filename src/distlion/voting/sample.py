@@ -1,4 +1,8 @@
-"""A few coordinates of every parameter, the same on all workers: what it takes to compare them."""
+"""A few elements of every parameter, the same on all workers: what it takes to compare them.
+
+Squared norms alone would be fewer numbers, and could not tell the norm of a mean. Sums over a few
+hundred numbers are exact, so that all ranks decide alike.
+"""
 
 from __future__ import annotations
 
