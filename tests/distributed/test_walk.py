@@ -7,10 +7,10 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from cluster import run_workers
 from torch import nn
 
 import distlion
+from cluster import run_workers
 
 ROOT = str(Path(distlion.__file__).parent)
 
