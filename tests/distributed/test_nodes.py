@@ -401,3 +401,23 @@ def test_nodes_of_a_wrong_type_are_refused() -> None:
         distlion.Nodes(2.0)  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedTypeError, match="nodes"):
         distlion.DistributedLion([torch.nn.Parameter(torch.ones(1))], nodes=2)  # type: ignore[arg-type]
+
+
+def diagnose(rank: int, world_size: int) -> list[float]:
+    """Diagnose a vote of whole directions, which agrees with global Lion wherever it is read."""
+    params = [("first", torch.nn.Parameter(torch.zeros(2 * UNIT)))]
+    optimizer = distlion.DistributedLion(
+        params,
+        lr=1e-3,
+        aggregation=distlion.FullPrecision(),
+        nodes=distlion.Nodes(2),
+        diagnose_every=1,
+    )
+    generator = torch.Generator().manual_seed(rank)
+    params[0][1].grad = torch.randn(2 * UNIT, generator=generator)
+    optimizer.step()
+    return [found.agreement for found in optimizer.diagnostics()]
+
+
+def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
+    assert run_workers(diagnose, 4) == [[1.0]] * 4

@@ -15,7 +15,7 @@ import distlion
 import oracle
 from cluster import run_workers
 from distlion import errors
-from failures import Caught, assert_all_raised, assert_raised, caught, params_of
+from failures import Caught, assert_all_raised, assert_raised, caught, make_optimizer, params_of
 from oracle import Rule
 from replay import Case, GroupSpec, Outcome, assert_equal_to_the_bit, play_all, run_backward
 
@@ -302,3 +302,23 @@ def reduce_between(rank: int, world_size: int) -> tuple[float, int]:
 
 def test_callers_own_collectives_between_backward_and_step_do_not_mix_with_votes() -> None:
     assert run_workers(reduce_between, 3) == [(9.0, 3)] * 3
+
+
+def arrive_twice(rank: int, world_size: int) -> Caught | None:
+    """Let a gradient arrive again with nothing to see: written through ``data``, as wrappers do."""
+    optimizer = make_optimizer(overlap=True, bucket_elements=64)
+    overlap = optimizer._peers.overlap
+    assert overlap is not None
+    for bucket, route in enumerate(overlap._routes):
+        for param in route.params:
+            param.param.grad = torch.ones_like(param.param)
+            overlap.note_arrival(param, bucket)
+            if rank == 1 and bucket == 0:
+                param.param.grad.data.add_(1.0)
+                overlap.note_arrival(param, bucket)
+    return caught(optimizer, optimizer.step)
+
+
+def test_a_gradient_that_arrives_twice_is_an_error_although_it_looks_the_same() -> None:
+    outcomes = run_workers(arrive_twice, 2)
+    assert_all_raised(outcomes, errors.GradientChangedError, "second", "rank 1")
