@@ -1,13 +1,16 @@
 """Words, blocks, shards and buckets."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlion.errors import InvalidArgumentError
 from distlion.layout import (
     BLOCK_WORDS,
     ChunkShape,
     Cutter,
+    bucket_of_one,
     count_words,
     fill_buckets,
     pad_bytes,
@@ -145,7 +148,7 @@ def test_a_bucket_is_sized_in_one_place() -> None:
     slots = place_parameters(list("ab"), [1000, 64])
     (bucket,) = fill_buckets(slots, [0] * 2, n_shards=2, bucket_elements=10**6)
     # 17 words, so 2 blocks of 8 words a shard.
-    shape = bucket.shape(vote_planes=3, reply_planes=2, has_counts=True)
+    shape = bucket.shape(vote_planes=3, reply_planes=2, has_counts=True, has_tally=True)
     assert (shape.vote_bytes, shape.reply_bytes) == (2 * 3 * 64, 2 * 2 * 64)
     assert (shape.vote_chunk.n_bytes, shape.whole_vote_chunk.n_bytes) == (
         64 + 64 + 384,
@@ -155,6 +158,15 @@ def test_a_bucket_is_sized_in_one_place() -> None:
         64 + 64 + 64 + 256,
         64 + 64 + 64 + 2 * 256,
     )
+    assert shape.tally_chunk.n_bytes == 64 + 64 + 64 + 2 * 512 * 4
+
+
+def test_what_cannot_be_counted_in_parts_has_no_tally() -> None:
+    shape = bucket_of_one(1000, 2).shape(
+        vote_planes=32, reply_planes=2, has_counts=False, has_tally=False
+    )
+    with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
+        _ = shape.tally_chunk
 
 
 def test_the_chunks_of_a_node_hold_its_largest_part() -> None:
@@ -163,7 +175,10 @@ def test_the_chunks_of_a_node_hold_its_largest_part() -> None:
     (bucket,) = fill_buckets(slots, [0] * 3, n_shards=2, bucket_elements=10**6)
     pieces = cut_params(sizes, n_parts=3)
     parts = [take_part(bucket, pieces, part, n_shards=2) for part in range(3)]
-    shapes = [part.shape(vote_planes=1, reply_planes=2, has_counts=False) for part in parts]
+    shapes = [
+        part.shape(vote_planes=1, reply_planes=2, has_counts=False, has_tally=False)
+        for part in parts
+    ]
     node = shape_node(3, parts, shapes, torch.bfloat16)
     held = [sum(slot.n_elements for slot in part.slots) for part in parts]
     assert node.gradients == ChunkShape(3, pad_bytes(2 * max(held)))

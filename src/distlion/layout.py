@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import torch
 
+from distlion.errors import InvalidArgumentError
+
 WORD_ELEMENTS = 64
 BLOCK_WORDS = 8
 PLANE_BYTES = 8 * BLOCK_WORDS
@@ -34,9 +36,8 @@ HEADER_BYTES = 64
 SCALE_ELEMENTS = 256
 """Elements of an int8 row that share a scale; shards are a multiple of it."""
 
-_FLOAT_BYTES = 4
-_DOUBLE_BYTES = 8
-_COUNT_BYTES = 2
+_BLOCK_ELEMENTS = BLOCK_WORDS * WORD_ELEMENTS
+_COUNT_BYTES, _TALLY_BYTES, _FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 4, 8
 
 
 def count_words(n_elements: int) -> int:
@@ -98,13 +99,16 @@ class Bucket:
         """Blocks of the whole bucket, padding included."""
         return self.shard_blocks * self.n_shards
 
-    def shape(self, *, vote_planes: int, reply_planes: int, has_counts: bool) -> BucketShape:
+    def shape(
+        self, *, vote_planes: int, reply_planes: int, has_counts: bool, has_tally: bool
+    ) -> BucketShape:
         """Size its votes and replies on the wire.
 
         Args:
             vote_planes: Bits an element on the way up.
             reply_planes: Bits an element on the way down.
             has_counts: Whether replies say how many workers voted for each parameter.
+            has_tally: Whether votes can be counted in parts.
         """
         return BucketShape(
             n_shards=self.n_shards,
@@ -112,6 +116,7 @@ class Bucket:
             vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES,
             reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES,
             has_counts=has_counts,
+            tally_bytes=self.shard_blocks * _BLOCK_ELEMENTS * _TALLY_BYTES if has_tally else 0,
         )
 
 
@@ -161,6 +166,7 @@ class BucketShape:
         vote_bytes: Bytes of a vote on one shard.
         reply_bytes: Bytes of the reply on one shard.
         has_counts: Whether replies say how many workers voted for each parameter.
+        tally_bytes: Bytes of a partial count of one shard; 0 where there is none.
     """
 
     n_shards: int
@@ -168,6 +174,7 @@ class BucketShape:
     vote_bytes: int
     reply_bytes: int
     has_counts: bool
+    tally_bytes: int = 0
 
     @functools.cached_property
     def vote_chunk(self) -> ChunkShape:
@@ -188,6 +195,20 @@ class BucketShape:
     def whole_reply_chunk(self) -> ChunkShape:
         """Sizes of a chunk with the reply on all shards."""
         return ChunkShape(self.n_params, self.n_shards * self.reply_bytes, self.has_counts)
+
+    @functools.cached_property
+    def tally_chunk(self) -> ChunkShape:
+        """Sizes of a chunk with a partial count of one shard, and how many it counts.
+
+        Raises:
+            InvalidArgumentError: These votes cannot be counted in parts.
+        """
+        if not self.tally_bytes:
+            raise InvalidArgumentError(
+                "this pattern counts votes in parts, but floats (rule FullPrecision, averaged "
+                "momenta) are added in rank order: use another rule, or AllReduce()"
+            )
+        return ChunkShape(self.n_params, self.tally_bytes, has_counts=True)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
 from distlion.aggregation.quantized import QuantizedVote
 from distlion.aggregation.registry import parse_rule
+from distlion.aggregation.tally import RuleTally
 from distlion.aggregation.ternary import TernaryVote
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "FullPrecision",
     "MajorityVote",
     "QuantizedVote",
+    "RuleTally",
     "TernaryVote",
     "parse_rule",
 ]

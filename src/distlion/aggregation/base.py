@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape, bucket_of_one
 
 
@@ -29,6 +29,11 @@ class Aggregation(ABC):
 
     @property
     @abstractmethod
+    def vote_format(self) -> VoteFormat:
+        """How a vote encodes a direction."""
+
+    @property
+    @abstractmethod
     def reply_format(self) -> ReplyFormat:
         """How a reply encodes S."""
 
@@ -38,6 +43,7 @@ class Aggregation(ABC):
             vote_planes=self.vote_planes,
             reply_planes=self.reply_planes(bucket.n_shards),
             has_counts=self.reply_format is ReplyFormat.COUNT,
+            has_tally=self.vote_format is not VoteFormat.DIRECTION,
         )
 
     def shape_of(self, n_elements: int, n_workers: int) -> BucketShape:

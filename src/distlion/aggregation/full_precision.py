@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -46,6 +46,10 @@ class FullPrecision(Aggregation):
 
     def reply_planes(self, n_workers: int) -> int:
         return 2
+
+    @property
+    def vote_format(self) -> VoteFormat:
+        return VoteFormat.DIRECTION
 
     @property
     def reply_format(self) -> ReplyFormat:

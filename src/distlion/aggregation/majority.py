@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket
 
 
@@ -49,6 +49,10 @@ class MajorityVote(Aggregation):
 
     def reply_planes(self, n_workers: int) -> int:
         return 1 if self.tie == "random" else 2
+
+    @property
+    def vote_format(self) -> VoteFormat:
+        return VoteFormat.LEVEL
 
     @property
     def reply_format(self) -> ReplyFormat:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket
 
 MAX_BITS = 8
@@ -80,6 +80,10 @@ class QuantizedVote(Aggregation):
 
     def reply_planes(self, n_workers: int) -> int:
         return 1
+
+    @property
+    def vote_format(self) -> VoteFormat:
+        return VoteFormat.LEVEL
 
     @property
     def reply_format(self) -> ReplyFormat:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket
 
 
@@ -31,6 +31,10 @@ class TernaryVote(Aggregation):
 
     def reply_planes(self, n_workers: int) -> int:
         return 2
+
+    @property
+    def vote_format(self) -> VoteFormat:
+        return VoteFormat.TERNARY
 
     @property
     def reply_format(self) -> ReplyFormat:

@@ -5,6 +5,7 @@ from distlion.exchange.all_reduce import AllReduce
 from distlion.exchange.base import (
     Ballot,
     Exchange,
+    PartialReducer,
     Reducer,
     Reply,
     Work,
@@ -56,6 +57,7 @@ __all__ = [
     "Link",
     "NodeFrames",
     "ParameterServer",
+    "PartialReducer",
     "PeerWatch",
     "Pipeline",
     "Reducer",

@@ -16,8 +16,46 @@ from distlion.exchange.verdict import Verdict
 from distlion.layout import BucketShape
 
 
+class PartialReducer(Protocol):
+    """What a pattern that passes on partial counts (a tree, a hierarchy) needs of a rule.
+
+    The votes of any workers can be counted apart: however they are split, ``settle`` of what
+    ``combine`` makes of their tallies is the reply that ``Reducer.reduce`` gives to all votes.
+    """
+
+    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        """Count the votes of some workers; arguments as for ``Reducer.reduce``.
+
+        Returns:
+            (n_shards * tally_bytes,) uint8.
+        """
+        ...
+
+    def combine(self, tallies: Tensor) -> Tensor:
+        """Add tallies, (parts, n_shards * tally_bytes) uint8, into one."""
+        ...
+
+    def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
+        """Turn the tally of all votes into the reply.
+
+        Args:
+            tally: (n_shards * tally_bytes,) uint8.
+            n_present: (n_params,) int64 on the CPU: how many voted for each parameter.
+            first_shard: The shard that ``tally`` begins with.
+
+        Returns:
+            (n_shards * reply_bytes,) uint8.
+        """
+        ...
+
+
 class Reducer(Protocol):
     """What a pattern needs of a rule: votes in, reply out, both opaque."""
+
+    @property
+    def parts(self) -> PartialReducer | None:
+        """How to count in parts; None where ``BucketShape.tally_chunk`` refuses."""
+        ...
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes.

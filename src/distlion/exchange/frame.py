@@ -349,12 +349,10 @@ def read_chunks(
         ("n_bytes", shape.n_bytes),
     ):
         whole &= fields[name] == expected
-    starts = [
-        zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size])) for front in fronts
-    ]
-    checksums = kernels.checksums(
-        payloads, torch.tensor(starts, dtype=torch.int64, device=raw.device)
-    )
+    starts = np.empty(len(fronts), np.int64)
+    for member, front in enumerate(fronts):
+        starts[member] = zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size]))
+    checksums = kernels.checksums(payloads, torch.from_numpy(starts).to(raw.device))
     whole &= fields["checksum"] == checksums.cpu().numpy()
     agree = bool(
         whole.all()

@@ -140,8 +140,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 
 def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
     """Put the worst of what was received, one chunk from each of ``ranks``, into a header."""
-    first = chunks.fields[0]
-    if chunks.agree and first["step"] == own.step and first["settings"] == own.settings:
+    if chunks.agree:  # this rank's own chunk is one of them
         return own
     for lost in chunks.find_lost(ranks):
         own = with_error(own, Status.CORRUPT, culprit=lost)

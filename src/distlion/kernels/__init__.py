@@ -11,6 +11,7 @@ from distlion.kernels.contract import (
     Segment,
 )
 from distlion.kernels.dispatch import check_denormals, choose_kernels
+from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
     "EXP_AVG_DTYPES",
@@ -22,6 +23,9 @@ __all__ = [
     "Kernels",
     "ReplyFormat",
     "Segment",
+    "VoteFormat",
     "check_denormals",
     "choose_kernels",
+    "settle_tally",
+    "tally_votes",
 ]

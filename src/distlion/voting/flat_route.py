@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation
+from distlion.aggregation import Aggregation, RuleTally
 from distlion.exchange import Ballot, ByteCount, Exchange, Exchanging, Header, Link, Reply
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
@@ -132,6 +132,11 @@ class _RuleReducer:
 
     route: FlatRoute
     coins: Coins
+
+    @property
+    def parts(self) -> RuleTally | None:
+        route = self.route
+        return RuleTally(route.rule, route.bucket, self.coins) if route.shape.tally_bytes else None
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         route, bucket = self.route, self.route.bucket

@@ -111,6 +111,11 @@ class MomentumRows:
         blocks = levels.view(*levels.shape[:-1], -1, SCALE_ELEMENTS) * scales[..., None]
         return blocks.view(levels.shape)
 
+    @property
+    def parts(self) -> None:
+        """Momenta are floats, which are added in rank order and not in parts."""
+        return None
+
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Average what workers sent, added in float32 in rank order; the pattern's reducer.
 

@@ -1,0 +1,59 @@
+"""A rule's votes counted in parts, for patterns that pass on partial counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation.base import Aggregation
+from distlion.kernels import Coins, settle_tally, tally_votes
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+
+
+@dataclass(frozen=True)
+class RuleTally:
+    """Count some workers' votes, add such counts, and turn the sum into the reply: bytes only.
+
+    Equation:
+        tally = sum_i vote_i over some workers, an int32 for each element; tallies add up in any
+        order, and the reply to their sum is that to all votes, bitwise
+
+    Attributes:
+        rule: Any whose votes are integers.
+        bucket: Where parameters lie.
+        coins: The coins of this step; only those that are equal on all workers are used.
+    """
+
+    rule: Aggregation
+    bucket: Bucket
+    coins: Coins
+
+    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        packed = votes.contiguous().view(torch.int64)
+        packed = packed.view(len(votes), -1, self.rule.vote_planes, BLOCK_WORDS)
+        first_block = first_shard * self.bucket.shard_blocks
+        vote_format = self.rule.vote_format
+        return tally_votes(packed, present, self.bucket, first_block, vote_format=vote_format).view(
+            torch.uint8
+        )
+
+    def combine(self, tallies: Tensor) -> Tensor:
+        return tallies.contiguous().view(torch.int32).sum(0, dtype=torch.int32).view(torch.uint8)
+
+    def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
+        sums, bucket = tally.contiguous().view(torch.int32), self.bucket
+        n_blocks = sums.numel() // (BLOCK_WORDS * WORD_ELEMENTS)
+        planes = self.rule.reply_planes(bucket.n_shards)
+        out = torch.empty(n_blocks, planes, BLOCK_WORDS, dtype=torch.int64, device=sums.device)
+        settle_tally(
+            sums,
+            n_present,
+            bucket,
+            first_shard * bucket.shard_blocks,
+            self.coins.tie,
+            reply_format=self.rule.reply_format,
+            out=out,
+        )
+        return out.view(-1).view(torch.uint8)

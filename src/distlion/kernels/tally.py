@@ -1,0 +1,102 @@
+"""Partial counts: sums of some workers' votes, which add up to those of all. Plain torch only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from distlion.kernels.coin import Coin
+from distlion.kernels.contract import ReplyFormat
+from distlion.kernels.reference import coin
+from distlion.kernels.words import Run, cut_runs, interleave, pack, split_planes, unpack
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_words
+
+
+class VoteFormat(Enum):
+    """What the planes of a vote say of an element."""
+
+    LEVEL = "level"
+    """Plane 0 is the sign, the others, lowest first, the bits of a: sign * (2 a + 1)."""
+    TERNARY = "ternary"
+    """Plane 0 is the sign, plane 1 whether it is not 0."""
+    DIRECTION = "direction"
+    """The bits of a float. Sums of floats depend on their order, so there are no partial ones."""
+
+
+def tally_votes(
+    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, vote_format: VoteFormat
+) -> Tensor:
+    """Add the votes of some workers.
+
+    Args:
+        votes: (workers, blocks, planes, 8) int64.
+        present: (workers, n_params) bool on the CPU.
+        bucket: Where parameters lie.
+        first_block: The bucket's block that ``votes`` begin with.
+        vote_format: How they are encoded; not DIRECTION.
+
+    Returns:
+        (512 * blocks,) int32, 0 where nobody votes. 65,535 workers of 8 bits stay below 2^24.
+    """
+    n_blocks, device = votes.shape[1], votes.device
+    planes = split_planes(votes)
+    tally = torch.zeros(n_blocks * BLOCK_WORDS * WORD_ELEMENTS, dtype=torch.int32, device=device)
+    for run in cut_runs(bucket, present, first_block, n_blocks, device=device):
+        sign = 2 * run.bits(planes, 0).to(torch.int32) - 1
+        if vote_format is VoteFormat.TERNARY:
+            size = run.bits(planes, 1).to(torch.int32)
+        else:
+            size = torch.ones_like(sign)
+            for plane in range(1, votes.shape[2]):
+                size += run.bits(planes, plane).to(torch.int32) << plane
+        tally[_elements(run)] = (sign * size).sum(0, dtype=torch.int32)
+    return tally
+
+
+def settle_tally(
+    tally: Tensor,
+    n_present: Tensor,
+    bucket: Bucket,
+    first_block: int,
+    tie: Coin,
+    *,
+    reply_format: ReplyFormat,
+    out: Tensor,
+) -> None:
+    """Turn the sum of all votes into the reply, bitwise what counting all votes at once gives.
+
+    Args:
+        tally: (512 * blocks,) int32, all workers' tallies added.
+        n_present: (n_params,) int64 on the CPU: how many voted for each parameter.
+        bucket: Where parameters lie.
+        first_block: The bucket's block that ``tally`` begins with.
+        tie: Decides a sum of 0 where a reply has only signs.
+        reply_format: How the reply encodes it.
+        out: (blocks, reply_planes, 8) int64. Overwritten.
+    """
+    n_blocks, device = out.shape[0], tally.device
+    planes = out.new_zeros(out.shape[1], n_blocks * BLOCK_WORDS)
+    for slot, n in zip(bucket.slots, n_present.tolist(), strict=True):
+        alone, anybody = replace(bucket, slots=(slot,)), torch.tensor([[n > 0]])
+        for run in cut_runs(alone, anybody, first_block, n_blocks, device=device):
+            total = tally[_elements(run)]
+            if reply_format is ReplyFormat.COUNT:
+                ones = (total + n) >> 1
+                bits = [(ones >> bit) & 1 for bit in range(out.shape[1])]
+            elif reply_format is ReplyFormat.TERNARY:
+                bits = [total > 0, total != 0]
+            else:
+                flips = coin(tie, run.first_word, count_words(run.n_elements), device=device)
+                bits = [torch.where(total == 0, unpack(flips, run.n_elements), total > 0)]
+            for plane, row in enumerate(bits):
+                planes[plane, run.words] = pack(row)
+    interleave(planes, out)
+
+
+def _elements(run: Run) -> slice:
+    """Where a run lies among the elements at hand."""
+    start = run.words.start * WORD_ELEMENTS
+    return slice(start, start + run.n_elements)

@@ -1,0 +1,52 @@
+"""A pattern that passes on partial counts: same parameters, or a typed error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import distlion
+from cluster import run_workers
+from distlion.errors import InvalidArgumentError
+from oracle import Rule
+from replay import Case, GroupSpec, assert_equal_to_the_bit, play_all
+from two_levels import TwoLevels
+
+pytestmark = pytest.mark.distributed
+
+RULES = [Rule("majority"), Rule("average")]
+CASES = [
+    Case(
+        rule.kind,
+        (GroupSpec(rule, (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),),
+        steps=3,
+        seed=5,
+        absent=True,
+        exchange=distlion.AllReduce(),
+    )
+    for rule in RULES
+]
+
+
+def test_votes_counted_in_parts_move_parameters_as_votes_counted_at_once() -> None:
+    parts = [replace(case, name=f"{case.name}/parts", exchange=TwoLevels()) for case in CASES]
+    for outcomes in run_workers(play_all, 3, (*CASES, *parts)):
+        for case in CASES:
+            in_parts_too = outcomes[f"{case.name}/parts"]
+            assert_equal_to_the_bit(outcomes[case.name], in_parts_too, case.name)
+
+
+def count_floats_in_parts(rank: int, world_size: int) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = distlion.DistributedLion(
+        [param], aggregation=distlion.FullPrecision(), exchange=TwoLevels()
+    )
+    param.grad = torch.ones(3)
+    optimizer.step()
+
+
+def test_floats_counted_in_parts_are_refused() -> None:
+    for error in run_workers(count_floats_in_parts, 2, outcomes=True):
+        assert isinstance(error, InvalidArgumentError)

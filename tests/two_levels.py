@@ -1,0 +1,97 @@
+"""A toy pattern that passes on partial counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from distlion import faults
+from distlion.exchange import (
+    Ballot,
+    ByteCount,
+    ChunkKind,
+    Exchange,
+    Exchanging,
+    Link,
+    Reducer,
+    Reply,
+    Work,
+    find_errors,
+    fire_framed,
+)
+from distlion.exchange.frame import read_chunks, write_chunk
+from distlion.exchange.verdict import judge_chunks
+from distlion.layout import BucketShape, ChunkShape
+
+
+@dataclass(frozen=True)
+class TwoLevels(Exchange):
+    """A toy: pairs of ranks count their votes, and pass on what they counted.
+
+    Every rank tallies its pair's votes and settles all shards, so that the code stays short.
+    """
+
+    transfers: ClassVar[int] = 2
+    both_ways: ClassVar[bool] = True
+
+    def plan(self, shape: BucketShape, rank: int) -> ByteCount:
+        peers = shape.n_shards - 1
+        n_bytes = peers * (shape.whole_vote_chunk.n_bytes + _whole_tally(shape).n_bytes)
+        return ByteCount(n_bytes, n_bytes, 2 * peers)
+
+    def rounds(self, shape: BucketShape) -> int:
+        return 2
+
+    def work(self, shape: BucketShape) -> Work:
+        n = shape.n_shards
+        return Work(2, 2 * n, min(n, 2) * n * shape.vote_bytes)
+
+    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
+        return (n_workers - 1) * (vote_bits + 32.0)
+
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
+        """Exchange one bucket: 1 gather votes, 2 tally the pair, 3 gather tallies, 4 settle."""
+        chunk_shape, kernels = _whole_tally(shape), link.kernels
+        parts = reducer.parts
+        assert parts is not None  # or there would be no such chunk
+
+        # 1 gather votes
+        vote = link.empty(shape.whole_vote_chunk.n_bytes)
+        sent, bucket = ballot.header, ballot.header.bucket
+        row = ballot.votes.flatten()
+        write_chunk(kernels, vote, shape.whole_vote_chunk, sent, ballot.present, row)
+        if faults.armed:
+            fire_framed(link, sent, vote)
+        votes = link.empty(shape.n_shards, vote.numel())
+        under_way = link.all_gather(votes, vote, step=sent.step)
+        yield
+        under_way.wait()
+
+        # 2 tally the pair
+        read = read_chunks(
+            kernels, votes, shape.whole_vote_chunk, kind=ChunkKind.VOTE, bucket=bucket
+        )
+        first = link.rank - link.rank % 2
+        pair = slice(first, first + 2)
+        header = find_errors(read, replace(sent, kind=ChunkKind.REPLY), link.ranks)
+        tally = parts.tally(read.payloads[pair], read.present[pair].bool(), 0)
+
+        # 3 gather tallies
+        chunk = link.empty(chunk_shape.n_bytes)
+        write_chunk(kernels, chunk, chunk_shape, header, read.present[pair].sum(0), tally)
+        tallies = link.empty(shape.n_shards, chunk.numel())
+        under_way = link.all_gather(tallies, chunk, step=sent.step)
+        yield
+        under_way.wait()
+
+        # 4 settle
+        read = read_chunks(kernels, tallies, chunk_shape, kind=ChunkKind.REPLY, bucket=bucket)
+        verdict, n_present = judge_chunks(read, link.ranks), read.present[::2].sum(0)
+        reply = parts.settle(parts.combine(read.payloads[::2]), n_present, 0)
+        return Reply(verdict, n_present, reply.view(shape.n_shards, -1), read.gradient_digests)
+
+
+def _whole_tally(shape: BucketShape) -> ChunkShape:
+    return replace(shape.tally_chunk, payload_bytes=shape.n_shards * shape.tally_bytes)
