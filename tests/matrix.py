@@ -30,14 +30,19 @@ NAMES = tuple(NAMED_RULES)
 LISTED: dict[str, Aggregation] = {
     name: named.rule for name, named in NAMED_RULES.items() if named.listed
 }
-"""Rules without the numbers of bits in between: for tests that take long."""
+"""Rules by name, without the numbers of bits in between: for tests that take long."""
 
-RULES: dict[str, Aggregation] = {
-    **{name: named.rule for name, named in NAMED_RULES.items()},
+VARIANTS: dict[str, Aggregation] = {
     "quantized-3-wide": QuantizedVote(bits=3, step=0.9),
     "quantized-8-linf-narrow": QuantizedVote(bits=8, norm="linf", step=0.001),
 }
-"""Every rule, and level widths that nobody gets by a name."""
+"""Rules that no name stands for."""
+
+RULES: dict[str, Aggregation] = {
+    **{name: named.rule for name, named in NAMED_RULES.items()},
+    **VARIANTS,
+}
+"""Every rule."""
 
 PATTERNS: dict[str, Exchange] = dict(distlion.exchange.registry.PATTERNS)
 """Every pattern."""
