@@ -68,6 +68,13 @@ def test_dgc_follows_the_warm_up_of_the_settings():
     assert sent_bytes == 8 * (5 * (23 + 2) + (6 + 1))
 
 
+@pytest.mark.distributed
+def test_graddrop_sends_4_percent():
+    # 4 of 91 and 1 of 7 elements, 8 bytes each, and two lengths of 8 bytes.
+    (sent_bytes, _, _), _ = run_workers(train_steps, 2, "graddrop", 2)
+    assert sent_bytes == 2 * 8 * (4 + 1 + 2)
+
+
 def test_signum_and_signsgd_vote_with_their_momenta():
     def betas(rule):
         settings = TrainSettings.with_defaults(rule=rule)

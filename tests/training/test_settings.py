@@ -127,6 +127,8 @@ def test_overlap_is_refused_where_no_votes_are_exchanged():
     [
         ("majority", 5e-4, 0.1),
         ("signum", 5e-4, 0.1),
+        ("global-lion", 5e-4, 0.1),
+        ("global-adamw", 1e-3, 0.1),
         ("ddp-powersgd", 5e-4, 0.1),
         ("terngrad", 1e-3, 0.1),
         ("graddrop", 1e-3, 0.1),
