@@ -36,6 +36,7 @@ import torch.distributed as dist
 
 import distlion
 from distlion.errors import StepError
+from distlion.exchange import PATTERNS
 
 RANKS = 3
 SHAPES = ((256, 256), (1000,), (256, 400), (7,), (400, 64))
@@ -43,7 +44,8 @@ SHAPES = ((256, 256), (1000,), (256, 400), (7,), (400, 64))
 WARM_STEPS = 3
 WINDOW_S = 0.3
 END_LIMIT_S = 20.0
-PATTERNS = ("direct", "gather", "server", "direct, overlap")
+OVERLAP = ", overlap"
+SETTINGS = (*PATTERNS, "all-reduce" + OVERLAP)
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,11 @@ class Kill:
 
 
 def make_optimizer(setting: str) -> distlion.DistributedLion:
-    patterns: dict[str, Any] = {
-        "gather": distlion.AllGather(),
-        "server": distlion.ParameterServer(),
-    }
     return distlion.DistributedLion(
         [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES],
         lr=1e-3,
-        exchange=patterns.get(setting, distlion.AllReduce()),
-        overlap="overlap" in setting,
+        exchange=PATTERNS[setting.removesuffix(OVERLAP)],
+        overlap=setting.endswith(OVERLAP),
         bucket_elements=40_000,
     )
 
@@ -208,7 +206,7 @@ class Child:
 
 def kill_once(chance: random.Random, folder: Path) -> Kill | None:
     """Launch, kill, and look; None in a child whose part is over."""
-    victim, setting = chance.randrange(RANKS), chance.choice(PATTERNS)
+    victim, setting = chance.randrange(RANKS), chance.choice(SETTINGS)
     delay_s = chance.uniform(0.0, WINDOW_S)
     end_reader, end_writer = os.pipe()
     keeper = Child(folder / "store")

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 import distlion
+import matrix
 import oracle
+from distlion.aggregation import Aggregation
+from distlion.exchange import Exchange
 
 INITIAL_KEY = 1 << 20
 SIMPLE_SIZES = (1, 65, 300)
@@ -21,7 +24,7 @@ SIMPLE_SIZES = (1, 65, 300)
 class GroupSpec:
     """A parameter group; ``sizes`` in coordinates, a size of 1 makes a 0-dim parameter."""
 
-    rule: oracle.Rule
+    rule: Aggregation
     sizes: tuple[int, ...]
     lr: float = 1e-2
     betas: tuple[float, float] = (0.9, 0.99)
@@ -40,7 +43,7 @@ class Case:
     absent: bool = False
     rounding: str = "nearest"
     exp_avg_dtype: str | None = None
-    exchange: distlion.AllReduce | distlion.AllGather | distlion.ParameterServer | str = "auto"
+    exchange: Exchange | str = "auto"
     bucket_elements: int | None = None
     overlap: bool = False
     micro_steps: int = 1
@@ -66,7 +69,7 @@ class Outcome:
 def simple_case(**settings: Any) -> Case:
     """Return a short run of one group under majority vote, with gradients missing now and then."""
     group = GroupSpec(
-        oracle.Rule("majority"),
+        distlion.MajorityVote(),
         SIMPLE_SIZES,
         lr=2e-3,
         weight_decay=0.1,
@@ -106,7 +109,7 @@ def play_oracle(case: Case, world_size: int) -> list[Outcome]:
     groups = [
         oracle.Group(
             [next(values) for _ in spec.sizes],
-            spec.rule,
+            matrix.describe_for_oracle(spec.rule),
             spec.lr,
             spec.betas,
             spec.weight_decay,
@@ -126,18 +129,6 @@ def play_oracle(case: Case, world_size: int) -> list[Outcome]:
     return [Outcome(cluster.params, cluster.exp_avgs[rank]) for rank in range(world_size)]
 
 
-def make_rule(rule: oracle.Rule) -> Any:
-    if rule.kind == "majority":
-        return distlion.MajorityVote(tie=rule.tie)
-    if rule.kind == "ternary":
-        return distlion.TernaryVote()
-    if rule.kind == "average":
-        return distlion.Average()
-    if rule.kind == "quantized":
-        return distlion.QuantizedVote(bits=rule.bits, norm=rule.norm, step=rule.step)
-    return distlion.FullPrecision(dtype=getattr(torch, rule.dtype))
-
-
 def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.DistributedLion:
     """Build the optimizer of one worker.
 
@@ -154,7 +145,7 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
         param_groups.append(
             {
                 "params": params,
-                "aggregation": make_rule(spec.rule),
+                "aggregation": spec.rule,
                 "lr": spec.lr,
                 "betas": spec.betas,
                 "weight_decay": spec.weight_decay,

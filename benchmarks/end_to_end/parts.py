@@ -6,7 +6,7 @@ from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload
 
 RATES = ("100mbit", "1gbit", "10gbit", "unlimited")
 RIVALS = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")
-PATTERNS = ("direct", "gather", "server", "auto")
+PATTERNS = ("all-reduce", "all-gather", "parameter-server", "auto")
 RULES = (
     "majority-zero",
     "ternary",
@@ -15,23 +15,23 @@ RULES = (
     "quantized-4",
     "quantized-8",
     "full-bf16",
-    "full-fp32",
+    "full",
 )
 
 # What DistributedLion does by default, and with overlap; the targets are theirs.
 JUDGED = ("majority-auto", "majority-auto-overlap")
-SHOWN = (*JUDGED, "majority-direct", "majority-direct-overlap")
+SHOWN = (*JUDGED, "majority-all-reduce", "majority-all-reduce-overlap")
 
 METHODS = (
     *RIVALS,
     *(f"majority-{pattern}" for pattern in PATTERNS),
     *(f"majority-{pattern}-overlap" for pattern in PATTERNS),
-    *(f"{rule}-direct" for rule in RULES),
+    *(f"{rule}-all-reduce" for rule in RULES),
 )
-DRAWN = (*RIVALS, *SHOWN, "quantized-4-direct", "full-fp32-direct")
+DRAWN = (*RIVALS, *SHOWN, "quantized-4-all-reduce", "full-all-reduce")
 
-EXCHANGED = ("all-reduce-fp32", "majority-direct", "majority-gather")
-SCALED = ("none", "ddp-fp32", "majority-direct", "majority-auto")
+EXCHANGED = ("all-reduce-fp32", "majority-all-reduce", "majority-all-gather")
+SCALED = ("none", "ddp-fp32", "majority-all-reduce", "majority-auto")
 
 
 def plan_training(*, quick: bool) -> SweepSettings:

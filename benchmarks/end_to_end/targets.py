@@ -68,7 +68,7 @@ def judge_exchange(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
         methods = record["results"].get(rate)
         if methods is not None:
             where = f"{rate}, {record['n_parameters']:,} parameters"
-            row = at_least(where, bound, methods, "all-reduce-fp32", method="majority-direct")
+            row = at_least(where, bound, methods, "all-reduce-fp32", method="majority-all-reduce")
             yield replace(row, met=None) if quick else row
 
 

@@ -1,34 +1,11 @@
-"""Rules as values: validation, repr, text and back."""
+"""Rules as values: what is refused, and the bits that they take."""
 
 import pytest
 import torch
 
-import distlion
 from distlion import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.aggregation import Aggregation, parse_rule
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
-
-RULES: list[Aggregation] = [
-    MajorityVote(),
-    MajorityVote(tie="zero"),
-    TernaryVote(),
-    Average(),
-    *(QuantizedVote(bits=bits, norm=norm) for bits in range(1, 9) for norm in ("l1", "linf")),
-    QuantizedVote(bits=3, step=0.25),
-    FullPrecision(),
-    FullPrecision(dtype=torch.bfloat16),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_the_repr_of_a_rule_rebuilds_it(rule: Aggregation) -> None:
-    names = {name: getattr(distlion, name) for name in distlion.__all__}
-    assert eval(repr(rule), {**names, "torch": torch}) == rule
-
-
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_rule_comes_back_from_its_text(rule: Aggregation) -> None:
-    assert parse_rule(repr(rule)) == rule
 
 
 @pytest.mark.parametrize(
@@ -37,7 +14,7 @@ def test_a_rule_comes_back_from_its_text(rule: Aggregation) -> None:
         "Unknown()",
         "__import__('os').system('true')",
         "MajorityVote(tie='heads')",
-        "MajorityVote('coin')",
+        "MajorityVote('random')",
         "MajorityVote",
         "QuantizedVote(bits=99)",
         "QuantizedVote(volume=3)",

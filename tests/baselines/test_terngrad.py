@@ -78,6 +78,16 @@ def test_clipped_entry_is_always_sent_at_its_own_scale():
         assert compress(grad, TernGrad().measure(grad), seed=seed).levels[3] == -1
 
 
+def test_odds_are_those_of_the_clipped_entry_at_the_scale_of_another_worker():
+    grad = torch.zeros(100)
+    grad[3] = -10.0  # clipped at 2.5
+    scale = torch.tensor(5.0)
+    for seed in range(20):
+        draw = torch.rand(100, generator=torch.Generator().manual_seed(seed))[3]
+        expected = -1 if 5.0 * draw < 2.5 else 0
+        assert compress(grad, scale, seed=seed).levels[3] == expected
+
+
 def test_codes_lie_four_to_a_byte_lowest_first():
     levels = torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0])
     # Deviation 0.9, so nothing is clipped; a draw below 1 always sends 1.

@@ -16,6 +16,8 @@ from distlion.report.document import Table, render_markdown
 from distlion.training.contenders import find_contender
 from programs import imported_program
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/comparison"
+
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
@@ -40,6 +42,30 @@ def parts(modules: Any) -> Any:
 @pytest.fixture(scope="module")
 def program(modules: Any) -> Any:
     return modules[2]
+
+
+def read_tables(part: str) -> tuple[dict[tuple[str, int], list[float]], dict[str, str]]:
+    """Read a committed report: the grid of each cell, and what each method was."""
+    grids, definitions = {}, {}
+    for line in (RESULTS / part / "report.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 10 and cells[-1] in ("", "yes") and cells[1].isdecimal():
+            grids[cells[0], int(cells[1])] = [float(lr) for lr in cells[2:8:2]]
+        if len(cells) == 5 and "(" in cells[2]:
+            definitions[cells[0]] = cells[2]
+    return grids, definitions
+
+
+@pytest.mark.parametrize("name", ["images-rivals", "images-rules", "images-alpha-0.1"])
+def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str) -> None:
+    grids, definitions = read_tables(name)
+    (part,) = (each for each in parts.PARTS if each.name == name)
+    cells = part.settings("data", seeds=3).cells()
+    assert set(grids) == {(cell.method, cell.workers) for cell in cells}
+    for cell in cells:
+        assert grids[cell.method, cell.workers] == pytest.approx(cell.grid(), rel=1e-2)
+    for method, definition in definitions.items():
+        assert find_contender(method).definition.removesuffix(", None") == definition
 
 
 def answer_first(claims: Any, part: Comparison) -> dict[str, Any]:

@@ -104,11 +104,11 @@ class TestInALab:
     def test_sweep_shows_a_table_and_writes_record_and_figure(self, tmp_path):
         result = invoke(
             *("sweep", "--hosts", "2", "--rate", "unlimited", "--vector", "4096"),
-            *("--method", "all-reduce-fp32", "--method", "majority-direct"),
+            *("--method", "all-reduce-fp32", "--method", "majority-all-reduce"),
             *("--repetitions", "2", "--block-s", "0", "--results", str(tmp_path)),
         )
         assert result.exit_code == 0, result.stderr
-        assert "majority-direct" in result.stdout
+        assert "majority-all-reduce" in result.stdout
         record = json.loads((tmp_path / "sweep.json").read_text())
-        assert record["replicas_equal"] == {"majority-direct": True}
+        assert record["replicas_equal"] == {"majority-all-reduce": True}
         assert (tmp_path / "sweep.png").stat().st_size > 0

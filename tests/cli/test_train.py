@@ -26,16 +26,24 @@ def test_help_shows_an_example():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["train", "--rule", "no-such"], ["train", "--steps", "many"], ["train", "--nonsense"], ["x"]],
+    [["train", "--steps", "many"], ["train", "--nonsense"], ["x"]],
 )
 def test_usage_error_exits_with_2(arguments):
     assert invoke(*arguments).exit_code == 2
 
 
-def test_wrong_value_is_one_clear_line_and_exits_with_1(tmp_path):
-    result = invoke("train", "--lr", "-1", "--run-dir", str(tmp_path / "run"))
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--lr", "-1"), "lr is -1.0"),
+        (("--rule", "no-such"), "majority-zero"),
+        (("--exchange", "no-such"), "all-gather"),
+    ],
+)
+def test_wrong_value_is_one_clear_message_and_exits_with_1(tmp_path, arguments, words):
+    result = invoke("train", *arguments, "--run-dir", str(tmp_path / "run"))
     assert result.exit_code == 1
-    assert "lr is -1.0" in result.stderr
+    assert words in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import distlion
+import matrix
 from accident import SOCKET_BOUND_S, Accident, assert_died, assert_survivors_stopped, stage_all
 from cluster import run_workers
-from distlion import AllGather, AllReduce, MomentumSync, Nodes, ParameterServer, errors, faults
+from distlion import AllReduce, MomentumSync, Nodes, errors, faults
 from failures import Caught, assert_all_raised, caught
 
 pytestmark = pytest.mark.distributed
@@ -73,10 +74,8 @@ def assert_equal(left: Result, right: Result) -> None:
 def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -> None:
     sync = MomentumSync(every=4, select=select)
     variants: dict[str, dict[str, Any]] = {
-        "direct": {"exchange": AllReduce()},
+        **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS.items()},
         "diagnosed": {"exchange": AllReduce(), "diagnose_every": 5},
-        "gather": {"exchange": AllGather()},
-        "server": {"exchange": ParameterServer()},
         "auto": {"exchange": "auto"},
         "overlap": {"exchange": AllReduce(), "overlap": True, "bucket_elements": 4600},
     }
@@ -85,7 +84,7 @@ def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -
         train, world_size, {name: {**v, "momentum_sync": sync} for name, v in variants.items()}
     ):
         for name in variants:
-            assert_equal(results[name], results["direct"])
+            assert_equal(results[name], results["all-reduce"])
 
 
 def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) -> Result:

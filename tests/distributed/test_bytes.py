@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import distlion
+import matrix
 from cluster import run_workers
 
 pytestmark = pytest.mark.distributed
@@ -18,47 +19,18 @@ WORLD_SIZES = [1, 2, 3, 4, 5]
 SIZES = (1, 63, 64, 65, 1000, 5003)
 STEPS = 2
 
-RULES: dict[str, Any] = {
-    "majority": distlion.MajorityVote(),
-    "majority-zero": distlion.MajorityVote(tie="zero"),
-    "ternary": distlion.TernaryVote(),
-    "average": distlion.Average(),
-    **{f"quantized-{p}": distlion.QuantizedVote(bits=p) for p in range(1, 9)},
-    "full-float32": distlion.FullPrecision(),
-    "full-bfloat16": distlion.FullPrecision(dtype=torch.bfloat16),
-}
-UP_BITS = {
-    "majority": 1,
-    "majority-zero": 1,
-    "ternary": 2,
-    "average": 1,
-    **{f"quantized-{p}": p for p in range(1, 9)},
-    "full-float32": 32,
-    "full-bfloat16": 16,
-}
-PATTERNS: dict[str, Any] = {
-    "direct": distlion.AllReduce(),
-    "gather": distlion.AllGather(),
-    "server": distlion.ParameterServer(),
-}
-
 Report = dict[str, Any]
 
 
 def rules_of(world_size: int) -> list[str]:
-    """Every rule at every number of workers; of the numbers of bits, most at three workers only."""
-    few = {f"quantized-{p}" for p in (2, 3, 5, 6, 7)}
-    return [rule for rule in RULES if world_size == 3 or rule not in few]
+    """Every rule, but at three workers only those whose bits lie between those of others."""
+    if world_size != 3:
+        return list(matrix.LISTED)
+    return [name for name in matrix.NAMES if "linf" not in name]  # a norm costs no bit
 
 
-EACH_RUN = [(n, p, r) for n in WORLD_SIZES for p in PATTERNS for r in rules_of(n)]
-AUTO_RULES = ("majority", "average", "full-float32")
-
-
-def down_bits(rule: str, world_size: int) -> int:
-    if rule == "average":
-        return math.ceil(math.log2(world_size + 1))
-    return 1 if rule == "majority" or rule.startswith("quantized") else 2
+EACH_RUN = [(n, p, r) for n in WORLD_SIZES for p in matrix.PATTERNS for r in rules_of(n)]
+AUTO_RULES = ("majority", "average", "full")
 
 
 def padded(n: int, unit: int) -> int:
@@ -69,24 +41,23 @@ def bucket_bytes(
     rule: str, pattern: str, world_size: int, sizes: tuple[int, ...], rank: int = 1
 ) -> tuple[int, int]:
     """Return the bytes that a rank sends and receives for one bucket in one step."""
-    coordinates = sum(padded(n, 64) for n in sizes)
-    shard = padded(math.ceil(coordinates / world_size), 512)
+    elements = sum(padded(n, 64) for n in sizes)
+    shard = padded(math.ceil(elements / world_size), 512)
     frame = 64 + padded(math.ceil(len(sizes) / 8), 64)
-    vote_chunk = frame + UP_BITS[rule] * shard // 8
-    reply_chunk = frame + down_bits(rule, world_size) * shard // 8
-    if rule == "average":
-        reply_chunk += padded(2 * len(sizes), 64)
-    if pattern == "direct":
-        return ((world_size - 1) * (vote_chunk + reply_chunk),) * 2
-    whole_vote = frame + UP_BITS[rule] * shard * world_size // 8
-    if pattern == "gather":
-        return ((world_size - 1) * whole_vote,) * 2
-    whole_reply = frame + down_bits(rule, world_size) * shard * world_size // 8
-    if rule == "average":
-        whole_reply += padded(2 * len(sizes), 64)
-    if rank == 0:
-        return (world_size - 1) * whole_reply, (world_size - 1) * whole_vote
-    return whole_vote, whole_reply
+    up, down = matrix.RULES[rule].vote_planes, matrix.RULES[rule].reply_planes(world_size)
+    counts = padded(2 * len(sizes), 64) if rule == "average" else 0
+    peers, whole = world_size - 1, shard * world_size
+    vote_chunk = frame + up * shard // 8
+    reply_chunk = frame + counts + down * shard // 8
+    whole_vote = frame + up * whole // 8
+    whole_reply = frame + counts + down * whole // 8
+    return {
+        "all-reduce": (peers * (vote_chunk + reply_chunk),) * 2,
+        "all-gather": (peers * whole_vote,) * 2,
+        "parameter-server": (peers * whole_reply, peers * whole_vote)
+        if rank == 0
+        else (whole_vote, whole_reply),
+    }[pattern]
 
 
 def make_params(sizes: tuple[int, ...]) -> list[torch.nn.Parameter]:
@@ -113,11 +84,11 @@ def run_steps(optimizer: distlion.DistributedLion, rank: int, steps: int) -> Rep
 
 def run_all(rank: int, world_size: int) -> dict[tuple[str, str], Report]:
     reports = {}
-    runs = [(rule, pattern) for rule in rules_of(world_size) for pattern in PATTERNS]
+    runs = [(rule, pattern) for rule in rules_of(world_size) for pattern in matrix.PATTERNS]
     for rule, pattern in runs + [(rule, "auto") for rule in AUTO_RULES]:
-        exchange = PATTERNS.get(pattern, pattern)
+        exchange = matrix.PATTERNS.get(pattern, pattern)
         optimizer = distlion.DistributedLion(
-            make_params(SIZES), aggregation=RULES[rule], exchange=exchange
+            make_params(SIZES), aggregation=matrix.RULES[rule], exchange=exchange
         )
         reports[rule, pattern] = run_steps(optimizer, rank, STEPS)
     return reports
@@ -162,7 +133,7 @@ def test_auto_is_one_of_the_patterns(world_size: int, rule: str) -> None:
     for rank, reports in enumerate(reports_of(world_size)):
         assert reports[rule, "auto"]["last"] == reports[rule, "auto"]["plan"]
         candidates = {
-            bucket_bytes(rule, pattern, world_size, SIZES, rank)[0] for pattern in PATTERNS
+            bucket_bytes(rule, pattern, world_size, SIZES, rank)[0] for pattern in matrix.PATTERNS
         }
         assert reports[rule, "auto"]["last"][0] in candidates
 
@@ -170,7 +141,7 @@ def test_auto_is_one_of_the_patterns(world_size: int, rule: str) -> None:
 def test_digests_of_replicas_are_counted_apart() -> None:
     for world_size in WORLD_SIZES:
         for reports in reports_of(world_size):
-            assert (reports["majority", "direct"]["check"] > 0) == (world_size > 1)
+            assert (reports["majority", "all-reduce"]["check"] > 0) == (world_size > 1)
 
 
 def run_big(rank: int, world_size: int) -> float:
@@ -196,9 +167,9 @@ def run_groups(rank: int, world_size: int) -> Report:
 
 def test_each_rule_has_a_bucket_of_its_own() -> None:
     expected = (
-        bucket_bytes("majority", "direct", 3, (100, 700))[0]
-        + bucket_bytes("average", "direct", 3, (65,))[0]
-        + bucket_bytes("quantized-4", "direct", 3, (3, 4, 5))[0]
+        bucket_bytes("majority", "all-reduce", 3, (100, 700))[0]
+        + bucket_bytes("average", "all-reduce", 3, (65,))[0]
+        + bucket_bytes("quantized-4", "all-reduce", 3, (3, 4, 5))[0]
     )
     for report in run_workers(run_groups, 3):
         assert report["plan"] == report["last"]
@@ -215,4 +186,4 @@ def run_many_buckets(rank: int, world_size: int) -> Report:
 def test_each_bucket_has_frames_of_its_own() -> None:
     for report in run_workers(run_many_buckets, 2):
         assert report["plan"] == report["last"]
-        assert report["last"][0] == 5 * bucket_bytes("majority", "direct", 2, (1024,))[0]
+        assert report["last"][0] == 5 * bucket_bytes("majority", "all-reduce", 2, (1024,))[0]

@@ -14,15 +14,14 @@ import oracle
 from cluster import run_workers
 from distlion import errors
 from failures import Caught, assert_all_raised, caught, params_of
-from oracle import Rule
 from replay import Case, GroupSpec, assert_equal_to_the_bit, make_optimizer, set_grads, snapshot
 from replay import worker_grads as raw_grads
 
 pytestmark = pytest.mark.distributed
 
 GROUPS = (
-    GroupSpec(Rule("majority"), (1, 65, 9001), lr=2e-3, weight_decay=0.1),
-    GroupSpec(Rule("average"), (700, 3), lr=1e-3),
+    GroupSpec(distlion.MajorityVote(), (1, 65, 9001), lr=2e-3, weight_decay=0.1),
+    GroupSpec(distlion.Average(), (700, 3), lr=1e-3),
 )
 CASE = Case("clipped", GROUPS, steps=4, seed=17, absent=True)
 MAX_NORM = 2.0

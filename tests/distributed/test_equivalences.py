@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import distlion
+import matrix
 from cluster import run_workers
-from oracle import Rule, bits_of
+from distlion.aggregation import Aggregation
+from oracle import bits_of
 from replay import (
     Case,
     GroupSpec,
@@ -27,17 +29,10 @@ from replay import (
 pytestmark = pytest.mark.distributed
 
 STEPS = 5
-RULES = {
-    "majority": Rule("majority"),
-    "majority-zero": Rule("majority", tie="zero"),
-    "ternary": Rule("ternary"),
-    "average": Rule("average"),
-    "quantized": Rule("quantized", bits=4, step=0.5),
-    "full": Rule("full"),
-}
+RULES = {name: matrix.RULES[name] for name in ("majority-zero", *matrix.first_of_each_class())}
 
 
-def base_case(rule: Rule, name: str) -> Case:
+def base_case(rule: Aggregation, name: str) -> Case:
     groups = (
         GroupSpec(rule, (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),
         GroupSpec(rule, (64, 9001), lr=2e-3, weight_decay=0.1, dtype="bfloat16"),
@@ -48,12 +43,14 @@ def base_case(rule: Rule, name: str) -> Case:
 def variants(base: Case) -> tuple[Case, ...]:
     return (
         base,
-        replace(base, name=f"{base.name}/gather", exchange=distlion.AllGather()),
-        replace(base, name=f"{base.name}/server", exchange=distlion.ParameterServer()),
+        *(
+            replace(base, name=f"{base.name}/{name}", exchange=pattern)
+            for name, pattern in matrix.PATTERNS.items()
+        ),
         replace(base, name=f"{base.name}/buckets", bucket_elements=512),
         replace(
             base,
-            name=f"{base.name}/gather-buckets",
+            name=f"{base.name}/all-gather, buckets",
             exchange=distlion.AllGather(),
             bucket_elements=4096,
         ),
@@ -61,11 +58,11 @@ def variants(base: Case) -> tuple[Case, ...]:
 
 
 BASES = {rule_name: base_case(rule, rule_name) for rule_name, rule in RULES.items()}
-ONE_BIT = base_case(Rule("quantized", bits=1, step=0.7), "one-bit")
+ONE_BIT = base_case(distlion.QuantizedVote(bits=1, step=0.7), "one-bit")
 
 
 def rules_of(world_size: int) -> list[str]:
-    return ["majority", "quantized"] if world_size == 5 else list(RULES)
+    return ["majority", "quantized-2"] if world_size == 5 else list(RULES)
 
 
 @functools.cache
@@ -76,7 +73,7 @@ def outcomes_of(world_size: int) -> list[dict[str, Outcome]]:
     return run_workers(play_all, world_size, tuple(cases), timeout_s=120, measured=False)
 
 
-@pytest.mark.parametrize("variant", ["gather", "server", "buckets", "gather-buckets"])
+@pytest.mark.parametrize("variant", [*matrix.PATTERNS, "buckets", "all-gather, buckets"])
 @pytest.mark.parametrize(
     ("world_size", "rule_name"), [(n, r) for n in (2, 3, 5) for r in rules_of(n)]
 )

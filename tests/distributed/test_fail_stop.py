@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import distlion
+import matrix
 from accident import (
     ACCIDENT_STEP,
     SOCKET_BOUND_S,
@@ -69,7 +70,7 @@ STOPPED_ELSEWHERE = {
     "overlap": stopped("framed", 2, options=OVERLAP),
     "nodes": stopped("framed", world_size=4, options=NODES),
 }
-LATE = {"direct": late(), "gather": late(options=GATHER), "server": late(options=SERVER)}
+LATE = {name: late(options={"exchange": pattern}) for name, pattern in matrix.PATTERNS.items()}
 BUSY = {"kill": killed("framed", busy=2), "stop": stopped("framed", busy=2)}
 ALL = (KILLED, STOPPED, KILLED_ELSEWHERE, STOPPED_ELSEWHERE, LATE, BUSY)
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import distlion
+import matrix
 from accident import (
     ACCIDENT_STEP,
     TIMEOUT_BOUND_S,
@@ -170,9 +171,7 @@ def test_damaged_bytes_are_an_error_on_every_rank(moment: Moment) -> None:
 
 
 PATTERNS: dict[str, dict[str, Any]] = {
-    "direct": {"exchange": distlion.AllReduce()},
-    "gather": {"exchange": distlion.AllGather()},
-    "server": {"exchange": distlion.ParameterServer()},
+    **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS.items()},
     "overlap": {"exchange": distlion.AllReduce(), "overlap": True, "bucket_elements": 1024},
 }
 

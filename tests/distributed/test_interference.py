@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import distlion
+import matrix
 from cluster import run_workers
 from distlion import errors, faults
 from failures import (
@@ -115,11 +115,7 @@ def corrupt(rank: int, world_size: int, exchange: Any, flip: str) -> tuple[Caugh
 
 
 @pytest.mark.parametrize("flip", FLIPS)
-@pytest.mark.parametrize(
-    "exchange",
-    [distlion.AllReduce(), distlion.AllGather(), distlion.ParameterServer()],
-    ids=["direct", "gather", "server"],
-)
+@pytest.mark.parametrize("exchange", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
 def test_flipped_bit_on_the_wire_is_an_error_on_every_rank(exchange: Any, flip: str) -> None:
     outcomes = run_workers(corrupt, 3, exchange, flip)
     assert outcomes[1][1] >= 1, "the fault did not fire"

@@ -12,13 +12,14 @@ import torch
 
 import distlion
 import distlion.link
+import matrix
 import oracle
 from cluster import run_workers
 from distlion import errors, faults
+from distlion.aggregation import Aggregation
 from distlion.layout import Cutter
 from distlion.voting import network
 from failures import Caught, assert_all_raised, caught, params_of
-from oracle import Rule
 from replay import (
     Case,
     GroupSpec,
@@ -34,29 +35,21 @@ pytestmark = pytest.mark.distributed
 
 UNIT = 4096
 SIZES = (1, 65, 4097, 20000)
-RULES = {
-    "majority": Rule("majority"),
-    "ternary": Rule("ternary"),
-    "average": Rule("average"),
-    "quantized": Rule("quantized", bits=4, step=0.5),
-    "full": Rule("full"),
-}
 # Ranks and ranks of a node: one node, several, of one, two and three ranks.
 SHAPES = [(2, 1), (2, 2), (4, 2), (6, 2), (6, 3)]
 
 
-def case_of(rule: Rule, name: str) -> Case:
+def case_of(rule: Aggregation, name: str) -> Case:
     groups = (
         GroupSpec(rule, SIZES, lr=2e-3, weight_decay=0.1),
-        GroupSpec(Rule("majority"), (300, 9001), lr=1e-3, dtype="bfloat16"),
+        GroupSpec(distlion.MajorityVote(), (300, 9001), lr=1e-3, dtype="bfloat16"),
     )
     return Case(name, groups, steps=4, seed=3, absent=True, exchange=distlion.AllReduce())
 
 
-CASES = {name: case_of(rule, name) for name, rule in RULES.items()}
+CASES = {name: case_of(matrix.RULES[name], name) for name in matrix.first_of_each_class()}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "direct": {},
-    "gather": {"exchange": distlion.AllGather()},
+    **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS.items()},
     "auto": {"exchange": "auto"},
     "overlap": {"overlap": True, "bucket_elements": 5000},
     "abstain": {"nonfinite": "abstain"},
@@ -99,7 +92,7 @@ def take_snapshot(optimizer: distlion.DistributedLion) -> Outcome:
 
 def play_nodes(rank: int, world_size: int, size: int) -> dict[str, Outcome]:
     outcomes = {}
-    variants = [(name, "direct") for name in CASES] + [("majority", v) for v in VARIANTS]
+    variants = [(name, "all-reduce") for name in CASES] + [("majority", v) for v in VARIANTS]
     for name, variant in variants:
         case, options = CASES[name], VARIANTS[variant]
         optimizer = make_optimizer(case, rank=rank, nodes=distlion.Nodes(size), **options)
@@ -139,7 +132,7 @@ def own_part(case: Case, whole: Outcome, local: int, size: int) -> Outcome:
 
 @pytest.mark.parametrize(("world_size", "size"), SHAPES)
 @pytest.mark.parametrize(
-    ("name", "variant"), [(n, "direct") for n in CASES] + [("majority", v) for v in VARIANTS]
+    ("name", "variant"), [(n, "all-reduce") for n in CASES] + [("majority", v) for v in VARIANTS]
 )
 def test_nodes_equal_single_workers_with_their_mean_gradients(
     world_size: int, size: int, name: str, variant: str

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 
 import distlion
+import matrix
 from cluster import run_workers
-from oracle import Group, OracleCluster, Rule
+from matrix import describe_for_oracle
+from oracle import Group, OracleCluster
 from replay import (
     Case,
     GroupSpec,
@@ -20,7 +22,6 @@ from replay import (
     assert_equal_to_the_bit,
     initial_values,
     make_optimizer,
-    make_rule,
     play_oracle,
     play_worker,
     set_grads,
@@ -50,7 +51,9 @@ def run_with_schedule(rank: int, world_size: int, case: Case) -> Outcome:
 def test_schedule_with_a_warm_up_from_zero_is_followed() -> None:
     case = simple_case(steps=10)
     spec = case.groups[0]
-    group = Group(initial_values(case), spec.rule, spec.lr, spec.betas, spec.weight_decay)
+    group = Group(
+        initial_values(case), describe_for_oracle(spec.rule), spec.lr, spec.betas, spec.weight_decay
+    )
     cluster = OracleCluster([group], 3, seed=case.seed)
     for step in range(case.steps):
         group.lr = spec.lr * warm_up(step)
@@ -92,7 +95,7 @@ def test_step_without_closure_returns_none() -> None:
     assert run_workers(step_without_closure, 2) == [None, None]
 
 
-ADDED = GroupSpec(Rule("average"), (130, 2), lr=5e-3, betas=(0.8, 0.9), weight_decay=0.2)
+ADDED = GroupSpec(distlion.Average(), (130, 2), lr=5e-3, betas=(0.8, 0.9), weight_decay=0.2)
 
 
 def run_with_added_group(rank: int, world_size: int, case: Case) -> Outcome:
@@ -110,7 +113,7 @@ def run_with_added_group(rank: int, world_size: int, case: Case) -> Outcome:
             "lr": ADDED.lr,
             "betas": ADDED.betas,
             "weight_decay": ADDED.weight_decay,
-            "aggregation": make_rule(ADDED.rule),
+            "aggregation": ADDED.rule,
         }
     )
     for step in range(4, 10):
@@ -126,11 +129,17 @@ def test_added_group_votes_from_the_next_step_on() -> None:
     values, spec = initial_values(whole), case.groups[0]
     n = len(case.sizes)
     cluster = OracleCluster(
-        [Group(values[:n], spec.rule, spec.lr, spec.betas, spec.weight_decay)], 3, seed=case.seed
+        [Group(values[:n], describe_for_oracle(spec.rule), spec.lr, spec.betas, spec.weight_decay)],
+        3,
+        seed=case.seed,
     )
     for step in range(4):
         cluster.step([worker_grads(case, step, rank) for rank in range(3)])
-    cluster.add_group(Group(values[n:], ADDED.rule, ADDED.lr, ADDED.betas, ADDED.weight_decay))
+    cluster.add_group(
+        Group(
+            values[n:], describe_for_oracle(ADDED.rule), ADDED.lr, ADDED.betas, ADDED.weight_decay
+        )
+    )
     for step in range(4, 10):
         cluster.step([worker_grads(whole, step, rank) for rank in range(3)])
     expected = [Outcome(cluster.params, cluster.exp_avgs[rank]) for rank in range(3)]
@@ -165,7 +174,7 @@ def run_in_subgroup(rank: int, world_size: int, cases: tuple[Case, Case]) -> Out
 
 def test_process_group_argument_chooses_who_votes() -> None:
     """Coins take the rank in the voting group; parameters come from its first rank."""
-    spec = GroupSpec(Rule("average"), (65, 700), lr=3e-3)
+    spec = GroupSpec(distlion.Average(), (65, 700), lr=3e-3)
     cases = (simple_case(steps=8), Case("other", (spec,), seed=4, steps=8))
     outcomes = run_workers(run_in_subgroup, 4, cases)
     assert_all_equal(outcomes[0::2], play_oracle(cases[0], 2))
@@ -220,17 +229,7 @@ def learn(rank: int, world_size: int, aggregation: Any) -> tuple[float, float]:
     return losses[0], losses[-1]
 
 
-@pytest.mark.parametrize(
-    "aggregation",
-    [
-        distlion.MajorityVote(),
-        distlion.TernaryVote(),
-        distlion.Average(),
-        distlion.QuantizedVote(),
-        distlion.FullPrecision(),
-    ],
-    ids=lambda rule: type(rule).__name__,
-)
-def test_workers_learn_together(aggregation: Any) -> None:
-    for first, last in run_workers(learn, 3, aggregation):
+@pytest.mark.parametrize("name", matrix.first_of_each_class())
+def test_workers_learn_together(name: str) -> None:
+    for first, last in run_workers(learn, 3, matrix.RULES[name]):
         assert last < 0.01 * first

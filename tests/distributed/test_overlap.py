@@ -12,28 +12,23 @@ import pytest
 import torch
 
 import distlion
+import matrix
 import oracle
 from cluster import run_workers
 from distlion import errors
 from failures import Caught, assert_all_raised, assert_raised, caught, make_optimizer, params_of
-from oracle import Rule
 from replay import Case, GroupSpec, Outcome, assert_equal_to_the_bit, play_all, run_backward
 
 pytestmark = pytest.mark.distributed
 
 # Two rules, so that buckets of one hold those of the other; sizes that make several of each.
 GROUPS = (
-    GroupSpec(Rule("majority"), (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),
-    GroupSpec(Rule("quantized", bits=4, step=0.5), (64, 9001), lr=3e-3),
-    GroupSpec(Rule("average"), (700, 3), lr=1e-3, dtype="bfloat16"),
+    GroupSpec(distlion.MajorityVote(), (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),
+    GroupSpec(distlion.QuantizedVote(bits=4, step=0.5), (64, 9001), lr=3e-3),
+    GroupSpec(distlion.Average(), (700, 3), lr=1e-3, dtype="bfloat16"),
 )
 BASE = Case("base", GROUPS, steps=6, seed=11, absent=True, exchange=distlion.AllReduce())
-PATTERNS: dict[str, Any] = {
-    "auto": "auto",
-    "direct": distlion.AllReduce(),
-    "gather": distlion.AllGather(),
-    "server": distlion.ParameterServer(),
-}
+PATTERNS: dict[str, Any] = {"auto": "auto", **matrix.PATTERNS}
 OVERLAPPED = {
     name: replace(BASE, name=name, exchange=pattern, overlap=True, bucket_elements=1024)
     for name, pattern in PATTERNS.items()
@@ -183,9 +178,7 @@ def test_step_that_all_give_up_is_as_if_it_had_never_begun() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(params, wanted, strict=True))
 
 
-@pytest.mark.parametrize(
-    "pattern", [distlion.AllReduce(), distlion.AllGather(), distlion.ParameterServer()]
-)
+@pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
 def test_step_that_one_rank_gives_up_is_an_error_on_all(pattern: Any) -> None:
     outcomes = run_workers(give_up_one, 3, pattern)
     assert_all_raised(outcomes, errors.StepMismatchError, "rank 1", "gave this step up")

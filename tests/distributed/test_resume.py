@@ -25,7 +25,6 @@ from replay import (
     assert_equal_to_the_bit,
     initial_values,
     make_optimizer,
-    make_rule,
     play_oracle,
     set_grads,
     simple_case,
@@ -57,7 +56,8 @@ def resume(rank: int, world_size: int, case: Case, at: int) -> Outcome:
     other = Case(
         case.name,
         tuple(
-            GroupSpec(Rule("ternary"), spec.sizes, 0.5, dtype=spec.dtype) for spec in case.groups
+            GroupSpec(distlion.TernaryVote(), spec.sizes, 0.5, dtype=spec.dtype)
+            for spec in case.groups
         ),
         seed=case.seed,
         rounding=case.rounding,
@@ -70,7 +70,7 @@ def resume(rank: int, world_size: int, case: Case, at: int) -> Outcome:
     resumed.load_state_dict(state)
     assert resumed.committed_step == at
     assert [group["aggregation"] for group in resumed.param_groups] == [
-        make_rule(spec.rule) for spec in case.groups
+        spec.rule for spec in case.groups
     ]
     for step in range(at, case.steps):
         set_grads(resumed, worker_grads(case, step, rank))
@@ -88,11 +88,11 @@ RESUMED = {
     "groups": Case(
         "groups",
         (
-            GroupSpec(Rule("average"), (65,), lr=1e-3, betas=(0.8, 0.9)),
-            GroupSpec(Rule("quantized", bits=3, step=0.5), (66, 1), lr=2e-3, weight_decay=0.3),
-            GroupSpec(Rule("majority", tie="zero"), (67,), lr=3e-3),
-            GroupSpec(Rule("full", dtype="bfloat16"), (68,), lr=3e-3),
-            GroupSpec(Rule("ternary"), (69,), lr=3e-3),
+            GroupSpec(distlion.Average(), (65,), lr=1e-3, betas=(0.8, 0.9)),
+            GroupSpec(distlion.QuantizedVote(bits=3, step=0.5), (66, 1), lr=2e-3, weight_decay=0.3),
+            GroupSpec(distlion.MajorityVote(tie="zero"), (67,), lr=3e-3),
+            GroupSpec(distlion.FullPrecision(torch.bfloat16), (68,), lr=3e-3),
+            GroupSpec(distlion.TernaryVote(), (69,), lr=3e-3),
         ),
         steps=12,
         absent=True,
@@ -141,7 +141,7 @@ def describe_state(rank: int, world_size: int) -> tuple[bool, list[str]]:
 def test_state_dict_holds_tensors_numbers_and_strings_only() -> None:
     for is_plain, rules in run_workers(describe_state, 2):
         assert is_plain
-        assert rules == [repr(make_rule(spec.rule)) for spec in RESUMED["groups"].groups]
+        assert rules == [repr(spec.rule) for spec in RESUMED["groups"].groups]
 
 
 def load_lion_pytorch(

@@ -11,26 +11,13 @@ from dataclasses import replace
 import pytest
 
 import distlion
+import matrix
 from cluster import run_workers
-from oracle import Rule
 from replay import Case, GroupSpec, Outcome, assert_equal_to_the_bit, play_all, play_oracle
 
 pytestmark = pytest.mark.distributed
 
-RULES = {
-    "majority-coin": Rule("majority"),
-    "majority-zero": Rule("majority", tie="zero"),
-    "ternary": Rule("ternary"),
-    "average": Rule("average"),
-    **{
-        f"quantized-{p}-l1": Rule("quantized", bits=p, step=1.1 * 2.0 ** (1 - p))
-        for p in range(1, 9)
-    },
-    "quantized-3-linf": Rule("quantized", bits=3, norm="linf", step=0.3),
-    "quantized-8-linf": Rule("quantized", bits=8, norm="linf", step=0.01),
-    "full-float32": Rule("full"),
-    "full-bfloat16": Rule("full", dtype="bfloat16"),
-}
+RULES = matrix.RULES
 # 5003 is a prime above 4096: a second, shorter block of a quantized vote. A parameter costs about a
 # millisecond for each worker and step, and a bucket several: quantized votes share the sizes among
 # the numbers of bits, a rule meets float32 and bfloat16 at different numbers of workers, and only
@@ -39,7 +26,7 @@ SIZES = (1, 2, 63, 64, 65)
 QUANTIZED_SIZES = ((1, 64, 5003), (63, 5003), (2, 65))
 DTYPES = ("float32", "bfloat16")
 STEPS, FEWER_STEPS = 50, 15
-VOTES = ("majority-coin", "majority-zero", "ternary", "average")
+VOTES = ("majority", "majority-zero", "ternary", "average")
 
 
 def rule_case(rule_name: str, world_size: int) -> Case:
@@ -47,7 +34,9 @@ def rule_case(rule_name: str, world_size: int) -> Case:
     rule = RULES[rule_name]
     group = GroupSpec(
         rule,
-        QUANTIZED_SIZES[(rule.bits + world_size) % 3] if rule.kind == "quantized" else SIZES,
+        QUANTIZED_SIZES[(rule.bits + world_size) % 3]
+        if isinstance(rule, distlion.QuantizedVote)
+        else SIZES,
         lr=3e-3,
         weight_decay=0.1,
         dtype=DTYPES[(list(RULES).index(rule_name) + world_size) % 2],
@@ -60,17 +49,17 @@ def rules_of(world_size: int) -> list[str]:
     """Simple votes meet every number of workers; the others two and three, and some five."""
     if world_size in (2, 3):
         return list(RULES)
-    return [*VOTES, *([] if world_size == 4 else ["quantized-4-l1", "full-float32"])]
+    return [*VOTES, *([] if world_size == 4 else ["quantized-4", "full"])]
 
 
 MIXED_GROUPS = (
-    GroupSpec(RULES["majority-coin"], (65, 130), lr=3e-3, weight_decay=0.1),
+    GroupSpec(RULES["majority"], (65, 130), lr=3e-3, weight_decay=0.1),
     GroupSpec(RULES["average"], (64, 1), lr=1e-3, betas=(0.95, 0.98), weight_decay=0.5),
-    GroupSpec(RULES["majority-coin"], (700,), lr=7e-3, betas=(0.0, 0.0), dtype="bfloat16"),
-    GroupSpec(RULES["quantized-4-l1"], (4100, 3), lr=2e-3, betas=(0.5, 0.9)),
-    GroupSpec(RULES["majority-coin"], (127,), lr=1e-4, weight_decay=1.0),
+    GroupSpec(RULES["majority"], (700,), lr=7e-3, betas=(0.0, 0.0), dtype="bfloat16"),
+    GroupSpec(RULES["quantized-4"], (4100, 3), lr=2e-3, betas=(0.5, 0.9)),
+    GroupSpec(RULES["majority"], (127,), lr=1e-4, weight_decay=1.0),
     GroupSpec(RULES["ternary"], (2, 63), lr=5e-3, dtype="bfloat16"),
-    GroupSpec(RULES["full-bfloat16"], (513,), lr=0.0, weight_decay=0.1),
+    GroupSpec(RULES["full-bf16"], (513,), lr=0.0, weight_decay=0.1),
 )
 
 SPECIAL_CASES = {
@@ -85,7 +74,7 @@ SPECIAL_CASES = {
         Case(
             "stochastic-rounding",
             (
-                GroupSpec(RULES["majority-coin"], (1, 65, 1000), lr=1e-3, dtype="bfloat16"),
+                GroupSpec(RULES["majority"], (1, 65, 1000), lr=1e-3, dtype="bfloat16"),
                 GroupSpec(RULES["average"], (66,), lr=1e-3, weight_decay=0.1, dtype="bfloat16"),
                 GroupSpec(RULES["average"], (66,), lr=1e-3, weight_decay=0.1),
             ),
@@ -96,13 +85,13 @@ SPECIAL_CASES = {
         ),
         Case(
             "bfloat16-parameters-with-float32-momenta",
-            (GroupSpec(RULES["quantized-8-l1"], (65, 5003), lr=3e-3, dtype="bfloat16"),),
+            (GroupSpec(RULES["quantized-8"], (65, 5003), lr=3e-3, dtype="bfloat16"),),
             steps=20,
             exp_avg_dtype="float32",
         ),
         Case(
             "float32-parameters-with-bfloat16-momenta",
-            (GroupSpec(RULES["majority-coin"], (65, 5003), lr=3e-3),),
+            (GroupSpec(RULES["majority"], (65, 5003), lr=3e-3),),
             steps=20,
             exp_avg_dtype="bfloat16",
         ),
@@ -110,7 +99,7 @@ SPECIAL_CASES = {
 }
 
 LARGE = 1_000_003
-LARGE_RULES = ("majority-coin", "ternary", "average", "quantized-4-l1")
+LARGE_RULES = ("majority", "ternary", "average", "quantized-4")
 
 
 def large_case(rule_name: str, dtype: str, steps: int) -> Case:
@@ -185,10 +174,10 @@ def test_mixed_run_equals_the_oracle_to_the_bit_on_every_rank(
 @pytest.mark.parametrize(
     ("rule_name", "world_size", "dtype"),
     [
-        ("majority-coin", 2, "float32"),
+        ("majority", 2, "float32"),
         ("ternary", 2, "bfloat16"),
         ("average", 3, "bfloat16"),
-        ("quantized-4-l1", 3, "float32"),
+        ("quantized-4", 3, "float32"),
     ],
 )
 def test_a_million_coordinates_equal_the_oracle_to_the_bit(

@@ -26,12 +26,12 @@ def list_workers(lab):
 def test_all_workers_answer_in_rank_order_and_none_is_left(shared_lab):
     with Crew(shared_lab) as crew:
         assert len(list_workers(shared_lab)) == 3
-        assert crew.ask("build", "majority-direct", VectorWorkload(512)) == [512] * 3
-        blocks = crew.ask("run_block", "majority-direct", 2)
+        assert crew.ask("build", "majority-all-reduce", VectorWorkload(512)) == [512] * 3
+        blocks = crew.ask("run_block", "majority-all-reduce", 2)
         assert len(blocks) == 3
         with pytest.raises(NetlabError, match="KeyError"):
             crew.ask("run_block", "never-built", 1)
-        assert crew.ask("verify", "majority-direct") == [None] * 3
+        assert crew.ask("verify", "majority-all-reduce") == [None] * 3
     assert list_workers(shared_lab) == []
 
 

@@ -1,10 +1,9 @@
 import pytest
 
+import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.netlab.method_names import (
-    PATTERNS,
     RIVALS,
-    RULES,
     VoteMethod,
     adapts,
     is_rival,
@@ -13,18 +12,19 @@ from distlion.netlab.method_names import (
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("pattern", [*matrix.PATTERNS, "auto"])
+@pytest.mark.parametrize("rule", matrix.NAMES)
 def test_every_rule_pattern_and_overlap_has_a_name(rule, pattern, overlap):
     name = f"{rule}-{pattern}{'-overlap' if overlap else ''}"
     assert parse_vote_method(name) == VoteMethod(rule, pattern, overlap)
 
 
 @pytest.mark.parametrize(
-    "name", ["", "majority", "direct", "quantized-3-direct", "majority-direct-x"]
+    "name",
+    ["", "majority", "all-reduce", "quantized-9-auto", "majority-all-reduce-x", "full-reduce"],
 )
 def test_unknown_method_is_an_error_that_lists_rules_and_patterns(name):
-    with pytest.raises(InvalidArgumentError, match=r"majority-zero.*server"):
+    with pytest.raises(InvalidArgumentError, match=r"majority-zero.*parameter-server"):
         parse_vote_method(name)
 
 
@@ -36,7 +36,7 @@ def test_rivals_are_none_of_ours(name):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("majority-direct", False), ("majority-auto", True), ("average-gather-overlap", True)],
+    [("majority-all-reduce", False), ("majority-auto", True), ("average-all-gather-overlap", True)],
 )
 def test_methods_that_measure_the_link_adapt(name, expected):
     assert adapts(name) is expected

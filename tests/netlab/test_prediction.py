@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+import matrix
 from distlion.link import LinkModel
 from distlion.netlab.prediction import Surroundings, predict_step
 from distlion.planning import CPU
@@ -27,11 +28,13 @@ def test_the_floor_is_what_was_measured():
 def test_a_vote_takes_the_floor_and_its_bytes_at_least():
     # 1 bit up and 1 bit down for three quarters of the parameters.
     transfer_s = 2 * 0.75 * 8_000_000 / 1e8
-    predicted = predict_step("majority-direct", SURROUNDINGS)
+    predicted = predict_step("majority-all-reduce", SURROUNDINGS)
     assert 0.2 + transfer_s < predicted < 0.2 + 1.2 * transfer_s
 
 
-@pytest.mark.parametrize("name", ["ddp-fp32", "ddp-fp16", "majority-gather", "average-server"])
+@pytest.mark.parametrize(
+    "name", ["ddp-fp32", "ddp-fp16", "majority-all-gather", "average-parameter-server"]
+)
 def test_a_faster_link_makes_a_faster_step(name):
     assert predict_step(name, at_rate(1e9)) < predict_step(name, at_rate(1e8))
 
@@ -42,19 +45,19 @@ def test_half_the_bits_of_an_all_reduce_take_about_half_the_time_on_a_slow_link(
 
 
 def test_auto_is_the_best_of_the_patterns():
-    names = [f"majority-{pattern}" for pattern in ("direct", "gather", "server")]
+    names = [f"majority-{pattern}" for pattern in matrix.PATTERNS]
     best = min(predict_step(name, SURROUNDINGS) for name in names)
     assert predict_step("majority-auto", SURROUNDINGS) == best
 
 
 def test_overlap_hides_communication():
-    overlapped = predict_step("majority-direct-overlap", SURROUNDINGS)
-    assert overlapped < predict_step("majority-direct", SURROUNDINGS)
+    overlapped = predict_step("majority-all-reduce-overlap", SURROUNDINGS)
+    assert overlapped < predict_step("majority-all-reduce", SURROUNDINGS)
 
 
 def test_hosts_that_share_cores_compute_more_slowly():
-    crowded = predict_step("quantized-8-direct", replace(SURROUNDINGS, cores=1))
-    assert crowded > predict_step("quantized-8-direct", SURROUNDINGS)
+    crowded = predict_step("quantized-8-all-reduce", replace(SURROUNDINGS, cores=1))
+    assert crowded > predict_step("quantized-8-all-reduce", SURROUNDINGS)
 
 
 @pytest.mark.parametrize("name", ["ddp-powersgd", "all-reduce-fp32"])

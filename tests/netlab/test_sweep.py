@@ -8,7 +8,13 @@ from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload, run_swee
 from distlion.netlab.sweep import read_busy_s, summarise
 
 TINY = GptWorkload(layers=1, width=32, heads=2, vocabulary=64, batch_size=1, context=8)
-METHODS = ("none", "ddp-fp32", "majority-direct", "average-gather", "quantized-2-auto-overlap")
+METHODS = (
+    "none",
+    "ddp-fp32",
+    "majority-all-reduce",
+    "average-all-gather",
+    "quantized-2-auto-overlap",
+)
 VALID = {"hosts": 2, "rates": ("1gbit",), "methods": ("none",), "workload": TINY}
 
 
@@ -67,7 +73,7 @@ class TestARecord:
 
     def test_ratios_are_those_of_the_repetitions(self, record):
         results = record["results"]["1gbit"]
-        ours, rival = results["majority-direct"], results["ddp-fp32"]
+        ours, rival = results["majority-all-reduce"], results["ddp-fp32"]
         assert ours["speed_up"]["ddp-fp32"]["values"] == [
             a / b
             for a, b in zip(rival["seconds"]["values"], ours["seconds"]["values"], strict=True)
@@ -108,14 +114,14 @@ def test_vector_is_exchanged_and_its_bytes_are_those_of_the_plan():
     settings = SweepSettings(
         hosts=3,
         rates=("unlimited",),
-        methods=("all-reduce-fp32", "majority-direct"),
+        methods=("all-reduce-fp32", "majority-all-reduce"),
         workload=VectorWorkload(n_elements),
         repetitions=2,
         block_s=0.2,
     )
     record = run_sweep(settings, lambda progress: None)
     assert record["n_parameters"] == n_elements
-    result = record["results"]["unlimited"]["majority-direct"]
+    result = record["results"]["unlimited"]["majority-all-reduce"]
     assert set(result["speed_up"]) == {"all-reduce-fp32"}
     for interface_bytes, wire_bytes in zip(
         result["interface_bytes"], result["wire_bytes"], strict=True
@@ -127,7 +133,9 @@ def test_vector_is_exchanged_and_its_bytes_are_those_of_the_plan():
 @pytest.mark.root
 @pytest.mark.usefixtures("namespaces_work")
 def test_method_that_cannot_run_is_left_out_and_the_others_go_on(monkeypatch):
-    settings = SweepSettings(**VALID | {"methods": ("none", "majority-direct"), "repetitions": 2})
+    settings = SweepSettings(
+        **VALID | {"methods": ("none", "majority-all-reduce"), "repetitions": 2}
+    )
     # What workers cannot build: the parent's checks do not see it.
     object.__setattr__(settings, "methods", ("none", "majority-sometimes"))
     monkeypatch.setattr("distlion.netlab.sweep.adapts", lambda name: False)

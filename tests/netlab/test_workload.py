@@ -5,7 +5,7 @@ from distlion.netlab import GptWorkload, VectorWorkload
 
 
 def test_a_gpt_is_trained_by_rivals_and_votes():
-    GptWorkload().check_methods(["none", "ddp-fp32", "ddp-powersgd", "majority-direct-overlap"])
+    GptWorkload().check_methods(["none", "ddp-fp32", "ddp-powersgd", "majority-all-reduce-overlap"])
 
 
 def test_a_gpt_is_not_trained_by_a_bare_all_reduce():
@@ -13,7 +13,7 @@ def test_a_gpt_is_not_trained_by_a_bare_all_reduce():
         GptWorkload().check_methods(["all-reduce-fp32"])
 
 
-@pytest.mark.parametrize("name", ["none", "ddp-fp32", "majority-direct-overlap"])
+@pytest.mark.parametrize("name", ["none", "ddp-fp32", "majority-all-reduce-overlap"])
 def test_a_vector_has_no_backward(name):
     with pytest.raises(InvalidArgumentError, match="bare vector"):
         VectorWorkload(10).check_methods(["all-reduce-fp32", name])

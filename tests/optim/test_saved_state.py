@@ -52,6 +52,19 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(spoil: str) ->
     assert torch.equal(after["state"][0]["exp_avg"], before["state"][0]["exp_avg"])
 
 
+def test_groups_at_different_steps_are_refused_and_change_nothing() -> None:
+    params = [torch.nn.Parameter(torch.ones(6)) for _ in range(2)]
+    optimizer = distlion.DistributedLion([{"params": [param]} for param in params], lr=0.1)
+    state = optimizer.state_dict()
+    state["param_groups"][1]["step"] = 3
+    with pytest.raises(CheckpointError, match=r"different steps: \[0, 3\]"):
+        optimizer.load_state_dict(state)
+    assert optimizer.committed_step == 0
+    state["param_groups"][0]["step"] = 3
+    optimizer.load_state_dict(state)
+    assert optimizer.committed_step == 3
+
+
 @pytest.mark.parametrize("kind", [distlion.Lion, distlion.DistributedLion])
 @pytest.mark.parametrize("lr", [float("nan"), -1.0, float("inf")])
 def test_a_learning_rate_that_leaves_its_range_stops_the_step(

@@ -1,17 +1,23 @@
 import json
+from dataclasses import replace
 
 import pytest
 
+from distlion.aggregation import MajorityVote
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import (
     DO_NOT_COMPRESS,
+    GradientAllReduce,
     Regime,
     Scenario,
     advise,
     build_record,
     compare_methods,
+    find_regimes,
+    forecast_all_reduce,
 )
+from distlion.planning.planner import fastest_vote
 
 SLOW = Scenario(
     n_params=350_000_000,
@@ -49,6 +55,43 @@ def test_advice_flips_and_says_why(changes, reason):
     assert not advice.compress
     assert advice.text.startswith(DO_NOT_COMPRESS)
     assert reason in advice.text
+
+
+MANY_NODES = replace(SLOW, nodes=1000, link=LinkModel(latency_s=1e-4, rate_bit_per_s=1e10))
+"""A ring takes 1,998 rounds of 0.1 ms here, a tree 20."""
+
+
+def fastest_all_reduce_s(scenario):
+    """Return the seconds of a step by the fastest of all uncompressed all-reduces."""
+    return min(
+        forecast_all_reduce(scenario, GradientAllReduce(bits, algorithm)).step_s
+        for bits in (16, 32)
+        for algorithm in ("ring", "tree")
+    )
+
+
+@pytest.mark.parametrize("scenario", [SLOW, MANY_NODES])
+def test_votes_are_compared_with_the_fastest_all_reduce(scenario):
+    comparison = compare_methods(scenario)
+    fastest_s = fastest_all_reduce_s(scenario)
+    assert comparison.gain == fastest_s / comparison.best_vote.step_s - 1
+    assert f"{fastest_s:.3g} s" in advise(comparison).text
+
+
+def test_a_tree_is_named_where_a_ring_is_slow():
+    assert "(tree)" in advise(compare_methods(MANY_NODES)).text
+
+
+@pytest.mark.parametrize("scenario", [SLOW, MANY_NODES])
+def test_last_regime_ends_where_the_fastest_all_reduce_is_as_fast(scenario):
+    regime = find_regimes(scenario)[-1]
+    assert regime.against == "the best all-reduce"
+
+    def gain(rate):
+        at_rate = scenario.with_rate(rate)
+        return fastest_all_reduce_s(at_rate) / fastest_vote(at_rate, MajorityVote()).step_s
+
+    assert gain(regime.rate_bit_per_s) >= regime.factor > gain(1.01 * regime.rate_bit_per_s)
 
 
 def test_threshold_decides():

@@ -1,9 +1,9 @@
 import pytest
 
+import matrix
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS
 from distlion.link import LinkModel
-from distlion.planning import CPU, RIVALS, RULES, Scenario, compare_methods, find_rate, speed_up
+from distlion.planning import CPU, RIVALS, Scenario, compare_methods, find_rate, speed_up
 
 LION_CUB = Scenario(
     n_params=350_000_000,
@@ -16,7 +16,9 @@ LION_CUB = Scenario(
 
 def test_all_rules_patterns_and_rivals_are_compared():
     comparison = compare_methods(LION_CUB)
-    assert len(comparison.forecasts) == len(RULES) * len(PATTERNS) * 2 + len(RIVALS)
+    assert len(comparison.forecasts) == (
+        len(matrix.LISTED) * len(matrix.PATTERNS) * 2 + len(RIVALS)
+    )
 
 
 def test_forecasts_come_fastest_first():

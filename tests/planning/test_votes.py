@@ -3,18 +3,19 @@ from dataclasses import replace
 
 import pytest
 
+import matrix
 from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
-from distlion.exchange import PATTERNS, AllGather, AllReduce, Exchange, ParameterServer
+from distlion.exchange import AllReduce, Exchange
 from distlion.link import LinkModel, exchange_seconds
-from distlion.planning import RULES, Scenario, forecast_votes
+from distlion.planning import Scenario, forecast_votes
 from distlion.planning.votes import BUCKET_ELEMENTS, name_rule
 
 N_ELEMENTS = 1 << 21
 FRAMES_AND_PADDING = 0.01
 """A chunk of this size has 128 bytes of frame, and up to 511 coordinates of padding a shard."""
 
-each_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
-each_pattern = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=repr)
+each_rule = pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)
+each_pattern = pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
 
 
 def make_scenario(**changes):
@@ -45,7 +46,7 @@ def test_no_rank_is_busier_than_the_first_and_the_last(pattern, n):
     assert max(plan.sent_bytes for plan in plans) == max(plans[0].sent_bytes, plans[-1].sent_bytes)
 
 
-def test_majority_vote_by_direct_sends_two_bits_less_the_own_shard():
+def test_majority_vote_by_all_reduce_sends_two_bits_less_the_own_shard():
     assert AllReduce().bits_sent(1, 1, 4) == 1.5
 
 
@@ -135,7 +136,7 @@ def test_rule_is_named_without_its_defaults():
     assert name_rule(QuantizedVote()) == "QuantizedVote(bits=4)"
 
 
-@pytest.mark.parametrize("pattern", [AllReduce(), AllGather(), ParameterServer()])
+@each_pattern
 @pytest.mark.parametrize(("bits", "sent_bits"), [(32, 64), (16, 48), (8, 40.125)])
 def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
     pattern: Exchange, bits: int, sent_bits: float

@@ -26,13 +26,13 @@ def record():
         return {
             "none": result(0.1, rival_seconds=rival_seconds, megabytes=0.001),
             "ddp-fp32": result(rival_seconds, rival_seconds=rival_seconds, megabytes=50),
-            "majority-direct": result(0.2, rival_seconds=rival_seconds, megabytes=1.6),
+            "majority-all-reduce": result(0.2, rival_seconds=rival_seconds, megabytes=1.6),
         }
 
     return {
         "settings": {
             "hosts": 4,
-            "methods": ["none", "ddp-fp32", "ddp-powersgd", "majority-direct"],
+            "methods": ["none", "ddp-fp32", "ddp-powersgd", "majority-all-reduce"],
             "workload": {"kind": "gpt"},
         },
         "n_parameters": 8_000_000,
@@ -48,7 +48,7 @@ def test_figure_is_a_png_with_something_drawn(record, tmp_path):
 
 def test_figure_may_show_some_of_the_methods(record, tmp_path):
     draw_sweep_figure(record, tmp_path / "all.png")
-    draw_sweep_figure(record, tmp_path / "some.png", methods=["none", "majority-direct"])
+    draw_sweep_figure(record, tmp_path / "some.png", methods=["none", "majority-all-reduce"])
     assert (tmp_path / "all.png").read_bytes() != (tmp_path / "some.png").read_bytes()
 
 
@@ -71,7 +71,7 @@ def test_table_has_times_speed_ups_and_bytes(record):
         "MB a step",
     ]
     assert rows[0] == ["none", "100", "100", "40", "2.5", "0.001"]
-    assert rows[3] == ["majority-direct", "200", "200", "20", "1.25", "1.6"]
+    assert rows[3] == ["majority-all-reduce", "200", "200", "20", "1.25", "1.6"]
 
 
 def test_table_says_what_was_left_out(record):

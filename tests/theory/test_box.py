@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import distlion
+import matrix
 from distlion.virtual import VirtualCluster
 
 U = 2.0**-24
@@ -46,18 +47,7 @@ DRAWN_VALUES = 5
 # DistributedLion refuses lr w = 1.
 LARGEST_DECAY = 1.0 - 2.0**-20
 
-RULES = {
-    "majority": distlion.MajorityVote(),
-    "majority-zero": distlion.MajorityVote(tie="zero"),
-    "ternary": distlion.TernaryVote(),
-    "average": distlion.Average(),
-    "quantized-2-l1": distlion.QuantizedVote(bits=2),
-    "quantized-3-linf": distlion.QuantizedVote(bits=3, norm="linf"),
-    "quantized-8-l1": distlion.QuantizedVote(bits=8),
-    "quantized-8-linf": distlion.QuantizedVote(bits=8, norm="linf"),
-    "full": distlion.FullPrecision(),
-    "full-bfloat16": distlion.FullPrecision(torch.bfloat16),
-}
+RULES = {**matrix.LISTED, **matrix.VARIANTS}
 
 F64 = NDArray[np.float64]
 F32 = NDArray[np.float32]

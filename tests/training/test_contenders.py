@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import distlion
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.errors import InvalidArgumentError
+from distlion.training.averagers import RIVALS as AVERAGER_NAMES
 from distlion.training.contenders import METHOD_NAMES, find_contender
 from distlion.training.presets import PRESETS, Preset
 from distlion.training.virtual_method import Entry
@@ -78,6 +80,76 @@ def test_lion_cub_has_the_settings_of_its_function():
     optimizer = enter("lion-cub")[1].optimizer
     assert optimizer.param_groups[0]["aggregation"] == real.param_groups[0]["aggregation"]
     assert optimizer._settings.momentum_sync == real._settings.momentum_sync
+
+
+def count_kept(name, *, steps, of_steps):
+    """Return how many of 1,000 elements one worker sends in each step, 8 bytes for each."""
+    params = [("w", torch.nn.Parameter(torch.zeros(1000)))]
+    entry = Entry(params=params, lr=0.01, weight_decay=0.0, workers=2, steps=of_steps, seed=0)
+    method = find_contender(name).enter(entry)
+    kept, before = [], 0
+    for step in range(steps):
+        for worker in range(2):
+            generator = torch.Generator().manual_seed(10 * step + worker)
+            params[0][1].grad = torch.randn(1000, generator=generator)
+            method.collect(worker)
+        method.step()
+        kept.append((method.sent_bytes - before) / 8)
+        before = method.sent_bytes
+    return kept
+
+
+@pytest.mark.parametrize("name", ["graddrop", "graddrop-adamw"])
+def test_graddrop_sends_4_percent_as_in_the_comparison_of_the_first_paper(name):
+    # The threshold is exact for parameters of up to 1,000 elements.
+    # One more is the length of what is sent.
+    assert count_kept(name, steps=2, of_steps=2) == [41, 41]
+
+
+def test_dgc_warms_up_in_a_twentieth_of_the_run_and_then_sends_4_percent():
+    # A quarter, a sixteenth, then what the paper would make less than 4 %.
+    kept = count_kept("dgc", steps=5, of_steps=80)
+    assert kept == [250, 62, 40, 40, 40]
+    assert count_kept("dgc", steps=3, of_steps=160) == [250, 250, 62]
+
+
+def train_blobs(name, *, steps=40, workers=3):
+    """Train a small network at the center of a method's grid; return the losses at both ends."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(600, 20, generator=generator)
+    targets = (inputs @ torch.randn(20, 8, generator=generator)).argmax(1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    contender = find_contender(name)
+    entry = Entry(
+        params=list(model.named_parameters()),
+        lr=contender.base_lr,
+        weight_decay=contender.weight_decay,
+        workers=workers,
+        steps=steps,
+        seed=0,
+    )
+    method = contender.enter(entry)
+    losses = [float(cross_entropy(model(inputs), targets).detach())]
+    for _ in range(steps):
+        for worker in range(workers):
+            batch = torch.randint(600, (32,), generator=generator)
+            cross_entropy(model(inputs[batch]), targets[batch]).backward()
+            method.collect(worker)
+        method.step()
+    return losses[0], float(cross_entropy(model(inputs), targets).detach())
+
+
+@pytest.mark.parametrize("name", AVERAGER_NAMES)
+def test_every_baseline_learns_at_the_center_of_its_grid(name):
+    """With a hundred times as much, SGD diverges; the study's records hold the other rates."""
+    first, last = train_blobs(name)
+    assert last < 0.96 * first
+
+
+@pytest.mark.parametrize("name", ["ddp-fp16", "ddp-powersgd"])
+def test_other_means_of_the_gradient_are_tuned_as_the_exact_one(name):
+    assert find_contender(name).base_lr == find_contender("global-lion").base_lr
 
 
 def test_learning_rate_and_weight_decay_reach_the_optimizer():

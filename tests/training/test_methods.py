@@ -2,8 +2,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import matrix
 from cluster import run_workers
-from distlion.training import RuleName, TrainSettings
+from distlion.training import BASELINE_NAMES, TrainSettings
 from distlion.training.methods import build_method
 
 PARAMETERS = 13 * 7 + 7
@@ -35,7 +36,7 @@ def change_one_replica(rank, world_size, rule):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rule", [RuleName.GLOBAL_LION, RuleName.GLOBAL_ADAMW])
+@pytest.mark.parametrize("rule", ["global-lion", "global-adamw"])
 def test_all_reduce_counts_every_gradient_of_every_step(rule):
     for sent_bytes, bits, _ in run_workers(train_steps, 2, rule, 3):
         assert sent_bytes == 3 * 4 * PARAMETERS
@@ -44,7 +45,7 @@ def test_all_reduce_counts_every_gradient_of_every_step(rule):
 
 @pytest.mark.distributed
 def test_fp16_hook_sends_half_the_bytes():
-    for sent_bytes, bits, _ in run_workers(train_steps, 2, RuleName.DDP_FP16, 3):
+    for sent_bytes, bits, _ in run_workers(train_steps, 2, "ddp-fp16", 3):
         assert sent_bytes == 3 * 2 * PARAMETERS
         assert bits == 16
 
@@ -53,9 +54,9 @@ def test_fp16_hook_sends_half_the_bytes():
 def test_powersgd_sends_everything_twice_and_then_factors():
     # Of the matrix of 13 by 7, of rank 4, and the bias; factors must halve what is sent, and
     # 4 * (13 + 7) numbers do not.
-    small = run_workers(train_steps, 2, RuleName.DDP_POWERSGD, 5)
+    small = run_workers(train_steps, 2, "ddp-powersgd", 5)
     assert [sent_bytes for sent_bytes, _, _ in small] == [5 * 4 * PARAMETERS] * 2
-    large = run_workers(train_steps, 2, RuleName.DDP_POWERSGD, 5, 64)
+    large = run_workers(train_steps, 2, "ddp-powersgd", 5, 64)
     full, factors = 64 * 64 + 64, 4 * (64 + 64) + 64
     assert [sent_bytes for sent_bytes, _, _ in large] == [4 * (2 * full + 3 * factors)] * 2
 
@@ -63,8 +64,15 @@ def test_powersgd_sends_everything_twice_and_then_factors():
 @pytest.mark.distributed
 def test_dgc_follows_the_warm_up_of_the_settings():
     # Of 91 and 7 elements, 8 bytes each: a quarter in the first 5 of 20 steps, then a sixteenth.
-    (sent_bytes, _, _), _ = run_workers(train_steps, 2, RuleName.DGC, 6)
+    (sent_bytes, _, _), _ = run_workers(train_steps, 2, "dgc", 6)
     assert sent_bytes == 8 * (5 * (23 + 2) + (6 + 1))
+
+
+@pytest.mark.distributed
+def test_graddrop_sends_4_percent():
+    # 4 of 91 and 1 of 7 elements, 8 bytes each, and two lengths of 8 bytes.
+    (sent_bytes, _, _), _ = run_workers(train_steps, 2, "graddrop", 2)
+    assert sent_bytes == 2 * 8 * (4 + 1 + 2)
 
 
 def test_signum_and_signsgd_vote_with_their_momenta():
@@ -72,18 +80,18 @@ def test_signum_and_signsgd_vote_with_their_momenta():
         settings = TrainSettings.with_defaults(rule=rule)
         return build_method(settings, torch.nn.Linear(2, 1)).optimizer.param_groups[0]["betas"]
 
-    assert betas(RuleName.SIGNUM) == (0.9, 0.9)
-    assert betas(RuleName.SIGNSGD) == (0.0, 0.0)
-    assert betas(RuleName.MAJORITY) == (0.9, 0.99)
+    assert betas("signum") == (0.9, 0.9)
+    assert betas("signsgd") == (0.0, 0.0)
+    assert betas("majority") == (0.9, 0.99)
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rule", list(RuleName))
+@pytest.mark.parametrize("rule", [*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES])
 def test_replicas_that_trained_together_are_equal(rule):
     assert all(equal for _, _, equal in run_workers(train_steps, 3, rule, 4))
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rule", [RuleName.MAJORITY, RuleName.GLOBAL_LION])
+@pytest.mark.parametrize("rule", ["majority", "global-lion"])
 def test_replica_that_differs_in_one_number_is_found_on_every_rank(rule):
     assert run_workers(change_one_replica, 2, rule) == [False, False]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import distlion
+import matrix
 from cluster import run_workers
 from distlion import ClipNorm, MomentumSync
 from distlion.optim import Diagnosis
@@ -22,16 +23,7 @@ WORLD_SIZES = (1, 2, 3, 4, 5)
 # 4,133 is a prime above 4,096: a quantized vote's second, shorter block.
 SHAPES = ((4133,), (3, 701), (1,), (130,))
 
-RULES = {
-    "majority": distlion.MajorityVote(),
-    "majority-zero": distlion.MajorityVote(tie="zero"),
-    "ternary": distlion.TernaryVote(),
-    "average": distlion.Average(),
-    "quantized": distlion.QuantizedVote(bits=4),
-    "quantized-linf": distlion.QuantizedVote(bits=2, norm="linf"),
-    "full": distlion.FullPrecision(),
-    "full-bf16": distlion.FullPrecision(torch.bfloat16),
-}
+SAMPLE = {**matrix.LISTED, **matrix.VARIANTS}
 SYNCS: dict[str, MomentumSync | None] = {
     "no sync": None,
     "staggered": MomentumSync(every=7),
@@ -54,7 +46,7 @@ class Case:
     bad_grad: float | None = None
 
 
-RULE_CASES = [Case(name, {"aggregation": rule}) for name, rule in RULES.items()]
+RULE_CASES = [Case(name, {"aggregation": rule}) for name, rule in SAMPLE.items()]
 SYNC_CASES = [
     Case(name, {"momentum_sync": sync, "aggregation": distlion.QuantizedVote(bits=2)})
     for name, sync in SYNCS.items()

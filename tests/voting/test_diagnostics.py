@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import distlion
+import matrix
+from distlion.aggregation import Aggregation
 from distlion.optim import Diagnosis
 from distlion.voting.diagnostics import ABSENT, diagnose
 
@@ -48,21 +50,9 @@ def test_nothing_is_said_where_nobody_votes() -> None:
     assert diagnose(0, "weight", [[], []], updates=[]) is None
 
 
-RULES = [
-    distlion.MajorityVote(),
-    distlion.MajorityVote(tie="zero"),
-    distlion.TernaryVote(),
-    distlion.Average(),
-    distlion.QuantizedVote(bits=3),
-    distlion.FullPrecision(),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)
 @pytest.mark.parametrize("workers", [2, 5])
-def test_agreement_is_counted_on_what_was_really_applied(
-    rule: distlion.MajorityVote, workers: int
-) -> None:
+def test_agreement_is_counted_on_what_was_really_applied(rule: Aggregation, workers: int) -> None:
     """A parameter of 200 coordinates is its own sample; steps are read off the parameters."""
     param = nn.Parameter(torch.zeros(200))
     cluster = distlion.VirtualCluster(

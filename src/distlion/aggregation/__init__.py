@@ -5,17 +5,20 @@ from distlion.aggregation.base import Aggregation
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
 from distlion.aggregation.quantized import QuantizedVote
-from distlion.aggregation.registry import parse_rule
+from distlion.aggregation.registry import RULES, NamedRule, list_rule_names, parse_rule
 from distlion.aggregation.tally import RuleTally
 from distlion.aggregation.ternary import TernaryVote
 
 __all__ = [
+    "RULES",
     "Aggregation",
     "Average",
     "FullPrecision",
     "MajorityVote",
+    "NamedRule",
     "QuantizedVote",
     "RuleTally",
     "TernaryVote",
+    "list_rule_names",
     "parse_rule",
 ]

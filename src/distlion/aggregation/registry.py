@@ -1,8 +1,10 @@
-"""Rules as text and back, without eval: what a checkpoint holds."""
+"""The rules by name: what a command line takes, and what a checkpoint holds."""
 
 from __future__ import annotations
 
 import ast
+import re
+from dataclasses import dataclass
 
 import torch
 
@@ -10,15 +12,56 @@ from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
-from distlion.aggregation.quantized import QuantizedVote
+from distlion.aggregation.quantized import MAX_BITS, QuantizedVote
 from distlion.aggregation.ternary import TernaryVote
 from distlion.errors import CheckpointError, DistlionError
 
-RULES: dict[str, type[Aggregation]] = {
-    rule.__name__: rule
-    for rule in (MajorityVote, TernaryVote, Average, QuantizedVote, FullPrecision)
-}
 
+@dataclass(frozen=True)
+class NamedRule:
+    """A rule that a user may name.
+
+    Attributes:
+        rule: The rule.
+        description: A phrase for help and reports.
+        listed: Whether a table of all rules shows it; the others lie between those that it shows.
+    """
+
+    rule: Aggregation
+    description: str
+    listed: bool = True
+
+
+RULES: dict[str, NamedRule] = {
+    "majority": NamedRule(MajorityVote(), "majority vote, random tie-breaking"),
+    "majority-zero": NamedRule(MajorityVote(tie="zero"), "majority vote, 0 on a tie"),
+    "ternary": NamedRule(TernaryVote(), "vote of -1, 0 or 1, 0 on a tie"),
+    "average": NamedRule(Average(), "average of the signs"),
+    **{
+        f"quantized-{bits}": NamedRule(
+            QuantizedVote(bits=bits),
+            f"{bits}-bit votes, scaled by the mean magnitude",
+            listed=bits in (2, 4, 8),
+        )
+        for bits in range(1, MAX_BITS + 1)
+    },
+    **{
+        f"quantized-{bits}-linf": NamedRule(
+            QuantizedVote(bits=bits, norm="linf"),
+            f"{bits}-bit votes, scaled by the largest magnitude",
+            listed=False,
+        )
+        for bits in range(1, MAX_BITS + 1)
+    },
+    "full-bf16": NamedRule(
+        FullPrecision(torch.bfloat16), "sign of the mean of directions in bfloat16"
+    ),
+    "full": NamedRule(FullPrecision(), "sign of the mean of uncompressed directions"),
+}
+"""Every rule that commands, forecasts, the network lab and tests know.
+
+A new rule is one line here; its class is then known to checkpoints too.
+"""
 
 # What ast and the rules raise on text that is none of ours, absurdly nested text included.
 REFUSALS = (
@@ -33,20 +76,26 @@ REFUSALS = (
 )
 
 
+def list_rule_names() -> list[str]:
+    """Return the names for help and messages; those with a number of bits are one, with a P."""
+    return list(dict.fromkeys(re.sub(r"-\d\b", "-P", name) for name in RULES))
+
+
 def parse_rule(text: str) -> Aggregation:
-    """Rebuild a rule from its ``repr``.
+    """Rebuild a rule from its ``repr``, without eval.
 
     Raises:
         CheckpointError: The text is not the ``repr`` of a rule of this version.
     """
+    classes = {type(named.rule).__name__: type(named.rule) for named in RULES.values()}
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError("not a call with keywords")
         arguments = {str(keyword.arg): _parse_value(keyword.value) for keyword in call.keywords}
-        return RULES[call.func.id](**arguments)
+        return classes[call.func.id](**arguments)
     except REFUSALS as error:
-        known = ", ".join(sorted(RULES))
+        known = ", ".join(sorted(classes))
         raise CheckpointError(
             f"aggregation rule {text!r} cannot be rebuilt ({error}); known rules: {known}"
         ) from error

@@ -116,17 +116,17 @@ _DEFAULT_METHODS = (
     "none",
     "ddp-fp32",
     "ddp-fp16",
-    "majority-direct",
-    "majority-gather",
-    "majority-server",
-    "majority-direct-overlap",
+    "majority-all-reduce",
+    "majority-all-gather",
+    "majority-parameter-server",
+    "majority-all-reduce-overlap",
 )
 
 
 @netlab_app.command(
     "sweep",
     epilog="Example: distlion netlab sweep --hosts 4 --rate 100mbit --rate 1gbit "
-    "--method none --method ddp-fp32 --method majority-direct",
+    "--method none --method ddp-fp32 --method majority-all-reduce",
 )
 def sweep_command(
     *,
@@ -139,7 +139,7 @@ def sweep_command(
         list[str],
         typer.Option(
             help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN[-overlap], "
-            "such as majority-direct or quantized-4-auto-overlap. Several may be given."
+            "such as majority-all-reduce or quantized-4-auto-overlap. Several may be given."
         ),
     ] = list(_DEFAULT_METHODS),  # noqa: B006
     vector: Annotated[

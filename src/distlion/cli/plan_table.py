@@ -63,7 +63,7 @@ def _add_row(table: Table, forecasts: list[Forecast], rival_s: float, *, priced:
     seconds = {forecast.overlap: f"{forecast.step_s:.4g}" for forecast in forecasts}
     cells = [
         best.method.replace("torch.", ""),
-        best.pattern.removesuffix("()").lower(),
+        best.pattern.removesuffix("()"),
         f"{best.bits_per_parameter:.3g}",
         f"{best.sent_bytes / _MEGABYTE:,.4g}",
         f"{best.communication_s:.3g}",

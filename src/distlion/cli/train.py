@@ -14,12 +14,12 @@ from distlion.cli.failure import leave, shown_failures
 from distlion.cli.progress import ProgressDisplay
 from distlion.cli.summary import build_summary
 from distlion.errors import ReplicaMismatchError
+from distlion.exchange import PATTERNS
 from distlion.tasks import Tokenizer
 from distlion.training import (
-    ExchangeName,
-    Norm,
+    AUTO,
+    RULE_NAMES,
     PartitionName,
-    RuleName,
     Schedule,
     TaskName,
     TrainSettings,
@@ -39,21 +39,18 @@ _Workers = Annotated[
     typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
 ]
 _Rule = Annotated[
-    RuleName,
+    str,
     typer.Option(
-        help="How workers agree: votes of DistributedLion; global-*: an fp32 all-reduce of "
-        "gradients; ddp-*: PyTorch's hooks, then Lion; terngrad and graddrop: then AdamW; dgc."
+        metavar="NAME",
+        help=f"How workers agree, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits. Baselines: "
+        "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
+        "terngrad and graddrop are followed by AdamW.",
     ),
 ]
-_Bits = Annotated[
-    int | None,
-    typer.Option(help="Bits of a vote, 1 to 8; only with the rule quantized.", show_default="4"),
+_Exchange = Annotated[
+    str,
+    typer.Option(metavar="NAME", help=f"Who sends votes to whom: {AUTO}, {', '.join(PATTERNS)}."),
 ]
-_Norm = Annotated[
-    Norm | None,
-    typer.Option(help="Scale of a vote; only with the rule quantized.", show_default="l1"),
-]
-_Exchange = Annotated[ExchangeName, typer.Option(help="Who sends votes to whom.")]
 _Overlap = Annotated[bool, typer.Option("--overlap", help="Send votes during backward.")]
 _SyncEvery = Annotated[
     int | None,
@@ -128,10 +125,8 @@ def train_command(
     *,
     task: _Task = TaskName.TEXT,
     workers: _Workers = None,
-    rule: _Rule = RuleName.MAJORITY,
-    bits: _Bits = None,
-    norm: _Norm = None,
-    exchange: _Exchange = ExchangeName.AUTO,
+    rule: _Rule = "majority",
+    exchange: _Exchange = AUTO,
     overlap: _Overlap = False,
     sync_every: _SyncEvery = None,
     diagnose_every: _DiagnoseEvery = None,
@@ -164,8 +159,6 @@ def train_command(
             task,
             rule,
             workers=workers,
-            bits=bits,
-            norm=norm,
             exchange=exchange,
             overlap=overlap,
             sync_every=sync_every,
@@ -195,7 +188,7 @@ def train_command(
 def _choose_run_dir(settings: TrainSettings) -> Path:
     """Name a folder that does not exist yet."""
     moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{moment}-{settings.task.value}-{settings.rule.value}-{settings.workers}-workers"
+    name = f"{moment}-{settings.task.value}-{settings.rule}-{settings.workers}-workers"
     attempt = 1
     while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
         attempt += 1

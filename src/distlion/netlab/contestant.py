@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config
 
+from distlion.aggregation import RULES
 from distlion.baselines import (
     HALF_BYTES,
     AllReduceState,
@@ -26,9 +27,7 @@ from distlion.netlab.method_names import (
     DDP_FP16,
     DDP_POWERSGD,
     FLOOR,
-    PATTERNS,
     RIVALS,
-    RULES,
     parse_vote_method,
 )
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
@@ -159,8 +158,8 @@ def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
         model.named_parameters(),
         lr=_LR,
         weight_decay=_WEIGHT_DECAY,
-        aggregation=RULES[method.rule](),
-        exchange=PATTERNS[method.pattern],
+        aggregation=RULES[method.rule].rule,
+        exchange=method.exchange,
         overlap=method.overlap,
         # A comparison now and then would make a few steps longer; there is one at the end.
         check_every=None,

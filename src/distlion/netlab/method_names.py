@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from distlion.aggregation import (
-    Aggregation,
-    Average,
-    FullPrecision,
-    MajorityVote,
-    QuantizedVote,
-    TernaryVote,
-)
+from distlion.aggregation import RULES, list_rule_names
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import AllGather, AllReduce, Exchange, ParameterServer
+from distlion.exchange import PATTERNS, Exchange
 
 FLOOR = "none"
 DDP_FP32 = "ddp-fp32"
@@ -29,23 +19,7 @@ RIVALS = (DDP_FP32, DDP_FP16, DDP_POWERSGD)
 ALL_REDUCE = "all-reduce-fp32"
 """Only of a vector: the all-reduce itself, without an optimizer."""
 
-RULES: Mapping[str, Callable[[], Aggregation]] = {
-    "majority": MajorityVote,
-    "majority-zero": lambda: MajorityVote(tie="zero"),
-    "ternary": TernaryVote,
-    "average": Average,
-    "quantized-2": lambda: QuantizedVote(bits=2),
-    "quantized-4": lambda: QuantizedVote(bits=4),
-    "quantized-8": lambda: QuantizedVote(bits=8),
-    "full-bf16": lambda: FullPrecision(torch.bfloat16),
-    "full-fp32": lambda: FullPrecision(torch.float32),
-}
-PATTERNS: Mapping[str, Exchange | Literal["auto"]] = {
-    "direct": AllReduce(),
-    "gather": AllGather(),
-    "server": ParameterServer(),
-    "auto": "auto",
-}
+AUTO = "auto"
 _OVERLAP = "-overlap"
 
 
@@ -54,8 +28,8 @@ class VoteMethod:
     """One of ours.
 
     Args:
-        rule: A name of ``RULES``.
-        pattern: A name of ``PATTERNS``.
+        rule: Name of the rule.
+        pattern: Name of the pattern, or "auto".
         overlap: Whether votes leave during backward.
     """
 
@@ -64,25 +38,37 @@ class VoteMethod:
     overlap: bool
 
     @property
+    def exchange(self) -> Exchange | Literal["auto"]:
+        """What ``DistributedLion`` takes for the pattern."""
+        return "auto" if self.pattern == AUTO else PATTERNS[self.pattern]
+
+    @property
     def adapts(self) -> bool:
         """Whether its construction measures the link, so that every rate needs one of its own."""
-        return self.overlap or self.pattern == "auto"
+        return self.overlap or self.pattern == AUTO
+
+
+def list_patterns() -> list[str]:
+    """Return the names of the patterns, and "auto"."""
+    return [*PATTERNS, AUTO]
 
 
 def parse_vote_method(name: str) -> VoteMethod:
-    """Read ``RULE-PATTERN`` or ``RULE-PATTERN-overlap``, such as ``majority-direct``.
+    """Read ``RULE-PATTERN`` or ``RULE-PATTERN-overlap``, such as ``majority-all-reduce``.
 
     Raises:
         InvalidArgumentError: There is no such rule or pattern.
     """
     base = name.removesuffix(_OVERLAP)
-    rule, _, pattern = base.rpartition("-")
-    if rule not in RULES or pattern not in PATTERNS:
-        raise InvalidArgumentError(
-            f"method {name!r}: expected {FLOOR}, {', '.join(RIVALS)}, or RULE-PATTERN[{_OVERLAP}] "
-            f"with a rule of {', '.join(RULES)} and a pattern of {', '.join(PATTERNS)}"
-        )
-    return VoteMethod(rule, pattern, base != name)
+    for pattern in list_patterns():
+        rule = base.removesuffix(f"-{pattern}")
+        if rule != base and rule in RULES:
+            return VoteMethod(rule, pattern, base != name)
+    raise InvalidArgumentError(
+        f"method {name!r}: expected {FLOOR}, {', '.join(RIVALS)}, or RULE-PATTERN[{_OVERLAP}] "
+        f"with a rule of {', '.join(list_rule_names())} and a pattern of "
+        f"{', '.join(list_patterns())}"
+    )
 
 
 def is_rival(name: str) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distlion.exchange import PATTERNS as CHOICES
+from distlion.aggregation import RULES
+from distlion.exchange import PATTERNS
 from distlion.link import LinkModel
 from distlion.netlab.method_names import (
     DDP_FP16,
     DDP_FP32,
     FLOOR,
-    PATTERNS,
-    RULES,
     is_rival,
     parse_vote_method,
 )
@@ -59,12 +58,10 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     if is_rival(name):
         return None
     method = parse_vote_method(name)
-    given = PATTERNS[method.pattern]
-    choices = tuple(CHOICES.values()) if given == "auto" else (given,)
-    rule = RULES[method.rule]()
+    patterns = list(PATTERNS.values()) if method.exchange == "auto" else [method.exchange]
     return min(
-        forecast_votes(scenario, rule, pattern, overlap=method.overlap).step_s
-        for pattern in choices
+        forecast_votes(scenario, RULES[method.rule].rule, pattern, overlap=method.overlap).step_s
+        for pattern in patterns
     )
 
 

@@ -14,7 +14,6 @@ from distlion.planning.checkup import Checkup, WorkerReport, count_cores, examin
 from distlion.planning.forecast import Forecast
 from distlion.planning.machine import CPU, GPU, Machine
 from distlion.planning.planner import (
-    RULES,
     THRESHOLD,
     Comparison,
     compare_methods,
@@ -35,7 +34,6 @@ __all__ = [
     "NVLINK",
     "PCIE",
     "RIVALS",
-    "RULES",
     "THRESHOLD",
     "Advice",
     "Checkup",

@@ -6,34 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from distlion.aggregation import (
-    Aggregation,
-    Average,
-    FullPrecision,
-    MajorityVote,
-    QuantizedVote,
-    TernaryVote,
-)
+from distlion.aggregation import RULES, Aggregation, MajorityVote, QuantizedVote
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
 from distlion.planning.all_reduce import RIVALS, GradientAllReduce, forecast_all_reduce
 from distlion.planning.forecast import Forecast
 from distlion.planning.scenario import MAX_NODES, Scenario
 from distlion.planning.votes import forecast_votes
-
-RULES: tuple[Aggregation, ...] = (
-    MajorityVote(),
-    MajorityVote(tie="zero"),
-    TernaryVote(),
-    Average(),
-    QuantizedVote(bits=2),
-    QuantizedVote(bits=4),
-    QuantizedVote(bits=8),
-    FullPrecision(torch.bfloat16),
-    FullPrecision(),
-)
 
 THRESHOLD = 0.05
 """Gain below which compressing is not worth a change of the optimizer."""
@@ -69,11 +48,12 @@ class Comparison:
 
 
 def compare_methods(scenario: Scenario) -> Comparison:
-    """Forecast every rule under every pattern, with and without overlap, and every rival."""
+    """Forecast every listed rule under every pattern, overlapped and not, and every rival."""
     forecasts = [forecast_all_reduce(scenario, rival) for rival in RIVALS]
     forecasts += [
-        forecast_votes(scenario, rule, pattern, overlap=overlap)
-        for rule in RULES
+        forecast_votes(scenario, named.rule, pattern, overlap=overlap)
+        for named in RULES.values()
+        if named.listed
         for pattern in PATTERNS.values()
         for overlap in (True, False)
     ]

@@ -9,10 +9,11 @@ from distlion.training.presets import PRESETS, Preset, make_quick
 from distlion.training.record import RECORD_NAME, Record
 from distlion.training.run import FIGURE_NAME, train
 from distlion.training.settings import (
-    ExchangeName,
-    Norm,
+    AUTO,
+    BASELINE_NAMES,
+    RULE_NAMES,
+    BaselineName,
     PartitionName,
-    RuleName,
     Schedule,
     TaskName,
     TrainSettings,
@@ -20,19 +21,20 @@ from distlion.training.settings import (
 )
 
 __all__ = [
+    "AUTO",
+    "BASELINE_NAMES",
     "FIGURE_NAME",
     "METHOD_NAMES",
     "PRESETS",
     "RECORD_NAME",
+    "RULE_NAMES",
+    "BaselineName",
     "CompareProgress",
     "CompareSettings",
-    "ExchangeName",
-    "Norm",
     "PartitionName",
     "Preset",
     "Progress",
     "Record",
-    "RuleName",
     "Schedule",
     "TaskName",
     "TrainSettings",

@@ -19,7 +19,8 @@ from distlion.baselines import (
 )
 from distlion.optim import Lion
 from distlion.training.contender import Contender, MethodKind
-from distlion.training.virtual_method import LION_BETAS, Entry, GradientMethod
+from distlion.training.virtual_method import Entry, GradientMethod
+from distlion.training.vote_names import LION_BETAS
 from distlion.training.voters import LION_LR, LION_WEIGHT_DECAY
 from distlion.virtual import VirtualBaseline
 

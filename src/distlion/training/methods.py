@@ -14,13 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distlion.aggregation import (
-    Average,
-    FullPrecision,
-    MajorityVote,
-    QuantizedVote,
-    TernaryVote,
-)
 from distlion.baselines import (
     HALF_BYTES,
     AllReduceState,
@@ -37,13 +30,11 @@ from distlion.baselines import (
     power_sgd_hook,
 )
 from distlion.errors import ReplicaMismatchError
-from distlion.exchange import AllGather, AllReduce, ParameterServer
+from distlion.exchange import PATTERNS
 from distlion.optim import DistributedLion, Lion, MomentumSync
-from distlion.training.settings import ExchangeName, RuleName, TrainSettings
+from distlion.training.settings import AUTO, BaselineName, TrainSettings
+from distlion.training.vote_names import LION_BETAS, find_vote
 
-# Lion's of the paper; with equal betas it is Signum, with zeros signSGD.
-_LION_BETAS = (0.9, 0.99)
-_BETAS = {RuleName.SIGNUM: (0.9, 0.9), RuleName.SIGNSGD: (0.0, 0.0)}
 _ONE_BUCKET_MB = 1 << 20
 
 
@@ -78,7 +69,7 @@ class Method(Protocol):
 
 def build_method(settings: TrainSettings, model: nn.Module) -> Method:
     """Build the optimizer of the rule over the default process group."""
-    if settings.rule.votes:
+    if settings.baseline is None:
         return VotingMethod.build(settings, model)
     return AveragingMethod.build(settings, model)
 
@@ -100,13 +91,15 @@ class VotingMethod:
     @classmethod
     def build(cls, settings: TrainSettings, model: nn.Module) -> VotingMethod:
         """Build DistributedLion with the rule and the exchange of the settings."""
+        vote = find_vote(settings.rule)
+        assert vote is not None  # TrainSettings checked it
         optimizer = DistributedLion(
             model.named_parameters(),
             lr=settings.lr,
-            betas=_BETAS.get(settings.rule, _LION_BETAS),
+            betas=vote.betas,
             weight_decay=settings.weight_decay,
-            aggregation=_build_aggregation(settings),
-            exchange=_build_exchange(settings.exchange),
+            aggregation=vote.rule,
+            exchange="auto" if settings.exchange == AUTO else PATTERNS[settings.exchange],
             momentum_sync=(
                 None if settings.sync_every is None else MomentumSync(every=settings.sync_every)
             ),
@@ -211,7 +204,7 @@ class AveragingMethod:
 
 
 def _wrap(settings: TrainSettings, model: nn.Module) -> DistributedDataParallel:
-    one_bucket = settings.rule is RuleName.DDP_POWERSGD  # as its hook demands
+    one_bucket = settings.baseline is BaselineName.DDP_POWERSGD  # as its hook demands
     with warnings.catch_warnings():
         # Torch 2.13 renamed the argument; older ones know only this name.
         warnings.simplefilter("ignore", FutureWarning)
@@ -229,14 +222,14 @@ def _build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.O
     transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside.
     """
     params, lr, weight_decay = model.parameters(), settings.lr, settings.weight_decay
-    match settings.rule:
-        case RuleName.GLOBAL_ADAMW | RuleName.TERNGRAD | RuleName.GRADDROP:
+    match settings.baseline:
+        case BaselineName.GLOBAL_ADAMW | BaselineName.TERNGRAD | BaselineName.GRADDROP:
             return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay)
-        case RuleName.DGC:
+        case BaselineName.DGC:
             # Without momentum, its L2 term is decoupled weight decay.
             return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
         case _:
-            return Lion(params, lr=lr, betas=_LION_BETAS, weight_decay=weight_decay)
+            return Lion(params, lr=lr, betas=LION_BETAS, weight_decay=weight_decay)
 
 
 def _build_hook(
@@ -249,51 +242,23 @@ def _build_hook(
             compression, model.parameters(), process_group=group, seed=settings.seed
         )
         return state, compression_hook
-    match settings.rule:
-        case RuleName.DDP_FP16:
+    match settings.baseline:
+        case BaselineName.DDP_FP16:
             return AllReduceState(group, element_bytes=HALF_BYTES), half_precision_hook
-        case RuleName.DDP_POWERSGD:
+        case BaselineName.DDP_POWERSGD:
             return CountedPowerSGD(group, PowerSGD(), seed=settings.seed), power_sgd_hook
         case _:
             return AllReduceState(group), full_precision_hook
 
 
 def _build_compression(settings: TrainSettings) -> Compression | None:
-    match settings.rule:
-        case RuleName.TERNGRAD:
+    match settings.baseline:
+        case BaselineName.TERNGRAD:
             return TernGrad()
-        case RuleName.GRADDROP:
+        case BaselineName.GRADDROP:
             return GradDrop()
-        case RuleName.DGC:
+        case BaselineName.DGC:
             # The paper raises sparsity and learning rate over the same steps.
             return DeepGradientCompression(warmup_steps=settings.warmup_steps)
         case _:
             return None
-
-
-def _build_aggregation(settings: TrainSettings) -> Any:
-    match settings.rule:
-        case RuleName.TERNARY:
-            return TernaryVote()
-        case RuleName.AVERAGE:
-            return Average()
-        case RuleName.QUANTIZED:
-            assert settings.bits is not None  # TrainSettings checked both
-            assert settings.norm is not None
-            return QuantizedVote(bits=settings.bits, norm=settings.norm.value)
-        case RuleName.FULL:
-            return FullPrecision()
-        case _:
-            return MajorityVote()
-
-
-def _build_exchange(name: ExchangeName) -> Any:
-    match name:
-        case ExchangeName.DIRECT:
-            return AllReduce()
-        case ExchangeName.GATHER:
-            return AllGather()
-        case ExchangeName.SERVER:
-            return ParameterServer()
-        case ExchangeName.AUTO:
-            return "auto"

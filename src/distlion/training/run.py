@@ -76,7 +76,7 @@ def train(settings: TrainSettings, *, run_dir: Path, observe: Observer) -> Recor
         if writes:
             draw_loss_figure(write_record(record, run_dir), run_dir / FIGURE_NAME)
             if record.diagnostics:
-                title = f"{settings.task.value}, {settings.rule.value}, {settings.workers} workers"
+                title = f"{settings.task.value}, {settings.rule}, {settings.workers} workers"
                 draw_diagnosis_figure(record.diagnostics, run_dir / DIAGNOSIS_NAME, title=title)
     return record if writes else None
 

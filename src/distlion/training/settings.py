@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import InvalidArgumentError
+from distlion.exchange import PATTERNS
 from distlion.tasks import ByClass, Tokenizer
+from distlion.training.vote_names import find_vote, list_vote_names
 
 DEFAULT_WORKERS = 4
-DEFAULT_BITS = 4
 DEFAULT_ALPHA = 0.1
 
 
@@ -26,16 +27,9 @@ class TaskName(str, Enum):
     IMAGES = "images"
 
 
-class RuleName(str, Enum):
-    """How workers agree on a step: a vote of DistributedLion, or an average of gradients."""
+class BaselineName(str, Enum):
+    """What a vote is compared with: an optimizer on the mean of all workers' gradients."""
 
-    MAJORITY = "majority"
-    TERNARY = "ternary"
-    AVERAGE = "average"
-    QUANTIZED = "quantized"
-    FULL = "full"
-    SIGNUM = "signum"
-    SIGNSGD = "signsgd"
     GLOBAL_LION = "global-lion"
     GLOBAL_ADAMW = "global-adamw"
     DDP_FP16 = "ddp-fp16"
@@ -44,39 +38,12 @@ class RuleName(str, Enum):
     GRADDROP = "graddrop"
     DGC = "dgc"
 
-    @property
-    def votes(self) -> bool:
-        """Return whether DistributedLion runs it, so that gradients stay local."""
-        return self not in _AVERAGING
 
+BASELINE_NAMES = tuple(name.value for name in BaselineName)
+RULE_NAMES = (*list_vote_names(), *BASELINE_NAMES)
+"""For messages and help; P is 1 to 8 bits."""
 
-_AVERAGING = frozenset(
-    {
-        RuleName.GLOBAL_LION,
-        RuleName.GLOBAL_ADAMW,
-        RuleName.DDP_FP16,
-        RuleName.DDP_POWERSGD,
-        RuleName.TERNGRAD,
-        RuleName.GRADDROP,
-        RuleName.DGC,
-    }
-)
-
-
-class Norm(str, Enum):
-    """The norm that scales the levels of a quantized vote."""
-
-    L1 = "l1"
-    LINF = "linf"
-
-
-class ExchangeName(str, Enum):
-    """The exchange pattern of DistributedLion."""
-
-    AUTO = "auto"
-    DIRECT = "direct"
-    GATHER = "gather"
-    SERVER = "server"
+AUTO = "auto"
 
 
 class PartitionName(str, Enum):
@@ -111,11 +78,11 @@ _SGD_LR = 0.1
 _WEIGHT_DECAY = 0.1
 # Per step the weights then shrink as much as Lion's: lr * weight_decay is the same.
 _SGD_WEIGHT_DECAY = 5e-4
-_RULE_DEFAULTS: Mapping[RuleName, Mapping[str, Any]] = {
-    RuleName.GLOBAL_ADAMW: {"lr": _ADAMW_LR},
-    RuleName.TERNGRAD: {"lr": _ADAMW_LR},
-    RuleName.GRADDROP: {"lr": _ADAMW_LR},
-    RuleName.DGC: {"lr": _SGD_LR, "weight_decay": _SGD_WEIGHT_DECAY},
+_BASELINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    BaselineName.GLOBAL_ADAMW.value: {"lr": _ADAMW_LR},
+    BaselineName.TERNGRAD.value: {"lr": _ADAMW_LR},
+    BaselineName.GRADDROP.value: {"lr": _ADAMW_LR},
+    BaselineName.DGC.value: {"lr": _SGD_LR, "weight_decay": _SGD_WEIGHT_DECAY},
 }
 
 
@@ -133,15 +100,13 @@ class TrainSettings:
     Args:
         task: What to train.
         workers: Processes that train together, at least 1.
-        rule: How they agree on a step.
-        bits: Bits of a quantized vote, 1 to 8; None for other rules.
-        norm: Scale of a quantized vote; None for other rules.
-        exchange: Exchange pattern; only ``auto`` for rules that average gradients.
-        overlap: Whether votes leave during backward; False for rules that average gradients.
+        rule: How they agree on a step: a vote, or a baseline.
+        exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
+        overlap: Whether votes leave during backward; False for a baseline.
         sync_every: Steps in which every momentum is averaged over workers once; None for never, as
-            for rules that average gradients.
-        diagnose_every: Steps between looks at how far votes agree; None for never, as for rules
-            that average gradients.
+            for a baseline.
+        diagnose_every: Steps between looks at how far votes agree; None for never, as for a
+            baseline.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.
@@ -159,15 +124,14 @@ class TrainSettings:
         model_config: A transformers config; None for the task's preset.
 
     Raises:
-        InvalidArgumentError: A number is out of its range, or two settings do not go together.
+        InvalidArgumentError: A name is unknown, a number is out of its range, or two settings do
+            not go together.
     """
 
     task: TaskName
     workers: int
-    rule: RuleName
-    bits: int | None
-    norm: Norm | None
-    exchange: ExchangeName
+    rule: str
+    exchange: str
     overlap: bool
     sync_every: int | None
     diagnose_every: int | None
@@ -188,7 +152,7 @@ class TrainSettings:
 
     @classmethod
     def with_defaults(
-        cls, task: TaskName = TaskName.TEXT, rule: RuleName = RuleName.MAJORITY, **given: Any
+        cls, task: TaskName = TaskName.TEXT, rule: str = "majority", **given: Any
     ) -> TrainSettings:
         """Fill what is absent or None by the defaults of the task and the rule.
 
@@ -201,7 +165,7 @@ class TrainSettings:
             "task": task,
             "workers": torchrun_world_size() or DEFAULT_WORKERS,
             "rule": rule,
-            "exchange": ExchangeName.AUTO,
+            "exchange": AUTO,
             "overlap": False,
             "lr": _LION_LR,
             "weight_decay": _WEIGHT_DECAY,
@@ -210,10 +174,8 @@ class TrainSettings:
             "threads": 1,
             "partition": _PARTITIONS[task][0],
             **_DEFAULTS[task],
-            **_RULE_DEFAULTS.get(rule, {}),
+            **_BASELINE_DEFAULTS.get(rule, {}),
         }
-        if rule is RuleName.QUANTIZED:
-            settings |= {"bits": DEFAULT_BITS, "norm": Norm.L1}
         if task is TaskName.TEXT:
             settings["tokenizer"] = Tokenizer.BYTE
         if given.get("partition") is PartitionName.BY_CLASS:
@@ -221,6 +183,7 @@ class TrainSettings:
         return cls(**settings | {name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
+        self._check_names()
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
             self._check_least(name, 1)
         for name in ("sync_every", "diagnose_every"):
@@ -238,37 +201,48 @@ class TrainSettings:
         if not (math.isfinite(value) and value >= least):
             raise InvalidArgumentError(f"{name} is {value}; expected a number of at least {least}")
 
+    @property
+    def baseline(self) -> BaselineName | None:
+        """Return the baseline of the rule; None if the rule votes."""
+        return None if find_vote(self.rule) else BaselineName(self.rule)
+
+    def _check_names(self) -> None:
+        if find_vote(self.rule) is None and self.rule not in BASELINE_NAMES:
+            raise InvalidArgumentError(
+                f"rule {self.rule!r} is unknown; expected one of {', '.join(RULE_NAMES)}"
+            )
+        if self.exchange != AUTO and self.exchange not in PATTERNS:
+            raise InvalidArgumentError(
+                f"exchange {self.exchange!r} is unknown; expected {AUTO} or one of "
+                f"{', '.join(PATTERNS)}"
+            )
+
     def _check_pairs(self) -> None:
-        quantized = self.rule is RuleName.QUANTIZED
-        for name in ("bits", "norm"):
-            if (getattr(self, name) is not None) != quantized:
-                raise InvalidArgumentError(
-                    f"{name} is {_show(getattr(self, name))} with the rule {self.rule.value}; it "
-                    f"belongs to the rule {RuleName.QUANTIZED.value} and to no other"
-                )
-        if self.bits is not None and not 1 <= self.bits <= 8:
-            raise InvalidArgumentError(f"bits is {self.bits}; expected 1 to 8")
-        if not self.rule.votes and self.exchange is not ExchangeName.AUTO:
-            raise InvalidArgumentError(
-                f"exchange is {self.exchange.value} with the rule {self.rule.value}, which "
-                f"averages gradients and exchanges no votes; leave exchange at auto"
-            )
-        if not self.rule.votes and self.overlap:
-            raise InvalidArgumentError(
-                f"overlap is asked for with the rule {self.rule.value}, which averages during "
-                "backward anyway; it belongs to rules that vote"
-            )
-        for name in ("sync_every", "diagnose_every"):
-            if not self.rule.votes and getattr(self, name) is not None:
-                raise InvalidArgumentError(
-                    f"{name} is {getattr(self, name)} with the rule {self.rule.value}, whose "
-                    "workers have neither votes nor momenta; it belongs to rules that vote"
-                )
+        if self.baseline is not None:
+            self._check_baseline()
         if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
             raise InvalidArgumentError(
                 f"tokenizer is {_show(self.tokenizer)} with the task {self.task.value}; it belongs "
                 f"to the task {TaskName.TEXT.value} and to no other"
             )
+
+    def _check_baseline(self) -> None:
+        if self.exchange != AUTO:
+            raise InvalidArgumentError(
+                f"exchange is {self.exchange} with the rule {self.rule}, which averages gradients "
+                f"and exchanges no votes; leave exchange at {AUTO}"
+            )
+        if self.overlap:
+            raise InvalidArgumentError(
+                f"overlap is asked for with the rule {self.rule}, which averages during backward "
+                "anyway; it belongs to rules that vote"
+            )
+        for name in ("sync_every", "diagnose_every"):
+            if getattr(self, name) is not None:
+                raise InvalidArgumentError(
+                    f"{name} is {getattr(self, name)} with the rule {self.rule}, whose workers "
+                    "have neither votes nor momenta; it belongs to rules that vote"
+                )
 
     def _check_partition(self) -> None:
         known = _PARTITIONS[self.task]

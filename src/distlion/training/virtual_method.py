@@ -12,9 +12,8 @@ from torch import nn
 from distlion.aggregation import Aggregation
 from distlion.exchange import AllReduce
 from distlion.optim import MomentumSync
+from distlion.training.vote_names import LION_BETAS
 from distlion.virtual import VirtualBaseline, VirtualCluster
-
-LION_BETAS = (0.9, 0.99)
 
 
 class VirtualMethod(Protocol):

@@ -1,0 +1,72 @@
+"""The rules and patterns that tests run over: all that the registries know, and variants of them.
+
+A rule or pattern that joins its registry joins every exam that enumerates these tables. A new class
+of rules needs one more line here: what the oracle calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import distlion.exchange.registry
+from distlion.aggregation import (
+    RULES as NAMED_RULES,
+)
+from distlion.aggregation import (
+    Aggregation,
+    Average,
+    FullPrecision,
+    MajorityVote,
+    QuantizedVote,
+    TernaryVote,
+)
+from distlion.exchange import Exchange
+from oracle import Rule
+
+NAMES = tuple(NAMED_RULES)
+"""Every name of a rule."""
+
+LISTED: dict[str, Aggregation] = {
+    name: named.rule for name, named in NAMED_RULES.items() if named.listed
+}
+"""Rules by name, without the numbers of bits in between: for tests that take long."""
+
+VARIANTS: dict[str, Aggregation] = {
+    "quantized-3-wide": QuantizedVote(bits=3, step=0.9),
+    "quantized-8-linf-narrow": QuantizedVote(bits=8, norm="linf", step=0.001),
+}
+"""Rules that no name stands for."""
+
+RULES: dict[str, Aggregation] = {
+    **{name: named.rule for name, named in NAMED_RULES.items()},
+    **VARIANTS,
+}
+"""Every rule."""
+
+PATTERNS: dict[str, Exchange] = dict(distlion.exchange.registry.PATTERNS)
+"""Every pattern."""
+
+ORACLES: dict[type[Aggregation], Callable[[Any], Rule]] = {
+    MajorityVote: lambda rule: Rule("majority", tie=rule.tie),
+    TernaryVote: lambda rule: Rule("ternary"),
+    Average: lambda rule: Rule("average"),
+    QuantizedVote: lambda rule: Rule(
+        "quantized", bits=rule.bits, norm=rule.norm, step=rule.level_width
+    ),
+    FullPrecision: lambda rule: Rule("full", dtype=str(rule.dtype).removeprefix("torch.")),
+}
+"""For each class of rules, the oracle's account of one."""
+
+
+def first_of_each_class() -> list[str]:
+    """Return a name for each class of rules: for tests that start processes for each of them."""
+    names: dict[type[Aggregation], str] = {}
+    for name, rule in LISTED.items():
+        names.setdefault(type(rule), name)
+    return list(names.values())
+
+
+def describe_for_oracle(rule: Aggregation) -> Rule:
+    """Say a rule in the oracle's words."""
+    return ORACLES[type(rule)](rule)
