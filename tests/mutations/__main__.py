@@ -1,0 +1,97 @@
+"""Plant each bug of ``planted.py`` in a copy of the package: some test must fail for each.
+
+python tests/mutations [WORDS OF A NAME]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from pathlib import Path
+
+from planted import MUTATIONS, Mutation
+
+import distlion.kernels._cpu
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = ROOT / "build" / "mutations"
+LIMIT_S = 600
+
+
+def make_tree() -> Path:
+    """Copy the package, and make an interpreter that imports the copy; return the interpreter."""
+    shutil.rmtree(TREE, ignore_errors=True)
+    shutil.copytree(ROOT / "src", TREE / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    core = Path(distlion.kernels._cpu.__file__)
+    shutil.copy(core, TREE / "src" / "distlion" / "kernels")
+    venv.create(TREE / "env", with_pip=False, symlinks=True)
+    python = TREE / "env" / "bin" / "python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(subprocess.check_output([python, "-c", asked], text=True).strip())
+    # In the order of their names: the copy shadows the package that is installed.
+    (packages / "1_copy.pth").write_text(f"{TREE / 'src'}\n")
+    (packages / "2_others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    found = subprocess.check_output([python, "-c", "import distlion; print(distlion.__file__)"])
+    assert str(TREE) in found.decode(), found
+    return python
+
+
+def run_tests(python: Path, mutation: Mutation) -> int:
+    """Return pytest's status."""
+    tests = [str(ROOT / "tests" / test) for test in mutation.tests]
+    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        finished = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1  # it hangs: that is noticed
+    return finished.returncode
+
+
+def plant(python: Path, mutation: Mutation) -> str:
+    """Plant one bug, run its tests, take it back; return "killed", or what is wrong."""
+    path = TREE / "src" / "distlion" / mutation.file
+    text = path.read_text()
+    if text.count(mutation.old) != 1:
+        return f"stands {text.count(mutation.old)} times in {mutation.file}: update planted.py"
+    path.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        status = run_tests(python, mutation)
+    finally:
+        path.write_text(text)
+    if status == 0:
+        return "SURVIVED"
+    return "killed" if status == 1 else f"no test ran: pytest ended with {status}"
+
+
+def main(words: str) -> int:
+    """Plant all bugs whose name holds ``words``; return 0 if each was killed."""
+    chosen = [mutation for mutation in MUTATIONS if words in mutation.name]
+    python = make_tree()
+    n_killed = 0
+    for number, mutation in enumerate(chosen, start=1):
+        started_s = time.monotonic()
+        outcome = plant(python, mutation)
+        n_killed += outcome == "killed"
+        took_s = time.monotonic() - started_s
+        print(f"{number:3d}/{len(chosen)} {took_s:4.0f} s  {mutation.name}: {outcome}", flush=True)
+    print(f"{n_killed} passed, {len(chosen) - n_killed} failed")
+    return 0 if chosen and n_killed == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(" ".join(sys.argv[1:])))

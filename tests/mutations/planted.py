@@ -1,0 +1,210 @@
+"""Bugs to plant: each is a change of a line or two that some test must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted bug.
+
+    Attributes:
+        name: What it breaks, in words.
+        file: Below src/distlion.
+        old: Text that occurs once in the file.
+        new: What stands there instead.
+        tests: What must fail: paths below tests, with ``::`` and a test where one is enough.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+BLAME = ("distributed/test_blame.py",)
+CLIPPING = ("voting/test_clipping.py",)
+VERDICT = ("exchange/test_verdict.py",)
+CONTENDERS = ("training/test_contenders.py",)
+
+MUTATIONS = (
+    Mutation(
+        "small gradients are scaled up",
+        "voting/clipping.py",
+        "return min(1.0, clip.max_norm / (math.sqrt(square) + NORM_EPSILON))",
+        "return clip.max_norm / (math.sqrt(square) + NORM_EPSILON)",
+        CLIPPING,
+    ),
+    Mutation(
+        "a mean norm counts a worker that is not finite as 0",
+        "voting/clipping.py",
+        "finite = [square for square in squares if math.isfinite(square)]",
+        "finite = [square if math.isfinite(square) else 0.0 for square in squares]",
+        CLIPPING,
+    ),
+    Mutation(
+        "the default level width of the neighboring p",
+        "aggregation/quantized.py",
+        "DEFAULT_STEPS[self.norm][self.bits - 1]",
+        "DEFAULT_STEPS[self.norm][self.bits - 2]",
+        ("benchmarks/test_quantized_step.py",),
+    ),
+    Mutation(
+        "DGC without a warm-up, virtual workers",
+        "training/averagers.py",
+        "warmup_steps = round(_WARM_UP_SHARE * entry.steps)",
+        "warmup_steps = 0",
+        CONTENDERS,
+    ),
+    Mutation(
+        "DGC without a warm-up, real workers",
+        "training/methods.py",
+        "DeepGradientCompression(warmup_steps=settings.warmup_steps)",
+        "DeepGradientCompression(warmup_steps=0)",
+        ("training/test_methods.py",),
+    ),
+    Mutation(
+        "GradDrop keeps 0.1 %, virtual workers",
+        "training/averagers.py",
+        "GradDrop(keep=_KEPT)",
+        "GradDrop(keep=0.001)",
+        CONTENDERS,
+    ),
+    Mutation(
+        "GradDrop keeps 0.1 %, real workers",
+        "training/methods.py",
+        "return GradDrop()",
+        "return GradDrop(keep=0.001)",
+        ("training/test_methods.py",),
+    ),
+    Mutation(
+        "learning rates of baselines times 100",
+        "training/averagers.py",
+        "base_lr=inner.base_lr",
+        "base_lr=100 * inner.base_lr",
+        CONTENDERS,
+    ),
+    Mutation(
+        "TernGrad's odds of the unclipped gradient",
+        "baselines/terngrad.py",
+        "levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())",
+        "levels = clipped.sign().mul_(draws.mul_(scalar) < grad.abs())",
+        ("baselines/test_terngrad.py",),
+    ),
+    Mutation(
+        "groups at different steps are accepted",
+        "optim/saved_state.py",
+        "if len(steps) > 1:",
+        "if len(steps) > 2:",
+        ("optim/test_saved_state.py",),
+    ),
+    Mutation(
+        "owners that disagree on presence are believed",
+        "exchange/all_reduce.py",
+        "bool((chunks.present != present).any())",
+        "False",
+        ("exchange/test_pattern_contract.py",),
+    ),
+    Mutation(
+        "a later error of equal rank overrides the first",
+        "exchange/verdict.py",
+        "if status <= header.status:",
+        "if status < header.status:",
+        VERDICT,
+    ),
+    Mutation(
+        "another parameter named, not finite",
+        "voting/vote.py",
+        "route.own[finite.index(False)].position",
+        "route.own[0].position",
+        BLAME,
+    ),
+    Mutation(
+        "another parameter named, sparse",
+        "voting/vote.py",
+        "position=sparse[0]",
+        "position=0",
+        BLAME,
+    ),
+    Mutation(
+        "another parameter named, changed",
+        "voting/vote.py",
+        "position=changed.position",
+        "position=0",
+        BLAME,
+    ),
+    Mutation(
+        "diagnostics read local rank 0",
+        "voting/node_route.py",
+        "own = Reply(reply.verdict, reply.present[rank], reply.payload[rank])",
+        "own = Reply(reply.verdict, reply.present[0], reply.payload[0])",
+        ("distributed/test_nodes.py::test_each_rank_of_a_node_reads_the_reply_on_its_own_piece",),
+    ),
+    Mutation(
+        "a second arrival of a gradient is ignored",
+        "voting/overlap.py",
+        "self._twice = position if self._twice is None else self._twice",
+        "pass",
+        (
+            "distributed/test_overlap.py::test_a_gradient_that_arrives_twice_is_an_error_although_it_looks_the_same",
+        ),
+    ),
+    Mutation(
+        "gradients that changed after encoding are not noticed",
+        "voting/param.py",
+        "return (grad._version, grad.data_ptr()) != (self.version, self.address)",
+        "return False",
+        BLAME,
+    ),
+    Mutation(
+        "a parameter that is not contiguous is not written back",
+        "voting/param.py",
+        "self.param.detach().copy_(local)",
+        "pass",
+        ("distributed/test_parameter_kinds.py",),
+    ),
+    Mutation(
+        "an optimizer is dead after every error",
+        "voting/lifecycle.py",
+        "if isinstance(error, DistlionError) and error.is_recoverable:",
+        "if False:",
+        ("distributed/test_nonfinite.py",),
+    ),
+    Mutation(
+        "no error leaves an optimizer dead",
+        "voting/lifecycle.py",
+        "if isinstance(error, DistlionError) and error.is_recoverable:",
+        "if True:",
+        ("distributed/test_process_group.py",),
+    ),
+    Mutation(
+        "a commit that was cut short leaves no trace",
+        "voting/lifecycle.py",
+        "        self._is_torn = True\n        yield",
+        "        yield",
+        ("distributed/test_resume.py", "distributed/test_fail_stop_alive.py"),
+    ),
+    Mutation(
+        "headers do not carry this step's hyperparameters",
+        "voting/description.py",
+        "[self._digest, *changing, *self.list_unfrozen()]",
+        "[self._digest, *self.list_unfrozen()]",
+        ("voting/test_description.py",),
+    ),
+    Mutation(
+        "the digest of the raw gradients is not sent",
+        "voting/vote.py",
+        "if inputs.wants_digest and header.status is Status.OK:",
+        "if False:",
+        ("distributed/test_identical_gradients.py",),
+    ),
+    Mutation(
+        "momenta of absent parameters move",
+        "voting/node_route.py",
+        "means.append(total.div_(len(rows)).to(dtype) if voters else None)",
+        "means.append(total.div_(len(rows)).to(dtype))",
+        ("distributed/test_nodes.py",),
+    ),
+)
