@@ -14,7 +14,9 @@ from distlion.exchange.frame import (
     Header,
     Status,
     read_chunk,
+    read_chunks,
     write_chunk,
+    write_chunks,
 )
 from distlion.kernels import choose_kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
@@ -76,6 +78,34 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))
     chunk[bit // 8] ^= 1 << (bit % 8)
     assert read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
+
+
+def write_three(senders: list[int]) -> tuple[torch.Tensor, ChunkShape, torch.Tensor]:
+    """Write chunks that differ in their payloads, and then in their senders."""
+    shape = ChunkShape(n_params=3, payload_bytes=128)
+    payloads = torch.arange(3 * 128, dtype=torch.int64).to(torch.uint8).view(3, 128)
+    rows = torch.zeros(3, shape.n_bytes, dtype=torch.uint8)
+    write_chunks(KERNELS, rows, shape, HEADER, torch.ones(3), payloads)
+    for row, sender in enumerate(senders):
+        header = replace(HEADER, sender=sender)
+        write_chunk(KERNELS, rows[row], shape, header, torch.ones(3), payloads[row])
+    return rows, shape, payloads
+
+
+def test_chunks_written_together_have_payloads_and_checksums_of_their_own() -> None:
+    rows, shape, payloads = write_three(senders=[])
+    for row, payload in zip(rows, payloads, strict=True):
+        chunk = read_chunk(KERNELS, row, shape, kind=ChunkKind.VOTE, bucket=2, sender=1)
+        assert chunk is not None
+        assert torch.equal(chunk.payload, payload)
+
+
+def test_one_damaged_chunk_does_not_stain_the_others() -> None:
+    rows, shape, payloads = write_three(senders=[0, 1, 2])
+    rows[1, -1] ^= 1
+    chunks = read_chunks(KERNELS, rows, shape, kind=ChunkKind.VOTE, bucket=2)
+    assert chunks.whole.tolist() == [True, False, True]
+    assert torch.equal(chunks.payloads[::2], payloads[::2])
 
 
 @given(st.binary(min_size=256, max_size=256))

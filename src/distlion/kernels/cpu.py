@@ -213,7 +213,7 @@ class CpuKernels:
 
     def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
         if isinstance(starts, Tensor):
-            sums = starts.clone(memory_format=torch.contiguous_format)
+            sums = starts.clone()
         else:
             sums = torch.full((len(rows),), starts, dtype=torch.int64)
         self._core.checksums(rows, sums, torch.get_num_threads())
