@@ -8,28 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distlion.aggregation import (
-    Aggregation,
-    Average,
-    FullPrecision,
-    MajorityVote,
-    QuantizedVote,
-    RuleTally,
-    TernaryVote,
-)
-from distlion.kernels import Coins, choose_kernels
+import matrix
+from distlion.aggregation import Aggregation, FullPrecision, RuleTally
+from distlion.kernels import Coins, VoteFormat, choose_kernels
 from distlion.kernels.words import interleave, pack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=3, step=5, rank=0)
-INTEGER_RULES: list[Aggregation] = [
-    MajorityVote(),
-    MajorityVote(tie="zero"),
-    TernaryVote(),
-    Average(),
-    *(QuantizedVote(bits=bits) for bits in range(1, 9)),
-]
+INTEGER_RULES = {
+    name: rule
+    for name, rule in matrix.LISTED.items()
+    if rule.vote_format is not VoteFormat.DIRECTION
+}
 
 
 def draw_votes(bucket: Bucket, n_workers: int, planes: int, generator: torch.Generator) -> Tensor:
@@ -45,7 +36,7 @@ def draw_votes(bucket: Bucket, n_workers: int, planes: int, generator: torch.Gen
     return votes
 
 
-@pytest.mark.parametrize("rule", INTEGER_RULES, ids=repr)
+@pytest.mark.parametrize("rule", INTEGER_RULES.values(), ids=INTEGER_RULES)
 @given(
     sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=4),
     n_workers=st.integers(1, 6),

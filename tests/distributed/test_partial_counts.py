@@ -10,23 +10,22 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError
-from oracle import Rule
 from replay import Case, GroupSpec, assert_equal_to_the_bit, play_all
 from two_levels import TwoLevels
 
 pytestmark = pytest.mark.distributed
 
-RULES = [Rule("majority"), Rule("average")]
+RULES = {"majority": distlion.MajorityVote(), "average": distlion.Average()}
 CASES = [
     Case(
-        rule.kind,
+        name,
         (GroupSpec(rule, (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),),
         steps=3,
         seed=5,
         absent=True,
         exchange=distlion.AllReduce(),
     )
-    for rule in RULES
+    for name, rule in RULES.items()
 ]
 
 
