@@ -16,11 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import distlion
 import matrix
 import oracle
-from distlion.aggregation import RULES, Aggregation, parse_rule
-from distlion.kernels import Coefficients, Coins, ReplyFormat, Segment, choose_kernels
+from distlion.aggregation import RULES, Aggregation, RuleTally, parse_rule
+from distlion.kernels import (
+    Coefficients,
+    Coins,
+    ReplyFormat,
+    Segment,
+    VoteFormat,
+    choose_kernels,
+)
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
 WORLD_SIZES = (1, 2, 3, 8)
@@ -244,10 +250,10 @@ def check_spare_bits(rule: Aggregation) -> None:
 
 def unpack_votes(rule: Aggregation, votes: Tensor) -> Bits:
     """Cut a worker's votes into bits, (bits of an element, elements), wherever these lie."""
-    if not isinstance(rule, distlion.FullPrecision):
+    if rule.vote_format is not VoteFormat.DIRECTION:
         return unpack(votes)
     # Values, not planes: 512 of them to a block, one after the other.
-    values = votes.numpy().view(np.uint8).reshape(-1, rule.dtype.itemsize)
+    values = votes.numpy().view(np.uint8).reshape(-1, rule.vote_planes // 8)
     return np.unpackbits(values, axis=1).T
 
 
@@ -271,8 +277,8 @@ def mask_of(rule: Aggregation, bucket: Bucket, index: int, block: int) -> Tensor
     own = np.zeros(bucket.n_blocks * 512, dtype=bool)
     own[where(bucket, index)] = True
     own = own[512 * block : 512 * (block + 1)]
-    if isinstance(rule, distlion.FullPrecision):
-        values = np.repeat(own, rule.dtype.itemsize).astype(np.uint8) * 255
+    if rule.vote_format is VoteFormat.DIRECTION:
+        values = np.repeat(own, rule.vote_planes // 8).astype(np.uint8) * 255
         return torch.from_numpy(values.view(np.int64).reshape(-1, BLOCK_WORDS).copy())
     words = np.packbits(own, bitorder="little").view(np.int64)
     return torch.from_numpy(np.tile(words, (rule.vote_planes, 1)))
@@ -296,6 +302,21 @@ def check_shards_count_alike(rule: Aggregation) -> None:
         ]
         assert len(parts) == n_workers
         assert torch.equal(torch.cat(parts), poll.reply)
+
+
+def check_parts_add_up(rule: Aggregation) -> None:
+    """Votes that are counted in parts give the reply to all; those of floats cannot be."""
+    poll = hold_poll(rule, 3)
+    if rule.vote_format is VoteFormat.DIRECTION:
+        assert rule.shape(poll.bucket).tally_bytes == 0
+        return
+    tally, sent = RuleTally(rule, poll.bucket, Coins(SEED, STEPS[0], 0)), poll.votes.flatten(1)
+    parts = [
+        tally.tally(sent[part].view(torch.uint8), poll.present[part], 0)
+        for part in (slice(0, 1), slice(1, 3))
+    ]
+    reply = tally.settle(tally.combine(torch.stack(parts)), poll.present.sum(0), 0)
+    assert torch.equal(reply, poll.reply.flatten().view(torch.uint8))
 
 
 def check_damage_is_told(rule: Aggregation) -> None:
@@ -324,5 +345,6 @@ CHECKS: tuple[Callable[[Aggregation], None], ...] = (
     check_spare_bits,
     check_absent_votes_do_not_count,
     check_shards_count_alike,
+    check_parts_add_up,
     check_damage_is_told,
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import matrix
-from distlion.aggregation import FullPrecision, RuleTally
+from distlion.aggregation import Aggregation, FullPrecision, RuleTally
 from distlion.kernels import Coins, VoteFormat, choose_kernels
 from distlion.kernels.words import interleave, pack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
@@ -18,7 +18,7 @@ KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=3, step=5, rank=0)
 INTEGER_RULES = {
     name: rule
-    for name, rule in matrix.RULES.items()
+    for name, rule in matrix.LISTED.items()
     if rule.vote_format is not VoteFormat.DIRECTION
 }
 
@@ -36,7 +36,7 @@ def draw_votes(bucket: Bucket, n_workers: int, planes: int, generator: torch.Gen
     return votes
 
 
-@pytest.mark.parametrize("name", INTEGER_RULES)
+@pytest.mark.parametrize("rule", INTEGER_RULES.values(), ids=INTEGER_RULES)
 @given(
     sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=4),
     n_workers=st.integers(1, 6),
@@ -45,9 +45,8 @@ def draw_votes(bucket: Bucket, n_workers: int, planes: int, generator: torch.Gen
 )
 @settings(max_examples=15, deadline=None)
 def test_any_split_of_the_workers_gives_the_reply_to_all(
-    name: str, sizes: list[int], n_workers: int, parts: list[int], seed: int
+    rule: Aggregation, sizes: list[int], n_workers: int, parts: list[int], seed: int
 ) -> None:
-    rule = INTEGER_RULES[name]
     slots = place_parameters([str(number) for number in range(len(sizes))], sizes)
     kinds = [0] * len(sizes)
     (bucket,) = fill_buckets(slots, kinds, n_shards=n_workers, bucket_elements=10**6)

@@ -15,16 +15,17 @@ from two_levels import TwoLevels
 
 pytestmark = pytest.mark.distributed
 
+RULES = {"majority": distlion.MajorityVote(), "average": distlion.Average()}
 CASES = [
     Case(
-        repr(rule),
+        name,
         (GroupSpec(rule, (1, 65, 513, 4097), lr=2e-3, weight_decay=0.1),),
         steps=3,
         seed=5,
         absent=True,
         exchange=distlion.AllReduce(),
     )
-    for rule in (distlion.MajorityVote(), distlion.Average())
+    for name, rule in RULES.items()
 ]
 
 

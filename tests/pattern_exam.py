@@ -1,0 +1,278 @@
+"""The exam of a pattern: the bits, bytes and verdicts that every one must bring back.
+
+    for check in pattern_exam.CHECKS:
+        check(AllGather())
+
+Ranks are ends of a network inside this process (loopback.py), and votes are opaque bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+import distlion.exchange
+from distlion import faults
+from distlion.aggregation import MajorityVote
+from distlion.exchange import (
+    Ballot,
+    ChunkKind,
+    Exchange,
+    Header,
+    PartialReducer,
+    Reply,
+    Status,
+    Verdict,
+)
+from distlion.layout import BucketShape
+from loopback import make_links, run_together
+from two_levels import TwoLevels
+
+STEP, BUCKET, SETTINGS = 7, 4, 99
+WORLD_SIZES = (1, 2, 3, 5)
+# Ranks among all workers, which verdicts name: those of a link may be a part of them.
+FIRST_RANK = 10
+# The member on which something is wrong.
+CULPRIT = 1
+RANK = FIRST_RANK + CULPRIT
+MANY_ELEMENTS = 1 << 22
+FRAMES_AND_PADDING = 0.01
+"""A chunk of so many elements has 128 bytes of frame, and up to 511 elements of padding."""
+
+
+def make_shape(
+    n: int, *, n_params: int = 3, vote_bytes: int = 64, has_counts: bool = True
+) -> BucketShape:
+    """Size a bucket as ``ByteSums`` counts it."""
+    return BucketShape(n, n_params, vote_bytes, 2 * vote_bytes, has_counts, 4 * vote_bytes)
+
+
+SHAPES: dict[str, dict[str, int | bool]] = {
+    "small": {},
+    "without counts": {"has_counts": False},
+    "a large bitmap": {"n_params": 600},
+    # More than what Link.all_gather sends to everybody at once.
+    "large": {"vote_bytes": 1 << 16, "has_counts": False},
+}
+
+
+class ByteSums:
+    """A rule over opaque bytes, as an exam needs it.
+
+    Equation:
+        reply = 2 bytes for each of a vote: sum_i w_i vote_i + number of the shard, and how many
+        voted; w_i = i + 1, or 1 in parts, which do not know of ranks
+    """
+
+    def __init__(self, shape: BucketShape, *, is_weighted: bool) -> None:
+        self._shape, self._is_weighted = shape, is_weighted
+        self.counted_bytes = 0
+
+    @property
+    def parts(self) -> PartialReducer:
+        return self
+
+    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        self.counted_bytes += votes.numel()
+        weights = torch.arange(1, len(votes) + 1) if self._is_weighted else torch.ones(len(votes))
+        counted = votes.int() * present[:, :1] * weights[:, None].int()
+        return counted.sum(0, dtype=torch.int32).view(torch.uint8)
+
+    def combine(self, tallies: Tensor) -> Tensor:
+        return tallies.contiguous().view(torch.int32).sum(0, dtype=torch.int32).view(torch.uint8)
+
+    def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
+        shards = tally.contiguous().view(torch.int32).view(-1, self._shape.vote_bytes)
+        numbers = torch.arange(first_shard, first_shard + len(shards))[:, None]
+        counts = n_present[0].expand_as(shards)
+        return torch.stack([shards + numbers, counts], dim=-1).to(torch.uint8).flatten()
+
+    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        return self.settle(self.tally(votes, present, first_shard), present.sum(0), first_shard)
+
+
+@dataclass
+class Trial:
+    """One exchange of ``n`` ranks, of random votes, where the last rank misses one parameter."""
+
+    pattern: Exchange
+    n: int
+    sizes: Mapping[str, int | bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shape = make_shape(self.n, **self.sizes)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(self.n)
+        size = (self.n, self.n, self.shape.vote_bytes)
+        self.votes = torch.randint(256, size, generator=generator, dtype=torch.uint8)
+        self.present = torch.ones(self.n, self.shape.n_params, dtype=torch.bool)
+        self.present[-1, 0] = False
+        self.headers = [
+            Header(ChunkKind.VOTE, STEP, BUCKET, rank, SETTINGS, gradient_digest=100 + rank)
+            for rank in range(self.n)
+        ]
+        self.links = make_links(self.n)
+        for link in self.links:
+            link.ranks = tuple(range(FIRST_RANK, FIRST_RANK + self.n))
+        self.reducers = [self.make_reducer() for _ in self.links]
+
+    def make_reducer(self) -> ByteSums:
+        return ByteSums(self.shape, is_weighted=not isinstance(self.pattern, TwoLevels))
+
+    @property
+    def expected(self) -> Tensor:
+        """Count all votes in one place."""
+        reply = self.make_reducer().reduce(self.votes.flatten(1), self.present, 0)
+        return reply.view(self.n, -1)
+
+    def run(self) -> list[Reply]:
+        exchanges = [
+            self.pattern.exchange(
+                link,
+                self.shape,
+                Ballot(self.headers[rank], self.votes[rank], self.present[rank]),
+                self.reducers[rank],
+            )
+            for rank, link in enumerate(self.links)
+        ]
+        replies, self.n_transfers = run_together(exchanges)
+        return replies
+
+    def verdict(self) -> Verdict:
+        """What all ranks agree on."""
+        verdicts = {reply.verdict for reply in self.run()}
+        (verdict,) = verdicts
+        return verdict
+
+
+def check_replies(pattern: Exchange) -> None:
+    """Every rank gets the reply that one place would give to all votes, and who voted."""
+    for n in WORLD_SIZES:
+        for sizes in SHAPES.values():
+            trial = Trial(pattern, n, sizes)
+            for reply in trial.run():
+                assert reply.verdict == Verdict(Status.OK)
+                assert torch.equal(reply.payload, trial.expected)
+                if trial.shape.has_counts:
+                    assert torch.equal(reply.present, trial.present.sum(0))
+                assert torch.equal(reply.present > 0, trial.present.any(0))
+
+
+def check_plans(pattern: Exchange) -> None:
+    """A rank sends what the plan declares, in as many transfers, and all that is sent arrives."""
+    for n in WORLD_SIZES:
+        for sizes in SHAPES.values():
+            trial = Trial(pattern, n, sizes)
+            trial.run()
+            plans = [pattern.plan(trial.shape, rank) for rank in range(n)]
+            assert [link.counted for link in trial.links] == plans
+            assert sum(plan.sent_bytes - plan.received_bytes for plan in plans) == 0
+            assert trial.n_transfers == pattern.transfers
+
+
+def check_work(pattern: Exchange) -> None:
+    """The busiest rank does the work that is declared."""
+    for n in WORLD_SIZES[1:]:
+        trial = Trial(pattern, n)
+        trial.run()
+        work = pattern.work(trial.shape)
+        frames = max(link.counting.n_rows for link in trial.links)
+        assert frames == work.frames_written + work.frames_read
+        assert max(reducer.counted_bytes for reducer in trial.reducers) == work.counted_bytes
+        assert pattern.rounds(trial.shape) >= pattern.transfers
+
+
+def check_bits(pattern: Exchange) -> None:
+    """The closed form agrees with the plan, and no rank is busier than the first and the last."""
+    rule = MajorityVote(tie="zero")
+    assert pattern.bits_sent(1, 2, 1) == 0
+    for n in range(2, 9):
+        shape = rule.shape_of(MANY_ELEMENTS, n)
+        sent = [pattern.plan(shape, rank).sent_bytes for rank in range(n)]
+        assert max(sent) == max(sent[0], sent[-1])
+        expected = pattern.bits_sent(rule.vote_planes, rule.reply_planes(n), n)
+        assert abs(8 * max(sent) / MANY_ELEMENTS - expected) <= FRAMES_AND_PADDING * expected
+
+
+def check_errors(pattern: Exchange) -> None:
+    """What one worker says of an error is the verdict of all."""
+    error = {"status": Status.NON_FINITE, "culprit": RANK, "position": 2}
+    for n in WORLD_SIZES[1:]:
+        trial = Trial(pattern, n)
+        trial.headers[CULPRIT] = replace(trial.headers[CULPRIT], **error)  # type: ignore[arg-type]
+        found = replace(trial.verdict(), steps=())
+        assert found == Verdict(Status.NON_FINITE, (RANK,), position=2)
+
+
+def check_disagreement(pattern: Exchange) -> None:
+    """Who is at another step, or has other settings, is named by all, with everybody's step."""
+    for change, status in (({"step": STEP - 1}, Status.STEP), ({"settings": 98}, Status.CONFIG)):
+        trial = Trial(pattern, 3)
+        trial.headers[CULPRIT] = replace(trial.headers[CULPRIT], **change)
+        steps = tuple((FIRST_RANK + header.sender, header.step) for header in trial.headers)
+        assert trial.verdict() == Verdict(status, (RANK,), steps=steps)
+
+
+def check_cancellation(pattern: Exchange) -> None:
+    """A step that is given up is so by all or by some, and everybody knows which."""
+    for givers in ((CULPRIT,), (0, 1, 2)):
+        trial = Trial(pattern, 3)
+        for member in givers:
+            trial.headers[member] = replace(
+                trial.headers[member],
+                status=Status.CANCELLED,
+                culprit=FIRST_RANK + member,
+                cancelled_by_all=True,
+            )
+        verdict = trial.verdict()
+        assert verdict.status is Status.CANCELLED
+        assert verdict.cancelled_by_all is (len(givers) == 3)
+        assert RANK in verdict.culprits
+
+
+def check_damage(pattern: Exchange) -> None:
+    """A damaged vote is found by all, wherever the bit is."""
+    for byte in (0, 70, 130):
+        trial = Trial(pattern, 3)
+
+        def damage(chunks: object, byte: int = byte) -> None:
+            assert isinstance(chunks, Tensor)
+            chunks.view(-1)[byte] ^= 1
+            faults.disarm_all()  # of that rank's votes only, not of its reply
+
+        fault = faults.arm(rank=RANK, step=STEP, point="framed", action=damage)
+        try:
+            verdict = trial.verdict()
+        finally:
+            faults.disarm_all()
+        assert fault.fired == 1
+        assert (verdict.status, verdict.culprits) == (Status.CORRUPT, (RANK,))
+
+
+def check_digests(pattern: Exchange) -> None:
+    """Digests of gradients come back to whoever reads all headers, at least to the first."""
+    found = [reply.gradient_digests for reply in Trial(pattern, 3).run()]
+    assert found[0] == (100, 101, 102)
+    assert set(found) <= {(100, 101, 102), ()}
+
+
+def check_repr(pattern: Exchange) -> None:
+    """A pattern's text rebuilds it."""
+    names = {type(pattern).__name__: type(pattern), **vars(distlion.exchange)}
+    assert eval(repr(pattern), names) == pattern
+
+
+CHECKS: tuple[Callable[[Exchange], None], ...] = (
+    check_replies,
+    check_plans,
+    check_work,
+    check_bits,
+    check_errors,
+    check_disagreement,
+    check_cancellation,
+    check_damage,
+    check_digests,
+    check_repr,
+)

@@ -1,0 +1,108 @@
+"""A new rule and a new pattern take one file and one line: everything else finds them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import distlion
+import pattern_exam
+import rule_exam
+import toys
+from cluster import run_workers
+from distlion.aggregation import Aggregation
+from distlion.exchange import Exchange
+from distlion.link import LinkModel, choose_exchange
+from distlion.netlab.method_names import parse_vote_method
+from distlion.planning import Scenario, compare_methods
+from distlion.training import TrainSettings
+from distlion.training.contenders import find_contender
+
+WORKERS, STEPS = 3, 5
+SIZES = (1, 65, 4133)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    toys.register()
+    yield
+    toys.forget()
+
+
+@pytest.mark.parametrize("check", rule_exam.CHECKS, ids=lambda check: check.__name__)
+def test_a_new_rule_is_examined(check: Callable[[Aggregation], None]) -> None:
+    check(toys.CautiousVote())
+
+
+@pytest.mark.parametrize("check", pattern_exam.CHECKS, ids=lambda check: check.__name__)
+def test_a_new_pattern_is_examined(check: Callable[[Exchange], None]) -> None:
+    check(toys.AtOnce())
+
+
+def make_params() -> list[tuple[str, torch.nn.Parameter]]:
+    return [(f"p{n}", torch.nn.Parameter(torch.full((n,), 0.5))) for n in SIZES]
+
+
+def set_grads(params: list[tuple[str, torch.nn.Parameter]], worker: int, step: int) -> None:
+    for number, (_, param) in enumerate(params):
+        generator = torch.Generator().manual_seed(100 * step + 10 * worker + number)
+        param.grad = torch.randn(param.shape, generator=generator)
+
+
+def train_really(rank: int, world_size: int) -> tuple[list[Tensor], int]:
+    """Train with both; in the middle, go on from a saved state."""
+    toys.register()
+    params = make_params()
+
+    def make_optimizer(**arguments: Any) -> distlion.DistributedLion:
+        return distlion.DistributedLion(params, lr=1e-2, exchange=toys.AtOnce(), **arguments)
+
+    optimizer = make_optimizer(aggregation=toys.CautiousVote())
+    for step in range(STEPS):
+        if step == 2:
+            state, optimizer = optimizer.state_dict(), make_optimizer()
+            optimizer.load_state_dict(state)
+        set_grads(params, rank, step)
+        optimizer.step()
+    return [param.detach() for _, param in params], optimizer.traffic.sent_bytes
+
+
+@pytest.mark.distributed
+def test_workers_that_vote_by_them_equal_virtual_ones() -> None:
+    params = make_params()
+    cluster = distlion.VirtualCluster(
+        params, workers=WORKERS, lr=1e-2, aggregation=toys.CautiousVote()
+    )
+    for step in range(STEPS):
+        for worker in range(WORKERS):
+            set_grads(params, worker, step)
+            cluster.collect(worker)
+        cluster.step()
+    for found, sent_bytes in run_workers(train_really, WORKERS):
+        assert all(
+            torch.equal(mine, param.detach())
+            for mine, (_, param) in zip(found, params, strict=True)
+        )
+        assert sent_bytes > 0
+
+
+def test_commands_know_their_names() -> None:
+    settings = TrainSettings.with_defaults(rule="cautious", exchange="at-once")
+    assert settings.baseline is None
+    method = parse_vote_method("cautious-at-once-overlap")
+    assert (method.rule, method.exchange, method.overlap) == ("cautious", toys.AtOnce(), True)
+    assert "CautiousVote" in find_contender("cautious-sync-10").definition
+
+
+def test_forecasts_and_auto_choose_among_them() -> None:
+    # Votes too large for one round of AllGather, and a link on which only rounds count.
+    link = LinkModel(latency_s=1.0, rate_bit_per_s=1e15)
+    scenario = Scenario(n_params=1 << 24, nodes=4, link=link, compute_s=1.0)
+    methods = {(each.method, each.pattern) for each in compare_methods(scenario).forecasts}
+    assert ("CautiousVote()", "AtOnce()") in methods
+    shape = toys.CautiousVote().shape_of(1 << 24, 4)
+    assert choose_exchange(shape, link) == toys.AtOnce()

@@ -1,0 +1,103 @@
+"""A rule made of existing ops and a pattern made of existing transfers: all that either takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+import matrix
+from distlion.aggregation import RULES, Aggregation, NamedRule
+from distlion.exchange import (
+    PATTERNS,
+    Ballot,
+    ByteCount,
+    Exchange,
+    Exchanging,
+    Link,
+    Reducer,
+    Reply,
+    Work,
+)
+from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.layout import Bucket, BucketShape
+from oracle import Rule
+
+
+@dataclass(frozen=True)
+class CautiousVote(Aggregation):
+    """Vote with one bit, and stay where workers are divided."""
+
+    vote_planes: ClassVar[int] = 1  # type: ignore[misc]
+    vote_format: ClassVar[VoteFormat] = VoteFormat.LEVEL  # type: ignore[misc]
+    reply_format: ClassVar[ReplyFormat] = ReplyFormat.TERNARY  # type: ignore[misc]
+
+    def reply_planes(self, n_workers: int) -> int:
+        return 2
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> Tensor:
+        return kernels.encode_signs(segments, coins.zero, out=out)
+
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None:
+        kernels.count_signs(votes, present, bucket, first_block, None, out=out)
+
+
+@dataclass(frozen=True)
+class AtOnce(Exchange):
+    """Send all votes to everybody at once, however large they are, and count at every rank."""
+
+    transfers: ClassVar[int] = 1
+    both_ways: ClassVar[bool] = True
+
+    def plan(self, shape: BucketShape, rank: int) -> ByteCount:
+        peers = shape.n_shards - 1
+        n_bytes = peers * shape.whole_vote_chunk.n_bytes
+        return ByteCount(n_bytes, n_bytes, peers)
+
+    def rounds(self, shape: BucketShape) -> int:
+        return 1
+
+    def work(self, shape: BucketShape) -> Work:
+        n = shape.n_shards
+        return Work(frames_written=1, frames_read=n, counted_bytes=n * n * shape.vote_bytes)
+
+    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
+        return float((n_workers - 1) * vote_bits)
+
+    def exchange(
+        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    ) -> Exchanging[Reply]:
+        chunk = write_whole_vote(link, shape, ballot)
+        received = link.empty(shape.n_shards, chunk.numel())
+        chunks = chunk.expand(shape.n_shards, -1).contiguous()
+        under_way = link.all_to_all(received, chunks, step=ballot.header.step)
+        yield
+        under_way.wait()
+        return count_whole_votes(received, link, shape, ballot, reducer)
+
+
+def register() -> None:
+    """Give both a name, and the oracle its account of the rule."""
+    RULES["cautious"] = NamedRule(CautiousVote(), "majority vote of one bit, 0 on a tie")
+    PATTERNS["at-once"] = AtOnce()
+    matrix.ORACLES[CautiousVote] = lambda rule: Rule("majority", tie="zero")
+
+
+def forget() -> None:
+    """Undo ``register``."""
+    del RULES["cautious"], PATTERNS["at-once"], matrix.ORACLES[CautiousVote]
