@@ -170,7 +170,7 @@ MUTATIONS = (
         "voting/lifecycle.py",
         "if isinstance(error, DistlionError) and error.is_recoverable:",
         "if False:",
-        ("distributed/test_nonfinite.py",),
+        BLAME,
     ),
     Mutation(
         "no error leaves an optimizer dead",
@@ -184,7 +184,7 @@ MUTATIONS = (
         "voting/lifecycle.py",
         "        self._is_torn = True\n        yield",
         "        yield",
-        ("distributed/test_resume.py", "distributed/test_fail_stop_alive.py"),
+        ("distributed/test_lifecycle.py",),
     ),
     Mutation(
         "headers do not carry this step's hyperparameters",
