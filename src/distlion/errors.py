@@ -116,7 +116,7 @@ class GradientChangedError(StepError):
 
 
 class ReplicaMismatchError(StepError):
-    """Parameters that must be equal to the bit differ between workers."""
+    """Parameters that must be bitwise identical differ between workers."""
 
 
 class IdenticalGradientsWarning(UserWarning):

@@ -34,7 +34,7 @@ class QuantizedVote(Aggregation):
         (Lion Cub, arXiv:2411.16462: p-bit votes scaled by the L1 norm. Odd levels are ours.)
 
     Args:
-        bits: p, 1 to 8. One bit is ``MajorityVote()`` to the bit.
+        bits: p, 1 to 8. One bit is bitwise identical to ``MajorityVote()``.
         norm: Which scale. The direction has long tails, so that its maximum rounds nearly
             everything to the lowest level; the mean keeps the information.
         step: Width of a level in units of s, > 0; None takes ``DEFAULT_STEPS``, see

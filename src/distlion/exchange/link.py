@@ -223,7 +223,7 @@ class Link:
         return Transfer(self, start, sent, step=step, what="all-gather")
 
     def gathers_at_once(self, chunk_bytes: int) -> bool:
-        """Tell whether an all-gather sends to all members at once, not along a ring.
+        """Return whether an all-gather sends to all members at once, not along a ring.
 
         Gloo's ring takes world_size - 1 rounds, one after the other, which is slow for chunks that
         cost little more than a round; large ones collide on their way to one receiver.

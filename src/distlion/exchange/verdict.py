@@ -24,7 +24,7 @@ class Verdict:
 
     Attributes:
         status: The worst finding.
-        culprits: Ranks to blame, among all workers; empty where that cannot be told.
+        culprits: Ranks to blame, among all workers; empty where that is unknown.
         position: Of the parameter concerned, among the trainable ones; -1 for none in particular.
         cancelled_by_all: With CANCELLED, whether everybody gave the step up.
         steps: Rank and step of everybody who was heard.

@@ -41,7 +41,7 @@ class Finding:
 
     Attributes:
         kind: "lost", a connection closed; "silent", somebody did not answer in time.
-        culprits: Ranks in the group; empty where that cannot be told.
+        culprits: Ranks in the group; empty where that is unknown.
         busy: Whether the culprits do run, but did not come to the exchange.
         note: What else is known, for the message.
     """
@@ -116,7 +116,7 @@ class PeerWatch:
         self._entered_s = [self._entered_s[1], time.monotonic()]
 
     def is_given_up(self, limit_s: float) -> bool:
-        """Tell whether others may have given this worker up before its exchange came to an end.
+        """Return whether others may have given this worker up before its exchange came to an end.
 
         Others begin to wait for it once it has entered the exchange before; so the store is asked
         only if that was ``limit_s`` ago, or half of it: it was stopped, or slow.

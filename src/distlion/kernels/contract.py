@@ -65,7 +65,7 @@ COIN_VECTORS: dict[tuple[int, int, int, str], tuple[int, int, int]] = {
 
 
 class ReplyFormat(Enum):
-    """How a reply spells the integer S of a coordinate."""
+    """How a reply encodes the integer S of an element."""
 
     SIGN = "sign"
     """One plane: S = +1 where the bit is 1, else -1."""
@@ -299,7 +299,7 @@ class Kernels(Protocol):
                 is 0, parameter and momentum are left alone; where the segment has no gradient, the
                 momentum is.
             reply: (blocks, planes, 8) int64 of the whole bucket.
-            reply_format: How it spells S.
+            reply_format: How it encodes S.
             rounding: Coin for bfloat16 parameters; None rounds to nearest even. Word 16 *
                 first_word + j // 4 serves coordinates 4 (j // 4) ... + 3 with 16 bits each, added
                 below the kept mantissa, then truncated.

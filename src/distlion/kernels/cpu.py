@@ -1,6 +1,6 @@
 """The C++ core: the ops of ``contract.py`` for tensors on the CPU, whole buckets per call.
 
-Equal to ``reference.py`` to the bit, with every instruction set and number of threads; which NaN
+Bitwise identical to ``reference.py``, with every instruction set and number of threads; which NaN
 comes out where one went in is not fixed. Calls use up to ``torch.get_num_threads()`` threads and
 release the GIL. Its source is in ``csrc/``.
 """

@@ -110,7 +110,7 @@ def probe_ranks(link: Link, *, step: int) -> LinkProbe:
     """Measure all ranks together, then each one while the others only answer it.
 
     A slow rank makes every exchange slow, so that only measuring one by one shows which it is. With
-    two workers it cannot be told. Takes as many rounds as there are ranks.
+    two workers it is unknown. Takes as many rounds as there are ranks.
 
     Args:
         link: As for ``probe_link``.

@@ -46,7 +46,7 @@ from distlion.voting import (
 
 
 class DistributedLion(VotingBase):
-    """Train with Lion on many workers that vote on every coordinate, one bit each.
+    """Train with Lion on many workers that vote on every element, one bit each.
 
     Equation:
         worker i   c_i = beta1 * m_i + (1 - beta1) * g_i, and sends a vote on c_i
@@ -56,7 +56,7 @@ class DistributedLion(VotingBase):
 
         (Distributed Lion, arXiv:2404.00438, Algorithm 1.) Gradients stay local: no all-reduce, no
         DistributedDataParallel. Every worker keeps its own momentum ``exp_avg``; parameters stay
-        equal to the bit.
+        bitwise identical.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups, in the same order on all workers;

@@ -1,4 +1,4 @@
-"""Many workers inside one process: the rules of real ones, to the bit, without a network."""
+"""Many workers inside one process: bitwise identical to real ones, without a network."""
 
 from distlion.virtual.baseline import VirtualBaseline
 from distlion.virtual.cluster import VirtualCluster

@@ -31,7 +31,7 @@ from distlion.voting import (
 
 
 class VirtualCluster(AssembledCluster):
-    """Train as N workers of ``DistributedLion`` would, in one process and to the bit like them.
+    """Train as N workers of ``DistributedLion`` would, in one process, with bitwise identical results.
 
     Workers take turns with one set of parameters: each computes its gradient and is collected; then
     all of them vote. Kept are the parameters, one momentum for each worker, and the votes of a
@@ -51,7 +51,7 @@ class VirtualCluster(AssembledCluster):
         UnsupportedTypeError: A parameter or argument is of a kind without support.
 
     Notes:
-        Equal to the bit to N processes with overlap off; with ``nodes``, workers are nodes, and
+        Bitwise identical to N processes with overlap off; with ``nodes``, workers are nodes, and
         their gradients the nodes' means. ``state[param]["exp_avg"]`` has shape (N, *param.shape).
         A worker that is not collected before ``step()`` abstains, as one without any gradient.
 

@@ -62,7 +62,7 @@ def move_alone(
 
 
 def check_finite(segments: Sequence[Segment]) -> list[bool]:
-    """Tell for each segment whether all that a step would compute is finite."""
+    """Return for each segment whether all that a step would compute is finite."""
     finite = [True] * len(segments)
     for kernels, positions in _by_kernels(segments):
         flags = kernels.check_finite([segments[position] for position in positions]).tolist()

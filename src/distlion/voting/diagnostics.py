@@ -82,7 +82,7 @@ class Examiner:
         return list(self._found)
 
     def is_due(self, step: int) -> bool:
-        """Tell whether a step is to be diagnosed."""
+        """Return whether a step is to be diagnosed."""
         return step % self._every == 0
 
     def plan(self, step: int) -> ByteCount:
@@ -139,7 +139,7 @@ class ParameterReply(NamedTuple):
         position: Of the parameter among the trainable ones.
         slot: Its place in the bucket.
         packed: (blocks, planes, 8) int64, the reply on the bucket.
-        reply_format: How it spells S.
+        reply_format: How it encodes S.
         n_present: Workers that voted.
     """
 

@@ -39,7 +39,7 @@ class MomentumSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentumRows:
-    """What one exchange moves, and how it is spelled: every worker sends one row.
+    """What one exchange moves, and in what format: every worker sends one row.
 
     Attributes:
         slices: What the row is made of, in order.
@@ -80,7 +80,7 @@ class MomentumRows:
         return padded.view(self.n_workers, -1)
 
     def encode(self, row: Tensor) -> Tensor:
-        """Spell a row: (n_workers, shard_elements) float32 to (n_workers, vote_bytes) uint8.
+        """Encode a row: (n_workers, shard_elements) float32 to (n_workers, vote_bytes) uint8.
 
         Equation:
             int8: q = round(m / s), s = max |m| / 127 over 256 coordinates in float32; s = 0 sends 0
@@ -90,24 +90,24 @@ class MomentumRows:
         blocks = row.view(self.n_workers, -1, SCALE_ELEMENTS)
         scales = blocks.abs().amax(-1, keepdim=True) / row.new_tensor(_LARGEST)
         levels = torch.where(scales > 0, blocks / scales, 0.0).round().clamp(-_LARGEST, _LARGEST)
-        spelled = torch.cat(
+        encoded = torch.cat(
             [
                 levels.to(torch.int8).view(self.n_workers, -1).view(torch.uint8),
                 scales.view(self.n_workers, -1).view(torch.uint8),
             ],
             dim=1,
         )
-        padding = self.shape.vote_bytes - spelled.shape[1]
-        return torch.nn.functional.pad(spelled, (0, padding))
+        padding = self.shape.vote_bytes - encoded.shape[1]
+        return torch.nn.functional.pad(encoded, (0, padding))
 
-    def decode(self, spelled: Tensor) -> Tensor:
+    def decode(self, encoded: Tensor) -> Tensor:
         """Read what ``encode`` wrote: (..., vote_bytes) uint8 to (..., shard_elements) float32."""
         if self.dtype is not torch.int8:
-            return spelled.view(self.dtype).float()
+            return encoded.view(self.dtype).float()
         n = self.shard_elements
-        levels = spelled[..., :n].contiguous().view(torch.int8).float()
+        levels = encoded[..., :n].contiguous().view(torch.int8).float()
         scale_bytes = 4 * n // SCALE_ELEMENTS
-        scales = spelled[..., n : n + scale_bytes].contiguous().view(torch.float32)
+        scales = encoded[..., n : n + scale_bytes].contiguous().view(torch.float32)
         blocks = levels.view(*levels.shape[:-1], -1, SCALE_ELEMENTS) * scales[..., None]
         return blocks.view(levels.shape)
 

@@ -139,12 +139,12 @@ class MomentumSync:
         return (0, n_elements) if turn == interval - 1 else (0, 0)
 
     def is_measured(self, step: int) -> bool:
-        """Tell whether "auto" looks at the momenta after a step."""
+        """Return whether "auto" looks at the momenta after a step."""
         done = step + 1
         return self.select == AUTO and (done == _FIRST_LOOK or done % _LOOK_EVERY == 0)
 
     def choose(self, params: Sequence[VotingParam]) -> list[bool]:
-        """Tell for each trainable parameter whether it is selected, before anything is measured.
+        """Return for each trainable parameter whether it is selected, before anything is measured.
 
         Raises:
             InvalidArgumentError: None is.
@@ -187,7 +187,7 @@ class MomentumSync:
 
 
 def _is_at_rest(done: int) -> bool:
-    """Tell whether "auto" averages nothing in a step, counted from 1."""
+    """Return whether "auto" averages nothing in a step, counted from 1."""
     return done <= _FIRST_LOOK or -done % _LOOK_EVERY < _REST
 
 

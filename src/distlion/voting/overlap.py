@@ -196,7 +196,7 @@ class Overlap:
 
 
 def _register(param: VotingParam, overlap: weakref.ref[Overlap], bucket: int) -> RemovableHandle:
-    """Note the arrivals of a parameter's gradient, as long as there is somebody to tell."""
+    """Note the arrivals of a parameter's gradient, as long as somebody listens."""
 
     def note(_: Tensor) -> None:
         found = overlap()

@@ -96,7 +96,7 @@ class VotingParam:
         return None if grad is None or grad.layout is not torch.strided else grad.contiguous()
 
     def has_sparse_grad(self) -> bool:
-        """Tell whether the gradient is sparse, which cannot be voted on element by element."""
+        """Return whether the gradient is sparse, which cannot be voted on element by element."""
         return self.mark().version == SPARSE
 
     def segment(
@@ -143,7 +143,7 @@ class GradientMark(NamedTuple):
     address: int
 
     def has_changed(self) -> bool:
-        """Tell whether the parameter has another gradient now, or the same one was written to."""
+        """Return whether the parameter has another gradient now, or the same one was written to."""
         grad = self.owner.param.grad
         if grad is not self.grad:
             return True

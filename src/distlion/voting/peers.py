@@ -168,10 +168,10 @@ class Peers:
             )
 
     def check_scaler(self, groups: Sequence[Mapping[str, Any]], grad_scale: object) -> None:
-        """Refuse a GradScaler with overlap: votes leave before it tells the scale of gradients.
+        """Refuse a GradScaler with overlap: votes leave before it gives the scale of gradients.
 
         Raises:
-            InvalidArgumentError: It has told one; the step was given up.
+            InvalidArgumentError: It has given one; the step was given up.
         """
         if self.overlap is not None and grad_scale is not None:
             step = int(groups[0]["step"])

@@ -86,7 +86,7 @@ class Route(Protocol):
         ...
 
     def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
-        """Tell which of ``own`` are finite on all ranks that share a parameter's vote."""
+        """Return which of ``own`` are finite on all ranks that share a parameter's vote."""
         ...
 
     def exchange(
