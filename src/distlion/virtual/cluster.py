@@ -31,7 +31,7 @@ from distlion.voting import (
 
 
 class VirtualCluster(AssembledCluster):
-    """Train as N workers of ``DistributedLion`` would, in one process, with bitwise identical results.
+    """Train as N workers of ``DistributedLion`` would, in one process, bitwise identically.
 
     Workers take turns with one set of parameters: each computes its gradient and is collected; then
     all of them vote. Kept are the parameters, one momentum for each worker, and the votes of a
