@@ -127,7 +127,8 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     # Flags.
     "finite, dtype": (lambda: check_into(words(2)), "finite: expected bool, 2 elements"),
-    "finite, size": (lambda: check_into(flags(3)), "finite: expected bool, 2 elements"),
+    "finite, too long": (lambda: check_into(flags(3)), "finite: expected bool, 2 elements"),
+    "finite, too short": (lambda: check_into(flags(1)), "finite: expected bool, 2 elements"),
     "finite, strides": (lambda: check_into(flags(4)[::2]), "finite.*not contiguous"),
     # Replies.
     "reply, dtype": (lambda: commit(reply=words(1, 1, 8).double()), "reply: expected int64"),

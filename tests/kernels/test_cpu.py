@@ -132,6 +132,8 @@ class Big:
         self.segments = [segment]  # kept for the table, which has addresses only
         self.table = core.read_segments(self.segments)
         self.row = words(n)
+        # Made here, since torch's own ops let other threads run.
+        self.octets = self.row.view(torch.uint8).unsqueeze(0)
         self.flag = torch.zeros(1, dtype=torch.bool)
         self.number = torch.zeros(1, dtype=torch.int64)
         self.sums = torch.zeros(n // 4096, dtype=torch.float64)
@@ -153,7 +155,7 @@ LONG_CALLS: dict[str, Callable[[Big], object]] = {
     "step_alone": lambda big: core.step_alone(big.table, None, 1),
     "digests": lambda big: core.digests([big.segments[0].param], big.number, 1),
     "square_sums": lambda big: core.square_sums(big.segments[0].param, big.sums, 1),
-    "checksums": lambda big: core.checksums(big.row.view(torch.uint8)[None], big.number, 1),
+    "checksums": lambda big: core.checksums(big.octets, big.number, 1),
 }
 
 
