@@ -102,7 +102,7 @@ def test_forecasts_and_auto_choose_among_them() -> None:
     # Votes too large for one round of AllGather, and a link on which only rounds count.
     link = LinkModel(latency_s=1.0, rate_bit_per_s=1e15)
     scenario = Scenario(n_params=1 << 24, nodes=4, link=link, compute_s=1.0)
-    methods = {(each.method, each.pattern) for each in compare_methods(scenario).forecasts}
+    methods = {(each.method, each.pattern) for each in compare_methods(scenario).ranked}
     assert ("CautiousVote()", "AtOnce()") in methods
     shape = toys.CautiousVote().shape_of(1 << 24, 4)
     assert choose_exchange(shape, link) == toys.AtOnce()

@@ -29,7 +29,7 @@ def test_example_of_the_help_runs():
     assert result.stdout == plan().stdout
 
 
-def test_table_names_every_rule_and_rival_and_then_advises():
+def test_table_names_every_rule_and_baseline_and_then_advises():
     text = plan().stdout
     for name in ("MajorityVote", "TernaryVote", "Average", "QuantizedVote", "FullPrecision"):
         assert name in text
@@ -77,7 +77,7 @@ def test_slower_link_inside_a_node_is_read():
         ({"compute_s": "0"}, "compute_s"),
     ],
 )
-def test_wrong_argument_is_told_in_one_message(changes, words):
+def test_wrong_argument_is_one_clear_message(changes, words):
     result = plan(**changes)
     assert result.exit_code == 1
     assert words in result.stderr

@@ -72,10 +72,10 @@ def fastest_all_reduce_s(scenario):
 
 @pytest.mark.parametrize("scenario", [SLOW, MANY_NODES])
 def test_votes_are_compared_with_the_fastest_all_reduce(scenario):
-    comparison = compare_methods(scenario)
+    forecasts = compare_methods(scenario)
     fastest_s = fastest_all_reduce_s(scenario)
-    assert comparison.gain == fastest_s / comparison.best_vote.step_s - 1
-    assert f"{fastest_s:.3g} s" in advise(comparison).text
+    assert forecasts.gain == fastest_s / forecasts.best_vote.step_s - 1
+    assert f"{fastest_s:.3g} s" in advise(forecasts).text
 
 
 def test_a_tree_is_named_where_a_ring_is_slow():
@@ -95,17 +95,17 @@ def test_last_regime_ends_where_the_fastest_all_reduce_is_as_fast(scenario):
 
 
 def test_threshold_decides():
-    comparison = compare_methods(SLOW)
-    assert advise(comparison, threshold=comparison.gain).compress
-    assert not advise(comparison, threshold=1.01 * comparison.gain).compress
+    forecasts = compare_methods(SLOW)
+    assert advise(forecasts, threshold=forecasts.gain).compress
+    assert not advise(forecasts, threshold=1.01 * forecasts.gain).compress
     with pytest.raises(InvalidArgumentError, match="threshold"):
-        advise(comparison, threshold=-0.1)
+        advise(forecasts, threshold=-0.1)
 
 
 def test_record_survives_json():
-    comparison = compare_methods(SLOW)
-    record = build_record(comparison, advise(comparison))
-    assert json.loads(json.dumps(record, allow_nan=False))["gain"] == comparison.gain
+    forecasts = compare_methods(SLOW)
+    record = build_record(forecasts, advise(forecasts))
+    assert json.loads(json.dumps(record, allow_nan=False))["gain"] == forecasts.gain
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_healthy_workers_have_no_faults():
     ],
     ids=["reference kernels", "slow core", "debug torch", "denormals", "threads"],
 )
-def test_fault_of_a_worker_is_told(changes, words):
+def test_fault_of_a_worker_is_reported(changes, words):
     (fault,) = faults_of(replace(HEALTHY, **changes))
     assert words in fault
 
@@ -86,8 +86,8 @@ def test_shared_cores_slow_the_arithmetic_down():
     crowded = Checkup((replace(HEALTHY, threads=12),) * 2, probe_of(1e9, 1e9), ())
     assert crowded.machine.encode_s(1e6, 1) == pytest.approx(3 * CPU.encode_s(1e6, 1))
     assert crowded.machine.write_frame_s == pytest.approx(3 * CPU.write_frame_s)
-    roomy = Checkup((HEALTHY, HEALTHY), probe_of(1e9, 1e9), ())
-    assert roomy.machine == CPU
+    spacious = Checkup((HEALTHY, HEALTHY), probe_of(1e9, 1e9), ())
+    assert spacious.machine == CPU
 
 
 def test_examination_without_process_group_is_an_error():

@@ -3,7 +3,7 @@ import pytest
 import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
-from distlion.planning import CPU, RIVALS, Scenario, compare_methods, find_rate, speed_up
+from distlion.planning import BASELINES, CPU, Scenario, compare_methods, find_rate, speed_up
 
 LION_CUB = Scenario(
     n_params=350_000_000,
@@ -14,15 +14,13 @@ LION_CUB = Scenario(
 """A language model of 350 M parameters on eight hosts with a GPU each, joined by Ethernet."""
 
 
-def test_all_rules_patterns_and_rivals_are_compared():
-    comparison = compare_methods(LION_CUB)
-    assert len(comparison.forecasts) == (
-        len(matrix.LISTED) * len(matrix.PATTERNS) * 2 + len(RIVALS)
-    )
+def test_all_rules_patterns_and_baselines_are_compared():
+    forecasts = compare_methods(LION_CUB)
+    assert len(forecasts.ranked) == (len(matrix.LISTED) * len(matrix.PATTERNS) * 2 + len(BASELINES))
 
 
 def test_forecasts_come_fastest_first():
-    seconds = [forecast.step_s for forecast in compare_methods(LION_CUB).forecasts]
+    seconds = [forecast.step_s for forecast in compare_methods(LION_CUB).ranked]
     assert seconds == sorted(seconds)
 
 

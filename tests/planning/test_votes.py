@@ -12,7 +12,7 @@ from distlion.planning.votes import BUCKET_ELEMENTS, name_rule
 
 N_ELEMENTS = 1 << 21
 FRAMES_AND_PADDING = 0.01
-"""A chunk of this size has 128 bytes of frame, and up to 511 coordinates of padding a shard."""
+"""A chunk of this size has 128 bytes of frame, and up to 511 elements of padding a shard."""
 
 each_rule = pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)
 each_pattern = pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)

@@ -81,13 +81,13 @@ def _examine_all(workers: int | None, threads: int, messages: Console) -> Checku
             raise InvalidArgumentError(f"--workers {workers}: expected 1 or more")
         with messages.status(f"starting {world_size} workers") as status:
 
-            def tell(text: str) -> None:
+            def show(text: str) -> None:
                 status.update(text)
                 if not messages.is_terminal:
                     messages.print(Text(text))
 
             found = run_workers(
-                _work, threads, world_size=world_size, observe=tell, preload=[__name__]
+                _work, threads, world_size=world_size, observe=show, preload=[__name__]
             )
         assert isinstance(found, Checkup)
         return found
@@ -188,7 +188,7 @@ def _name_slowest(checkup: Checkup) -> list[str]:
         "slower than the median rank"
     )
     if len(checkup.workers) == 2:
-        return [kernels, "slowest link: with two ranks it cannot be told which"]
+        return [kernels, "slowest link: two ranks share the only one"]
     link = checkup.link
     return [
         kernels,

@@ -123,14 +123,14 @@ def plan_command(
             price_per_gpu_hour=price_per_gpu_hour,
             price_per_gb=price_per_gb,
         )
-        comparison = compare_methods(scenario)
-        advice = advise(comparison, threshold=threshold)
+        forecasts = compare_methods(scenario)
+        advice = advise(forecasts, threshold=threshold)
         if figure is not None:
-            draw_plan_figure(build_record(comparison, advice), figure)
+            draw_plan_figure(build_record(forecasts, advice), figure)
         if as_json:
-            typer.echo(json.dumps(build_record(comparison, advice), indent=1, allow_nan=False))
+            typer.echo(json.dumps(build_record(forecasts, advice), indent=1, allow_nan=False))
         else:
-            print_plan(Console(), comparison, advice)
+            print_plan(Console(), forecasts, advice)
 
 
 def parse_count(text: str) -> int:

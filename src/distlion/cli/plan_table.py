@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlion.planning import Advice, Comparison, Forecast
+from distlion.planning import Advice, Forecast, Forecasts
 
 _MEGABYTE = 1e6
 _NUMBERS = (
@@ -23,11 +23,11 @@ _NUMBERS = (
 _PIPED_WIDTH = 120
 
 
-def print_plan(console: Console, comparison: Comparison, advice: Advice) -> None:
+def print_plan(console: Console, forecasts: Forecasts, advice: Advice) -> None:
     """Print all methods, the fastest first, then what to do and where it ends."""
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
-    console.print(_build_table(comparison))
+    console.print(_build_table(forecasts))
     console.print(Text(advice.text, style="bold"), soft_wrap=True)
     if advice.regimes:
         console.print(Text("\nMajorityVote() is, by rate of payload between nodes,"))
@@ -35,8 +35,8 @@ def print_plan(console: Console, comparison: Comparison, advice: Advice) -> None
         console.print(Text(f"  {regime.describe()}"))
 
 
-def _build_table(comparison: Comparison) -> Table:
-    scenario = comparison.scenario
+def _build_table(forecasts: Forecasts) -> Table:
+    scenario = forecasts.scenario
     priced = scenario.price_per_gpu_hour > 0 or scenario.price_per_gb > 0
     table = Table(
         title=f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
@@ -50,17 +50,17 @@ def _build_table(comparison: Comparison) -> Table:
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     rows: dict[tuple[str, str], list[Forecast]] = {}
-    for forecast in comparison.forecasts:
+    for forecast in forecasts.ranked:
         rows.setdefault((forecast.method, forecast.pattern), []).append(forecast)
-    for forecasts in rows.values():
-        _add_row(table, forecasts, comparison.best_rival.step_s, priced=priced)
+    for row in rows.values():
+        _add_row(table, row, forecasts.best_baseline.step_s, priced=priced)
     return table
 
 
-def _add_row(table: Table, forecasts: list[Forecast], rival_s: float, *, priced: bool) -> None:
-    """Add a method by its faster forecast; ``forecasts`` hold it with overlap, without, or both."""
-    best = forecasts[0]
-    seconds = {forecast.overlap: f"{forecast.step_s:.4g}" for forecast in forecasts}
+def _add_row(table: Table, row: list[Forecast], baseline_s: float, *, priced: bool) -> None:
+    """Add a method by its faster forecast; ``row`` holds it with overlap, without, or both."""
+    best = row[0]
+    seconds = {forecast.overlap: f"{forecast.step_s:.4g}" for forecast in row}
     cells = [
         best.method.replace("torch.", ""),
         best.pattern.removesuffix("()"),
@@ -70,7 +70,7 @@ def _add_row(table: Table, forecasts: list[Forecast], rival_s: float, *, priced:
         seconds.get(False, ""),
         seconds.get(True, ""),
         f"{best.efficiency:.1%}",
-        f"{rival_s / best.step_s:.2f}",
+        f"{baseline_s / best.step_s:.2f}",
     ]
     if priced:
         cells.append(f"{best.cost_per_1000_steps:,.2f}")

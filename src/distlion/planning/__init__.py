@@ -8,17 +8,17 @@ from distlion.planning.advice import (
     build_record,
     find_regimes,
 )
-from distlion.planning.all_reduce import RIVALS, GradientAllReduce, forecast_all_reduce
 from distlion.planning.bench import KernelRates, measure_kernels
 from distlion.planning.checkup import Checkup, WorkerReport, count_cores, examine, find_faults
 from distlion.planning.forecast import Forecast
+from distlion.planning.gradient_all_reduce import BASELINES, GradientAllReduce, forecast_all_reduce
 from distlion.planning.machine import CPU, GPU, Machine
 from distlion.planning.planner import (
     THRESHOLD,
-    Comparison,
+    Forecasts,
     compare_methods,
     find_rate,
-    gain_over_rivals,
+    gain_over_baselines,
     speed_up,
     sweep,
 )
@@ -27,18 +27,18 @@ from distlion.planning.scenario import MAX_NODES, NVLINK, PCIE, Scenario
 from distlion.planning.votes import forecast_votes
 
 __all__ = [
+    "BASELINES",
     "CPU",
     "DO_NOT_COMPRESS",
     "GPU",
     "MAX_NODES",
     "NVLINK",
     "PCIE",
-    "RIVALS",
     "THRESHOLD",
     "Advice",
     "Checkup",
-    "Comparison",
     "Forecast",
+    "Forecasts",
     "GradientAllReduce",
     "KernelRates",
     "Machine",
@@ -56,7 +56,7 @@ __all__ = [
     "forecast_all_reduce",
     "forecast_votes",
     "format_rate",
-    "gain_over_rivals",
+    "gain_over_baselines",
     "measure_kernels",
     "parse_rate",
     "speed_up",

@@ -1,4 +1,4 @@
-"""What a comparison means, in plain words."""
+"""What forecasts mean, in plain words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from distlion.planning.planner import (
     HIGHEST_RATE,
     REGIME_FACTORS,
     THRESHOLD,
-    Comparison,
+    Forecasts,
     find_rate,
-    gain_over_rivals,
+    gain_over_baselines,
     speed_up,
     sweep,
 )
@@ -38,7 +38,7 @@ class Regime:
     rate_bit_per_s: float | None
 
     def describe(self) -> str:
-        """Say it."""
+        """Write it as a phrase."""
         if self.rate_bit_per_s is None:
             where = "at no rate"
         elif self.rate_bit_per_s >= HIGHEST_RATE:
@@ -63,11 +63,11 @@ class Advice:
     regimes: tuple[Regime, ...]
 
 
-def advise(comparison: Comparison, *, threshold: float = THRESHOLD) -> Advice:
+def advise(forecasts: Forecasts, *, threshold: float = THRESHOLD) -> Advice:
     """Compare the best of ours with the best uncompressed all-reduce.
 
     Args:
-        comparison: All forecasts.
+        forecasts: All forecasts.
         threshold: Gain from which compressing is advised: 0.05 is 5 %.
 
     Raises:
@@ -75,13 +75,13 @@ def advise(comparison: Comparison, *, threshold: float = THRESHOLD) -> Advice:
     """
     if threshold < 0:
         raise InvalidArgumentError(f"threshold is {threshold!r}, expected 0 or more")
-    compress = comparison.scenario.nodes > 1 and comparison.gain >= threshold
-    text = _recommend(comparison) if compress else _refuse(comparison, threshold)
-    return Advice(compress, text, find_regimes(comparison.scenario))
+    compress = forecasts.scenario.nodes > 1 and forecasts.gain >= threshold
+    text = _recommend(forecasts) if compress else _refuse(forecasts, threshold)
+    return Advice(compress, text, find_regimes(forecasts.scenario))
 
 
 def find_regimes(scenario: Scenario) -> tuple[Regime, ...]:
-    """Find where speed-ups end: those of ``REGIME_FACTORS`` and the gain over the best rival."""
+    """Find where speed-ups end: those of ``REGIME_FACTORS`` and the gain over the best baseline."""
     if scenario.nodes == 1:
         return ()
     regimes = [
@@ -89,56 +89,57 @@ def find_regimes(scenario: Scenario) -> tuple[Regime, ...]:
         for factor in REGIME_FACTORS
     ]
     factor = 1 + THRESHOLD
-    best = find_rate(scenario, factor, ratio=gain_over_rivals)
+    best = find_rate(scenario, factor, ratio=gain_over_baselines)
     return (*regimes, Regime(factor, "the best all-reduce", best))
 
 
-def build_record(comparison: Comparison, advice: Advice) -> dict[str, object]:
+def build_record(forecasts: Forecasts, advice: Advice) -> dict[str, object]:
     """Return everything that a plan found as JSON can hold it; figures read this."""
     return {
-        "scenario": comparison.scenario.to_json(),
+        "scenario": forecasts.scenario.to_json(),
         "advice": dataclasses.asdict(advice),
-        "gain": comparison.gain,
-        "forecasts": [forecast.to_json() for forecast in comparison.forecasts],
-        "sweep": sweep(comparison.scenario),
+        "gain": forecasts.gain,
+        "forecasts": [forecast.to_json() for forecast in forecasts.ranked],
+        "sweep": sweep(forecasts.scenario),
     }
 
 
-def _recommend(comparison: Comparison) -> str:
-    best, rival = comparison.best_vote, comparison.best_rival
+def _recommend(forecasts: Forecasts) -> str:
+    best, baseline = forecasts.best_vote, forecasts.best_baseline
     overlap = "with overlap" if best.overlap else "without overlap"
     return (
         f"Compress: {best.method} by {best.pattern} {overlap} takes {best.step_s:.3g} s a step, "
-        f"{rival.method} ({rival.pattern}) {rival.step_s:.3g} s: {1 + comparison.gain:.2f} times "
-        f"as fast. All-reduce leaves {rival.exposed_s:.3g} s of communication that backward does "
-        f"not hide; votes leave {best.exposed_s:.3g} s."
+        f"{baseline.method} ({baseline.pattern}) {baseline.step_s:.3g} s: "
+        f"{1 + forecasts.gain:.2f} times as fast. All-reduce leaves {baseline.exposed_s:.3g} s of "
+        f"communication that backward does not hide; votes leave {best.exposed_s:.3g} s."
     )
 
 
-def _refuse(comparison: Comparison, threshold: float) -> str:
-    if comparison.scenario.nodes == 1:
+def _refuse(forecasts: Forecasts, threshold: float) -> str:
+    if forecasts.scenario.nodes == 1:
         return f"{DO_NOT_COMPRESS}: with a single node there is no network between nodes."
-    best, rival = comparison.best_vote, comparison.best_rival
+    best, baseline = forecasts.best_vote, forecasts.best_baseline
     return (
         f"{DO_NOT_COMPRESS}: {best.method} by {best.pattern} would take {best.step_s:.3g} s a "
-        f"step, {rival.method} ({rival.pattern}) takes {rival.step_s:.3g} s. The gain of "
-        f"{comparison.gain:+.1%} is below {threshold:.0%}. {_find_reason(comparison, best, rival)}"
+        f"step, {baseline.method} ({baseline.pattern}) takes {baseline.step_s:.3g} s. The gain of "
+        f"{forecasts.gain:+.1%} is below {threshold:.0%}. "
+        f"{_find_reason(forecasts, best, baseline)}"
     )
 
 
-def _find_reason(comparison: Comparison, best: Forecast, rival: Forecast) -> str:
-    hidden_s = rival.communication_s - rival.exposed_s
-    if best.arithmetic_s + best.exposed_s >= rival.arithmetic_s + rival.exposed_s:
+def _find_reason(forecasts: Forecasts, best: Forecast, baseline: Forecast) -> str:
+    hidden_s = baseline.communication_s - baseline.exposed_s
+    if best.arithmetic_s + best.exposed_s >= baseline.arithmetic_s + baseline.exposed_s:
         return (
             f"Votes cost {best.arithmetic_s:.3g} s of arithmetic and {best.exposed_s:.3g} s on "
-            f"the network, all-reduce {rival.arithmetic_s:.3g} s and {rival.exposed_s:.3g} s."
+            f"the network, all-reduce {baseline.arithmetic_s:.3g} s and {baseline.exposed_s:.3g} s."
         )
-    if hidden_s >= 0.5 * rival.communication_s:
+    if hidden_s >= 0.5 * baseline.communication_s:
         return (
-            f"Backward hides {hidden_s:.3g} s of the {rival.communication_s:.3g} s that the "
+            f"Backward hides {hidden_s:.3g} s of the {baseline.communication_s:.3g} s that the "
             "all-reduce communicates."
         )
     return (
-        f"Communication is a small part of a step: {rival.exposed_s:.3g} s beside "
-        f"{comparison.scenario.compute_s:.3g} s of compute."
+        f"Communication is a small part of a step: {baseline.exposed_s:.3g} s beside "
+        f"{forecasts.scenario.compute_s:.3g} s of compute."
     )

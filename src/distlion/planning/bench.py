@@ -40,7 +40,7 @@ class KernelRates:
 
 
 def measure_kernels() -> KernelRates:
-    """Time encode, count, commit and checksum on 4 Mi coordinates, as many threads as torch uses.
+    """Time encode, count, commit and checksum on 4 Mi elements, as many threads as torch uses.
 
     Takes about a tenth of a second with the C++ core and 100 MB of memory.
 

@@ -25,7 +25,7 @@ from distlion.planning.rate import format_rate
 _TIMEOUT_S = 60.0
 # A rank is called slow from here on; less is within the noise of a probe.
 _SLOW = 1.5
-# The kernels reach 0.9 and more of a streaming read; what is not optimised is far below.
+# The kernels reach 0.9 and more of a streaming read; what is not optimized is far below.
 _LEAST_ENCODE_RATIO = 0.4
 
 
@@ -93,11 +93,11 @@ class Checkup:
         return statistics.median(rates) / min(rates)
 
 
-def examine(tell: Callable[[str], None]) -> Checkup:
+def examine(observe: Callable[[str], None]) -> Checkup:
     """Examine all workers of the default process group; every rank must call it.
 
     Args:
-        tell: Called with what is done next.
+        observe: Called with what is done next.
 
     Raises:
         ProcessGroupError: There is no process group.
@@ -109,12 +109,12 @@ def examine(tell: Callable[[str], None]) -> Checkup:
     if group is None:
         raise ProcessGroupError("there is no process group to examine; call init_process_group")
     link = Link(group, torch.device("cpu"), timeout_s=_TIMEOUT_S)
-    tell("measuring the kernels")
+    observe("measuring the kernels")
     dist.barrier()
     own = report_worker(measure_kernels())
     reports: list[WorkerReport | None] = [None] * link.world_size
     dist.all_gather_object(reports, own)
-    tell(f"probing the links of {link.world_size} workers")
+    observe(f"probing the links of {link.world_size} workers")
     probe = probe_ranks(link, step=0)
     workers = tuple(report for report in reports if report is not None)
     return Checkup(workers, probe, find_faults(workers, probe))

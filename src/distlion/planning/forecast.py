@@ -15,14 +15,14 @@ class Forecast:
     """Bytes, seconds and money of a step.
 
     Attributes:
-        method: The rule, or the rival.
-        pattern: The exchange, or the rival's algorithm.
+        method: The rule, or the baseline.
+        pattern: The exchange, or the baseline's algorithm.
         votes: Whether it is one of ours.
         overlap: Whether communication runs during backward.
         bits_per_parameter: Bits that the busiest node sends for each parameter.
         sent_bytes: Bytes that the busiest node sends.
         total_sent_bytes: Bytes that all nodes send.
-        arithmetic_s: Seconds of encoding, counting and committing, or of a rival's equivalents.
+        arithmetic_s: Seconds of encoding, counting and committing, or of a baseline's equivalents.
         communication_s: Seconds of all communication, inside nodes and between them.
         exposed_s: Those that no backward hides.
         step_s: Compute, arithmetic and what is exposed.

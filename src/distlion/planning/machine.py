@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from distlion.errors import InvalidArgumentError
 
 READ_TO_ENCODE_BYTES = 8
-"""Gradient and momentum of a coordinate, both float32."""
+"""Gradient and momentum of an element, both float32."""
 
 MOMENTUM_BYTES = 12
 """Gradient and momentum read, momentum written."""

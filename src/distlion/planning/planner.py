@@ -1,4 +1,4 @@
-"""Compare every rule under every pattern with the rivals, and say whether to compress at all."""
+"""Compare every rule under every pattern with the baselines, and say whether to compress at all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from distlion.aggregation import RULES, Aggregation, MajorityVote, QuantizedVote
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
-from distlion.planning.all_reduce import RIVALS, GradientAllReduce, forecast_all_reduce
 from distlion.planning.forecast import Forecast
+from distlion.planning.gradient_all_reduce import BASELINES, GradientAllReduce, forecast_all_reduce
 from distlion.planning.scenario import MAX_NODES, Scenario
 from distlion.planning.votes import forecast_votes
 
@@ -25,31 +25,31 @@ _RATES_A_DECADE = 8
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All forecasts for one scenario, the fastest first."""
+class Forecasts:
+    """All forecasts for one scenario; ``ranked`` has the fastest first."""
 
     scenario: Scenario
-    forecasts: tuple[Forecast, ...]
+    ranked: tuple[Forecast, ...]
 
     @property
     def best_vote(self) -> Forecast:
         """The fastest of ours."""
-        return next(forecast for forecast in self.forecasts if forecast.votes)
+        return next(forecast for forecast in self.ranked if forecast.votes)
 
     @property
-    def best_rival(self) -> Forecast:
+    def best_baseline(self) -> Forecast:
         """The fastest uncompressed all-reduce, overlapped as DDP does it."""
-        return next(forecast for forecast in self.forecasts if not forecast.votes)
+        return next(forecast for forecast in self.ranked if not forecast.votes)
 
     @property
     def gain(self) -> float:
-        """How much faster the best of ours is than the best rival: 0.05 is 5 %."""
-        return self.best_rival.step_s / self.best_vote.step_s - 1
+        """How much faster the best of ours is than the best baseline: 0.05 is 5 %."""
+        return self.best_baseline.step_s / self.best_vote.step_s - 1
 
 
-def compare_methods(scenario: Scenario) -> Comparison:
-    """Forecast every listed rule under every pattern, overlapped and not, and every rival."""
-    forecasts = [forecast_all_reduce(scenario, rival) for rival in RIVALS]
+def compare_methods(scenario: Scenario) -> Forecasts:
+    """Forecast every listed rule under every pattern, overlapped and not, and every baseline."""
+    forecasts = [forecast_all_reduce(scenario, baseline) for baseline in BASELINES]
     forecasts += [
         forecast_votes(scenario, named.rule, pattern, overlap=overlap)
         for named in RULES.values()
@@ -57,7 +57,7 @@ def compare_methods(scenario: Scenario) -> Comparison:
         for pattern in PATTERNS.values()
         for overlap in (True, False)
     ]
-    return Comparison(scenario, tuple(sorted(forecasts, key=lambda forecast: forecast.step_s)))
+    return Forecasts(scenario, tuple(sorted(forecasts, key=lambda forecast: forecast.step_s)))
 
 
 def fastest_vote(scenario: Scenario, rule: Aggregation) -> Forecast:
@@ -71,9 +71,11 @@ def fastest_vote(scenario: Scenario, rule: Aggregation) -> Forecast:
 
 
 def fastest_all_reduce(scenario: Scenario, *, bits: int | None = None) -> Forecast:
-    """Forecast the fastest rival, of all or of one number of bits."""
+    """Forecast the fastest baseline, of all or of one number of bits."""
     forecasts = [
-        forecast_all_reduce(scenario, rival) for rival in RIVALS if bits in (None, rival.bits)
+        forecast_all_reduce(scenario, baseline)
+        for baseline in BASELINES
+        if bits in (None, baseline.bits)
     ]
     return min(forecasts, key=lambda forecast: forecast.step_s)
 
@@ -84,11 +86,11 @@ def speed_up(scenario: Scenario) -> float:
     The comparison of Lion Cub, arXiv:2411.16462: Lion with one-bit votes against Lion with a
     full-precision all-reduce.
     """
-    rival = forecast_all_reduce(scenario, GradientAllReduce(32, "ring"))
-    return rival.step_s / fastest_vote(scenario, MajorityVote()).step_s
+    baseline = forecast_all_reduce(scenario, GradientAllReduce(32, "ring"))
+    return baseline.step_s / fastest_vote(scenario, MajorityVote()).step_s
 
 
-def gain_over_rivals(scenario: Scenario) -> float:
+def gain_over_baselines(scenario: Scenario) -> float:
     """Return how many times faster majority vote is than the fastest uncompressed all-reduce."""
     return fastest_all_reduce(scenario).step_s / fastest_vote(scenario, MajorityVote()).step_s
 

@@ -16,7 +16,7 @@ from distlion.planning.machine import Machine
 from distlion.planning.scenario import Scenario
 
 BUCKET_ELEMENTS = 1 << 26
-"""Coordinates of a bucket without overlap: more, smaller ones only cost latency."""
+"""Elements of a bucket without overlap: more, smaller ones only cost latency."""
 
 _GRAD_BYTES = 4
 _SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}

@@ -56,7 +56,7 @@ class GradientAllReduce:
         return 2 * math.ceil(math.log2(n_workers))
 
 
-RIVALS: tuple[GradientAllReduce, ...] = (
+BASELINES: tuple[GradientAllReduce, ...] = (
     GradientAllReduce(32, "ring"),
     GradientAllReduce(32, "tree"),
     GradientAllReduce(16, "ring"),
@@ -64,41 +64,41 @@ RIVALS: tuple[GradientAllReduce, ...] = (
 )
 
 
-def forecast_all_reduce(scenario: Scenario, rival: GradientAllReduce) -> Forecast:
+def forecast_all_reduce(scenario: Scenario, baseline: GradientAllReduce) -> Forecast:
     """Forecast a step by all-reduce; inside a node, gradients are reduce-scattered and gathered."""
-    sent_bytes = scenario.n_params * rival.bits_sent(scenario.nodes) / 8
+    sent_bytes = scenario.n_params * baseline.bits_sent(scenario.nodes) / 8
     n_buckets = -(-scenario.n_params * _GRAD_BYTES // DDP_BUCKET_BYTES)
-    between_s = n_buckets * rival.count_rounds(scenario.nodes) * scenario.link.latency_s
+    between_s = n_buckets * baseline.count_rounds(scenario.nodes) * scenario.link.latency_s
     between_s += scenario.link.transfer_s(sent_bytes, sent_bytes)
     peers, inside = scenario.gpus_per_node - 1, scenario.node_link
-    inside_bytes = 2 * scenario.own_params * peers * rival.bits / 8
+    inside_bytes = 2 * scenario.own_params * peers * baseline.bits / 8
     inside_s = 2 * n_buckets * peers * inside.latency_s
     inside_s += inside.transfer_s(inside_bytes, inside_bytes)
     load = Load(
         sent_bytes=sent_bytes,
         total_sent_bytes=scenario.nodes * sent_bytes,
-        arithmetic_s=_arithmetic_s(scenario, rival),
+        arithmetic_s=_arithmetic_s(scenario, baseline),
         communication_s=between_s + inside_s,
         n_buckets=n_buckets,
     )
     return make_forecast(
         scenario,
         load,
-        method=rival.name,
-        pattern=rival.algorithm,
+        method=baseline.name,
+        pattern=baseline.algorithm,
         votes=False,
         overlap=True,
     )
 
 
-def _arithmetic_s(scenario: Scenario, rival: GradientAllReduce) -> float:
+def _arithmetic_s(scenario: Scenario, baseline: GradientAllReduce) -> float:
     """Return the seconds of Lion, of the casts to 16 bits and back, and of the additions."""
     machine, n = scenario.machine, scenario.n_params
     arithmetic_s = machine.commit_s(n, n, 0)
     workers = scenario.nodes * scenario.gpus_per_node
     if workers == 1:
         return arithmetic_s
-    if rival.bits == 16:
+    if baseline.bits == 16:
         arithmetic_s += machine.pass_s(2 * n * (_GRAD_BYTES + 2))
     # Two numbers read and one written for every number that arrives in the reduce-scatter.
-    return arithmetic_s + machine.pass_s((workers - 1) / workers * n * 3 * rival.bits / 8)
+    return arithmetic_s + machine.pass_s((workers - 1) / workers * n * 3 * baseline.bits / 8)

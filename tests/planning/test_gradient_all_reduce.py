@@ -3,7 +3,7 @@ import pytest
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import GradientAllReduce, Scenario, forecast_all_reduce
-from distlion.planning.all_reduce import DDP_BUCKET_BYTES
+from distlion.planning.gradient_all_reduce import DDP_BUCKET_BYTES
 
 
 def make_scenario(**changes):
@@ -40,6 +40,6 @@ def test_workers_of_a_node_add_the_time_inside_and_no_bytes_between():
 
 
 @pytest.mark.parametrize("arguments", [{"bits": 8}, {"algorithm": "star"}])
-def test_unknown_rival_is_an_error(arguments):
+def test_unknown_baseline_is_an_error(arguments):
     with pytest.raises(InvalidArgumentError, match="AllReduce"):
         GradientAllReduce(**arguments)
