@@ -27,7 +27,7 @@ from targets import judge
 
 from distlion.errors import DistlionError
 from distlion.netlab import SweepSettings, run_sweep
-from distlion.netlab.sweep import Progress
+from distlion.netlab.sweep import SweepProgress
 from distlion.report import draw_sweep_figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
@@ -35,14 +35,14 @@ PARTS = ("training", "exchange", "scaling")
 
 
 class ProgressLine:
-    """Tell every few seconds where a sweep is."""
+    """Report every few seconds where a sweep is."""
 
     def __init__(self, part: str) -> None:
         self._part = part
         self._started_s = time.monotonic()
         self._due_s = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SweepProgress) -> None:
         now_s = time.monotonic()
         if now_s >= self._due_s or progress.done == progress.total:
             self._due_s = now_s + 3

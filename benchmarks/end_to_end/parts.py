@@ -5,7 +5,7 @@ from __future__ import annotations
 from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload
 
 RATES = ("100mbit", "1gbit", "10gbit", "unlimited")
-RIVALS = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")
+BASELINES = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")
 PATTERNS = ("all-reduce", "all-gather", "parameter-server", "auto")
 RULES = (
     "majority-zero",
@@ -23,12 +23,12 @@ JUDGED = ("majority-auto", "majority-auto-overlap")
 SHOWN = (*JUDGED, "majority-all-reduce", "majority-all-reduce-overlap")
 
 METHODS = (
-    *RIVALS,
+    *BASELINES,
     *(f"majority-{pattern}" for pattern in PATTERNS),
     *(f"majority-{pattern}-overlap" for pattern in PATTERNS),
     *(f"{rule}-all-reduce" for rule in RULES),
 )
-DRAWN = (*RIVALS, *SHOWN, "quantized-4-all-reduce", "full-all-reduce")
+DRAWN = (*BASELINES, *SHOWN, "quantized-4-all-reduce", "full-all-reduce")
 
 EXCHANGED = ("all-reduce-fp32", "majority-all-reduce", "majority-all-gather")
 SCALED = ("none", "ddp-fp32", "majority-all-reduce", "majority-auto")

@@ -35,7 +35,7 @@ def test_all_workers_answer_in_rank_order_and_none_is_left(shared_lab):
     assert list_workers(shared_lab) == []
 
 
-def test_a_worker_that_dies_is_told_and_none_is_left(shared_lab):
+def test_a_worker_that_dies_is_reported_and_none_is_left(shared_lab):
     with Crew(shared_lab) as crew:
         os.kill(list_workers(shared_lab)[0], signal.SIGKILL)
         with pytest.raises(WorkerFailedError, match="status 137"):

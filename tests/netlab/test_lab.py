@@ -256,7 +256,7 @@ def test_a_lab_that_stays_can_be_found_and_removed():
     assert left_of("test-stays") == []
 
 
-def test_processes_that_run_in_a_removed_lab_are_told():
+def test_processes_that_run_in_a_removed_lab_are_reported():
     Lab(1, name="test-busy", stays=True).close()
     with subprocess.Popen(
         ["ip", "netns", "exec", "distlion-test-busy-h0", "cat"],
@@ -288,19 +288,19 @@ def test_a_namespace_of_somebody_else_is_left_alone():
         subprocess.run(["ip", "netns", "delete", "distlion-test-clash-h0"], check=True)
 
 
-def test_wrong_rate_is_told_before_anything_is_made():
+def test_wrong_rate_is_reported_before_anything_is_made():
     with pytest.raises(InvalidArgumentError, match="rate"):
         Lab(2, "fast", name="test-rate")
     assert left_of("test-rate") == []
 
 
-def test_other_users_than_root_are_told(monkeypatch):
+def test_other_users_than_root_are_reported(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NetlabError, match="needs root rights"):
         Lab(2)
 
 
-def test_other_systems_than_linux_are_told(monkeypatch):
+def test_other_systems_than_linux_are_reported(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(NetlabError, match="needs Linux; this is darwin"):
         Lab(2)

@@ -33,7 +33,7 @@ def is_running(pid):
         return False
 
 
-def test_ranks_of_a_host_are_neighbours():
+def test_ranks_of_a_host_are_neighbors():
     places = [(place.rank, place.host, place.local_rank) for place in place_ranks(2, 3)]
     assert places == [(0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 1, 1), (5, 1, 2)]
 

@@ -3,10 +3,10 @@ import pytest
 import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.netlab.method_names import (
-    RIVALS,
+    BASELINES,
     VoteMethod,
     adapts,
-    is_rival,
+    is_baseline,
     parse_vote_method,
 )
 
@@ -28,9 +28,9 @@ def test_unknown_method_is_an_error_that_lists_rules_and_patterns(name):
         parse_vote_method(name)
 
 
-@pytest.mark.parametrize("name", ["none", "all-reduce-fp32", *RIVALS])
-def test_rivals_are_none_of_ours(name):
-    assert is_rival(name)
+@pytest.mark.parametrize("name", ["none", "all-reduce-fp32", *BASELINES])
+def test_baselines_are_none_of_ours(name):
+    assert is_baseline(name)
     assert not adapts(name)
 
 

@@ -65,7 +65,7 @@ def partition(namespaces_work):
     from distlion.netlab import Lab, run_command
 
     ready, reports, statuses, errors, pulled_s = set(), {}, {}, [], []
-    # The shell tells the status of each, and no rank is ended because another one has failed.
+    # The shell reports the status of each, and no rank is ended because another one has failed.
     command = ["sh", "-c", '"$0" -c "$1"; echo ended $?', sys.executable, WORKER]
     with Lab(3) as lab:
 

@@ -5,7 +5,7 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload, run_sweep
-from distlion.netlab.sweep import read_busy_s, summarise
+from distlion.netlab.sweep import read_busy_s, summarize
 
 TINY = GptWorkload(layers=1, width=32, heads=2, vocabulary=64, batch_size=1, context=8)
 METHODS = (
@@ -37,7 +37,7 @@ def test_wrong_setting_is_an_error(wrong, message):
 
 
 def test_summary_holds_median_quartiles_and_values():
-    assert summarise([4.0, 1.0, 3.0, 2.0, 5.0]) == {
+    assert summarize([4.0, 1.0, 3.0, 2.0, 5.0]) == {
         "median": 3.0,
         "q1": 2.0,
         "q3": 4.0,
@@ -55,9 +55,9 @@ def record(namespaces_work):
         repetitions=2,
         block_s=0,
     )
-    told = []
-    found = run_sweep(settings, told.append)
-    assert told[-1].done == told[-1].total == 2 * 2 * len(METHODS)
+    progress = []
+    found = run_sweep(settings, progress.append)
+    assert progress[-1].done == progress[-1].total == 2 * 2 * len(METHODS)
     return json.loads(json.dumps(found))
 
 
@@ -73,10 +73,10 @@ class TestARecord:
 
     def test_ratios_are_those_of_the_repetitions(self, record):
         results = record["results"]["1gbit"]
-        ours, rival = results["majority-all-reduce"], results["ddp-fp32"]
+        ours, baseline = results["majority-all-reduce"], results["ddp-fp32"]
         assert ours["speed_up"]["ddp-fp32"]["values"] == [
             a / b
-            for a, b in zip(rival["seconds"]["values"], ours["seconds"]["values"], strict=True)
+            for a, b in zip(baseline["seconds"]["values"], ours["seconds"]["values"], strict=True)
         ]
         assert results["none"]["speed_up"]["none"]["values"] == [1.0, 1.0]
 
@@ -91,7 +91,7 @@ class TestARecord:
         ):
             assert interface_bytes > sent_bytes > 0
 
-    def test_processor_time_of_workers_is_told(self, record):
+    def test_processor_time_of_workers_is_reported(self, record):
         for methods in record["results"].values():
             assert all(method["cpu_s"] > 0 and method["busy_s"] > 0 for method in methods.values())
 

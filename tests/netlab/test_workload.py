@@ -4,7 +4,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.netlab import GptWorkload, VectorWorkload
 
 
-def test_a_gpt_is_trained_by_rivals_and_votes():
+def test_a_gpt_is_trained_by_baselines_and_votes():
     GptWorkload().check_methods(["none", "ddp-fp32", "ddp-powersgd", "majority-all-reduce-overlap"])
 
 

@@ -18,9 +18,9 @@ from distlion.errors import DataError, ReplicaMismatchError
 
 if TYPE_CHECKING:
     from distlion.netlab import Lab
-    from distlion.netlab.sweep import Progress
+    from distlion.netlab.sweep import SweepProgress
 
-# The room is imported by the commands: pyroute2 is an optional package, and takes half a second.
+# Commands import the package: it needs pyroute2, which is optional and takes half a second.
 
 netlab_app = typer.Typer(
     help="Make hosts in network namespaces, with links of chosen rates, and run commands on them. "
@@ -102,12 +102,12 @@ def run_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        from distlion import netlab as room
+        from distlion import netlab
 
         if name is not None and hosts is not None:
             raise typer.BadParameter("--hosts is for a new lab; the one of --name has its own")
-        with room.temporary_or_named(name, hosts or 4, rate) as lab:
-            status = room.run_command(lab, command, per_host=per_host, master_port=master_port)
+        with netlab.temporary_or_named(name, hosts or 4, rate) as lab:
+            status = netlab.run_command(lab, command, per_host=per_host, master_port=master_port)
     if status:
         raise typer.Exit(status)
 
@@ -190,7 +190,7 @@ class _SweepDisplay(LiveDisplay):
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         super().__init__(console, *columns, TimeRemainingColumn())
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SweepProgress) -> None:
         done, total, what = progress.done, progress.total, progress.what
         self.show(f"{done}/{total}  {what}", completed=done, total=total, description=what)
 

@@ -40,8 +40,8 @@ class Block:
         seconds: From after the barrier before it until its own last step was done.
         cpu_seconds: Processor time of its process, all threads, user and system.
         retransmitted: Segments that TCP on its host sent again.
-        sent_bytes: Of the last step, as the optimizer counts; None for a rival.
-        wire_bytes: What the interface should count for that step; None for a rival.
+        sent_bytes: Of the last step, as the optimizer counts; None for a baseline.
+        wire_bytes: What the interface should count for that step; None for a baseline.
     """
 
     seconds: float

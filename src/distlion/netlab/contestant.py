@@ -24,10 +24,10 @@ from distlion.baselines import (
 from distlion.link import wire_bytes
 from distlion.netlab.method_names import (
     ALL_REDUCE,
+    BASELINES,
     DDP_FP16,
     DDP_POWERSGD,
     FLOOR,
-    RIVALS,
     parse_vote_method,
 )
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
@@ -50,7 +50,7 @@ class Contestant:
 
     Attributes:
         step: Do one step.
-        optimizer: One of ours; None for a rival.
+        optimizer: One of ours; None for a baseline.
         n_parameters: Trainable elements.
     """
 
@@ -106,7 +106,7 @@ def _build_training(name: str, workload: GptWorkload, rank: int) -> Contestant:
     model = build_language_model(_describe_model(workload), seed=_SEED)
     n_parameters = sum(p.numel() for p in model.parameters())
     batches = make_batches(workload, rank=rank)
-    if name == FLOOR or name in RIVALS:
+    if name == FLOOR or name in BASELINES:
         optimizer = Lion(model.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
         model = model if name == FLOOR else _wrap(model, name)
         return Contestant(_training_step(model, optimizer, batches), None, n_parameters)

@@ -15,7 +15,7 @@ from distlion.netlab.launch import MASTER_PORT, HostProcesses, place_ranks, show
 
 _POLL_S = 0.2
 # The worker's module brings transformers, which the parent does without.
-_COMMAND = "from distlion.netlab.worker import main; main()"
+_COMMAND = "from distlion.netlab.sweep_worker import main; main()"
 # c10d warns that hosts have no names.
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 

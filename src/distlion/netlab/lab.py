@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from distlion.errors import InvalidArgumentError
-from distlion.netlab.plan import LabPlan
-from distlion.netlab.rate import UNLIMITED, TokenBucket, parse_host_rates
+from distlion.netlab.lab_plan import LabPlan
+from distlion.netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
 from distlion.netlab.state import LabState, list_states, read_state
 from distlion.netlab.wires import (
     Counters,

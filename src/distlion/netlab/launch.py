@@ -16,7 +16,7 @@ from types import TracebackType
 
 from distlion.errors import InvalidArgumentError
 from distlion.netlab.lab import Lab
-from distlion.netlab.plan import INTERFACE
+from distlion.netlab.lab_plan import INTERFACE
 
 MASTER_PORT = 29500
 # How long others may go on after a rank has failed, and how long they may take to end.
@@ -36,7 +36,7 @@ class Placement:
     """Where a process runs.
 
     Attributes:
-        rank, world_size: In the whole lab; the ranks of a host are neighbours.
+        rank, world_size: In the whole lab; the ranks of a host are neighbors.
         host, n_hosts: In torchrun's words the group's rank and the number of groups.
         local_rank, per_host: On its host.
     """
@@ -65,7 +65,7 @@ class Placement:
 
 
 def place_ranks(n_hosts: int, per_host: int) -> list[Placement]:
-    """Give each host ``per_host`` neighbouring ranks.
+    """Give each host ``per_host`` neighboring ranks.
 
     Raises:
         InvalidArgumentError: ``per_host`` is below 1.

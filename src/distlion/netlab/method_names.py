@@ -1,4 +1,4 @@
-"""The methods that a sweep compares, by name: rivals, and the rules and patterns of distlion."""
+"""The methods that a sweep compares, by name: baselines, and the rules and patterns of distlion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOOR = "none"
 DDP_FP32 = "ddp-fp32"
 DDP_FP16 = "ddp-fp16"
 DDP_POWERSGD = "ddp-powersgd"
-RIVALS = (DDP_FP32, DDP_FP16, DDP_POWERSGD)
+BASELINES = (DDP_FP32, DDP_FP16, DDP_POWERSGD)
 """All-reduces of gradients by DistributedDataParallel, then Lion."""
 
 ALL_REDUCE = "all-reduce-fp32"
@@ -65,17 +65,17 @@ def parse_vote_method(name: str) -> VoteMethod:
         if rule != base and rule in RULES:
             return VoteMethod(rule, pattern, base != name)
     raise InvalidArgumentError(
-        f"method {name!r}: expected {FLOOR}, {', '.join(RIVALS)}, or RULE-PATTERN[{_OVERLAP}] "
+        f"method {name!r}: expected {FLOOR}, {', '.join(BASELINES)}, or RULE-PATTERN[{_OVERLAP}] "
         f"with a rule of {', '.join(list_rule_names())} and a pattern of "
         f"{', '.join(list_patterns())}"
     )
 
 
-def is_rival(name: str) -> bool:
-    """Whether a method is the floor or a rival, not one of ours."""
-    return name in (FLOOR, ALL_REDUCE, *RIVALS)
+def is_baseline(name: str) -> bool:
+    """Whether a method is the floor or a baseline, not one of ours."""
+    return name in (FLOOR, ALL_REDUCE, *BASELINES)
 
 
 def adapts(name: str) -> bool:
     """Whether a method must be built anew for every rate."""
-    return not is_rival(name) and parse_vote_method(name).adapts
+    return not is_baseline(name) and parse_vote_method(name).adapts

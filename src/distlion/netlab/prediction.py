@@ -11,7 +11,7 @@ from distlion.netlab.method_names import (
     DDP_FP16,
     DDP_FP32,
     FLOOR,
-    is_rival,
+    is_baseline,
     parse_vote_method,
 )
 from distlion.planning import (
@@ -55,7 +55,7 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     if name in (DDP_FP32, DDP_FP16):
         bits = GradientAllReduce(32 if name == DDP_FP32 else 16, "ring")
         return forecast_all_reduce(scenario, bits).step_s
-    if is_rival(name):
+    if is_baseline(name):
         return None
     method = parse_vote_method(name)
     patterns = list(PATTERNS.values()) if method.exchange == "auto" else [method.exchange]

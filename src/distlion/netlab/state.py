@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from distlion.errors import DistlionError, NetlabError
-from distlion.netlab.plan import LabPlan
+from distlion.netlab.lab_plan import LabPlan
 
 # Emptied at boot, as namespaces are.
 STATE_FOLDER = Path("/run/distlion-netlab")

@@ -20,9 +20,9 @@ from distlion.errors import InvalidArgumentError, MissingDependencyError, Netlab
 from distlion.link import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
 from distlion.netlab.crew import Crew
 from distlion.netlab.lab import Lab
-from distlion.netlab.method_names import ALL_REDUCE, DDP_FP16, DDP_FP32, FLOOR, adapts, is_rival
+from distlion.netlab.link_rate import UNLIMITED, parse_host_rates
+from distlion.netlab.method_names import ALL_REDUCE, DDP_FP16, DDP_FP32, FLOOR, adapts, is_baseline
 from distlion.netlab.prediction import Surroundings, predict_step
-from distlion.netlab.rate import UNLIMITED, parse_host_rates
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
 
 FORMAT = 1
@@ -79,7 +79,7 @@ class SweepSettings:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """Where a sweep is.
 
     Attributes:
@@ -92,7 +92,7 @@ class Progress:
     what: str
 
 
-Observer = Callable[[Progress], None]
+Observer = Callable[[SweepProgress], None]
 
 
 def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
 
     Args:
         settings: What to measure.
-        observe: Told of progress.
+        observe: Called with the progress.
 
     Returns:
         The record, as JSON can hold it: ``settings``, ``conditions``, ``n_parameters``, ``machine``
@@ -129,7 +129,7 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
         raise MissingDependencyError(
             "a sweep needs the package 'transformers': pip install \"distlion[netlab,train]\""
         )
-    observe(Progress(0, 1, f"starting {settings.hosts} workers"))
+    observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
     with Lab(settings.hosts) as lab, Crew(lab) as crew:
         return _Sweep(settings, lab, crew, observe).run()
 
@@ -175,7 +175,7 @@ class _Sweep:
             "links": {rate: dataclasses.asdict(link) for rate, link in self._links.items()},
             "missing": self._missing,
             "replicas_equal": {
-                name: self._verify(name) for name in self._present() if not is_rival(name)
+                name: self._verify(name) for name in self._present() if not is_baseline(name)
             },
             "results": results,
         }
@@ -183,14 +183,14 @@ class _Sweep:
     def _present(self) -> list[str]:
         return [name for name in self._settings.methods if name not in self._missing]
 
-    def _tell(self, what: str, *, blocks_done: int = 0) -> None:
+    def _report(self, what: str, *, blocks_done: int = 0) -> None:
         self._done += blocks_done
         total = len(self._settings.rates) * self._settings.repetitions * len(self._present())
-        self._observe(Progress(min(self._done, total), total, what))
+        self._observe(SweepProgress(min(self._done, total), total, what))
 
     def _build(self, name: str) -> None:
         """Build a method and bring it into its steady state, or note why it cannot be."""
-        self._tell(f"building {name}")
+        self._report(f"building {name}")
         try:
             (self._n_parameters, *_) = self._crew.ask("build", name, self._settings.workload)
             self._crew.ask("run_block", name, _WARM_UP_STEPS)
@@ -207,10 +207,10 @@ class _Sweep:
         measured = {name: self._start(name, rate) for name in self._present()}
         for repetition in range(self._settings.repetitions):
             for name in _turned(self._present(), repetition):
-                self._tell(f"{rate}: {name}")
+                self._report(f"{rate}: {name}")
                 self._measure_block(name, measured[name])
-                self._tell(f"{rate}: {name}", blocks_done=1)
-        return _summarise_rate(measured, self._predict(rate, measured))
+                self._report(f"{rate}: {name}", blocks_done=1)
+        return _summarize_rate(measured, self._predict(rate, measured))
 
     def _probe(self) -> LinkModel:
         """Measure the link a few times and take the best: what else runs here only takes time."""
@@ -235,7 +235,7 @@ class _Sweep:
 
     def _start(self, name: str, rate: str) -> _Measured:
         """Let a method get used to a rate, and choose how many steps make a block."""
-        self._tell(f"{rate}: warming up {name}")
+        self._report(f"{rate}: warming up {name}")
         blocks = self._crew.ask("run_block", name, _WARM_UP_STEPS_AT_RATE)
         step_s = max(block.seconds for block in blocks) / _WARM_UP_STEPS_AT_RATE
         return _Measured(max(1, min(_MOST_STEPS, round(self._settings.block_s / step_s))))
@@ -259,7 +259,7 @@ class _Sweep:
         measured.wire_bytes = [block.wire_bytes for block in blocks]
 
     def _verify(self, name: str) -> bool:
-        self._tell(f"comparing the replicas of {name}")
+        self._report(f"comparing the replicas of {name}")
         try:
             self._crew.ask("verify", name)
         except NetlabError:
@@ -268,7 +268,7 @@ class _Sweep:
 
 
 def read_conditions() -> dict[str, Any]:
-    """Tell what the seconds of a sweep depend on."""
+    """Read what the seconds of a sweep depend on."""
     return {
         "date": dt.date.today().isoformat(),
         "cpu": _read_cpu_model(),
@@ -290,7 +290,7 @@ def read_busy_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def summarise(values: Sequence[float]) -> dict[str, Any]:
+def summarize(values: Sequence[float]) -> dict[str, Any]:
     """Return the values with their median and quartiles."""
     q1, middle, q3 = quantiles(values, n=4, method="inclusive")
     return {"median": middle, "q1": q1, "q3": q3, "values": list(values)}
@@ -302,16 +302,16 @@ def _turned(names: list[str], repetition: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def _summarise_rate(
+def _summarize_rate(
     measured: dict[str, _Measured], predicted: dict[str, float | None]
 ) -> dict[str, Any]:
     return {
         name: {
             "steps": mine.steps,
-            "seconds": summarise(mine.seconds),
+            "seconds": summarize(mine.seconds),
             "predicted_s": predicted[name],
             "speed_up": {
-                reference: summarise(
+                reference: summarize(
                     [a / b for a, b in zip(measured[reference].seconds, mine.seconds, strict=True)]
                 )
                 for reference in REFERENCES

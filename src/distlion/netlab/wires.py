@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import MissingDependencyError, NetlabError
-from distlion.netlab.plan import BRIDGE, INTERFACE, PREFIX_LENGTH, LabPlan
-from distlion.netlab.rate import LinkRate, TokenBucket
+from distlion.netlab.lab_plan import BRIDGE, INTERFACE, PREFIX_LENGTH, LabPlan
+from distlion.netlab.link_rate import LinkRate, TokenBucket
 
 try:
     from pyroute2 import IPRoute, config, netns  # type: ignore[import-untyped]
@@ -87,7 +87,7 @@ def create_namespaces(plan: LabPlan) -> None:
     Raises:
         NetlabError: The kernel refuses.
     """
-    with _told("make network namespaces"):
+    with _explained("make network namespaces"):
         for name in plan.namespaces:
             netns.create(name)
 
@@ -98,7 +98,7 @@ def remove_namespaces(plan: LabPlan) -> None:
     Raises:
         NetlabError: The kernel refuses.
     """
-    with _told("remove network namespaces"):
+    with _explained("remove network namespaces"):
         for name in sorted(set(plan.namespaces) & set(netns.listnetns())):
             netns.remove(name)
 
@@ -119,7 +119,7 @@ class Wires:
     def __init__(self, plan: LabPlan) -> None:
         self._plan = plan
         self._open = contextlib.ExitStack()
-        with _told("open the lab's namespaces"):
+        with _explained("open the lab's namespaces"):
             self._bridge = self._enter(plan.bridge_namespace)
             self._hosts = [self._enter(name) for name in plan.host_namespaces]
 
@@ -133,7 +133,7 @@ class Wires:
 
     def build(self) -> None:
         """Make bridge and links, offloads off, addresses set, everything up."""
-        with _told("make bridge and links"):
+        with _explained("make bridge and links"):
             # A bridge that snoops sends reports of its own.
             self._bridge.link("add", ifname=BRIDGE, kind="bridge", br_mcast_snooping=0)
             bridge = _index(self._bridge, BRIDGE)
@@ -160,14 +160,14 @@ class Wires:
 
     def set_rates(self, rates: Sequence[LinkRate]) -> None:
         """Limit each host's link in both directions, also while it is used."""
-        with _told("limit a rate"):
+        with _explained("limit a rate"):
             for number, rate in enumerate(rates):
                 _limit(self._hosts[number], INTERFACE, rate.up_bit_per_s)
                 _limit(self._bridge, self._plan.port(number), rate.down_bit_per_s)
 
     def read_buckets(self) -> list[tuple[TokenBucket | None, TokenBucket | None]]:
         """Read back from the kernel what limits each host, up and down; None is unlimited."""
-        with _told("read a rate"):
+        with _explained("read a rate"):
             return [
                 (_read_bucket(host, INTERFACE), _read_bucket(self._bridge, self._plan.port(number)))
                 for number, host in enumerate(self._hosts)
@@ -175,7 +175,7 @@ class Wires:
 
     def set_link(self, host: int, *, up: bool) -> None:
         """Pull or plug the cable of a host, at the bridge's end."""
-        with _told("set a link"):
+        with _explained("set a link"):
             port = _index(self._bridge, self._plan.port(host))
             self._bridge.link("set", index=port, state="up" if up else "down")
 
@@ -184,7 +184,7 @@ class Wires:
 
         The ports of the bridge are read, in one call: what a host sends its port receives.
         """
-        with _told("read counters"):
+        with _explained("read counters"):
             links = {link.get_attr("IFLA_IFNAME"): link for link in self._bridge.get_links()}
         return [_host_counters(links[port].get_attr("IFLA_STATS64")) for port in self._ports()]
 
@@ -195,7 +195,7 @@ def switch_offloads_off(namespace: str, interfaces: Sequence[str]) -> None:
     Raises:
         NetlabError: The kernel refuses.
     """
-    with _told("switch segmentation offload off"), _ethtool(namespace) as ethtool:
+    with _explained("switch segmentation offload off"), _ethtool(namespace) as ethtool:
         for interface in interfaces:
             ethtool.change_ifname(interface)
             for offload in OFFLOADS:
@@ -208,7 +208,7 @@ def switch_offloads_off(namespace: str, interfaces: Sequence[str]) -> None:
 def read_offloads(namespace: str, interfaces: Sequence[str]) -> list[str]:
     """List the segmentation offloads that are on, as ``interface: offload``."""
     on = []
-    with _told("read segmentation offload"), _ethtool(namespace) as ethtool:
+    with _explained("read segmentation offload"), _ethtool(namespace) as ethtool:
         for interface in interfaces:
             ethtool.change_ifname(interface)
             flags = ethtool.get_offload_flags()
@@ -266,7 +266,7 @@ def _read_bucket(end: Any, interface: str) -> TokenBucket | None:
     return None
 
 
-# The kernel tells a burst as the time that it takes, in ticks of 64 ns (PSCHED_SHIFT).
+# The kernel reports a burst as the time that it takes, in ticks of 64 ns (PSCHED_SHIFT).
 _TICK_S = 64e-9
 
 
@@ -280,7 +280,7 @@ def _host_counters(port: dict[str, int]) -> Counters:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
     """Give the kernel time, and say what was tried when it refuses."""
     before = config.default_communicate_timeout, config.default_create_socket_timeout
     config.default_communicate_timeout = config.default_create_socket_timeout = _PATIENCE_S

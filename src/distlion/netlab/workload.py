@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlion.errors import InvalidArgumentError
-from distlion.netlab.method_names import ALL_REDUCE, FLOOR, RIVALS, is_rival, parse_vote_method
+from distlion.netlab.method_names import (
+    ALL_REDUCE,
+    BASELINES,
+    FLOOR,
+    is_baseline,
+    parse_vote_method,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class GptWorkload:
             InvalidArgumentError: One cannot.
         """
         for name in names:
-            if name not in (FLOOR, *RIVALS):
+            if name not in (FLOOR, *BASELINES):
                 parse_vote_method(name)
 
 
@@ -65,7 +71,7 @@ class VectorWorkload:
             InvalidArgumentError: One cannot.
         """
         for name in names:
-            if name != ALL_REDUCE and (is_rival(name) or parse_vote_method(name).overlap):
+            if name != ALL_REDUCE and (is_baseline(name) or parse_vote_method(name).overlap):
                 raise InvalidArgumentError(
                     f"method {name!r} cannot exchange a bare vector; expected {ALL_REDUCE} or "
                     "RULE-PATTERN"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distlion.netlab import worker
+from distlion.netlab import sweep_worker
 
 
 def test_retransmitted_segments_are_read_by_name_whatever_their_place(
@@ -15,12 +15,12 @@ def test_retransmitted_segments_are_read_by_name_whatever_their_place(
         "Ip: Forwarding RetransSegs\nIp: 1 99\n"
         "Tcp: RtoMin InSegs OutSegs RetransSegs InErrs\nTcp: 200 10 20 37 5\n"
     )
-    monkeypatch.setattr(worker, "_COUNTERS", counters)
+    monkeypatch.setattr(sweep_worker, "_COUNTERS", counters)
 
-    assert worker._read_retransmitted() == 37
+    assert sweep_worker._read_retransmitted() == 37
 
 
 def test_the_hosts_own_counter_never_falls() -> None:
-    before = worker._read_retransmitted()
+    before = sweep_worker._read_retransmitted()
 
-    assert 0 <= before <= worker._read_retransmitted()
+    assert 0 <= before <= sweep_worker._read_retransmitted()

@@ -90,7 +90,7 @@ def serve(connection: Connection, worker: SweepWorker) -> None:
             return
         try:
             answer = Answer(getattr(worker, call.verb)(*call.arguments))
-        # A method that cannot run here must not end those that can; the parent tells it.
+        # A method that cannot run here must not end those that can; the parent reports it.
         except Exception as error:  # noqa: BLE001
             if dist.get_rank() == 0:
                 traceback.print_exc()
@@ -110,5 +110,5 @@ def main() -> None:
     connection.send(Answer())
     serve(connection, SweepWorker(dist.get_rank()))
     sys.stderr.flush()
-    # A thread of Gloo may still hold a tensor, which can abort an interpreter that winds up.
+    # A thread of Gloo may still hold a tensor, which can abort an interpreter that shuts down.
     os._exit(0)
