@@ -114,7 +114,7 @@ def make_record(
     }
 
 
-KINDS = {"global-lion": ("full precision", 32.0), "terngrad": ("rival", 2.0)}
+KINDS = {"global-lion": ("full precision", 32.0), "terngrad": ("baseline", 2.0)}
 
 
 def write_comparison(

@@ -1,4 +1,4 @@
-"""Compare Distributed Lion with its rivals part by part, and answer the papers' claims.
+"""Compare Distributed Lion with its baselines part by part, and answer the papers' claims.
 
 Images are CIFAR-10's and text is books where both are given; otherwise, what is embedded, in short
 runs: enough to see the study work, not to believe its answers. Runs whose records are there are not
@@ -44,21 +44,21 @@ from distlion.training import CompareProgress, TaskName, compare
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "comparison"
 RATE = "1gbit"
 LATENCY_S = 1e-4
-TELL_EVERY_S = 15.0
+REPORT_EVERY_S = 15.0
 
 
-class Teller:
-    """Tell on stderr, now and then, where a part is."""
+class Reporter:
+    """Report on stderr, now and then, where a part is."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._due_s = 0.0
 
     def __call__(self, progress: CompareProgress) -> None:
-        """Tell how far it is."""
+        """Report how far it is."""
         if time.monotonic() < self._due_s:
             return
-        self._due_s = time.monotonic() + TELL_EVERY_S
+        self._due_s = time.monotonic() + REPORT_EVERY_S
         left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
         runs = f"{progress.done_runs}/{progress.total_runs} runs{left}"
         print(f"{self._part.name}: {runs}, {progress.what}", file=sys.stderr, flush=True)
@@ -72,7 +72,7 @@ def run_part(part: Part, data: str | None, args: argparse.Namespace, command: st
         folder=folder,
         jobs=args.jobs,
         command=command,
-        observe=Teller(part),
+        observe=Reporter(part),
     )
     link = LinkModel.of_line(parse_rate(RATE), latency_s=LATENCY_S)
     results = args.results / part.name
@@ -95,7 +95,7 @@ def describe_claims(
             f"par is no more than {PAR['points']:g} point or {PAR['nats']:g} nats above; some "
             f"parameters recover what all do with {RECOVERED:.0%} of the gain, where that is more "
             f"than {GAIN:g} of a par. These bounds were fixed before the runs. All methods of a "
-            "part had as many learning rates to choose from, which its report tells; with one, no "
+            "part had as many learning rates to choose from, which its report lists; with one, no "
             "choice. With few seeds, a mean below its standard deviation decides little: see for "
             "how many seeds an answer holds."
         ),
@@ -162,8 +162,8 @@ def summarize(
         for cell in comparison.cells
         for record in cell.records
     ]
-    spelled = [dataclasses.asdict(each) for claim in answers.values() for each in claim]
-    return {"answers": spelled, "outcomes": outcomes}
+    found = [dataclasses.asdict(each) for claim in answers.values() for each in claim]
+    return {"answers": found, "outcomes": outcomes}
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
         is_whole = args.books and len(asked) == len(PARTS)
         args.results = RESULTS if is_whole else args.records / "results"
     args.results.mkdir(parents=True, exist_ok=True)
-    command = _spell_command(args)
+    command = _format_command(args)
     data = {TaskName.IMAGES: args.images, TaskName.TEXT: args.books}
     parts = {part.name: run_part(part, data[part.task], args, command) for part in asked}
     answers = answer_all(parts)
@@ -198,7 +198,7 @@ def main() -> None:
     print(f"report: {args.results / 'claims.md'}")
 
 
-def _spell_command(args: argparse.Namespace) -> str:
+def _format_command(args: argparse.Namespace) -> str:
     words = ["python", "benchmarks/comparison"]
     if args.images:
         words += ["--images", args.images, "--books", args.books]

@@ -18,12 +18,12 @@ PAR = {"points": 1.0, "nats": 0.02}
 GAIN = 0.5
 RECOVERED = 0.75
 GLOBAL = "global-lion"
-RIVALS = ("terngrad-adamw", "graddrop-adamw", "dgc")
+BASELINES = ("terngrad-adamw", "graddrop-adamw", "dgc")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one part of the study says of a claim, with one number of workers.
+    """What one part of the study answers to a claim, with one number of workers.
 
     Attributes:
         claim: The claim, as a sentence.
@@ -120,13 +120,13 @@ def _ask_par(method: str, name: str) -> Callable[[Endings], Iterator[Answer]]:
     return ask
 
 
-def _ask_rivals(endings: Endings) -> Iterator[Answer]:
+def _ask_baselines(endings: Endings) -> Iterator[Answer]:
     for method in ("majority", "average"):
-        for rival in RIVALS:
-            if endings.have(method, rival):
-                ours, theirs = endings.bits(method), endings.bits(rival)
+        for baseline in BASELINES:
+            if endings.have(method, baseline):
+                ours, theirs = endings.bits(method), endings.bits(baseline)
                 answer = endings.compare(
-                    f"{method} is ahead of {rival} at no more traffic", method, rival
+                    f"{method} is ahead of {baseline} at no more traffic", method, baseline
                 )
                 figures = f"{answer.figures}; {ours:.3g} bits against {theirs:.3g}"
                 holds = None if ours > theirs else answer.holds
@@ -193,7 +193,7 @@ def _ask_momenta(endings: Endings) -> Iterator[Answer]:
 
 def _ask_ties(endings: Endings) -> Iterator[Answer]:
     if endings.have("majority", "majority-zero") and endings.workers % 2 == 0:
-        claim = "a coin on a tie is better than no update"
+        claim = "random tie-breaking is better than no update"
         yield endings.compare(claim, "majority", "majority-zero")
 
 
@@ -202,7 +202,7 @@ QUESTIONS: Sequence[Callable[[Endings], Iterator[Answer]]] = (
     _ask_par("average", "Average"),
     _ask_par("majority-zero", "Majority vote with ties as 0"),
     _ask_par("lion-cub", "Lion Cub"),
-    _ask_rivals,
+    _ask_baselines,
     _ask_norms,
     _ask_more_bits,
     _ask_bits,
@@ -239,7 +239,7 @@ def answer_all(parts: Mapping[str, Comparison]) -> dict[str, list[Answer]]:
 
 
 def sum_up(answers: Sequence[Answer]) -> str:
-    """Say in how many of the cases that have an object a claim holds."""
+    """Count in how many of the cases that have an object a claim holds."""
     asked = [answer for answer in answers if answer.holds is not None]
     held = sum(bool(answer.holds) for answer in asked)
     if not asked:

@@ -88,7 +88,7 @@ _RULES = (
 
 PARTS = (
     Part(
-        "images-rivals",
+        "images-baselines",
         TaskName.IMAGES,
         (
             "majority",

@@ -56,7 +56,7 @@ def read_tables(part: str) -> tuple[dict[tuple[str, int], list[float]], dict[str
     return grids, definitions
 
 
-@pytest.mark.parametrize("name", ["images-rivals", "images-rules", "images-alpha-0.1"])
+@pytest.mark.parametrize("name", ["images-baselines", "images-rules", "images-alpha-0.1"])
 def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str) -> None:
     grids, definitions = read_tables(name)
     (part,) = (each for each in parts.PARTS if each.name == name)
@@ -216,7 +216,7 @@ def test_a_subset_recovers_by_its_share_of_the_gain(claims: Any) -> None:
 
 def test_a_coin_is_asked_of_even_numbers_only(claims: Any) -> None:
     errors = {"majority": [49.0, 52.0], "majority-zero": [51.0, 51.0]}
-    claim = "a coin on a tie is better than no update"
+    claim = "random tie-breaking is better than no update"
 
     (even,) = claims.answer_all({"p": make_part(errors, workers=2)})[claim]
 
@@ -226,7 +226,7 @@ def test_a_coin_is_asked_of_even_numbers_only(claims: Any) -> None:
 
 def test_equal_is_not_better(claims: Any) -> None:
     errors = {"majority": [50.0, 52.0], "majority-zero": [51.0, 51.0]}
-    answer = answer_first(claims, make_part(errors))["a coin on a tie is better than no update"]
+    answer = answer_first(claims, make_part(errors))["random tie-breaking is better than no update"]
     assert (answer.holds, answer.seeds) == (False, "1 of 2")
 
 
@@ -243,7 +243,7 @@ def test_what_diverged_is_behind_what_did_not(claims: Any, diverged: str, holds:
     assert answer.figures.endswith("(diverged)")
 
 
-def test_a_rate_at_the_edge_of_its_grid_is_told(claims: Any) -> None:
+def test_a_rate_at_the_edge_of_its_grid_is_reported(claims: Any) -> None:
     part = make_part({"majority": [50], "dgc": [60]}, edge=("dgc",))
     answer = answer_first(claims, part)["majority is ahead of dgc at no more traffic"]
     assert "lr at the edge of the grid: dgc;" in answer.figures

@@ -163,7 +163,7 @@ def test_without_a_terminal_lines_are_sparse_and_tell_share_runs_and_time_left()
     assert lines == ["  0%  0/10 runs  1:15 left  run 0"]
 
 
-def test_hours_are_told_as_such():
+def test_hours_are_shown_as_such():
     assert "1:01:05 left" in show(make_progress(1, seconds_left=3665))
 
 

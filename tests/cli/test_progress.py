@@ -7,13 +7,13 @@ from distlion.cli.progress import ProgressDisplay
 from distlion.training import Progress
 
 
-def make_progress(step, heldout_loss=None):
+def make_progress(step, validation_loss=None):
     return Progress(
         step=step,
         steps=100,
         seconds=1.0,
         train_loss=3.25 if step else None,
-        heldout_loss=heldout_loss,
+        validation_loss=validation_loss,
         unit="tokens",
         units_per_s=1234.5,
         sent_bytes=2_500_000,
@@ -29,27 +29,27 @@ def show(*events, terminal=False):
     return console.file.getvalue()
 
 
-def test_line_tells_loss_throughput_traffic_and_bits():
-    line = show(make_progress(1, heldout_loss=4.5)).splitlines()[-1]
+def test_line_shows_loss_throughput_traffic_and_bits():
+    line = show(make_progress(1, validation_loss=4.5)).splitlines()[-1]
     assert line.startswith("step 1/100")
-    for part in ("loss 3.2500", "held out 4.5000", "tokens/s", "2.50 MB sent", "1.50 bits"):
+    for part in ("loss 3.2500", "validation 4.5000", "tokens/s", "2.50 MB sent", "1.50 bits"):
         assert part in line
 
 
 def test_without_a_terminal_quick_steps_share_a_line():
-    lines = show(make_progress(0, heldout_loss=5.0), *map(make_progress, range(1, 50)))
+    lines = show(make_progress(0, validation_loss=5.0), *map(make_progress, range(1, 50)))
     assert len(lines.splitlines()) == 2
 
 
 def test_without_a_terminal_every_evaluation_has_a_line():
-    evaluations = [make_progress(step, heldout_loss=4.0) for step in range(10)]
+    evaluations = [make_progress(step, validation_loss=4.0) for step in range(10)]
     assert len(show(*evaluations).splitlines()) == 11
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_start_of_the_workers_is_told(terminal):
+def test_start_of_the_workers_is_reported(terminal):
     assert "starting 4 workers" in show(terminal=terminal)
 
 
 def test_terminal_gets_a_bar_with_the_steps():
-    assert "7/100" in show(make_progress(7, heldout_loss=4.0), terminal=True)
+    assert "7/100" in show(make_progress(7, validation_loss=4.0), terminal=True)

@@ -86,7 +86,7 @@ def test_images_train_with_three_workers_that_average(json_run):
 
 
 @pytest.mark.distributed
-def test_rival_trains_with_its_own_optimizer_and_account(tmp_path):
+def test_baseline_trains_with_its_own_optimizer_and_account(tmp_path):
     result = invoke(
         *SHORT, "--rule", "terngrad", "--workers", "2", "--json", "--run-dir", str(tmp_path / "run")
     )
@@ -104,10 +104,15 @@ def test_progress_goes_to_standard_error(json_run):
 
 
 @pytest.mark.distributed
-def test_summary_table_tells_what_the_run_cost(tmp_path):
+def test_summary_table_shows_what_the_run_cost(tmp_path):
     result = invoke(*SHORT, "--workers", "2", "--run-dir", str(tmp_path / "run"))
     assert result.exit_code == 0, result.stderr
-    for row in ("final held-out loss", "sent by each worker", "fp32 all-reduce", "replicas equal"):
+    for row in (
+        "final validation loss",
+        "sent by each worker",
+        "reduction",
+        "replicas bitwise identical",
+    ):
         assert row in result.stdout
 
 

@@ -62,20 +62,20 @@ def test_any_number_of_panels_fits(tmp_path, workers):
 
 
 @pytest.mark.parametrize("draw", ALL)
-def test_axes_are_labelled(comparison, draw):
+def test_axes_are_labeled(comparison, draw):
     first, *_ = draw(comparison).axes
     assert first.get_xlabel()
     assert first.get_ylabel()
 
 
-def test_units_are_told(comparison):
+def test_units_are_reported(comparison):
     assert "(%)" in draw_course(comparison).axes[0].get_ylabel()
     assert "(MB)" in draw_bytes(comparison).axes[0].get_xlabel()
     assert "8mbit/s (s)" in draw_link_seconds(comparison).axes[0].get_xlabel()
     assert "nats" in draw_link_seconds(comparison).axes[0].get_ylabel()
 
 
-def test_methods_differ_without_colour(comparison):
+def test_methods_differ_without_color(comparison):
     lines = lines_of(draw_course(comparison).axes[0]).values()
     assert len({line.get_marker() for line in lines}) == len(METHODS)
     assert len({line.get_linestyle() for line in lines}) == len(METHODS)

@@ -75,7 +75,7 @@ def write_and_read(folder):
     return (folder / "report.md").read_text()
 
 
-def test_scale_of_all_learning_rates_is_told(tmp_path):
+def test_scale_of_all_learning_rates_is_reported(tmp_path):
     folder = write_comparison(tmp_path / "out")
     index = json.loads((folder / "comparison.json").read_text())
     index["settings"]["lr_scale"] = 0.5

@@ -52,7 +52,7 @@ def test_method_that_diverged_comes_last_and_says_so(tmp_path):
     assert rows[-1]["diverged"] == "at every lr"
 
 
-def test_seeds_that_diverged_are_told(tmp_path):
+def test_seeds_that_diverged_are_reported(tmp_path):
     (row,) = (r for r in outcome(tmp_path, diverged=("terngrad",)) if r["method"] == "terngrad")
     assert row["diverged"] == "1 of 3"
     assert row["test error (%)"] == "32.50 ± 0.71"
@@ -88,7 +88,7 @@ def test_methods_are_described(tmp_path):
         "terngrad",
         "what terngrad is",
         "terngrad()",
-        "rival",
+        "baseline",
         "0.1",
     ]
 

@@ -9,11 +9,11 @@ def summary(median):
     return {"median": median, "q1": 0.9 * median, "q3": 1.1 * median, "values": [median]}
 
 
-def result(seconds, *, rival_seconds, megabytes):
+def result(seconds, *, baseline_seconds, megabytes):
     return {
         "steps": 1,
         "seconds": summary(seconds),
-        "speed_up": {"ddp-fp32": summary(rival_seconds / seconds)},
+        "speed_up": {"ddp-fp32": summary(baseline_seconds / seconds)},
         "interface_bytes": [megabytes * 1e6 / 2, megabytes * 1e6],
         "sent_bytes": [None, None],
         "wire_bytes": [None, None],
@@ -22,11 +22,11 @@ def result(seconds, *, rival_seconds, megabytes):
 
 @pytest.fixture
 def record():
-    def at(rival_seconds):
+    def at(baseline_seconds):
         return {
-            "none": result(0.1, rival_seconds=rival_seconds, megabytes=0.001),
-            "ddp-fp32": result(rival_seconds, rival_seconds=rival_seconds, megabytes=50),
-            "majority-all-reduce": result(0.2, rival_seconds=rival_seconds, megabytes=1.6),
+            "none": result(0.1, baseline_seconds=baseline_seconds, megabytes=0.001),
+            "ddp-fp32": result(baseline_seconds, baseline_seconds=baseline_seconds, megabytes=50),
+            "majority-all-reduce": result(0.2, baseline_seconds=baseline_seconds, megabytes=1.6),
         }
 
     return {
@@ -52,7 +52,7 @@ def test_figure_may_show_some_of_the_methods(record, tmp_path):
     assert (tmp_path / "all.png").read_bytes() != (tmp_path / "some.png").read_bytes()
 
 
-def test_figure_does_without_a_rival(record, tmp_path):
+def test_figure_does_without_a_baseline(record, tmp_path):
     for methods in record["results"].values():
         del methods["ddp-fp32"]
     record["settings"]["methods"].remove("ddp-fp32")

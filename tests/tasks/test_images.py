@@ -164,7 +164,7 @@ def test_score_counts_every_heldout_image(digits):
     assert sum(score_batch(model, batch).count for batch in digits.heldout_batches()) == 359
 
 
-def test_cifar_folder_trains_on_colour_images(tmp_path):
+def test_cifar_folder_trains_on_color_images(tmp_path):
     for name in (*TRAIN_FILES, TEST_FILE):
         content = {
             b"data": np.random.default_rng(0).integers(0, 256, (8, 3072), dtype=np.uint8),

@@ -23,7 +23,7 @@ TINY |= {"n_head": 2}
 
 @pytest.fixture
 def numbered(tmp_path):
-    """A text whose windows tell their place: line k holds k."""
+    """A text whose windows show their place: line k holds k."""
     path = tmp_path / "numbers.txt"
     path.write_text("".join(f"{line:07d}\n" for line in range(2000)))
     return path

@@ -167,7 +167,7 @@ def test_run_that_fails_otherwise_names_itself(tmp_path):
     assert not (tmp_path / "out" / INDEX_NAME).exists()
 
 
-def test_wrong_data_is_told_before_anything_runs(tmp_path):
+def test_wrong_data_is_reported_before_anything_runs(tmp_path):
     settings = make_text_comparison(tmp_path, data=str(tmp_path / "gone.txt"))
     with pytest.raises(DataError, match=r"gone\.txt"):
         run(settings, tmp_path / "out")

@@ -29,7 +29,7 @@ def test_tuning_seed_is_not_reported():
     assert TUNING_SEED not in {run.seed for run in cell.reported_runs(0.1)}
 
 
-def test_grids_have_centres_of_their_own():
+def test_grids_have_centers_of_their_own():
     settings = make(methods=("majority", "terngrad"), lrs=3)
     assert len({cell.grid()[1] for cell in settings.cells()}) == 2
 

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 import distlion
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.errors import InvalidArgumentError
-from distlion.training.averagers import RIVALS as AVERAGER_NAMES
+from distlion.training.averagers import BASELINES as AVERAGER_NAMES
 from distlion.training.contenders import METHOD_NAMES, find_contender
 from distlion.training.presets import PRESETS, Preset
 from distlion.training.virtual_method import Entry
@@ -171,7 +171,7 @@ def test_global_lion_and_full_precision_votes_are_the_same_method():
 @pytest.mark.parametrize(
     "name", ["", "majorty", "quantized-9", "quantized-4-l2", "majority-sync-", "terngrad-sync-10"]
 )
-def test_unknown_method_is_told_with_the_known_ones(name):
+def test_unknown_method_is_reported_with_the_known_ones(name):
     with pytest.raises(InvalidArgumentError, match="global-adamw"):
         find_contender(name)
 

@@ -3,7 +3,7 @@ import pytest
 from distlion.training.grid import make_grid
 
 
-def test_grid_is_centred_on_the_base():
+def test_grid_is_centered_on_the_base():
     assert make_grid(5e-4, points=3, factor=3) == (1.67e-4, 5e-4, 1.5e-3)
 
 

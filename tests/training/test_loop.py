@@ -118,13 +118,13 @@ def test_evaluations_come_first_now_and_then_and_last(record):
 
 
 @pytest.mark.distributed
-def test_first_and_final_heldout_loss_are_those_of_the_series(record):
+def test_initial_and_final_validation_loss_are_those_of_the_series(record):
     ends = (record.evaluations["loss"][0], record.evaluations["loss"][-1])
     assert (record.first_heldout_loss, record.final_heldout_loss) == ends
 
 
 @pytest.mark.distributed
-def test_training_lowers_the_heldout_loss(record):
+def test_training_lowers_the_validation_loss(record):
     assert record.final_heldout_loss < record.first_heldout_loss
 
 
@@ -147,7 +147,7 @@ def test_replicas_end_equal_under_every_rule(rule, tmp_path):
 
 
 @pytest.mark.distributed
-def test_evaluation_is_equal_to_the_bit_for_any_number_of_workers(tmp_path):
+def test_evaluation_is_bitwise_identical_for_any_number_of_workers(tmp_path):
     losses = {
         loss
         for world_size in (1, 2, 3)

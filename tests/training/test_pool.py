@@ -5,7 +5,7 @@ import time
 import pytest
 
 from distlion.errors import DataError, WorkerFailedError
-from distlion.training.pool import Finished, Pool, Told
+from distlion.training.pool import Finished, Pool, Reported
 
 pytestmark = pytest.mark.distributed
 
@@ -15,7 +15,7 @@ def double(emit, job):
     return 2 * job
 
 
-def tell_pid_and_wait(emit, job):
+def report_pid_and_wait(emit, job):
     emit(os.getpid())
     time.sleep(60)
 
@@ -50,7 +50,7 @@ def is_alive(pid):
 def test_every_job_tells_and_finishes():
     events = run_all(double, [1, 2, 3])
     assert {e.job: e.result for e in events if isinstance(e, Finished)} == {1: 2, 2: 4, 3: 6}
-    assert {e.content for e in events if isinstance(e, Told)} == {
+    assert {e.content for e in events if isinstance(e, Reported)} == {
         "doubling 1",
         "doubling 2",
         "doubling 3",
@@ -73,7 +73,7 @@ def test_no_jobs_are_no_events():
     assert run_all(double, []) == []
 
 
-def test_error_of_ours_is_told_with_its_job():
+def test_error_of_ours_is_reported_with_its_job():
     with pytest.raises(WorkerFailedError, match="job 7 failed: DataError: no data"):
         run_all(fail, ["job 7"])
 
@@ -84,13 +84,13 @@ def test_other_exceptions_keep_their_traceback():
     assert "in break_down" in str(raised.value.__cause__)
 
 
-def test_killed_process_is_told_with_its_job():
+def test_killed_process_is_reported_with_its_job():
     with pytest.raises(WorkerFailedError, match="job 7 was killed by SIGKILL"):
         run_all(crash, ["job 7"])
 
 
 def test_leaving_the_pool_ends_its_processes():
-    with Pool(tell_pid_and_wait, size=2) as pool:
+    with Pool(report_pid_and_wait, size=2) as pool:
         pool.submit("a")
         pool.submit("b")
         pids = [event.content for event, _ in zip(pool.events(), range(2), strict=False)]

@@ -67,7 +67,7 @@ def test_second_run_into_the_same_folder_is_refused(run_dir):
     assert (run_dir / RECORD_NAME).read_bytes() == before
 
 
-def test_bad_data_is_told_before_a_worker_starts_and_leaves_no_folder(tmp_path):
+def test_bad_data_is_reported_before_a_worker_starts_and_leaves_no_folder(tmp_path):
     settings = make_settings(data=str(tmp_path / "nothing"))
     with pytest.raises(DataError, match="nothing"):
         train(settings, run_dir=tmp_path / "run", observe=ignore)
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_every_process_with_status_130(tmp_path):
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     process = start_endless_run(tmp_path)
     process.kill()
-    # As above: the pipe's end tells that no worker is left.
+    # As above: the pipe's end shows that no worker is left.
     process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
 
@@ -141,7 +141,7 @@ def run_torchrun(folder, *arguments):
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["majority", "global-adamw"])
-def test_torchrun_gives_the_losses_of_local_workers_to_the_bit(tmp_path, rule):
+def test_torchrun_gives_bitwise_the_losses_of_local_workers(tmp_path, rule):
     local = train(make_settings(rule=rule), run_dir=tmp_path / "local", observe=ignore)
     joined = run_torchrun(
         tmp_path / "joined",
@@ -156,7 +156,7 @@ def test_torchrun_gives_the_losses_of_local_workers_to_the_bit(tmp_path, rule):
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["majority", "quantized-4"])
-def test_plain_torch_kernels_give_the_losses_of_the_core_to_the_bit(tmp_path, rule):
+def test_plain_torch_kernels_give_bitwise_the_losses_of_the_core(tmp_path, rule):
     records = []
     for kernels in ("cpu", "reference"):
         folder = tmp_path / kernels

@@ -106,7 +106,7 @@ def test_bytes_grow_evenly_and_add_up():
     assert record.sent_bytes_per_step * 6 == sent[-1]
 
 
-def test_equal_settings_give_equal_records_to_the_bit_whatever_was_drawn_before():
+def test_equal_settings_give_bitwise_identical_records_whatever_was_drawn_before():
     torch.manual_seed(1)
     first = run(BlobTask(dropout=0.5), method="terngrad")
     torch.manual_seed(2)

@@ -41,7 +41,7 @@ EXAMPLE = (
     "--seeds 3 --out comparison"
 )
 _COMPARISONS = Path("comparisons")
-# Not in the command that repeats a comparison; the folder is told apart.
+# Not in the command that repeats a comparison, to which the folder is added.
 _LEFT_OUT = ("out", "as_json", "jobs")
 # Where output goes to a file or a pipe, nothing else says how wide it may be.
 _PIPED_WIDTH = 160
@@ -210,7 +210,7 @@ def compare_command(
                 settings,
                 folder=folder,
                 jobs=_default_jobs(device) if jobs is None else jobs,
-                command=_spell_command(context, folder),
+                command=_format_command(context, folder),
                 observe=display,
             )
         written = write_comparison_report(folder, link=model, rate=link)
@@ -249,7 +249,7 @@ def _choose_folder(settings: CompareSettings) -> Path:
     return folder
 
 
-def _spell_command(context: typer.Context, folder: Path) -> str:
+def _format_command(context: typer.Context, folder: Path) -> str:
     """Write the command as it was given, less what its records do not depend on."""
     words = ["distlion", "compare"]
     for param in context.command.params:
@@ -258,11 +258,11 @@ def _spell_command(context: typer.Context, folder: Path) -> str:
         if source is None or source.name != "COMMANDLINE" or name in _LEFT_OUT:
             continue
         value = context.params[name]
-        words += [param.opts[0]] if value is True else [param.opts[0], _spell(value)]
+        words += [param.opts[0]] if value is True else [param.opts[0], _format_value(value)]
     return shlex.join([*words, "--out", str(folder)])
 
 
-def _spell(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 

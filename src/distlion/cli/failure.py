@@ -38,7 +38,7 @@ def shown_failures(console: Console) -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: what was written is flushed, the interpreter is not wound up."""
+    """End this process at once: what was written is flushed, no cleanup of the interpreter runs."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -76,12 +76,12 @@ class ProgressDisplay(LiveDisplay):
 
     Args:
         console: Where to show it.
-        workers: Number of workers, for the line that tells of their start.
+        workers: Number of workers, for the line that reports their start.
     """
 
     def __init__(self, console: Console, *, workers: int) -> None:
         self._starting = f"starting {workers} workers"
-        self._heldout = ""
+        self._validation = ""
         super().__init__(
             console,
             TextColumn("{task.description}"),
@@ -100,12 +100,12 @@ class ProgressDisplay(LiveDisplay):
 
     def __call__(self, progress: Progress) -> None:
         """Show where the run is."""
-        if progress.heldout_loss is not None:
-            self._heldout = f"held out {progress.heldout_loss:.4f}"
+        if progress.validation_loss is not None:
+            self._validation = f"validation {progress.validation_loss:.4f}"
         what = self._describe(progress)
         self.show(
             f"step {progress.step}/{progress.steps}  {what}",
-            at_once=progress.heldout_loss is not None,
+            at_once=progress.validation_loss is not None,
             completed=progress.step,
             total=progress.steps,
             description=what,
@@ -113,9 +113,9 @@ class ProgressDisplay(LiveDisplay):
 
     def _describe(self, progress: Progress) -> str:
         if progress.train_loss is None:
-            return self._heldout
+            return self._validation
         return (
-            f"loss {progress.train_loss:.4f}  {self._heldout}  "
+            f"loss {progress.train_loss:.4f}  {self._validation}  "
             f"{progress.units_per_s:,.0f} {progress.unit}/s  "
             f"{progress.sent_bytes / _MEGABYTE:.2f} MB sent  "
             f"{progress.bits_per_parameter:.2f} bits/parameter"

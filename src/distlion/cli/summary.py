@@ -22,17 +22,17 @@ def build_summary(record: Record, run_dir: Path) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_row("final training loss", f"{record.final_train_loss:.4f}")
-    table.add_row("first held-out loss", f"{record.first_heldout_loss:.4f}")
-    table.add_row("final held-out loss", f"{record.final_heldout_loss:.4f}")
-    table.add_row("held-out accuracy", f"{record.final_heldout_accuracy:.1%}")
+    table.add_row("initial validation loss", f"{record.first_heldout_loss:.4f}")
+    table.add_row("final validation loss", f"{record.final_heldout_loss:.4f}")
+    table.add_row("validation accuracy", f"{record.final_heldout_accuracy:.1%}")
     table.add_row("wall time", f"{record.wall_s:.1f} s")
     table.add_row("sent by each worker, measured", _format_bytes(record.sent_bytes_per_worker))
     table.add_row(
         "fp32 all-reduce would have sent", _format_bytes(record.full_precision_bytes_per_worker)
     )
-    table.add_row("times less", _format_ratio(record))
+    table.add_row("reduction", _format_reduction(record))
     table.add_row("bits per parameter and step", f"{record.bits_per_parameter:.3f}")
-    table.add_row("replicas equal to the bit", "yes" if record.replicas_equal else "NO")
+    table.add_row("replicas bitwise identical", "yes" if record.replicas_equal else "NO")
     table.add_row("record", str(run_dir / RECORD_NAME))
     table.add_row("figure", str(run_dir / FIGURE_NAME))
     return table
@@ -42,7 +42,7 @@ def _format_bytes(n_bytes: int) -> str:
     return f"{n_bytes / _MEGABYTE:,.2f} MB"
 
 
-def _format_ratio(record: Record) -> str:
+def _format_reduction(record: Record) -> str:
     if record.sent_bytes_per_worker == 0:
         return "nothing was sent"
-    return f"{record.full_precision_bytes_per_worker / record.sent_bytes_per_worker:.1f}"
+    return f"{record.full_precision_bytes_per_worker / record.sent_bytes_per_worker:.1f}x"

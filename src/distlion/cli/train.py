@@ -80,7 +80,7 @@ _BatchSize = Annotated[
     int | None,
     typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
 ]
-_Seed = Annotated[int, typer.Option(help="Of weights, data order and coins.")]
+_Seed = Annotated[int, typer.Option(help="Of weights, data order and random tie-breaking.")]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
 _Data = Annotated[
     str | None,
@@ -110,7 +110,7 @@ _ModelConfig = Annotated[
     typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
 ]
 _EvalEvery = Annotated[
-    int | None, typer.Option(help="Steps between held-out evaluations.", show_default="50")
+    int | None, typer.Option(help="Steps between validations.", show_default="50")
 ]
 _RunDir = Annotated[
     Path | None,
@@ -181,7 +181,7 @@ def train_command(
         _train_and_show(settings, run_dir or _choose_run_dir(settings), messages, as_json=as_json)
     if torchrun_world_size() is not None:
         # A thread of Gloo may still have to free a tensor, which aborts a process whose interpreter
-        # is being wound up; torch keeps these threads even after destroy_process_group.
+        # is shutting down; torch keeps these threads even after destroy_process_group.
         leave(0)
 
 

@@ -38,7 +38,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise one or more values."""
+        """Summarize one or more values."""
         sd = stdev(values) if len(values) > 1 else 0.0
         return cls(fmean(values), sd, min(values), max(values), len(values))
 

@@ -22,7 +22,7 @@ except ImportError as error:
 _DPI = 130
 _PANEL_INCHES = (4.6, 3.7)
 _LEGEND_INCHES = 2.1
-# Dark and light by turns, so that neighbours in a list differ in grey too.
+# Dark and light by turns, so that neighbors in a list differ in gray too.
 _COLORS = (
     "#000000",
     "#d55e00",
@@ -39,10 +39,10 @@ _COLORS = (
     "#aa4499",
 )
 _MARKERS = "osD^v*PX<>ph8d"
-_LINES = {"ours": "-", "full precision": "--", "rival": ":"}
+_LINES = {"ours": "-", "full precision": "--", "baseline": ":"}
 _BAND_ALPHA = 0.13
 _MEGA = 1e6
-# Markers of neighbouring methods stand at different points of their curves.
+# Markers of neighboring methods stand at different points of their curves.
 _MARK_EVERY = 3
 # Numbers of workers are doublings; methods stand beside each other on this part of one.
 _DODGE = 0.3
@@ -189,9 +189,9 @@ def _draw_spreads(
 
 
 def _style(comparison: Comparison, method: str) -> dict[str, Any]:
-    """Tell methods apart by colour and marker, and the sides that they are on by the line.
+    """Distinguish methods by color and marker, and their kinds by the line.
 
-    Markers of rivals are hollow, so that what lies under them is seen.
+    Markers of baselines are hollow, so that what lies under them is seen.
     """
     number = comparison.methods.index(method)
     kind = comparison.index["methods"][method]["kind"]
@@ -199,7 +199,7 @@ def _style(comparison: Comparison, method: str) -> dict[str, Any]:
         "color": _COLORS[number % len(_COLORS)],
         "marker": _MARKERS[number % len(_MARKERS)],
         "linestyle": _LINES.get(kind, "-"),
-        "fillstyle": "none" if kind == "rival" else "full",
+        "fillstyle": "none" if kind == "baseline" else "full",
         "markersize": 5,
         "linewidth": 1.4,
         "label": method,

@@ -73,9 +73,9 @@ def build_report(comparison: Comparison, *, link: LinkModel, rate: str) -> list[
     """Put the report together."""
     return [
         *_introduce(comparison),
-        *_tell_outcomes(comparison, link=link, rate=rate),
+        *_describe_outcomes(comparison, link=link, rate=rate),
         *_show_figures(comparison, link=link, rate=rate),
-        *_tell_tuning(comparison),
+        *_describe_tuning(comparison),
         Heading("Methods"),
         tabulate_methods(comparison),
         Heading("Settings"),
@@ -104,7 +104,7 @@ def _introduce(comparison: Comparison) -> list[Block]:
     ]
 
 
-def _tell_outcomes(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
+def _describe_outcomes(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
     text = (
         f"{comparison.outcome.name[0].upper()}{comparison.outcome.name[1:]} after the last step, "
         "mean ± standard deviation over the seeds that did not diverge, methods of which fewer "
@@ -127,7 +127,7 @@ def _tell_outcomes(comparison: Comparison, *, link: LinkModel, rate: str) -> lis
 def _show_figures(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
     band = "Lines are means over seeds, bands reach from the least to the most."
     bars = "Bars are standard deviations over seeds."
-    lines = "Solid lines vote, dashed ones average uncompressed gradients, dotted ones are rivals."
+    lines = "Solid lines are ours, dashed ones uncompressed baselines, dotted ones other baselines."
     metric = comparison.course.name.partition(" (")[0].capitalize()
     final = comparison.outcome.name.partition(" (")[0]
     latency = f"{link.latency_s * 1e6:g} us a round"
@@ -158,7 +158,7 @@ def _show_figures(comparison: Comparison, *, link: LinkModel, rate: str) -> list
     ]
 
 
-def _tell_tuning(comparison: Comparison) -> list[Block]:
+def _describe_tuning(comparison: Comparison) -> list[Block]:
     settings = comparison.settings
     if settings["lrs"] == 1:
         text = "No learning rate was tuned: each method ran with its default."

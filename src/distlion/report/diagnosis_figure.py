@@ -29,7 +29,7 @@ _WIDTH_INCHES = 11.0
 _LEAST_INCHES, _INCHES_PER_NAME = 3.0, 0.17
 _MOST_NAMES = 60
 _DPI = 120
-# Light is high in every map of lightness, so that it survives greyscale.
+# Light is high in every map of lightness, so that it survives grayscale.
 _COLORS = "cividis"
 
 

@@ -121,7 +121,7 @@ def _table_to_html(table: Table) -> str:
 
 
 def _find_numeric(table: Table) -> list[bool]:
-    """Tell for each column whether most of its filled cells are numbers."""
+    """Find for each column whether most of its filled cells are numbers."""
     columns = [[cell for cell in column if cell] for column in zip(*table.rows, strict=True)]
     if not columns:
         return [False] * len(table.head)

@@ -38,7 +38,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def draw_loss_figure(record_path: Path, figure_path: Path) -> None:
-    """Draw training and held-out loss over steps as a PNG that also reads in greyscale.
+    """Draw training and validation loss over steps as a PNG that also reads in grayscale.
 
     Args:
         record_path: The ``record.json`` of a run.
@@ -74,7 +74,7 @@ def _draw_losses(axes: Axes, record: dict[str, Any]) -> None:
         color="black",
         linestyle="--",
         marker="o",
-        label="held out",
+        label="validation",
     )
 
 

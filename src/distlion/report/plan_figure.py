@@ -22,7 +22,7 @@ _GIGA = 1e9
 
 
 def draw_plan_figure(record: dict[str, Any], figure_path: Path) -> None:
-    """Draw the sweeps of a plan as a PNG that also reads in greyscale.
+    """Draw the sweeps of a plan as a PNG that also reads in grayscale.
 
     Args:
         record: What ``distlion.planning.build_record`` returns, or the same read from JSON.

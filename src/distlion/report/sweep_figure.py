@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import DataError, MissingDependencyError
-from distlion.report.sweep_table import check_sweep, find_rival
+from distlion.report.sweep_table import check_sweep, find_baseline
 
 try:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ _FLOOR = "none"
 def draw_sweep_figure(
     record: dict[str, Any], figure_path: Path, *, methods: Sequence[str] | None = None
 ) -> None:
-    """Draw a sweep as a PNG that also reads in greyscale: medians, with quartiles as bars.
+    """Draw a sweep as a PNG that also reads in grayscale: medians, with quartiles as bars.
 
     Args:
         record: What ``distlion.netlab.run_sweep`` returns, or the same read from JSON.
@@ -41,17 +41,17 @@ def draw_sweep_figure(
     check_sweep(record)
     wanted = record["settings"]["methods"] if methods is None else methods
     shown = [name for name in wanted if name not in record["missing"]]
-    rival = find_rival(record)
+    baseline = find_baseline(record)
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
     figure.suptitle(_describe(record))
     for number, name in enumerate(shown):
         style = _style(number)
         _draw(left, record, name, lambda result: result["seconds"], style)
-        if rival is not None:
-            _draw(right, record, name, lambda result: result["speed_up"][rival], style)
+        if baseline is not None:
+            _draw(right, record, name, lambda result: result["speed_up"][baseline], style)
     left.set_ylabel("time of a step (s)")
-    right.set_ylabel(f"speed-up over {rival} (times)")
+    right.set_ylabel(f"speed-up over {baseline} (times)")
     for axes in (left, right):
         _finish(axes, list(record["results"]))
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small")

@@ -8,8 +8,8 @@ from distlion.errors import DataError
 
 _MILLI = 1e3
 _MEGA = 1e6
-RIVALS = ("ddp-fp32", "all-reduce-fp32")
-"""What speed-ups are told over: the first of these that is in a sweep."""
+BASELINES = ("ddp-fp32", "all-reduce-fp32")
+"""What speed-ups are relative to: the first of these that is in a sweep."""
 
 
 def check_sweep(record: dict[str, Any]) -> None:
@@ -22,9 +22,9 @@ def check_sweep(record: dict[str, Any]) -> None:
         raise DataError("record lacks results, settings or missing; expected that of a sweep")
 
 
-def find_rival(record: dict[str, Any]) -> str | None:
-    """Name the method that speed-ups are told over; None if the sweep has none."""
-    for name in RIVALS:
+def find_baseline(record: dict[str, Any]) -> str | None:
+    """Name the method that speed-ups are relative to; None if the sweep has none."""
+    for name in BASELINES:
         if all(name in methods for methods in record["results"].values()):
             return name
     return None
@@ -44,23 +44,25 @@ def tabulate_sweep(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         DataError: The record is none of a sweep.
     """
     check_sweep(record)
-    rival = find_rival(record)
+    baseline = find_baseline(record)
     rates = list(record["results"])
     head = ["method", *(f"{rate}, ms" for rate in rates)]
-    if rival is not None:
-        head += [f"{rate}, x {rival}" for rate in rates]
+    if baseline is not None:
+        head += [f"{rate}, x {baseline}" for rate in rates]
     head.append("MB a step")
-    rows = [_describe_method(record, name, rates, rival) for name in record["settings"]["methods"]]
+    rows = [
+        _describe_method(record, name, rates, baseline) for name in record["settings"]["methods"]
+    ]
     return head, rows
 
 
 def _describe_method(
-    record: dict[str, Any], name: str, rates: list[str], rival: str | None
+    record: dict[str, Any], name: str, rates: list[str], baseline: str | None
 ) -> list[str]:
     found = [record["results"][rate].get(name) for rate in rates]
     row = [name, *(_format(each and each["seconds"]["median"] * _MILLI) for each in found)]
-    if rival is not None:
-        row += [_format(each and each["speed_up"][rival]["median"]) for each in found]
+    if baseline is not None:
+        row += [_format(each and each["speed_up"][baseline]["median"]) for each in found]
     row.append(_format(found[-1] and max(found[-1]["interface_bytes"]) / _MEGA))
     return row
 

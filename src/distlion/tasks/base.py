@@ -79,7 +79,7 @@ def seeded_generator(*parts: int) -> torch.Generator:
 
 
 def digest_arrays(*arrays: npt.NDArray[Any]) -> str:
-    """Return 16 digits of the SHA-256 of some arrays, to tell data from other data."""
+    """Return 16 digits of the SHA-256 of some arrays, to distinguish data sets."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)

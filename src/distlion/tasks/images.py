@@ -30,7 +30,7 @@ _CACHED_SPLITS = 4
 
 
 @dataclass(frozen=True)
-class _LabelledImages:
+class _LabeledImages:
     """Hold images (n, channels, size, size) float32, standardised, and classes (n,) int64."""
 
     source: str
@@ -181,7 +181,7 @@ class ImageTask:
         }
 
 
-def _load_digits() -> _LabelledImages:
+def _load_digits() -> _LabeledImages:
     try:
         # It costs 2.5 s, so only when its data is asked for.
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
@@ -198,7 +198,7 @@ def _load_digits() -> _LabelledImages:
     )
 
 
-def _load_cifar(folder: Path) -> _LabelledImages:
+def _load_cifar(folder: Path) -> _LabeledImages:
     train, train_labels, test, test_labels = read_cifar10(folder)
     return _standardize(
         str(folder),
@@ -211,11 +211,11 @@ def _load_cifar(folder: Path) -> _LabelledImages:
 
 def _standardize(
     source: str, train: Tensor, train_labels: Tensor, heldout: Tensor, heldout_labels: Tensor
-) -> _LabelledImages:
+) -> _LabeledImages:
     """Shift and scale each channel by the mean and deviation of the training images."""
     mean = train.mean(dim=(0, 2, 3), keepdim=True)
     deviation = train.std(dim=(0, 2, 3), keepdim=True).clamp(min=1e-6)
-    return _LabelledImages(
+    return _LabeledImages(
         source,
         (train - mean) / deviation,
         train_labels,

@@ -95,7 +95,7 @@ def build_vision_model(config: PreTrainedConfig, *, seed: int) -> nn.Module:
 
 
 def _build(factory: Any, config: PreTrainedConfig, seed: int) -> nn.Module:
-    # transformers initialises from the global generator only: lend it ours, then put it back.
+    # transformers initializes from the global generator only: lend it ours, then put it back.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

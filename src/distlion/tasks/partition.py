@@ -42,7 +42,7 @@ class TextPartition(Protocol):
 
 
 class ImagePartition(Protocol):
-    """Share out labelled images."""
+    """Share out labeled images."""
 
     def split_images(
         self, labels: Tensor, *, seed: int, world_size: int, batch_size: int

@@ -1,4 +1,4 @@
-"""Causal language modelling: predict the next byte or character."""
+"""Causal language modeling: predict the next byte or character."""
 
 from __future__ import annotations
 

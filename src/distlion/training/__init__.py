@@ -3,7 +3,7 @@
 from distlion.training.compare import CompareProgress, compare
 from distlion.training.compare_settings import CompareSettings
 from distlion.training.contenders import METHOD_NAMES
-from distlion.training.launch import run_workers
+from distlion.training.local_workers import run_workers
 from distlion.training.loop import Progress
 from distlion.training.presets import PRESETS, Preset, make_quick
 from distlion.training.record import RECORD_NAME, Record

@@ -19,12 +19,12 @@ from distlion.baselines import (
 )
 from distlion.optim import Lion
 from distlion.training.contender import Contender, MethodKind
-from distlion.training.virtual_method import Entry, GradientMethod
+from distlion.training.virtual_method import Entry, VirtualAveraging
 from distlion.training.vote_names import LION_BETAS
 from distlion.training.voters import LION_LR, LION_WEIGHT_DECAY
 from distlion.virtual import VirtualBaseline
 
-# Centres of grids, from one run each of 60 steps on the digits with 4 workers, 5 learning rates a
+# Centers of grids, from one run each of 60 steps on the digits with 4 workers, 5 learning rates a
 # factor of 3 apart. Noisy means want a larger one of AdamW than exact ones do.
 _ADAMW_LR = 1e-3
 _NOISY_ADAMW_LR = 3e-3
@@ -41,7 +41,7 @@ _WARM_UP_SHARE = 0.05
 
 @dataclass(frozen=True)
 class _Inner:
-    """The optimizer that the mean gradient is handed to, and the centre of its tuning."""
+    """The optimizer that the mean gradient is handed to, and the center of its tuning."""
 
     name: str
     make: Callable[[Entry], torch.optim.Optimizer]
@@ -75,18 +75,18 @@ _MOMENTUM_SGD = _Inner(
 _PLAIN_SGD = _Inner("SGD()", partial(_make_sgd, momentum=0.0), _PLAIN_SGD_LR, _SGD_WEIGHT_DECAY)
 
 
-def _enter(entry: Entry, *, inner: _Inner, compression: _Method | None) -> GradientMethod:
+def _enter(entry: Entry, *, inner: _Inner, compression: _Method | None) -> VirtualAveraging:
     if isinstance(compression, DeepGradientCompression):
         warmup_steps = round(_WARM_UP_SHARE * entry.steps)
         compression = replace(compression, warmup_steps=warmup_steps)
     baseline = VirtualBaseline(
         inner.make(entry), workers=entry.workers, compression=compression, seed=entry.seed
     )
-    return GradientMethod(baseline, _count_rounds(entry.workers, compression))
+    return VirtualAveraging(baseline, _count_rounds(entry.workers, compression))
 
 
 def _count_rounds(workers: int, compression: _Method | None) -> int:
-    """Count the rounds of a step, to the method's favour.
+    """Count the rounds of a step, to the method's favor.
 
     Sums travel along a tree, 2 ceil(log2 N) rounds, PowerSGD's second factors after the first ones;
     payloads that are gathered go to everybody at once, and so do scalars that are exchanged before.
@@ -100,7 +100,7 @@ def _count_rounds(workers: int, compression: _Method | None) -> int:
     return 1 + compression.shares_scalar
 
 
-def _rival(
+def _baseline(
     name: str, description: str, inner: _Inner, compression: _Method | None = None
 ) -> Contender:
     how = "mean gradient" if compression is None else repr(compression)
@@ -110,7 +110,7 @@ def _rival(
         name=name,
         description=description,
         definition=f"{how}; {inner.name}",
-        kind=MethodKind.FULL_PRECISION if compression is None else MethodKind.RIVAL,
+        kind=MethodKind.FULL_PRECISION if compression is None else MethodKind.BASELINE,
         base_lr=inner.base_lr,
         weight_decay=inner.weight_decay,
         enter=partial(_enter, inner=inner, compression=compression),
@@ -123,26 +123,26 @@ _DGC = f"Deep Gradient Compression (arXiv:1712.01887) to {_KEPT:.0%}"
 _LARGEST = GradDrop(keep=_KEPT)
 
 _ALL = (
-    _rival("global-lion", "Lion on the mean gradient", _LION),
-    _rival("global-adamw", "AdamW on the mean gradient", _ADAMW),
-    _rival("global-sgd", "SGD with momentum on the mean gradient", _MOMENTUM_SGD),
-    _rival("ddp-fp16", "Lion on a float16 all-reduce", _LION, HalfPrecision()),
-    _rival(
+    _baseline("global-lion", "Lion on the mean gradient", _LION),
+    _baseline("global-adamw", "AdamW on the mean gradient", _ADAMW),
+    _baseline("global-sgd", "SGD with momentum on the mean gradient", _MOMENTUM_SGD),
+    _baseline("ddp-fp16", "Lion on a float16 all-reduce", _LION, HalfPrecision()),
+    _baseline(
         "ddp-powersgd",
         f"PowerSGD (arXiv:1905.13727) of rank {PowerSGD().rank}, Lion",
         _LION,
         PowerSGD(),
     ),
-    _rival("terngrad", f"{_TERNGRAD}, SGD with momentum", _MOMENTUM_SGD, TernGrad()),
-    _rival("terngrad-adamw", f"{_TERNGRAD}, AdamW", _NOISY_ADAMW, TernGrad()),
-    _rival("graddrop", f"{_GRADDROP}, SGD with momentum", _MOMENTUM_SGD, _LARGEST),
-    _rival("graddrop-adamw", f"{_GRADDROP}, AdamW", _NOISY_ADAMW, _LARGEST),
-    _rival(
+    _baseline("terngrad", f"{_TERNGRAD}, SGD with momentum", _MOMENTUM_SGD, TernGrad()),
+    _baseline("terngrad-adamw", f"{_TERNGRAD}, AdamW", _NOISY_ADAMW, TernGrad()),
+    _baseline("graddrop", f"{_GRADDROP}, SGD with momentum", _MOMENTUM_SGD, _LARGEST),
+    _baseline("graddrop-adamw", f"{_GRADDROP}, AdamW", _NOISY_ADAMW, _LARGEST),
+    _baseline(
         "dgc",
         f"{_DGC}, SGD with its momentum",
         _PLAIN_SGD,
         DeepGradientCompression(keep=_KEPT, momentum=_SGD_MOMENTUM),
     ),
 )
-RIVALS = {rival.name: rival for rival in _ALL}
+BASELINES = {baseline.name: baseline for baseline in _ALL}
 """By name."""

@@ -16,7 +16,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.tasks import Task
 from distlion.training.compare_settings import TUNING_SEED, Cell, CompareSettings
 from distlion.training.contenders import find_contender
-from distlion.training.launch import Emit
+from distlion.training.local_workers import Emit
 from distlion.training.pool import Finished, Pool
 from distlion.training.record import write_whole
 from distlion.training.run import list_slow_imports, load_task
@@ -33,13 +33,13 @@ _EMIT_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class CompareProgress:
-    """Tell an observer how far a comparison is.
+    """How far a comparison is.
 
     Attributes:
         done_runs, total_runs: Those of this call; what was there before is in neither.
         done_share: Share of their work that is done, 0 to 1.
         what: The run that was heard of last.
-        seconds_left: None before it can be told.
+        seconds_left: None before it can be estimated.
     """
 
     done_runs: int
@@ -84,7 +84,7 @@ def compare(
     if jobs < 1:
         raise InvalidArgumentError(f"jobs is {jobs}; expected 1 or more")
     largest = max(settings.cells(), key=lambda cell: cell.workers).reported_runs(1e-3)[0]
-    task = load_task(largest.to_training())  # so that a mistake is told before any run
+    task = load_task(largest.to_training())  # so that a mistake shows before any run
     split_heldout(task)
     records = RecordFolder(folder / RUNS_NAME, task.describe())
     preload = [__name__, *list_slow_imports(largest.to_training(), task)]
@@ -133,14 +133,14 @@ def _work(emit: Emit, job: _Job) -> None:
     torch.set_num_threads(1)
     due_s = time.monotonic()
 
-    def tell(step: int) -> None:
+    def report(step: int) -> None:
         nonlocal due_s
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + _EMIT_EVERY_S
             emit(step)
 
     task = _load_task(job.run.to_data())
-    record = VirtualLoop(job.run, task, tell).run()
+    record = VirtualLoop(job.run, task, report).run()
     RecordFolder(job.folder, task.describe()).write(job.run, record)
 
 
@@ -189,14 +189,14 @@ class _Comparison:
         # The longest first, so that no process is left with one at the end.
         for state in sorted(self._states, key=lambda state: -state.cell.workers):
             self._want(state, state.cell.tuning_runs())
-        self._tell("starting")
+        self._report("starting")
         for event in self._pool.events():
             run = event.job.run
             if isinstance(event, Finished):
                 self._finish(run)
             else:
                 self._running[run] = event.content * run.workers
-            self._tell(str(run))
+            self._report(str(run))
         return [self._describe(state) for state in self._states]
 
     def _want(self, state: _CellState, runs: Sequence[RunSettings]) -> None:
@@ -232,7 +232,7 @@ class _Comparison:
         assert record is not None  # it was there, or has just been written
         return record
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         expected = [run for state in self._states for run in state.expected]
         done = sum(run.work for run in self._finished) + sum(self._running.values())
         total = sum(run.work for run in [*self._finished, *self._running, *expected])

@@ -38,8 +38,8 @@ class CompareSettings:
         workers: Numbers of virtual workers, each once; 1 or more.
         seeds: Runs of each method and number of workers that are reported, at least 1.
         lrs: Learning rates that each method may try, at least 1. With 1 nothing is tuned.
-        lr_factor: Ratio of neighbours on the grid, above 1.
-        lr_scale: What the centres of all grids are multiplied by, above 0: larger models and longer
+        lr_factor: Ratio of neighbors on the grid, above 1.
+        lr_scale: What the centers of all grids are multiplied by, above 0: larger models and longer
             runs want smaller learning rates, whatever the method.
         steps: Optimizer steps of a reported run, at least 1.
         tuning_steps: Those of a run that only chooses the learning rate, at least 1.

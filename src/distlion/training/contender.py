@@ -13,7 +13,7 @@ class MethodKind(str, Enum):
     """On which side a method is."""
 
     OURS = "ours"
-    RIVAL = "rival"
+    BASELINE = "baseline"
     FULL_PRECISION = "full precision"
 
 
@@ -26,7 +26,7 @@ class Contender:
         description: A phrase for the report.
         definition: The same to the last number; a record is that of a method as defined here.
         kind: On which side it is.
-        base_lr: Centre of its grid of learning rates.
+        base_lr: Center of its grid of learning rates.
         weight_decay: Unless a comparison sets one for all.
         enter: Builds it.
     """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from distlion.errors import InvalidArgumentError
-from distlion.training.averagers import RIVALS
+from distlion.training.averagers import BASELINES
 from distlion.training.contender import Contender
 from distlion.training.voters import VOTER_NAMES, find_voter
 
-METHOD_NAMES = (*VOTER_NAMES, *RIVALS)
+METHOD_NAMES = (*VOTER_NAMES, *BASELINES)
 """For messages and help."""
 
 
@@ -17,7 +17,7 @@ def find_contender(name: str) -> Contender:
     Raises:
         InvalidArgumentError: There is none.
     """
-    contender = RIVALS.get(name) or find_voter(name)
+    contender = BASELINES.get(name) or find_voter(name)
     if contender is None:
         raise InvalidArgumentError(
             f"method {name!r} is unknown; expected one of {', '.join(METHOD_NAMES)}"

@@ -26,14 +26,14 @@ _COSINE_FLOOR = 0.1
 
 @dataclass(frozen=True)
 class Progress:
-    """Tell an observer how far a run is, as rank 0 sees it.
+    """How far a run is, as rank 0 sees it.
 
     Args:
         step: Steps done, 0 before the first.
         steps: Steps in all.
         seconds: Since the start of the loop.
         train_loss: Of the last batch of rank 0, in nats; None before the first step.
-        heldout_loss: In nats, if the model has just been evaluated.
+        validation_loss: In nats, if the model has just been evaluated.
         unit: What throughput counts.
         units_per_s: Over all workers, evaluations included.
         sent_bytes: By this worker so far.
@@ -44,7 +44,7 @@ class Progress:
     steps: int
     seconds: float
     train_loss: float | None
-    heldout_loss: float | None
+    validation_loss: float | None
     unit: str
     units_per_s: float
     sent_bytes: int
@@ -103,15 +103,15 @@ class TrainingLoop:
 
         Raises:
             NonFiniteError: The loss is no longer finite.
-            StepError: A step failed, as DistributedLion tells it.
+            StepError: A step failed, as DistributedLion reports it.
         """
         self._start_s = time.perf_counter()
-        self._report(0, heldout_loss=self._evaluate(0))
+        self._report(0, validation_loss=self._evaluate(0))
         for step in range(self._settings.steps):
             self._step(step)
             done = step + 1
             due = done % self._settings.eval_every == 0 or done == self._settings.steps
-            self._report(done, heldout_loss=self._evaluate(done) if due else None)
+            self._report(done, validation_loss=self._evaluate(done) if due else None)
         return self._conclude()
 
     def _step(self, step: int) -> None:
@@ -134,7 +134,7 @@ class TrainingLoop:
     def _evaluate(self, done: int) -> float:
         """Score held-out batch i on rank i mod N and add the sums in batch order.
 
-        The result is the same to the bit for any number of ranks.
+        The result is bitwise identical for any number of ranks.
         """
         batches = self._task.heldout_batches()
         sums = torch.zeros(len(batches), 3, dtype=torch.float64)
@@ -144,7 +144,7 @@ class TrainingLoop:
         # One rank fills a row, the others add zeros to it: exact.
         rows = gather_rows(sums).sum(dim=0).tolist()
         loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
-        self._check_finite(loss_sum, "held-out", done)
+        self._check_finite(loss_sum, "validation", done)
         self._evaluations["step"].append(done)
         self._evaluations["seconds"].append(self._elapsed_s())
         self._evaluations["loss"].append(loss_sum / count)
@@ -162,7 +162,7 @@ class TrainingLoop:
     def _elapsed_s(self) -> float:
         return round(time.perf_counter() - self._start_s, 6)
 
-    def _report(self, done: int, *, heldout_loss: float | None) -> None:
+    def _report(self, done: int, *, validation_loss: float | None) -> None:
         if self._rank != 0:
             return
         seconds = self._elapsed_s()
@@ -173,7 +173,7 @@ class TrainingLoop:
                 steps=self._settings.steps,
                 seconds=seconds,
                 train_loss=self._losses["loss"][-1] if done else None,
-                heldout_loss=heldout_loss,
+                validation_loss=validation_loss,
                 unit=self._task.unit,
                 units_per_s=units / seconds,
                 sent_bytes=self._method.sent_bytes,

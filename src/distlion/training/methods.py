@@ -64,7 +64,7 @@ class Method(Protocol):
         """Return how far votes agreed as JSON can hold it; empty unless that was asked for."""
 
     def replicas_equal(self) -> bool:
-        """Return whether all ranks, which must all call it, hold the same parameters to the bit."""
+        """Return whether all ranks, which must all call it, hold bitwise identical parameters."""
 
 
 def build_method(settings: TrainSettings, model: nn.Module) -> Method:
@@ -152,7 +152,7 @@ class _Account(Protocol):
 class AveragingMethod:
     """An optimizer fed the mean gradient of all workers, plain or compressed, by a hook of DDP.
 
-    Gloo does not tell what it sends, so bytes are those of rings that carry what the hook handed
+    Gloo does not report what it sends, so bytes are those of rings that carry what the hook handed
     over.
     """
 

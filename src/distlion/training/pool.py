@@ -1,4 +1,4 @@
-"""A pool of processes for long jobs that tell how far they are."""
+"""A pool of processes for long jobs that report how far they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from distlion.errors import DistlionError, WorkerFailedError
-from distlion.training.launch import Emit
+from distlion.training.local_workers import Emit
 from distlion.training.processes import (
     WorkerTraceError,
     become_child,
@@ -26,7 +26,7 @@ from distlion.training.processes import (
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """What a job emitted before its end."""
 
     job: Any
@@ -96,7 +96,7 @@ class Pool:
         """Add a job to those that wait."""
         self._waiting.append(job)
 
-    def events(self) -> Iterator[Told | Finished]:
+    def events(self) -> Iterator[Reported | Finished]:
         """Do all jobs; those submitted meanwhile too.
 
         Raises:
@@ -143,13 +143,13 @@ class Pool:
         self._seats.append(_Seat(process, ours))
         return self._seats[-1]
 
-    def _hear(self, seat: _Seat) -> Iterator[Told | Finished]:
+    def _hear(self, seat: _Seat) -> Iterator[Reported | Finished]:
         try:
             message = seat.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._mourn(seat)
             return
-        if isinstance(message, Told):
+        if isinstance(message, Reported):
             yield message
         elif isinstance(message, Finished):
             seat.job = None
@@ -172,8 +172,8 @@ def _serve(pipe: Connection, work: Callable[[Emit, Any], Any]) -> None:
         except EOFError:
             return
         try:
-            result = work(partial(_tell, pipe, job), job)
-        # Whatever it is, the parent tells it.
+            result = work(partial(_report, pipe, job), job)
+        # Whatever it is, the parent reports it.
         except Exception as error:  # noqa: BLE001
             trace = None if isinstance(error, DistlionError) else traceback.format_exc()
             pipe.send(_Failure(f"{type(error).__name__}: {error}", trace))
@@ -181,5 +181,5 @@ def _serve(pipe: Connection, work: Callable[[Emit, Any], Any]) -> None:
             pipe.send(Finished(job, result))
 
 
-def _tell(pipe: Connection, job: Any, content: Any) -> None:
-    pipe.send(Told(job, content))
+def _report(pipe: Connection, job: Any, content: Any) -> None:
+    pipe.send(Reported(job, content))

@@ -41,7 +41,7 @@ class Record:
         sent_bytes_per_worker: What the steps sent, the most of any worker.
         full_precision_bytes_per_worker: What a ring all-reduce of fp32 gradients would have sent.
         bits_per_parameter: Bits that a worker sends in a step for each trainable parameter.
-        replicas_equal: Whether the workers ended with the same parameters, to the bit.
+        replicas_equal: Whether the workers ended with bitwise identical parameters.
         traffic: The account of rank 0.
         losses: Series ``step``, ``seconds``, ``loss`` (mean over workers) and ``lr``.
         evaluations: Series ``step`` (steps done), ``seconds``, ``loss`` and ``accuracy``.
@@ -109,14 +109,14 @@ def claim_run_dir(run_dir: Path) -> None:
 
 
 def write_record(record: Record, run_dir: Path) -> Path:
-    """Write ``record.json``, whole or not at all, and return its path."""
+    """Write ``record.json`` atomically and return its path."""
     path = run_dir / RECORD_NAME
     write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n")
     return path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file in the place of an existing one, whole or not at all."""
+    """Write a text file atomically, in the place of an existing one."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".record-", delete=False) as file:
         temporary = Path(file.name)
         try:

@@ -23,7 +23,7 @@ from distlion.tasks import (
     TextTask,
     Tokenizer,
 )
-from distlion.training.launch import Emit, run_workers
+from distlion.training.local_workers import Emit, run_workers
 from distlion.training.loop import Observer, TrainingLoop
 from distlion.training.record import Record, claim_run_dir, write_record
 from distlion.training.settings import (
@@ -121,7 +121,7 @@ def _claimed(run_dir: Path) -> Iterator[None]:
 
 
 def _train_locally(settings: TrainSettings, observe: Observer) -> Record:
-    task = load_task(settings)  # so that a mistake is told before any worker is started
+    task = load_task(settings)  # so that a mistake shows before any worker is started
     record = run_workers(
         _work,
         settings,

@@ -101,7 +101,7 @@ class RecordFolder:
         return record if found == wanted else None
 
     def write(self, settings: RunSettings, record: RunRecord) -> None:
-        """Write a record, whole or not at all."""
+        """Write a record atomically."""
         text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
         write_whole(self.path(settings), text)
 

@@ -32,7 +32,7 @@ class RunSettings:
         model_config: A transformers config; None for the task's preset.
         method: Name of a contender.
         workers: Virtual workers, at least 1.
-        seed: Of weights, data order, dropout and coins; 0 or above.
+        seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
         lr: Highest learning rate, above 0.
         weight_decay: At least 0.
         steps: Optimizer steps, at least 1.
@@ -73,7 +73,7 @@ class RunSettings:
 
     @property
     def work(self) -> int:
-        """Forward and backward passes of the run: what its time goes with."""
+        """Forward and backward passes of the run: what its time is proportional to."""
         return self.steps * self.workers
 
     def to_training(self) -> TrainSettings:

@@ -113,10 +113,10 @@ class TrainSettings:
         schedule: Course of the learning rate: cosine falls to a tenth of ``lr`` at the last step.
         warmup_steps: Steps of linear rise to ``lr``, at least 0.
         batch_size: Examples of one worker in a step, at least 1.
-        eval_every: Steps between held-out evaluations, at least 1; there is always one before the
+        eval_every: Steps between validations, at least 1; there is always one before the
             first step and one after the last.
-        seed: Of weights, data order, dropout and the votes' coins; 0 or above.
-        threads: Threads of a worker, at least 1. Losses are equal to the bit for equal threads.
+        seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
+        threads: Threads of a worker, at least 1. With as many, losses are bitwise identical.
         data: What to train on; None for the task's embedded data.
         partition: How the training data is shared out among workers.
         alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.

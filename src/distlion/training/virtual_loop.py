@@ -169,7 +169,7 @@ class VirtualLoop:
         scores = [score_batch(self._model, batch) for batch in batches]
         count = sum(score.count for score in scores)
         loss = math.fsum(score.loss_sum for score in scores) / count
-        self._check_finite(loss, "held-out")
+        self._check_finite(loss, "evaluation")
         return loss, sum(score.correct for score in scores) / count
 
     def _check_finite(self, loss: float, kind: str) -> None:
@@ -208,7 +208,7 @@ class _Series:
 
 
 def digest_parameters(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters, to compare runs to the bit."""
+    """Return the SHA-256 of all parameters, to compare runs bitwise."""
     digest = hashlib.sha256()
     for param in model.parameters():
         flat = param.detach().cpu().contiguous().flatten()

@@ -67,12 +67,12 @@ class Entry:
 
     @property
     def n_elements(self) -> int:
-        """Number of trainable coordinates."""
+        """Number of trainable elements."""
         return sum(param.numel() for _, param in self.params)
 
 
 @dataclass(frozen=True)
-class VotingMethod:
+class VirtualVoting:
     """Virtual workers that vote, under the pattern ``AllReduce``."""
 
     optimizer: VirtualCluster
@@ -86,7 +86,7 @@ class VotingMethod:
         *,
         betas: tuple[float, float] = LION_BETAS,
         momentum_sync: MomentumSync | None = None,
-    ) -> VotingMethod:
+    ) -> VirtualVoting:
         """Build the workers of an entry that vote by a rule."""
         cluster = VirtualCluster(
             entry.params,
@@ -128,7 +128,7 @@ def _count_rounds(entry: Entry, aggregation: Aggregation, *, syncs: bool) -> int
 
 
 @dataclass(frozen=True)
-class GradientMethod:
+class VirtualAveraging:
     """Virtual workers whose gradients are averaged, compressed or not, for one optimizer."""
 
     baseline: VirtualBaseline

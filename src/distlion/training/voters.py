@@ -11,7 +11,7 @@ import torch
 from distlion.aggregation import QuantizedVote
 from distlion.optim import MomentumSync, lion_cub
 from distlion.training.contender import Contender, MethodKind
-from distlion.training.virtual_method import VotingMethod
+from distlion.training.virtual_method import VirtualVoting
 from distlion.training.vote_names import LION_BETAS, NamedVote, find_vote, list_vote_names
 
 # As for `distlion train`: small sweeps of one seed, in docs/lab-notebook.md.
@@ -76,11 +76,11 @@ def _make_voter(
         description=description,
         definition=f"{vote.rule!r}, betas={vote.betas}, {momentum_sync!r}",
         # Signum and signSGD are Lion's rule with other momenta, and others' methods.
-        kind=MethodKind.OURS if vote.betas == LION_BETAS else MethodKind.RIVAL,
+        kind=MethodKind.OURS if vote.betas == LION_BETAS else MethodKind.BASELINE,
         base_lr=LION_LR,
         weight_decay=LION_WEIGHT_DECAY,
         enter=partial(
-            VotingMethod.build,
+            VirtualVoting.build,
             aggregation=vote.rule,
             betas=vote.betas,
             momentum_sync=momentum_sync,

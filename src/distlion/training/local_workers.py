@@ -27,7 +27,7 @@ from distlion.training.processes import (
 )
 
 # A worker that loses a peer reports within milliseconds, sometimes before the operating system
-# tells of the death that caused it: how long to wait for such news before a report is believed.
+# reports the death that caused it: how long to wait for such news before a report is believed.
 _BLAME_WINDOW_S = 1.0
 
 Emit = Callable[[Any], None]
@@ -67,7 +67,7 @@ def run_workers(
     themselves.
 
     Args:
-        work: Called as ``work(emit, *args)`` on every rank with the default group initialised; must
+        work: Called as ``work(emit, *args)`` on every rank with the default group initialized; must
             be importable by name. What rank 0 passes to ``emit`` reaches ``observe`` here.
         args: Its further arguments; they are pickled.
         world_size: Number of workers.
@@ -168,7 +168,7 @@ class _Crew:
     def _blame(self, observe: Emit) -> None:
         """Name the worker that failed first.
 
-        Deaths without a report come first, since reports of others may only tell of a lost peer.
+        Deaths without a report come first, since reports of others may only name a lost peer.
         """
         deadline_s = time.monotonic() + _BLAME_WINDOW_S
         while (left_s := deadline_s - time.monotonic()) > 0 and self._inboxes:
@@ -214,7 +214,7 @@ def _run_worker(
         )
         result = work(emit, *args)
         dist.destroy_process_group()
-    # Whatever it is, the parent tells it; nothing is left to run here.
+    # Whatever it is, the parent reports it; nothing is left to run here.
     except Exception as error:  # noqa: BLE001
         trace = None if isinstance(error, DistlionError) else traceback.format_exc()
         description = f"{type(error).__name__}: {error}"
