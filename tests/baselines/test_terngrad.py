@@ -53,7 +53,7 @@ def test_mean_over_workers_is_the_sum_of_levels_times_the_scale():
 
 def test_mean_of_many_draws_is_the_clipped_gradient():
     # A draw lies in an interval of width s = 1, so that by Hoeffding's inequality the mean of K is
-    # off by t or more with probability 2 exp(-2 K t^2); over n coordinates, 2 n times the exp. For
+    # off by t or more with probability 2 exp(-2 K t^2); over n elements, 2 n times the exp. For
     # 1e-9, t = sqrt(ln(2 n / 1e-9) / (2 K)) = 0.0255. The granularity of 2^-24 is far below it.
     n, repeats = 100, 20_000
     bound = math.sqrt(math.log(2 * n / 1e-9) / (2 * repeats))

@@ -14,7 +14,7 @@ from distlion.layout import Bucket
 
 @dataclass(frozen=True)
 class Average(Aggregation):
-    """Move every coordinate by the mean of the workers' signs.
+    """Move every element by the mean of the workers' signs.
 
     Equation:
         Delta = (1 / n) sum_i sign(c_i) = (2 * count - n) / n
@@ -22,7 +22,7 @@ class Average(Aggregation):
         (Distributed Lion, arXiv:2404.00438, Algorithm 1, Avg)
 
     Notes:
-        ceil(log2(N + 1)) bits down. A direction that is exactly 0 votes by a coin of its worker.
+        ceil(log2(N + 1)) bits down. A direction that is exactly 0 votes by its worker's coin.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Whole directions up, two bits down: global Lion, the yardstick of the other rules."""
+"""Uncompressed directions up, two bits down: global Lion, which the other rules approximate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class FullPrecision(Aggregation):
-    """Move every coordinate with the sign of the mean direction.
+    """Move every element with the sign of the mean direction.
 
     Equation:
         S = sign(sum_i c_i), sign(0) = 0, added in float32 in rank order

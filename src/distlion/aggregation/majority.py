@@ -16,7 +16,7 @@ from distlion.layout import Bucket
 
 @dataclass(frozen=True)
 class MajorityVote(Aggregation):
-    """Move every coordinate with the majority of the workers' signs.
+    """Move every element with the majority of the workers' signs.
 
     Equation:
         vote_i = sign(c_i), c_i = beta1 * m_i + (1 - beta1) * g_i
@@ -24,14 +24,14 @@ class MajorityVote(Aggregation):
         (Distributed Lion, arXiv:2404.00438, Algorithm 1, MaVo)
 
     Args:
-        tie: "random" decides a tie by an unbiased coin, equal on all workers: 1 bit down. "zero"
-            leaves the coordinate to weight decay alone: 2 bits down.
+        tie: "random" breaks ties at random, without bias and equally on all workers: 1 bit down.
+            "zero" leaves the element to weight decay alone: 2 bits down.
 
     Raises:
         InvalidArgumentError: ``tie`` is something else.
 
     Notes:
-        A direction that is exactly 0 votes by a coin of its worker. Both coins are inverted at odd
+        A direction that is exactly 0 votes by its worker's coin. Both coins are inverted at odd
         steps.
     """
 

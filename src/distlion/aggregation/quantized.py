@@ -25,12 +25,12 @@ DEFAULT_STEPS: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class QuantizedVote(Aggregation):
-    """Move every coordinate with the sign of the sum of p-bit votes.
+    """Move every element with the sign of the sum of p-bit votes.
 
     Equation:
         vote_i = sign(c_i) * (2 a_i + 1), a_i = min(floor(|c_i| / (s_i * step)), 2^(p-1) - 1)
         S = sign(sum_i vote_i)
-        s_i: mean |c_i| ("l1") or max |c_i| ("linf") over 4,096 coordinates of one parameter
+        s_i: mean |c_i| ("l1") or max |c_i| ("linf") over 4,096 elements of one parameter
         (Lion Cub, arXiv:2411.16462: p-bit votes scaled by the L1 norm. Odd levels are ours.)
 
     Args:

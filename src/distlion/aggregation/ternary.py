@@ -14,7 +14,7 @@ from distlion.layout import Bucket
 
 @dataclass(frozen=True)
 class TernaryVote(Aggregation):
-    """Move every coordinate with the sign of the sum of votes in {-1, 0, 1}.
+    """Move every element with the sign of the sum of votes in {-1, 0, 1}.
 
     Equation:
         S = sign(sum_i sign(c_i)), sign(0) = 0

@@ -1,4 +1,4 @@
-"""The rivals as DDP communication hooks over pure functions: one file for each paper."""
+"""What votes are compared with, as DDP hooks over pure functions: one file for each paper."""
 
 from distlion.baselines.base import Compression, Payload, State, gathered_bytes
 from distlion.baselines.dgc import DeepGradientCompression

@@ -1,4 +1,4 @@
-"""What every rival says: how a gradient becomes a payload, and how payloads become its mean."""
+"""What every baseline defines: a gradient as a payload, and the mean of payloads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Compression(ABC):
 
     @property
     def varies(self) -> bool:
-        """Whether payloads of one parameter can differ in length, so that workers must tell it."""
+        """Whether payloads of one parameter differ in length, which workers then exchange too."""
         return False
 
     def create_state(self, n_elements: int, device: torch.device) -> State:

@@ -41,7 +41,7 @@ class HalfPrecision(Compression):
     Notes:
         The network can add these payloads in an all-reduce: over DDP, take PyTorch's own
         ``fp16_compress_hook``. Its sums may be taken in another order; for two workers they are
-        equal to the bit. Beyond the range of float16 they are infinite.
+        bitwise identical. Beyond the range of float16 they are infinite.
     """
 
     @property

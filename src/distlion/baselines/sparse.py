@@ -67,7 +67,7 @@ class SparseCompression(Compression):
         return total.div_(len(entries))
 
     def reply_bytes(self, payloads: Sequence[Payload], n_elements: int) -> int:
-        """Count 8 bytes for each index that any worker sent, or 4 for each coordinate if fewer."""
+        """Count 8 bytes for each index that any worker sent, or 4 for each element if fewer."""
         entries = [_sparse(payload) for payload in payloads]
         union = torch.zeros(n_elements, dtype=torch.bool, device=entries[0].values.device)
         for payload in entries:

@@ -1,4 +1,4 @@
-"""TernGrad: three levels for each coordinate, unbiased by chance."""
+"""TernGrad: three random levels for each element, without bias."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TernaryPayload(Payload):
 
     Attributes:
         scale: () float32, shared by all workers; exchanged before, so not on the wire again.
-        levels: (n,) int8. On the wire, level + 1 of coordinate j is in bits 2 (j % 4) and up of
+        levels: (n,) int8. On the wire, level + 1 of element j is in bits 2 (j % 4) and up of
             byte j // 4; spare bits are 0.
     """
 
@@ -42,10 +42,10 @@ class TernaryPayload(Payload):
 
 @dataclass(frozen=True)
 class TernGrad(Compression):
-    """Send a random level of -1, 0 or 1 for each coordinate, whose mean is the clipped gradient.
+    """Send a random level of -1, 0 or 1 for each element, whose mean is the clipped gradient.
 
     Equation:
-        g' = clamp(g, -c sigma, c sigma);  s = max_i max |g'_i|, over coordinates and workers i
+        g' = clamp(g, -c sigma, c sigma);  s = max_i max |g'_i|, over elements and workers i
         t_i = sign(g'_i) b_i, P(b_i = 1) = |g'_i| / s;  mean = (s / N) sum_i t_i
         (TernGrad, arXiv:1705.07878, equations 1 to 3 and section 4: clipping, scaler sharing)
         c is ``clip``; s is ``scale``, one for each parameter.
@@ -60,7 +60,7 @@ class TernGrad(Compression):
         sigma is taken about 0, the mean that the paper's analysis assumes. About the mean of the
         parameter, one of a single element could never move.
         A gradient of only zeros has scale 0 and stays 0.
-        Bytes: the paper counts log2(3) = 1.585 bits a coordinate, often quoted as 1.5; here are
+        Bytes: the paper counts log2(3) = 1.585 bits an element, often quoted as 1.5; here are
         the 2 that a packed level takes, and ceil(log2(2 N + 1)) for the sum. The scale adds 4 bytes
         each way. Levels are drawn with a granularity of 2^-24 of the scale.
     """

@@ -1,4 +1,4 @@
-"""One worker's side of a method: its states, and its chance."""
+"""One worker's side of a method: its states, and its random numbers."""
 
 from __future__ import annotations
 
