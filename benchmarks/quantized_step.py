@@ -2,7 +2,7 @@
 
 Four virtual workers train the default text model by the sign of their mean direction (global Lion).
 At some steps, their directions are also voted on with p bits and every candidate width. The error
-is the share of |mean direction| on coordinates where the vote's sign differs from that of the mean:
+is the share of |mean direction| on elements where the vote's sign differs from that of the mean:
 0 is global Lion, 0.5 is chance. Printed: for each norm and p, the width with the smallest error.
 
     python benchmarks/quantized_step.py [--steps 200] [--json FILE]

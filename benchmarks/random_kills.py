@@ -74,7 +74,7 @@ class Survivor:
 
     @property
     def is_clean(self) -> bool:
-        """Whether it ended as promised."""
+        """Whether it ended as guaranteed."""
         return self.status == 1 and self.error == "PeerLostError" and self.state_is_right
 
 
@@ -96,7 +96,7 @@ class Kill:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all survivors ended as promised, with equal replicas where steps are equal."""
+        """Whether all survivors ended as guaranteed, with equal replicas where steps are equal."""
         first, second = self.survivors
         agree = first.committed_step != second.committed_step or first.params == second.params
         return first.is_clean and second.is_clean and agree
@@ -131,7 +131,7 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 
 def train(rank: int, port: int, setting: str, pipe: int) -> None:
-    """Train for ever as one rank; the error that ends it is told through the pipe, and raised."""
+    """Train forever as one rank; the error that ends it goes through the pipe, and is raised."""
     store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     optimizer = make_optimizer(setting)
@@ -235,11 +235,11 @@ def kill_once(chance: random.Random, folder: Path) -> Kill | None:
         status = child.wait()
         if rank == victim:
             continue
-        told = json.loads(line) if line else {"failed_s": None}
-        failed_s = told.pop("failed_s")
-        told["culprits"] = tuple(told.get("culprits", ()))
+        found = json.loads(line) if line else {"failed_s": None}
+        failed_s = found.pop("failed_s")
+        found["culprits"] = tuple(found.get("culprits", ()))
         seconds = None if failed_s is None else failed_s - killed_s
-        survivors.append(Survivor(rank, status, seconds, **told))
+        survivors.append(Survivor(rank, status, seconds, **found))
     os.close(end_writer)
     keeper.wait()
     return Kill(victim, setting, delay_s, tuple(survivors))

@@ -67,7 +67,7 @@ RULES: dict[str, Aggregation] = {
     "QuantizedVote(bits=4)": QuantizedVote(bits=4),
     "QuantizedVote(bits=4, norm='linf')": QuantizedVote(bits=4, norm="linf"),
 }
-# Colour, line and marker; those that stand beside each other differ in grey too. TernaryVote moves
+# Color, line and marker; those that stand beside each other differ in gray too. TernaryVote moves
 # as MajorityVote(tie='zero') does, where no direction is ever exactly 0.
 STYLES: dict[str, tuple[str, Any, str]] = {
     "FullPrecision()": ("#000000", "-", ""),
@@ -322,7 +322,7 @@ def draw(result: dict[str, Any]) -> Figure:
 
 def draw_rule(upper: Axes, lower: Axes, name: str, curves: dict[str, list[float]]) -> None:
     color, line, marker = STYLES[name]
-    # Markers of neighbouring rules stand at different points of their curves.
+    # Markers of neighboring rules stand at different points of their curves.
     points = len(curves["step"])
     first = list(STYLES).index(name) * max(1, points // 50)
     style = {

@@ -1,10 +1,10 @@
-"""Let b of N workers be hostile in every step; see what each way of combining workers makes of it.
+"""Let b of N workers be Byzantine in every step, and measure how each rule withstands them.
 
-Attacks, on the gradient that a hostile worker hands in: "flip" sends its negative, "randomise" a
+Attacks, on the gradient that a Byzantine worker hands in: "flip" sends its negative, "randomize" a
 Gaussian one of equal norm (for each tensor), "scale" -100 times it. A worker that always flips its
 gradients has the negative momentum too, hence exactly flipped votes. The task is a small ViT on
 scikit-learn's digits; workers are virtual. Each method's learning rate is the best of a grid
-without hostile workers, judged on other held-out images than those reported.
+without Byzantine workers, judged on other held-out images than those reported.
 
     python benchmarks/byzantine [--workers 9] [--seeds 3] [--steps 100] [--jobs 1]
         [--results FOLDER]
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hostile import (
+from attackers import (
     ATTACKS,
     BATCH_SIZE,
     METHODS,
@@ -45,14 +45,14 @@ from hostile import (
 from summary import draw, summarize, write_markdown
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-HOSTILE = (0, 1, 2, 3, 4)
+BYZANTINE = (0, 1, 2, 3, 4)
 LR_GRID = (1e-3, 2e-3, 4e-3, 8e-3)
 # Of the runs that choose a learning rate: none that is reported.
 TUNING_SEED = 1000
 
 
 def train_all(runs: Sequence[Run], jobs: int, what: str) -> Iterator[tuple[Run, Outcome]]:
-    """Train, in as many processes; tell where it is on stderr."""
+    """Train, in as many processes; report where it is on stderr."""
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         outcomes = map(train, runs)
@@ -85,15 +85,15 @@ def choose_lrs(outcomes: Sequence[tuple[Run, Outcome]]) -> dict[str, float]:
 
 
 def plan_study(lrs: dict[str, float], workers: int, seeds: int, steps: int) -> list[Run]:
-    """List all runs; those without a hostile worker stand once, under the first attack."""
+    """List all runs; those without a Byzantine worker are there once, under the first attack."""
     first = next(iter(ATTACKS))
     return [
-        Run(method, attack, hostile, workers, seed, lrs[method], steps)
+        Run(method, attack, byzantine, workers, seed, lrs[method], steps)
         for method in METHODS
         for attack in ATTACKS
-        for hostile in HOSTILE
+        for byzantine in BYZANTINE
         for seed in range(seeds)
-        if hostile or attack == first
+        if byzantine or attack == first
     ]
 
 
@@ -111,7 +111,7 @@ def read_conditions(args: argparse.Namespace, lrs: dict[str, float]) -> dict[str
         "seeds": args.seeds,
         "lr": ", ".join(f"{method}: {lr:g}" for method, lr in lrs.items())
         + f"; the best of {', '.join(f'{lr:g}' for lr in LR_GRID)} for each, one run each without "
-        "hostile workers, of another seed",
+        "Byzantine workers, of another seed",
         "schedule": f"{WARM_UP_STEPS} steps of warm-up, then linearly to 0",
         "weight_decay": WEIGHT_DECAY,
         "betas": "0.9, 0.99",

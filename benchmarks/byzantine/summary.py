@@ -1,4 +1,4 @@
-"""What all runs together say: a table, a figure."""
+"""What all runs together show: a table, a figure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from hostile import ATTACKS, AVERAGING, CLASSES, METHODS, Outcome, Run
+from attackers import ATTACKS, AVERAGING, CLASSES, METHODS, Outcome, Run
 from matplotlib.figure import Figure
 
-# Colour, line and marker; neighbours differ in grey too.
+# Color, line and marker; neighbors differ in gray too.
 STYLES: dict[str, tuple[str, Any, str]] = {
     "MajorityVote()": ("#d55e00", "-", "o"),
     "TernaryVote()": ("#e69f00", "--", "s"),
@@ -22,14 +22,14 @@ STYLES: dict[str, tuple[str, Any, str]] = {
 
 
 def summarize(outcomes: Sequence[tuple[Run, Outcome]]) -> dict[str, dict[str, Any]]:
-    """Return attack, method, hostile workers: mean, standard deviation and range of accuracies."""
+    """Return mean, deviation and range of accuracies, by attack, method and Byzantine workers."""
     cells: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for run, outcome in outcomes:
-        for attack in ATTACKS if run.hostile == 0 else (run.attack,):
-            cells[attack, run.method, run.hostile].append(outcome.accuracy)
+        for attack in ATTACKS if run.byzantine == 0 else (run.attack,):
+            cells[attack, run.method, run.byzantine].append(outcome.accuracy)
     table: dict[str, dict[str, Any]] = {}
-    for (attack, method, hostile), found in sorted(cells.items(), key=lambda cell: cell[0][2]):
-        table.setdefault(attack, {}).setdefault(method, {})[str(hostile)] = {
+    for (attack, method, byzantine), found in sorted(cells.items(), key=lambda cell: cell[0][2]):
+        table.setdefault(attack, {}).setdefault(method, {})[str(byzantine)] = {
             "mean": mean(found),
             "sd": stdev(found) if len(found) > 1 else 0.0,
             "least": min(found),
@@ -41,16 +41,16 @@ def summarize(outcomes: Sequence[tuple[Run, Outcome]]) -> dict[str, dict[str, An
 def write_markdown(result: dict[str, Any]) -> str:
     conditions = result["conditions"]
     lines = [
-        "# Hostile workers",
+        "# Byzantine workers",
         "",
         "Made by `python benchmarks/byzantine` from `byzantine.json`.",
         "",
         *(f"- {name.replace('_', ' ')}: {value}" for name, value in conditions.items()),
         "",
-        "![Held-out accuracy against the number of hostile workers](byzantine.png)",
+        "![Held-out accuracy against the number of Byzantine workers](byzantine.png)",
         "",
         "Final accuracy on held-out images in per cent, mean ± standard deviation over seeds;",
-        f"{100 / CLASSES:g} is chance. A column for each number of hostile workers, of "
+        f"{100 / CLASSES:g} is chance. A column for each number of Byzantine workers, of "
         f"{conditions['workers']}.",
     ]
     for attack in ATTACKS:
@@ -66,7 +66,7 @@ def write_markdown(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any]) -> Figure:
-    """Draw mean and range of accuracies against hostile workers, a panel for each attack."""
+    """Draw mean and range of accuracies against Byzantine workers, a panel for each attack."""
     figure = Figure(figsize=(12.5, 4.7), dpi=130, layout="constrained")
     panels = figure.subplots(1, len(ATTACKS), sharey=True)
     for axes, (attack, rows) in zip(panels, result["summary"].items(), strict=True):
@@ -94,7 +94,7 @@ def draw(result: dict[str, Any]) -> Figure:
         axes.axhline(100 / CLASSES, color="0.5", linewidth=1, linestyle=(0, (1, 3)))
         axes.set_title(attack)
         axes.set_xticks(counts)
-        axes.set_xlabel(f"hostile workers of {result['conditions']['workers']}")
+        axes.set_xlabel(f"Byzantine workers of {result['conditions']['workers']}")
         axes.grid(visible=True, alpha=0.3)
     panels[0].set_ylim(0, 100)
     panels[0].set_ylabel("held-out accuracy (%)")

@@ -75,7 +75,7 @@ def time_in_turn(contestants: Contestants, repetitions: int, cold: bool) -> Time
     return times
 
 
-def summarise(values: list[float]) -> dict[str, float]:
+def summarize(values: list[float]) -> dict[str, float]:
     q1, median, q3 = quantiles(values, n=4, method="inclusive")
     return {"median": median, "q1": q1, "q3": q3}
 
@@ -96,9 +96,9 @@ def measure_row(row: Row, times: Times, n_params: int) -> dict[str, Any]:
     over = [sum(turn) for turn in zip(*(times[name] for name in row.over), strict=True)]
     if row.under:
         under = [sum(turn) for turn in zip(*(times[name] for name in row.under), strict=True)]
-        result |= summarise([a / b for a, b in zip(over, under, strict=True)])
+        result |= summarize([a / b for a, b in zip(over, under, strict=True)])
     else:
-        result |= summarise([row.bytes_each * n_params / 1e9 / seconds for seconds in over])
+        result |= summarize([row.bytes_each * n_params / 1e9 / seconds for seconds in over])
     if row.target is not None:
         met = result["median"] >= row.target if row.at_least else result["median"] <= row.target
         result["met"] = met
@@ -113,7 +113,7 @@ def measure_group(group: Group, data: Data, args: argparse.Namespace) -> tuple[d
     return {
         "title": group.title,
         "rows": [measure_row(row, times, data.n_params) for row in group.rows],
-        "seconds": {name: summarise(values) for name, values in times.items()},
+        "seconds": {name: summarize(values) for name, values in times.items()},
     }, missing
 
 

@@ -55,7 +55,7 @@ def build_segments(tensors: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Bucket
     return bucket, [Segment(s, *t, hyper) for s, t in zip(bucket.slots, tensors, strict=True)]
 
 
-def make_room(bucket: Bucket, n_planes: int) -> Tensor:
+def make_output(bucket: Bucket, n_planes: int) -> Tensor:
     return torch.empty((bucket.n_blocks, n_planes, BLOCK_WORDS), dtype=torch.int64)
 
 
@@ -78,7 +78,7 @@ class Data:
         self.bucket, self.segments = build_segments(self.tensors)
         # Streaming writes any bits, NaN and denormal numbers among them: not for arithmetic.
         self.streamed_exp_avg, self.streamed_param = torch.zeros(2, n_params).unbind()
-        self.signs = make_room(self.bucket, 1)
+        self.signs = make_output(self.bucket, 1)
         least, most = -(2**63), 2**63 - 1
         size = (n_params // WORD_ELEMENTS * max(BITS),)
         self.random_words = torch.randint(least, most, size, generator=generator)
@@ -147,10 +147,10 @@ def build_steps(data: Data) -> Contestants:
 
 
 def build_levels(data: Data) -> Contestants:
-    rooms = {bits: make_room(data.bucket, bits) for bits in BITS}
+    outs = {bits: make_output(data.bucket, bits) for bits in BITS}
     return {
         "encode_signs": data.encode_signs,
-        **{f"encode_levels p={p}": partial(data.encode_levels, rooms[p]) for p in BITS},
+        **{f"encode_levels p={p}": partial(data.encode_levels, outs[p]) for p in BITS},
     }
 
 
@@ -187,7 +187,7 @@ def build_small(data: Data) -> Contestants:
         bucket, segments = build_segments(
             [tuple(torch.randn(n_elements) for _ in range(3)) for _ in range(n_tensors)]
         )
-        out = make_room(bucket, 1)
+        out = make_output(bucket, 1)
         gathered = data.kernels.gather(segments)
 
         def encode() -> None:
@@ -235,7 +235,7 @@ def build_counting(data: Data) -> Contestants:
     votes = data.random_words[: n_workers * bucket.n_blocks * BLOCK_WORDS]
     packed = votes.view(n_workers, bucket.n_blocks, 1, BLOCK_WORDS)
     present = torch.ones((n_workers, 1), dtype=torch.bool)
-    out = make_room(bucket, 1)
+    out = make_output(bucket, 1)
 
     def count() -> None:
         data.kernels.count_signs(packed, present, bucket, 0, COIN, out=out)

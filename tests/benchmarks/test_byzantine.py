@@ -26,13 +26,13 @@ OTHER_ORDER = 1e-5
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[Any]:
-    """The modules ``hostile`` and ``summary``, and the program."""
-    with imported_program("byzantine", "hostile", "summary") as found:
+    """The modules ``attackers`` and ``summary``, and the program."""
+    with imported_program("byzantine", "attackers", "summary") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def hostile(parts: Any) -> Any:
+def attackers(parts: Any) -> Any:
     return parts[0]
 
 
@@ -47,16 +47,16 @@ def program(parts: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def result(hostile: Any, summary: Any, program: Any) -> Any:
-    runs = program.plan_study(dict.fromkeys(hostile.METHODS, 1e-3), 9, 3, 100)
+def result(attackers: Any, summary: Any, program: Any) -> Any:
+    runs = program.plan_study(dict.fromkeys(attackers.METHODS, 1e-3), 9, 3, 100)
     outcomes = [
-        (run, hostile.Outcome(1.0, 0.9 - 0.1 * run.hostile + 0.01 * run.seed)) for run in runs
+        (run, attackers.Outcome(1.0, 0.9 - 0.1 * run.byzantine + 0.01 * run.seed)) for run in runs
     ]
     return {"conditions": {"workers": 9}, "summary": summary.summarize(outcomes)}
 
 
 def make_run(module: Any, **changes: Any) -> Any:
-    plain = {"method": "MajorityVote()", "attack": "flip", "hostile": 1, "workers": 3}
+    plain = {"method": "MajorityVote()", "attack": "flip", "byzantine": 1, "workers": 3}
     return module.Run(**{**plain, "seed": 0, "lr": 1e-3, "steps": 2, **changes})
 
 
@@ -65,23 +65,25 @@ def draw_grad(seed: int, n: int = 200) -> Tensor:
 
 
 class TestAttacks:
-    def test_flip_and_scale(self, hostile: Any) -> None:
+    def test_flip_and_scale(self, attackers: Any) -> None:
         grad, generator = draw_grad(0), torch.Generator()
-        assert torch.equal(hostile.flip(grad, generator), -grad)
-        assert torch.equal(hostile.scale(grad, generator), -100 * grad)
+        assert torch.equal(attackers.flip(grad, generator), -grad)
+        assert torch.equal(attackers.scale(grad, generator), -100 * grad)
 
-    def test_randomise_keeps_the_norm_and_nothing_else(self, hostile: Any) -> None:
+    def test_randomize_keeps_the_norm_and_nothing_else(self, attackers: Any) -> None:
         grad = draw_grad(0)
-        noise = hostile.randomise(grad, torch.Generator().manual_seed(1))
+        noise = attackers.randomize(grad, torch.Generator().manual_seed(1))
         assert float(noise.norm()) == pytest.approx(float(grad.norm()), rel=1e-5)
         # The cosine of independent directions has a standard deviation of 1 / sqrt(200) = 0.07.
         assert abs(float(noise @ grad)) < 0.3 * float(grad.norm()) ** 2
 
-    @pytest.mark.parametrize("attack", ["flip", "randomise", "scale"])
-    def test_only_the_first_workers_are_hostile(self, hostile: Any, attack: str) -> None:
+    @pytest.mark.parametrize("attack", ["flip", "randomize", "scale"])
+    def test_only_the_first_workers_are_byzantine(self, attackers: Any, attack: str) -> None:
         before = torch.stack([draw_grad(seed) for seed in range(4)])
         grads = {"a": before.clone()}
-        hostile.corrupt_(grads, make_run(hostile, attack=attack, hostile=2, workers=4), step=0)
+        attackers.corrupt_(
+            grads, make_run(attackers, attack=attack, byzantine=2, workers=4), step=0
+        )
         same = [torch.equal(*pair) for pair in zip(grads["a"], before, strict=True)]
         assert same == [False, False, True, True]
 
@@ -109,12 +111,12 @@ class TestAttacks:
 
 
 class TestTraining:
-    def test_gradients_are_those_of_each_worker_alone(self, hostile: Any) -> None:
-        task, model = hostile.load_task(), hostile.build_model(0)
+    def test_gradients_are_those_of_each_worker_alone(self, attackers: Any) -> None:
+        task, model = attackers.load_task(), attackers.build_model(0)
         batches = [
             task.training_batch(seed=0, step=0, rank=rank, world_size=2) for rank in range(2)
         ]
-        together = hostile.gradients(model, batches)
+        together = attackers.gradients(model, batches)
         for worker, batch in enumerate(batches):
             model.zero_grad()
             batch_loss(model, batch).backward()
@@ -124,36 +126,40 @@ class TestTraining:
                 assert error <= OTHER_ORDER * max(float(param.grad.abs().max()), 1e-3)
 
     @pytest.mark.parametrize("method", ["MajorityVote()", "Lion on the mean gradient"])
-    def test_run_repeats(self, hostile: Any, method: str) -> None:
-        run = make_run(hostile, method=method, attack="randomise")
-        first = hostile.train(run)
-        assert first == hostile.train(run)
+    def test_run_repeats(self, attackers: Any, method: str) -> None:
+        run = make_run(attackers, method=method, attack="randomize")
+        first = attackers.train(run)
+        assert first == attackers.train(run)
         assert 0.0 <= first.accuracy <= 1.0
-        assert first != hostile.train(make_run(hostile, method=method, attack="flip"))
+        assert first != attackers.train(make_run(attackers, method=method, attack="flip"))
 
-    def test_learning_rate_rises_then_falls(self, hostile: Any) -> None:
-        factors = [hostile.lr_factor(step, 100) for step in range(100)]
+    def test_learning_rate_rises_then_falls(self, attackers: Any) -> None:
+        factors = [attackers.lr_factor(step, 100) for step in range(100)]
         assert max(factors) == factors[9]
         assert 0 < factors[-1] < 0.02
 
 
 class TestStudy:
-    def test_runs_without_hostile_workers_stand_once(self, hostile: Any, program: Any) -> None:
-        runs = program.plan_study(dict.fromkeys(hostile.METHODS, 1e-3), 9, 3, 100)
+    def test_runs_without_byzantine_workers_are_there_once(
+        self, attackers: Any, program: Any
+    ) -> None:
+        runs = program.plan_study(dict.fromkeys(attackers.METHODS, 1e-3), 9, 3, 100)
         assert len(runs) == len(set(runs)) == 6 * 3 * (1 + 3 * 4)
-        assert {run.attack for run in runs if run.hostile == 0} == {"flip"}
+        assert {run.attack for run in runs if run.byzantine == 0} == {"flip"}
 
-    def test_each_method_takes_the_lr_with_the_least_loss(self, hostile: Any, program: Any) -> None:
+    def test_each_method_takes_the_lr_with_the_least_loss(
+        self, attackers: Any, program: Any
+    ) -> None:
         runs = program.plan_tuning(9, 100)
         outcomes = [
-            (run, hostile.Outcome(abs(run.lr - 3.9e-3) + 0.01 * len(run.method), 0.0))
+            (run, attackers.Outcome(abs(run.lr - 3.9e-3) + 0.01 * len(run.method), 0.0))
             for run in runs
         ]
-        assert program.choose_lrs(outcomes) == dict.fromkeys(hostile.METHODS, 4e-3)
+        assert program.choose_lrs(outcomes) == dict.fromkeys(attackers.METHODS, 4e-3)
 
-    def test_summary_is_over_seeds(self, hostile: Any, result: Any) -> None:
-        for attack in hostile.ATTACKS:
-            for method in hostile.METHODS:
+    def test_summary_is_over_seeds(self, attackers: Any, result: Any) -> None:
+        for attack in attackers.ATTACKS:
+            for method in attackers.METHODS:
                 cells = result["summary"][attack][method]
                 assert list(cells) == ["0", "1", "2", "3", "4"]
                 assert cells["2"]["mean"] == pytest.approx(0.71)
@@ -167,9 +173,9 @@ class TestStudy:
         assert rows == [f"| MajorityVote() | {expected} |"] * 3
 
     def test_figure_has_a_panel_for_each_attack(
-        self, hostile: Any, summary: Any, result: Any
+        self, attackers: Any, summary: Any, result: Any
     ) -> None:
         figure = summary.draw(result)
         figure.savefig(io.BytesIO(), format="png")
-        assert [axes.get_title() for axes in figure.axes] == list(hostile.ATTACKS)
-        assert set(summary.STYLES) == set(hostile.METHODS)
+        assert [axes.get_title() for axes in figure.axes] == list(attackers.ATTACKS)
+        assert set(summary.STYLES) == set(attackers.METHODS)

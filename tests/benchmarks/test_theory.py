@@ -46,7 +46,7 @@ def points_in_the_box(count: int) -> Tensor:
 
 
 class TestProblem:
-    def test_solution_is_on_the_edge_in_half_of_the_coordinates(self, problem: Any) -> None:
+    def test_solution_is_on_the_edge_in_half_of_the_elements(self, problem: Any) -> None:
         size = problem.solution.abs()
         assert (size[::2] == BOUND).all()
         assert (size[1::2] <= 0.8 * BOUND).all()

@@ -1,4 +1,4 @@
-"""One training run with hostile workers among virtual ones."""
+"""One training run with Byzantine workers among virtual ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def flip(grad: Tensor, generator: torch.Generator) -> Tensor:
     return -grad
 
 
-def randomise(grad: Tensor, generator: torch.Generator) -> Tensor:
+def randomize(grad: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(grad.shape, generator=generator)
     return noise * (grad.norm() / noise.norm())
 
@@ -73,7 +73,7 @@ def scale(grad: Tensor, generator: torch.Generator) -> Tensor:
 
 ATTACKS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "flip": flip,
-    "randomise": randomise,
+    "randomize": randomize,
     "scale": scale,
 }
 
@@ -84,8 +84,8 @@ class Run:
 
     Attributes:
         method: A name of METHODS.
-        attack: A name of ATTACKS; without meaning where nobody is hostile.
-        hostile: b: workers 0 to b - 1 are hostile.
+        attack: A name of ATTACKS; without meaning where nobody is Byzantine.
+        byzantine: b: workers 0 to b - 1 are Byzantine.
         workers: N.
         seed: Of the weights, the order of the images and the noise.
         lr: The highest one.
@@ -94,7 +94,7 @@ class Run:
 
     method: str
     attack: str
-    hostile: int
+    byzantine: int
     workers: int
     seed: int
     lr: float
@@ -144,8 +144,8 @@ def gradients(model: nn.Module, batches: Sequence[Batch]) -> Grads:
 
 
 def corrupt_(grads: Grads, run: Run, step: int) -> None:
-    """Replace what the hostile workers hand in."""
-    for worker in range(run.hostile):
+    """Replace what the Byzantine workers hand in."""
+    for worker in range(run.byzantine):
         generator = seeded_generator(run.seed, step, worker)
         for each in grads.values():
             each[worker] = ATTACKS[run.attack](each[worker], generator)
