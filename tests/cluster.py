@@ -111,7 +111,7 @@ def run_workers(
 
     Args:
         function: A function at the top level of an importable file. It runs with one torch thread
-            and, unless ``process_group`` is False, with an initialised Gloo group over the loopback
+            and, unless ``process_group`` is False, with an initialized Gloo group over the loopback
             interface.
         world_size: Number of processes.
         args: Picklable arguments.
@@ -119,7 +119,7 @@ def run_workers(
         outcomes: Return, for each rank, its result or the exception that it raised, instead of
             failing.
         may_die: As ``outcomes``, and a rank that was killed has a WorkerDiedError for its outcome.
-        process_group: Whether to initialise the default group before ``function``.
+        process_group: Whether to initialize the default group before ``function``.
         environment: Variables set in every worker before ``function``.
         measured: Whether workers measure coverage where the parent does. It doubles the time of
             long runs, which cover nothing that short ones do not.
