@@ -15,8 +15,9 @@ namespace {
 
 // 256 Ki coordinates, 100 microseconds of work or more.
 constexpr std::size_t kLeastWords = 4096;
-// The same of checksums, which are done at up to 8 bytes a nanosecond.
-constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
+// Checksums go through up to 10 bytes a nanosecond: 400 microseconds of work or more, since they wait
+// for memory rather than compute, so that a second thread brings less.
+constexpr std::size_t kLeastBytes = std::size_t{4} << 20;
 
 // Call `work(part, begin, end)` for [0, n) cut at multiples of `grain`, each part on its thread.
 template <class Work>

@@ -184,7 +184,7 @@ def test_rows_that_lie_apart_are_not_copied(backend: Backend) -> None:
     assert 0 < allocations.largest <= 3
 
 
-# Threads: 262,144 elements or 1 MiB are worth one.
+# Threads: 262,144 elements or 4 MiB are worth one.
 
 
 @over_cores
@@ -212,7 +212,7 @@ def test_square_sums_do_not_depend_on_threads(
 
 
 @over_cores
-@pytest.mark.parametrize("shape", [(1, 4 << 20), (2, 1 << 20), (5, (1 << 20) - 1), (4099, 1000)])
+@pytest.mark.parametrize("shape", [(1, 9 << 20), (2, 4 << 20), (3, (4 << 20) - 1), (2099, 6000)])
 def test_checksums_do_not_depend_on_threads(
     shape: tuple[int, int], n_threads: int, backend: Backend
 ) -> None:
