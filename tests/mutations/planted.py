@@ -94,6 +94,20 @@ MUTATIONS = (
         ("baselines/test_terngrad.py",),
     ),
     Mutation(
+        "advice compares with the slow ring only",
+        "planning/planner.py",
+        "next(forecast for forecast in self.ranked if not forecast.votes)",
+        'next(each for each in self.ranked if not each.votes and each.pattern == "ring")',
+        ("planning/test_advice.py",),
+    ),
+    Mutation(
+        "regimes end where the slow ring does",
+        "planning/planner.py",
+        "forecast_all_reduce(scenario, baseline)\n        for baseline in BASELINES\n        if",
+        "forecast_all_reduce(scenario, baseline)\n        for baseline in BASELINES[::2]\n        if",
+        ("planning/test_advice.py",),
+    ),
+    Mutation(
         "groups at different steps are accepted",
         "optim/saved_state.py",
         "if len(steps) > 1:",
