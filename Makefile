@@ -12,6 +12,10 @@ ARGS ?=
 BIN := $(VENV)/bin
 TRAIN_EXTRAS := train
 TEST_EXTRAS := train,netlab,dev
+# Where the core that is built with sanitizers is kept between runs.
+SANITIZED := build/sanitize
+# Of the quick tests with the processes that they start; a run of some of them covers less.
+COVERAGE := --cov --cov-report=term-missing:skip-covered $(if $(ARGS),,--cov-fail-under=95)
 
 # An environment variable that stops Python from keeping compiled modules would cost seconds in every process.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,26 +24,30 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test bench lint sanitize wheel format clean
+.PHONY: help train test test-all bench lint sanitize wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  ARGS="more arguments of distlion train, or of pytest"'
 
 train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers
 	@$(BIN)/distlion train $(ARGS)
 
-test: $(VENV)/.ready-test  ## set up, then run every check and every test, and sum up
+test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, and sum up
 	@$(run_parts)
-	part "ruff check" $(BIN)/ruff check .
-	part "ruff format" $(BIN)/ruff format --check .
-	part "mypy" $(BIN)/mypy
-	part "import-linter" $(BIN)/lint-imports --no-logo
-	part "docs" $(BIN)/pytest -q tests/test_docs.py
+	$(static_parts)
+	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(ARGS)
+	sum_up
+
+test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
+	@$(run_parts)
+	$(static_parts)
+	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
+	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
 	part "sanitizers" make --no-print-directory sanitize ARGS=
-	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py --cov --cov-report=term-missing:skip-covered $(ARGS)
+	if [ -e tests/mutations ]; then part "mutations" $(BIN)/python tests/mutations; fi
 	sum_up
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/
@@ -52,19 +60,14 @@ bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 
 lint: $(VENV)/.ready-test  ## run the static checks only
 	@$(run_parts)
-	part "ruff check" $(BIN)/ruff check .
-	part "ruff format" $(BIN)/ruff format --check .
-	part "mypy" $(BIN)/mypy
-	part "import-linter" $(BIN)/lint-imports --no-logo
+	$(static_parts)
 	sum_up
 
-sanitize: $(VENV)/.ready-test  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it
-	@$(sanitized_core)
-	tests=(tests/kernels tests/exchange/test_frame.py)
-	preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
-	# Not leaks: the interpreter keeps a lot until it ends.
-	LD_PRELOAD="$$preload" ASAN_OPTIONS=detect_leaks=0 "$$environment/bin/python" -m pytest -q -m "not slow" \
-	    -p no:cacheprovider "$${tests[@]}" $(ARGS)
+sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it
+	@preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
+	# Not leaks: the interpreter keeps a lot until it ends. Not the emulated processor, which has a core of its own.
+	LD_PRELOAD="$$preload" ASAN_OPTIONS=detect_leaks=0 "$(SANITIZED)/bin/python" -m pytest -q \
+	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/exchange/test_frame.py $(ARGS)
 
 wheel: $(VENV)/.ready-test  ## build the wheel into dist/, install it in a clean environment, and test the kernels with it
 	@rm -rf dist build/wheel
@@ -97,6 +100,7 @@ part() {
     echo; echo "=== $$name"
     "$$@" </dev/null 2>&1 | tee "$$log" || { verdict=FAILED; failures=$$((failures + 1)); }
     if [[ $$1 == */pytest ]]; then counted=$$(tail -n 1 "$$log" | sed 's/\x1b\[[0-9;]*m//g; s/^=* *//; s/ *=*$$//'); fi
+    if grep -q "Total coverage: " "$$log"; then counted+=", coverage $$(sed -n 's/.*Total coverage: //p' "$$log")"; fi
     lines+=("$$(printf '%-14s %-7s %4d s  %s' "$$name" "$$verdict" $$((SECONDS - started)) "$$counted")")
 }
 sum_up() {
@@ -105,6 +109,14 @@ sum_up() {
     if [ $$failures -gt 0 ]; then echo "$$failures of $${#lines[@]} parts FAILED"; exit 1; fi
     echo "all $${#lines[@]} parts passed"
 }
+endef
+
+define static_parts
+part "ruff check" $(BIN)/ruff check .
+part "ruff format" $(BIN)/ruff format --check .
+part "mypy" $(BIN)/mypy
+part "import-linter" $(BIN)/lint-imports --no-logo
+part "docs" $(BIN)/pytest -q tests/test_docs.py
 endef
 
 # What Debian and Ubuntu keep in packages of their own: ensurepip, without which a virtual environment has no pip, the
@@ -127,18 +139,6 @@ if [ $${#packages[@]} -gt 0 ]; then
 fi
 endef
 
-# An environment that sees all packages of $(VENV) except for distlion, which it has with sanitizers in the core.
-define sanitized_core
-environment=$$PWD/build/sanitize
-rm -rf "$$environment"
-$(BIN)/python -m venv --without-pip "$$environment"
-purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
-$(BIN)/python -c "$$purelib" > "$$("$$environment/bin/python" -c "$$purelib")/packages.pth"
-echo "building the core with sanitizers ..."
-$(BIN)/python -m pip --python "$$environment/bin/python" install -qq --no-compile --no-deps --force-reinstall \
-    -C cmake.define.DISTLION_SANITIZE=ON -C cmake.define.DISTLION_WERROR=ON -C build-dir=build/sanitize/cmake .
-endef
-
 # install EXTRAS: the package in place with its extras. A recent pip chooses versions in half the time of the one that
 # comes with Python 3.11, and modules are compiled when first imported: together 120 s of processor time less.
 define install
@@ -159,6 +159,17 @@ $(VENV)/.ready-train: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.
 $(VENV)/.ready-test: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TEST_EXTRAS))
 	touch $(VENV)/.ready-train $@
+
+# An environment that sees all packages of $(VENV) except for distlion, which it has in place, with sanitizers in the core.
+$(SANITIZED)/.ready: $(VENV)/.ready-test
+	@rm -rf "$(SANITIZED)"
+	$(BIN)/python -m venv --without-pip "$(SANITIZED)"
+	purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+	$(BIN)/python -c "$$purelib" > "$$("$(SANITIZED)/bin/python" -c "$$purelib")/packages.pth"
+	echo "building the core with sanitizers ..."
+	$(BIN)/python -m pip --python "$(SANITIZED)/bin/python" install -qq --no-compile --no-deps --force-reinstall \
+	    -C cmake.define.DISTLION_SANITIZE=ON -C cmake.define.DISTLION_WERROR=ON -C build-dir="$(SANITIZED)/cmake" -e .
+	touch $@
 
 $(VENV)/.created:
 	@if ! command -v "$(PYTHON)" >/dev/null; then echo "$(PYTHON) was not found: install Python 3.10 or later, or name one: make PYTHON=..." >&2; exit 1; fi

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 import distlion
@@ -33,6 +34,7 @@ def test_missing_interface_package_names_the_extra_in_one_line():
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_missing_training_package_names_the_extra_in_one_line():
     code = (
         "import sys; sys.modules['transformers'] = None; from distlion.__main__ import main; main()"

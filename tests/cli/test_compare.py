@@ -15,6 +15,7 @@ from comparisons import TINY_GPT
 from distlion.cli import app
 from distlion.cli.compare import _Display
 from distlion.training import CompareProgress
+from signals import hear_ctrl_c
 
 
 def invoke(*arguments):
@@ -129,7 +130,11 @@ def test_ctrl_c_keeps_finished_runs_and_the_rest_follows(tiny, tmp_path):
     command += ["--seeds", "200", "--steps", "30"]
     runs = tmp_path / "out" / "runs"
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_ctrl_c,  # noqa: PLW1509
     ) as process:
         while process.poll() is None and len(list(runs.glob("*.json"))) < 2:
             time.sleep(0.05)

@@ -56,6 +56,7 @@ def test_without_root_rights_is_one_clear_line(monkeypatch):
     assert "NetlabError: the network lab needs root rights" in result.stderr
 
 
+@pytest.mark.slow
 def test_missing_package_names_the_extra():
     code = (
         "import sys; sys.modules['pyroute2'] = None; "

@@ -15,6 +15,7 @@ from accident import SOCKET_BOUND_S, Accident, assert_died, assert_survivors_sto
 from cluster import run_workers
 from distlion import AllReduce, MomentumSync, Nodes, errors, faults
 from failures import Caught, assert_all_raised, caught
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -69,7 +70,7 @@ def assert_equal(left: Result, right: Result) -> None:
         assert all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", in_tiers([2, 3], lambda n: n == 3))
 @pytest.mark.parametrize("select", ["all", "auto"])
 def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -> None:
     sync = MomentumSync(every=4, select=select)
@@ -98,7 +99,7 @@ def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) ->
     return snapshot(optimizer)
 
 
-@pytest.mark.parametrize("stagger", [True, False])
+@pytest.mark.parametrize("stagger", in_tiers([True, False], bool))
 def test_nodes_have_the_momenta_of_single_workers_once_all_are_averaged(stagger: bool) -> None:
     """The parts of a rank have turns of their own, so that only every step is comparable."""
     sync = MomentumSync(every=1, stagger=stagger)
@@ -243,9 +244,12 @@ def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Cau
     "arguments",
     [
         {"diagnose_every": 5},
-        {"momentum_sync": MomentumSync(every=100, select="auto", stagger=False)},
         {"momentum_sync": MomentumSync(every=100, select="auto"), "nodes": Nodes(size=2)},
-        {"diagnose_every": 5, "nodes": Nodes(size=2)},
+        pytest.param(
+            {"momentum_sync": MomentumSync(every=100, select="auto", stagger=False)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"diagnose_every": 5, "nodes": Nodes(size=2)}, marks=pytest.mark.slow),
     ],
 )
 def test_damaged_sample_is_an_error_on_all_and_nothing_moves(arguments: dict[str, Any]) -> None:

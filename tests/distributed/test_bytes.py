@@ -12,6 +12,7 @@ import torch
 import distlion
 import matrix
 from cluster import run_workers
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -99,7 +100,10 @@ def reports_of(world_size: int) -> list[dict[tuple[str, str], Report]]:
     return run_workers(run_all, world_size, timeout_s=120)
 
 
-each_run = pytest.mark.parametrize(("world_size", "pattern", "rule"), EACH_RUN)
+each_run = pytest.mark.parametrize(
+    ("world_size", "pattern", "rule"), in_tiers(EACH_RUN, lambda run: run[0] == 3)
+)
+each_world_size = pytest.mark.parametrize("world_size", in_tiers(WORLD_SIZES, lambda n: n == 3))
 
 
 @each_run
@@ -128,7 +132,7 @@ def test_bits_per_parameter_are_the_bits_sent_in_a_step(
 
 
 @pytest.mark.parametrize("rule", AUTO_RULES)
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@each_world_size
 def test_auto_is_one_of_the_patterns(world_size: int, rule: str) -> None:
     for rank, reports in enumerate(reports_of(world_size)):
         assert reports[rule, "auto"]["last"] == reports[rule, "auto"]["plan"]
@@ -138,10 +142,10 @@ def test_auto_is_one_of_the_patterns(world_size: int, rule: str) -> None:
         assert reports[rule, "auto"]["last"][0] in candidates
 
 
-def test_digests_of_replicas_are_counted_apart() -> None:
-    for world_size in WORLD_SIZES:
-        for reports in reports_of(world_size):
-            assert (reports["majority", "all-reduce"]["check"] > 0) == (world_size > 1)
+@each_world_size
+def test_digests_of_replicas_are_counted_apart(world_size: int) -> None:
+    for reports in reports_of(world_size):
+        assert (reports["majority", "all-reduce"]["check"] > 0) == (world_size > 1)
 
 
 def run_big(rank: int, world_size: int) -> float:
@@ -149,7 +153,7 @@ def run_big(rank: int, world_size: int) -> float:
     return float(run_steps(optimizer, rank, 1)["bits_per_parameter"])
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", in_tiers([2, 4], lambda n: n == 4))
 def test_majority_vote_costs_two_bits_times_n_minus_one_over_n(world_size: int) -> None:
     """The count of Lion Cub (arXiv:2411.16462) for a 1-bit all-reduce, within 1 % for frames."""
     for bits in run_workers(run_big, world_size):

@@ -22,6 +22,7 @@ from accident import (
     stage_all,
 )
 from distlion import errors, faults
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -73,16 +74,40 @@ STOPPED_ELSEWHERE = {
 LATE = {name: late(options={"exchange": pattern}) for name, pattern in matrix.PATTERNS.items()}
 BUSY = {"kill": killed("framed", busy=2), "stop": stopped("framed", busy=2)}
 ALL = (KILLED, STOPPED, KILLED_ELSEWHERE, STOPPED_ELSEWHERE, LATE, BUSY)
+# Every moment of a kill and every pattern once; what repeats them elsewhere is slow.
+QUICK = (
+    set(MOMENTS),
+    {"before_step", "framed", "before_commit", "framed again"},
+    {
+        "rank 0, before its reply",
+        "gather, counted",
+        "server's worker",
+        "the server, before the reply",
+        "overlap, a later bucket",
+        "nodes, before its votes",
+    },
+    {"overlap", "nodes"},
+    {"all-reduce"},
+    {"kill"},
+)
+
+
+def each_of(argument: str, table: dict[str, Accident]) -> pytest.MarkDecorator:
+    quick = QUICK[ALL.index(table)]
+    return pytest.mark.parametrize(argument, in_tiers(table, lambda name: name in quick))
 
 
 @functools.cache
-def reports_of(table: int) -> dict[str, list[Any]]:
-    return stage_all(ALL[table])
+def reports_of(table: int, quick: bool) -> dict[str, list[Any]]:
+    """Stage all accidents of a table that are in one tier."""
+    chosen = {name: each for name, each in ALL[table].items() if (name in QUICK[table]) == quick}
+    return stage_all(chosen)
 
 
 def survivors_of(table: dict[str, Accident], name: str) -> tuple[list[Report], Any]:
     """Check the survivors; return their reports, and what became of the victim."""
-    accident, reports = table[name], reports_of(ALL.index(table))[name]
+    number = ALL.index(table)
+    accident, reports = table[name], reports_of(number, name in QUICK[number])[name]
     kind, within_s = errors.PeerLostError, SOCKET_BOUND_S
     if accident.kind != "kill":
         kind, within_s = errors.StepTimeoutError, accident.timeout_s + TIMEOUT_BOUND_S
@@ -92,7 +117,7 @@ def survivors_of(table: dict[str, Accident], name: str) -> tuple[list[Report], A
     return survivors, reports[accident.victim]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@each_of("moment", KILLED)
 def test_killed_rank_is_named_by_all_within_two_seconds(moment: str) -> None:
     survivors, victim = survivors_of(KILLED, moment)
     assert_died(victim)
@@ -101,7 +126,7 @@ def test_killed_rank_is_named_by_all_within_two_seconds(moment: str) -> None:
     assert [report.counter for report in survivors] == [expected, expected]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@each_of("moment", STOPPED)
 def test_frozen_rank_is_named_by_all_at_the_timeout_and_fails_when_it_wakes(moment: str) -> None:
     assert_wakes_to_an_error(*survivors_of(STOPPED, moment))
 
@@ -116,18 +141,18 @@ def assert_wakes_to_an_error(survivors: list[Report], victim: Any) -> None:
     assert victim.counter <= max(report.counter for report in survivors), "it went on alone"
 
 
-@pytest.mark.parametrize("where", KILLED_ELSEWHERE)
+@each_of("where", KILLED_ELSEWHERE)
 def test_killed_rank_is_named_in_every_pattern(where: str) -> None:
     _, victim = survivors_of(KILLED_ELSEWHERE, where)
     assert_died(victim)
 
 
-@pytest.mark.parametrize("where", STOPPED_ELSEWHERE)
+@each_of("where", STOPPED_ELSEWHERE)
 def test_frozen_rank_is_named_in_every_pattern(where: str) -> None:
     assert_wakes_to_an_error(*survivors_of(STOPPED_ELSEWHERE, where))
 
 
-@pytest.mark.parametrize("pattern", LATE)
+@each_of("pattern", LATE)
 def test_rank_that_comes_too_late_commits_nothing(pattern: str) -> None:
     """What the others have sent waits for it: it must not take that for a vote."""
     survivors, victim = survivors_of(LATE, pattern)
@@ -137,6 +162,6 @@ def test_rank_that_comes_too_late_commits_nothing(pattern: str) -> None:
     assert_wakes_to_an_error(survivors, victim)
 
 
-@pytest.mark.parametrize("kind", BUSY)
+@each_of("kind", BUSY)
 def test_rank_that_still_computes_is_not_blamed(kind: str) -> None:
     survivors_of(BUSY, kind)

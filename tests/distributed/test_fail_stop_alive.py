@@ -31,16 +31,23 @@ from accident import (
 from cluster import run_workers
 from distlion import faults
 from failures import params_of
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
 TIMEOUT_S = 1.0
 MOMENTS = [(point, 1) for point in faults.POINTS]
 MOMENTS.insert(MOMENTS.index(("framed", 1)) + 1, ("framed", 2))
+# Each costs the others a timeout: before it is in an exchange, within it, before and after its end.
+QUICK_MOMENTS = [("before_step", 1), ("framed", 2), ("before_commit", 1), ("after_commit", 1)]
 OTHERS = (0, 2)
 
 Moment = tuple[Any, int]
 Accidents = dict[Moment, tuple[list[Report], int]]
+
+
+def name(moment: Moment) -> str:
+    return f"{moment[0]}{moment[1] if moment[1] > 1 else ''}"
 
 
 class Interrupted(Exception):
@@ -96,6 +103,19 @@ def _arm(
     return fault
 
 
+each_moment = pytest.mark.parametrize(
+    "moment",
+    in_tiers([(each,) for each in MOMENTS], lambda case: case[0] in QUICK_MOMENTS),
+    ids=map(name, MOMENTS),
+)
+
+
+def accident(action: Callable[..., None], moment: Moment) -> tuple[list[Report], int]:
+    """Return one accident of those of its tier, which share a launch."""
+    quick = moment in QUICK_MOMENTS
+    return accidents(action, *(m for m in MOMENTS if (m in QUICK_MOMENTS) == quick))[moment]
+
+
 @functools.cache
 def accidents(action: Callable[..., None], *moments: Moment) -> Accidents:
     with tempfile.TemporaryDirectory() as folder:
@@ -104,10 +124,6 @@ def accidents(action: Callable[..., None], *moments: Moment) -> Accidents:
         moment: ([row[number][0] for row in rows], rows[1][number][1])
         for number, moment in enumerate(moments)
     }
-
-
-def name(moment: Moment) -> str:
-    return f"{moment[0]}{moment[1] if moment[1] > 1 else ''}"
 
 
 def assert_others_time_out(reports: list[Report], expected_step: int) -> None:
@@ -123,9 +139,9 @@ def assert_others_time_out(reports: list[Report], expected_step: int) -> None:
     assert_one_step_apart(reports)
 
 
-@pytest.mark.parametrize("moment", MOMENTS, ids=name)
+@each_moment
 def test_rank_that_raises_is_named_by_all_others_at_the_timeout(moment: Moment) -> None:
-    reports, fired = accidents(interrupt, *MOMENTS)[moment]
+    reports, fired = accident(interrupt, moment)
     assert fired == moment[1]
     had_sent_all = moment[0] in ("before_commit", "after_commit")
     assert_others_time_out(reports, ACCIDENT_STEP + had_sent_all)
@@ -137,9 +153,9 @@ def test_rank_that_raises_is_named_by_all_others_at_the_timeout(moment: Moment) 
         assert reports[1].afterwards.startswith("ProcessGroupError")
 
 
-@pytest.mark.parametrize("moment", MOMENTS, ids=name)
+@each_moment
 def test_gradient_that_turns_nan_reaches_no_momentum(moment: Moment) -> None:
-    reports, fired = accidents(turn_nan, *MOMENTS)[moment]
+    reports, fired = accident(turn_nan, moment)
     assert fired >= 1
     if moment[0] == "after_commit":  # overwritten by the next gradient
         assert [report.kind for report in reports] == ["NoneType"] * 3

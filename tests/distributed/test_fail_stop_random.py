@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "random_kills.py"
 KILLS = 3

@@ -56,6 +56,7 @@ SCENES = {
     "rank 0 is killed": Scene(0, "os.kill(os.getpid(), signal.SIGKILL)"),
     "rank 0 is stopped": Scene(0, "os.kill(os.getpid(), signal.SIGSTOP)"),
 }
+LENGTHS = {"right after construction": 0, "after one step": 1}
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,24 @@ def run_scripts(scenes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return json.loads(found.stdout)  # type: ignore[no-any-return]
 
 
+def make_scene(victim: int | None, act: str, n_steps: int) -> dict[str, Any]:
+    script = TRAIN.format(victim=victim, act=act, n_steps=n_steps, timeout_s=TIMEOUT_S)
+    return {"victim": victim, "script": script}
+
+
 @functools.cache
-def all_endings() -> dict[str, list[Ending]]:
-    scenes = [
-        {
-            "victim": scene.victim,
-            "script": TRAIN.format(
-                victim=scene.victim, act=scene.act, n_steps=100_000, timeout_s=TIMEOUT_S
-            ),
-        }
-        for scene in SCENES.values()
+def all_rows() -> dict[str, list[dict[str, Any]]]:
+    """Run all scenes and some scripts that come to their end, in one launch."""
+    failing = [make_scene(scene.victim, scene.act, 100_000) for scene in SCENES.values()]
+    ending = [make_scene(None, "pass", n_steps) for n_steps in LENGTHS.values()]
+    return dict(zip([*SCENES, *LENGTHS], run_scripts(failing + ending), strict=True))
+
+
+def endings_of(name: str) -> list[Ending]:
+    return [
+        Ending(row["status"], row["text"], row["ended_s"] - row["failed_s"])
+        for row in all_rows()[name]
     ]
-    return {
-        name: [Ending(row["status"], row["text"], row["ended_s"] - row["failed_s"]) for row in rows]
-        for name, rows in zip(SCENES, run_scripts(scenes), strict=True)
-    }
 
 
 def assert_ended(ending: Ending, *fragments: str, within_s: float) -> None:
@@ -117,20 +121,20 @@ def assert_ended(ending: Ending, *fragments: str, within_s: float) -> None:
     ],
 )
 def test_script_ends_by_itself_and_names_the_rank(name: str, error: str) -> None:
-    endings = all_endings()[name]
+    endings = endings_of(name)
     for rank in (0, 2):
         assert_ended(endings[rank], error, "rank 1", within_s=TIMEOUT_S + END_S)
 
 
 @pytest.mark.parametrize("name", ["rank 1 is stopped", "rank 0 is stopped"])
 def test_script_that_was_stopped_ends_too_once_it_goes_on(name: str) -> None:
-    ending = all_endings()[name][SCENES[name].victim]
+    ending = endings_of(name)[SCENES[name].victim]
     assert_ended(ending, "distlion.errors", within_s=TIMEOUT_S + 3 * END_S)
 
 
 def test_script_names_rank_0_when_it_kept_the_store_and_is_gone() -> None:
     for rank in (1, 2):
-        ending = all_endings()["rank 0 is killed"][rank]
+        ending = endings_of("rank 0 is killed")[rank]
         assert_ended(
             ending, "PeerLostError", "rank 0 is gone", "kept the store", within_s=2 + END_S
         )
@@ -138,26 +142,22 @@ def test_script_names_rank_0_when_it_kept_the_store_and_is_gone() -> None:
 
 def test_script_ends_by_itself_when_the_host_of_the_store_is_stopped() -> None:
     for rank in (1, 2):
-        ending = all_endings()["rank 0 is stopped"][rank]
+        ending = endings_of("rank 0 is stopped")[rank]
         within_s = TIMEOUT_S + END_S
         assert_ended(ending, "StepTimeoutError", "the store", within_s=within_s)
 
 
-def assert_ends_well(rounds: int) -> None:
-    scripts = [
-        TRAIN.format(victim=None, act="pass", n_steps=number % 3, timeout_s=TIMEOUT_S)
-        for number in range(rounds)
-    ]
-    for rows in run_scripts([{"script": script, "victim": None} for script in scripts]):
-        for row in rows:
-            assert row["status"] == 0, row["text"]
+def assert_ended_well(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert row["status"] == 0, row["text"]
 
 
-def test_script_that_ends_after_its_last_step_ends_well() -> None:
-    """Also right after construction."""
-    assert_ends_well(2)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_script_that_ends_after_its_last_step_ends_well(length: str) -> None:
+    assert_ended_well(all_rows()[length])
 
 
 @pytest.mark.slow
 def test_script_that_ends_after_its_last_step_ends_well_every_time() -> None:
-    assert_ends_well(20)
+    for rows in run_scripts([make_scene(None, "pass", number % 3) for number in range(20)]):
+        assert_ended_well(rows)

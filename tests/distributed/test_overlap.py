@@ -18,6 +18,7 @@ from cluster import run_workers
 from distlion import errors
 from failures import Caught, assert_all_raised, assert_raised, caught, make_optimizer, params_of
 from replay import Case, GroupSpec, Outcome, assert_equal_to_the_bit, play_all, run_backward
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -38,20 +39,23 @@ BOTH = replace(ACCUMULATED, name="accumulated, overlapped", overlap=True, bucket
 CHOSEN = replace(BASE, name="buckets chosen", overlap=True)
 
 
+each_world_size = pytest.mark.parametrize("world_size", in_tiers(range(1, 9), lambda n: n == 3))
+
+
 @functools.cache
 def outcomes_of(world_size: int) -> list[dict[str, Outcome]]:
     cases = (BASE, *OVERLAPPED.values(), ACCUMULATED, BOTH, CHOSEN)
     return run_workers(play_all, world_size, cases, timeout_s=120, measured=world_size == 3)
 
 
-@pytest.mark.parametrize("world_size", range(1, 9))
+@each_world_size
 @pytest.mark.parametrize("variant", [*PATTERNS, CHOSEN.name])
 def test_overlap_changes_no_bit(world_size: int, variant: str) -> None:
     for rank, outcomes in enumerate(outcomes_of(world_size)):
         assert_equal_to_the_bit(outcomes[variant], outcomes["base"], f"rank {rank}")
 
 
-@pytest.mark.parametrize("world_size", range(1, 9))
+@each_world_size
 def test_overlap_changes_no_bit_of_three_accumulated_micro_steps(world_size: int) -> None:
     for rank, outcomes in enumerate(outcomes_of(world_size)):
         assert_equal_to_the_bit(outcomes[BOTH.name], outcomes[ACCUMULATED.name], f"rank {rank}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import gc
 from typing import Any
 
 import pytest
@@ -106,6 +107,8 @@ def lose_a_peer(rank: int, world_size: int) -> Caught | None:
     if rank == 1:
         # Only this rank's sockets close; the others are inside their step by then or come to it.
         dist.destroy_process_group()
+        del optimizer
+        gc.collect()  # sockets close with the last reference, which a cycle may keep
         return None
     set_grads(optimizer, 1, rank)
     return caught(optimizer, optimizer.step)
@@ -121,6 +124,8 @@ def step_after_a_lost_peer(rank: int, world_size: int) -> Caught | None:
     optimizer = make_optimizer(step_timeout_s=10)
     if rank == 1:
         dist.destroy_process_group()
+        del optimizer
+        gc.collect()
         return None
     set_grads(optimizer, 0, rank)
     with contextlib.suppress(errors.PeerLostError):

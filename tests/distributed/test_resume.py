@@ -100,15 +100,30 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("at", [1, 6])
+STOPS = (1, 6)
+
+
+def resume_all(rank: int, world_size: int) -> dict[tuple[str, int], Outcome]:
+    return {
+        (name, at): resume(rank, world_size, case, at)
+        for name, case in RESUMED.items()
+        for at in STOPS
+    }
+
+
+@functools.cache
+def resumed(world_size: int) -> list[dict[tuple[str, int], Outcome]]:
+    return run_workers(resume_all, world_size)
+
+
+@pytest.mark.parametrize("at", STOPS)
 @pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     world_size: int, name: str, at: int
 ) -> None:
-    assert_all_equal(
-        run_workers(resume, world_size, RESUMED[name], at), play_oracle(RESUMED[name], world_size)
-    )
+    outcomes = [each[name, at] for each in resumed(world_size)]
+    assert_all_equal(outcomes, play_oracle(RESUMED[name], world_size))
 
 
 def momentum_dtypes(rank: int, world_size: int) -> list[torch.dtype]:

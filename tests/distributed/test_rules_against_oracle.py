@@ -14,6 +14,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from replay import Case, GroupSpec, Outcome, assert_equal_to_the_bit, play_all, play_oracle
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -140,7 +141,7 @@ class Both:
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
     with ProcessPoolExecutor(
-        len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
+        len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("forkserver")
     ) as pool:
         yield Both(pool)
 
@@ -151,7 +152,8 @@ def special_case(name: str, world_size: int) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "rule_name"), [(n, r) for n in range(1, 6) for r in rules_of(n)]
+    ("world_size", "rule_name"),
+    in_tiers([(n, r) for n in range(1, 6) for r in rules_of(n)], lambda case: case[0] == 3),
 )
 def test_rule_equals_the_oracle_to_the_bit_on_every_rank(
     world_size: int, rule_name: str, both: Both
@@ -162,7 +164,7 @@ def test_rule_equals_the_oracle_to_the_bit_on_every_rank(
 
 
 @pytest.mark.parametrize("case_name", SPECIAL_CASES)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", in_tiers([1, 2, 3], lambda n: n == 3))
 def test_mixed_run_equals_the_oracle_to_the_bit_on_every_rank(
     world_size: int, case_name: str, both: Both
 ) -> None:
@@ -173,12 +175,15 @@ def test_mixed_run_equals_the_oracle_to_the_bit_on_every_rank(
 
 @pytest.mark.parametrize(
     ("rule_name", "world_size", "dtype"),
-    [
-        ("majority", 2, "float32"),
-        ("ternary", 2, "bfloat16"),
-        ("average", 3, "bfloat16"),
-        ("quantized-4", 3, "float32"),
-    ],
+    in_tiers(
+        [
+            ("majority", 2, "float32"),
+            ("ternary", 2, "bfloat16"),
+            ("average", 3, "bfloat16"),
+            ("quantized-4", 3, "float32"),
+        ],
+        lambda case: case[0] in ("majority", "average"),
+    ),
 )
 def test_a_million_coordinates_equal_the_oracle_to_the_bit(
     rule_name: str, world_size: int, dtype: str, both: Both

@@ -11,6 +11,7 @@ import torch
 
 import distlion
 from cluster import run_workers
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -50,7 +51,7 @@ def untouched(world_size: int) -> list[dict[object, list[np.ndarray]]]:
 
 
 def run_tied(
-    rank: int, world_size: int, aggregation: object, steps: int, tied_at: int | None
+    rank: int, world_size: int, aggregation: object, steps: int, tied_at: int | None = None
 ) -> list[np.ndarray]:
     """Return the movement at each step where odd and even ranks contradict each other.
 
@@ -72,14 +73,17 @@ def run_tied(
     return moves
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+each_world_size = pytest.mark.parametrize("world_size", in_tiers(WORLD_SIZES, lambda n: n <= 3))
+
+
+@each_world_size
 def test_zeros_stay_put_under_ternary_vote(world_size: int) -> None:
     for paths in untouched(world_size):
         assert not np.any(paths[TERNARY])
 
 
 @pytest.mark.parametrize("aggregation", RULES_WITHOUT_A_ZERO, ids=repr)
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@each_world_size
 def test_zeros_are_back_in_place_after_every_second_step(
     world_size: int, aggregation: object
 ) -> None:
@@ -87,7 +91,7 @@ def test_zeros_are_back_in_place_after_every_second_step(
         assert not np.any(paths[aggregation][1::2])
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", in_tiers(WORLD_SIZES[1:], lambda n: n <= 3))
 def test_zeros_move_between_the_steps_of_a_pair_under_majority_vote(world_size: int) -> None:
     """One bit cannot say zero: the pairs above are a promise kept, and not idleness."""
     for after_first in (paths[MAJORITY][0] for paths in untouched(world_size)):
@@ -108,19 +112,34 @@ def z_score(signs: np.ndarray) -> float:
     return float(signs.sum() / math.sqrt(signs.size))
 
 
-@pytest.mark.parametrize(
-    "aggregation",
-    [distlion.MajorityVote(), distlion.QuantizedVote(bits=4, step=0.5)],
-    ids=["majority", "quantized"],
-)
-@pytest.mark.parametrize("tied_at", [None, 0, 1], ids=["always", "even-steps", "odd-steps"])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ties_have_no_drift_in_the_mean(
-    world_size: int, tied_at: int | None, aggregation: object
-) -> None:
-    moves = np.stack(run_workers(run_tied, world_size, aggregation, 16, tied_at)[0])
+RULES_WITH_A_COIN = {
+    "majority": distlion.MajorityVote(),
+    "quantized": distlion.QuantizedVote(bits=4, step=0.5),
+}
+TIED_AT = {"always": None, "even-steps": 0, "odd-steps": 1}
+
+
+def run_all_tied(rank: int, world_size: int) -> dict[tuple[str, str], np.ndarray]:
+    return {
+        (rule, name): np.stack(run_tied(rank, world_size, aggregation, 16, tied_at))
+        for rule, aggregation in RULES_WITH_A_COIN.items()
+        for name, tied_at in TIED_AT.items()
+    }
+
+
+@functools.cache
+def tied(world_size: int) -> dict[tuple[str, str], np.ndarray]:
+    first: dict[tuple[str, str], np.ndarray] = run_workers(run_all_tied, world_size)[0]
+    return first
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_A_COIN)
+@pytest.mark.parametrize("tied_at", TIED_AT)
+@pytest.mark.parametrize("world_size", in_tiers([2, 4], lambda n: n == 2))
+def test_ties_have_no_drift_in_the_mean(world_size: int, tied_at: str, rule: str) -> None:
+    moves = tied(world_size)[rule, tied_at]
     # The coin of an odd step is the inverse of the one before: only one step of each pair is news.
-    tied_moves = moves[1::2] if tied_at == 1 else moves[0::2]
+    tied_moves = moves[1::2] if tied_at == "odd-steps" else moves[0::2]
     assert set(np.unique(tied_moves)) == {-1.0, 1.0}
     assert abs(z_score(tied_moves)) < Z_BOUND
     # Neighbours in space, and steps two apart, must be independent too: their products are fair
@@ -135,7 +154,7 @@ def test_ties_have_no_drift_in_the_mean(
 
 
 def test_a_tied_coordinate_returns_after_every_second_step() -> None:
-    moves = run_workers(run_tied, 2, distlion.MajorityVote(), 8, None)[0]
+    moves = run_workers(run_tied, 2, distlion.MajorityVote(), 8)[0]
     for even, odd in zip(moves[0::2], moves[1::2], strict=True):
         assert np.array_equal(even, -odd)
 
@@ -144,5 +163,5 @@ def test_a_tied_coordinate_returns_after_every_second_step() -> None:
     "aggregation", [distlion.MajorityVote(tie="zero"), distlion.TernaryVote(), distlion.Average()]
 )
 def test_a_tie_of_rules_with_zero_does_not_move(aggregation: object) -> None:
-    moves = run_workers(run_tied, 2, aggregation, 4, None)
+    moves = run_workers(run_tied, 2, aggregation, 4)
     assert not np.any(moves)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tiers import in_tiers
 
-@pytest.fixture(params=[1, 2, 3])
+
+@pytest.fixture(params=in_tiers([1, 2, 3], lambda n: n == 3))
 def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

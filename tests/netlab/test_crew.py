@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from distlion.errors import NetlabError, WorkerFailedError
-from distlion.netlab import VectorWorkload
+from distlion.netlab import Lab, VectorWorkload
 from distlion.netlab.crew import Crew
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("namespaces_work")]
@@ -23,6 +23,7 @@ def list_workers(lab):
     return found
 
 
+@pytest.mark.slow
 def test_all_workers_answer_in_rank_order_and_none_is_left(shared_lab):
     with Crew(shared_lab) as crew:
         assert len(list_workers(shared_lab)) == 3
@@ -35,9 +36,10 @@ def test_all_workers_answer_in_rank_order_and_none_is_left(shared_lab):
     assert list_workers(shared_lab) == []
 
 
-def test_a_worker_that_dies_is_reported_and_none_is_left(shared_lab):
-    with Crew(shared_lab) as crew:
-        os.kill(list_workers(shared_lab)[0], signal.SIGKILL)
-        with pytest.raises(WorkerFailedError, match="status 137"):
-            crew.ask("verify", "never-built")
-    assert list_workers(shared_lab) == []
+def test_a_worker_that_dies_is_reported_and_none_is_left():
+    with Lab(2) as lab:
+        with Crew(lab) as crew:
+            os.kill(list_workers(lab)[0], signal.SIGKILL)
+            with pytest.raises(WorkerFailedError, match="status 137"):
+                crew.ask("verify", "never-built")
+        assert list_workers(lab) == []

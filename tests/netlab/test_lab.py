@@ -19,6 +19,8 @@ from distlion.netlab import (
     run_command,
 )
 from distlion.netlab.wires import read_offloads
+from signals import hear_ctrl_c
+from tiers import in_tiers
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("namespaces_work")]
 
@@ -59,8 +61,7 @@ def start_owner(then):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # A parent in the background of a shell ignores Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        preexec_fn=hear_ctrl_c,  # noqa: PLW1509
     )
     return owner, owner.stdout.readline().strip()
 
@@ -212,7 +213,9 @@ def test_nothing_is_left_when_the_lab_cannot_be_finished(monkeypatch):
     assert left_of("unfinished") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", in_tiers([signal.SIGTERM, signal.SIGINT], lambda n: n == signal.SIGINT)
+)
 def test_nothing_is_left_after_a_signal(number):
     owner, name = start_owner("sys.stdin.read()")
     assert left_of(name)
@@ -221,6 +224,7 @@ def test_nothing_is_left_after_a_signal(number):
     assert left_of(name) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_an_end_without_leaving_the_block():
     owner, name = start_owner("sys.exit(3)")
     assert owner.wait() == 3

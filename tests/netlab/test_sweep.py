@@ -108,6 +108,7 @@ def test_busy_seconds_grow_by_what_a_process_works():
 
 
 @pytest.mark.root
+@pytest.mark.slow
 @pytest.mark.usefixtures("namespaces_work")
 def test_vector_is_exchanged_and_its_bytes_are_those_of_the_plan():
     n_elements = 1 << 20
@@ -131,6 +132,7 @@ def test_vector_is_exchanged_and_its_bytes_are_those_of_the_plan():
 
 
 @pytest.mark.root
+@pytest.mark.slow
 @pytest.mark.usefixtures("namespaces_work")
 def test_method_that_cannot_run_is_left_out_and_the_others_go_on(monkeypatch):
     settings = SweepSettings(

@@ -17,15 +17,17 @@ def write(folder):
     return write_comparison_report(folder, link=LINK, rate="1gbit")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    folder = write_comparison(tmp_path / "out")
-    write(folder)
-    return folder
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write(write_comparison(tmp_path_factory.mktemp("report") / "out"))
 
 
-def test_report_is_figures_markdown_and_a_page(tmp_path):
-    written = write(write_comparison(tmp_path / "out"))
+@pytest.fixture(scope="module")
+def folder(written):
+    return written[-1].parent
+
+
+def test_report_is_figures_markdown_and_a_page(written):
     assert {path.name for path in written} == {*FIGURES, "report.html", "report.md"}
     assert all(path.exists() for path in written)
     assert written[-1].name == "report.html"
@@ -61,13 +63,13 @@ def test_report_states_how_methods_were_tuned_and_how_to_repeat(folder, name):
         assert part in text
 
 
-def test_choice_at_the_edge_is_warned_of(tmp_path):
+def test_choice_at_the_edge_is_warned_of(folder, tmp_path):
     # All choices of the made-up records are in the middle.
-    folder = write_comparison(tmp_path / "out")
-    assert "at the edge of its grid" not in write_and_read(folder)
-    index = folder / "comparison.json"
+    assert "at the edge of its grid" not in (folder / "report.md").read_text()
+    other = write_comparison(tmp_path / "out")
+    index = other / "comparison.json"
     index.write_text(index.read_text().replace('"lr": 0.001, "runs"', '"lr": 0.002, "runs"'))
-    assert "at the edge of its grid" in write_and_read(folder)
+    assert "at the edge of its grid" in write_and_read(other)
 
 
 def write_and_read(folder):

@@ -34,6 +34,7 @@ from torch import nn
 import distlion
 import matrix
 from distlion.virtual import VirtualCluster
+from tiers import in_tiers
 
 U = 2.0**-24
 ROUNDINGS = 4.0
@@ -52,7 +53,10 @@ RULES = {**matrix.LISTED, **matrix.VARIANTS}
 F64 = NDArray[np.float64]
 F32 = NDArray[np.float32]
 
-every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+QUICK_RULES = [RULES[name] for name in matrix.first_of_each_class()]
+every_rule = pytest.mark.parametrize(
+    "rule", in_tiers(RULES.values(), lambda rule: rule in QUICK_RULES), ids=RULES
+)
 
 
 @dataclass(frozen=True)

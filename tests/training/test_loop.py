@@ -15,6 +15,7 @@ CONFIG = (
     '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 1, '
     '"n_head": 2, "resid_pdrop": %s, "embd_pdrop": 0, "attn_pdrop": 0}'
 )
+RULES = (*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES)
 
 
 def ignore(progress):
@@ -29,8 +30,8 @@ def train_tiny(rank, world_size, folder, dropout=0.0, observe=ignore, **given):
     return TrainingLoop(settings, task, observe).run()
 
 
-def train_tiny_rule(rank, world_size, folder, rule):
-    return train_tiny(rank, world_size, folder, rule=rule)
+def train_all_rules(rank, world_size, folder):
+    return {rule: train_tiny(rank, world_size, folder, rule=rule) for rule in RULES}
 
 
 def train_tiny_dropout(rank, world_size, folder, start):
@@ -86,9 +87,14 @@ def train_broken(rank, world_size):
     return raised.value.step
 
 
-@pytest.fixture
-def record(tmp_path):
-    return run_workers(train_tiny_rule, 2, tmp_path, "majority")[0]
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    return run_workers(train_tiny, 2, tmp_path_factory.mktemp("record"))[0]
+
+
+@pytest.fixture(scope="module")
+def records_of_all(tmp_path_factory):
+    return run_workers(train_all_rules, 2, tmp_path_factory.mktemp("records"))[0]
 
 
 def make_schedule(**given):
@@ -141,9 +147,9 @@ def test_full_precision_bytes_are_those_of_a_ring_all_reduce(record):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rule", [*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES])
-def test_replicas_end_equal_under_every_rule(rule, tmp_path):
-    assert run_workers(train_tiny_rule, 2, tmp_path, rule)[0].replicas_equal
+@pytest.mark.parametrize("rule", RULES)
+def test_replicas_end_equal_under_every_rule(rule, records_of_all):
+    assert records_of_all[rule].replicas_equal
 
 
 @pytest.mark.distributed

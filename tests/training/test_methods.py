@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from distlion.training import BASELINE_NAMES, TrainSettings
 from distlion.training.methods import build_method
 
 PARAMETERS = 13 * 7 + 7
+RULES = (*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES)
 
 
 def train_steps(rank, world_size, rule, steps, width=None):
@@ -85,10 +88,19 @@ def test_signum_and_signsgd_vote_with_their_momenta():
     assert betas("majority") == (0.9, 0.99)
 
 
+def train_all_rules(rank, world_size):
+    return {rule: train_steps(rank, world_size, rule, 4)[2] for rule in RULES}
+
+
+@functools.cache
+def equalities():
+    return run_workers(train_all_rules, 3)
+
+
 @pytest.mark.distributed
-@pytest.mark.parametrize("rule", [*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES])
+@pytest.mark.parametrize("rule", RULES)
 def test_replicas_that_trained_together_are_equal(rule):
-    assert all(equal for _, _, equal in run_workers(train_steps, 3, rule, 4))
+    assert all(equal[rule] for equal in equalities())
 
 
 @pytest.mark.distributed

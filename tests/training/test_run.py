@@ -14,6 +14,7 @@ from distlion.training import (
     TrainSettings,
     train,
 )
+from signals import hear_ctrl_c
 
 PROMISED = {
     "first_heldout_loss",
@@ -91,8 +92,7 @@ def start_endless_run(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell's background jobs, such as these tests may be, have it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        preexec_fn=hear_ctrl_c,  # noqa: PLW1509
     )
     assert process.stderr is not None
     for line in process.stderr:

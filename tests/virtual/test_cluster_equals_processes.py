@@ -15,6 +15,7 @@ from cluster import run_workers
 from distlion import ClipNorm, MomentumSync
 from distlion.optim import Diagnosis
 from distlion.virtual import VirtualCluster
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -135,7 +136,7 @@ def train_virtually(case: Case, workers: int) -> tuple[VirtualCluster, list[Tens
     return cluster, [param.detach() for param in params.values()]
 
 
-@pytest.fixture(scope="module", params=WORLD_SIZES)
+@pytest.fixture(scope="module", params=in_tiers(WORLD_SIZES, lambda n: n == 3))
 def real(request: pytest.FixtureRequest) -> list[list[tuple[Result, int]]]:
     """For each rank, what it has at the end of each case."""
     return run_workers(train_all, request.param, timeout_s=300, measured=request.param == 3)
