@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from cluster import run_workers
 from distlion import errors
 from distlion.voting import BucketVote
-from failures import caught, make_optimizer, set_grads
+from failures import caught, make_optimizer, make_params, params_of, set_grads
 
 
 def cut_commit_short(rank: int, world_size: int) -> tuple[str, str, str]:
@@ -49,3 +52,52 @@ def test_an_error_says_whether_training_may_go_on(is_recoverable: bool) -> None:
     error = errors.NonFiniteError("a", rank=1, step=2, is_recoverable=is_recoverable)
     assert error.is_recoverable is is_recoverable
     assert not errors.PeerLostError("a").is_recoverable
+
+
+def let_go(rank: int, world_size: int) -> tuple[bool, bool, bool]:
+    """Forget an optimizer with overlap: whether it, a momentum and a hook are still there."""
+    params = make_params()
+    optimizer = make_optimizer(params, overlap=True, bucket_elements=64)
+    momentum = weakref.ref(optimizer.state[params[0][1]]["exp_avg"])
+    alive = weakref.ref(optimizer)
+    gc.disable()  # nothing may wait for it
+    del optimizer
+    hooks = any(param._post_accumulate_grad_hooks for _, param in params)
+    return alive() is not None, momentum() is not None, hooks
+
+
+@pytest.mark.distributed
+def test_an_optimizer_that_nobody_wants_leaves_nothing_behind() -> None:
+    assert run_workers(let_go, 2) == [(False, False, False)] * 2
+
+
+def die_between_backwards(rank: int, world_size: int) -> tuple[int, int]:
+    """Run backward and zero_grad on an optimizer whose peer is gone; what has arrived."""
+    optimizer = make_optimizer(overlap=True, bucket_elements=64, step_timeout_s=3)
+    set_grads(optimizer, 0, rank)
+    with pytest.raises(RuntimeError), optimizer._peers.lifecycle.exchange("something"):
+        raise RuntimeError
+    overlap = optimizer._peers.overlap
+    assert overlap is not None
+    params = params_of(optimizer)
+    sum(param.sum() for param in params).backward()  # type: ignore[union-attr]
+    arrived = len(overlap._arrived)
+    optimizer.zero_grad()
+    return arrived, overlap._n_started
+
+
+@pytest.mark.distributed
+def test_no_vote_leaves_a_dead_optimizer_during_backward() -> None:
+    assert run_workers(die_between_backwards, 2) == [(0, 0)] * 2
+
+
+def add_a_group(rank: int, world_size: int) -> list[int]:
+    params = make_params()
+    optimizer = make_optimizer(params, overlap=True, bucket_elements=64)
+    optimizer.add_param_group({"params": [("added", torch.nn.Parameter(torch.zeros(5)))]})
+    return [len(param._post_accumulate_grad_hooks) for _, param in params]
+
+
+@pytest.mark.distributed
+def test_a_parameter_has_one_hook_however_often_buckets_are_laid_out() -> None:
+    assert run_workers(add_a_group, 2) == [[1, 1]] * 2

@@ -417,3 +417,26 @@ def diagnose(rank: int, world_size: int) -> list[float]:
 
 def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
     assert run_workers(diagnose, 4) == [[1.0]] * 4
+
+
+def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
+    """Step where a node's parts differ in size so much that each would have another pattern."""
+    network.probe_link = lambda link, step: distlion.link.LinkModel(1e-4, 1e7)
+    params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
+    optimizer = distlion.DistributedLion(
+        params, lr=1e-3, nodes=distlion.Nodes(2), bucket_elements=1, step_timeout_s=20
+    )
+    for _, param in params:
+        param.grad = torch.ones(UNIT)
+    optimizer.step()
+    patterns = {
+        repr(part.pattern) for route in optimizer._peers.network.routes for part in route.parts
+    }
+    return optimizer.committed_step, patterns
+
+
+@pytest.mark.slow
+def test_parts_of_a_bucket_have_one_pattern() -> None:
+    outcomes = run_workers(step_with_unequal_parts, 8)
+    assert [committed for committed, _ in outcomes] == [1] * 8
+    assert all(patterns == outcomes[0][1] for _, patterns in outcomes)

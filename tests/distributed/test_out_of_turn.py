@@ -54,6 +54,30 @@ def test_a_call_on_one_rank_while_others_step_is_an_error_on_every_rank(
     assert_all_raised(outcomes, errors.ConfigMismatchError, call, r"rank 1")
 
 
+def verify_while_others_clip_in_nodes(
+    rank: int, world_size: int, scope: str, buckets: int | None
+) -> Caught | None:
+    optimizer = make_optimizer(
+        [(name, torch.nn.Parameter(torch.ones(9000))) for name in "abc"],
+        exchange=distlion.AllReduce(),
+        nodes=distlion.Nodes(2),
+        clip_norm=distlion.ClipNorm(1.0, scope=scope),  # type: ignore[arg-type]
+        bucket_elements=buckets,
+    )
+    set_grads(optimizer, 0, rank)
+    action = optimizer.verify_replicas if rank == 1 else optimizer.step
+    return caught(optimizer, action)
+
+
+@pytest.mark.parametrize("buckets", [None, 64])
+@pytest.mark.parametrize("scope", ["worker", "global"])
+def test_a_call_on_one_rank_while_others_clip_in_nodes_is_an_error_on_every_rank(
+    scope: str, buckets: int | None
+) -> None:
+    outcomes = run_workers(verify_while_others_clip_in_nodes, 4, scope, buckets)
+    assert_all_raised(outcomes, errors.ConfigMismatchError, "verify_replicas", "rank 1")
+
+
 def load_other_rules(rank: int, world_size: int) -> Caught | None:
     optimizer = make_optimizer()
     state = optimizer.state_dict()

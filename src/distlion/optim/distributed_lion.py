@@ -331,8 +331,8 @@ class DistributedLion(VotingBase):
         peers.check_idle("verify_replicas()")
         if not peers.is_alone:
             lines = peers.description.list_lines(self.param_groups)
-            peers.meet("verify_replicas()", lines, step=step)
             with peers.lifecycle.exchange("verify_replicas()"):
+                peers.meet("verify_replicas()", lines, step=step)
                 peers.compare_replicas(step=step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -349,16 +349,16 @@ class DistributedLion(VotingBase):
         peers, step = self._peers, self.committed_step
         peers.check_idle("add_param_group()")
         super().add_param_group({**group, "step": step})
-        try:
-            lines = self._describe().list_lines(self.param_groups)
-            lines += peers.description.list_unfrozen()
-            peers.meet("add_param_group()", lines, step=step)
-            peers.description.check_frozen()
-        except BaseException:
-            for param in self.param_groups.pop()["params"]:
-                self.state.pop(param, None)
-            raise
         with peers.lifecycle.exchange("add_param_group()"):
+            try:
+                lines = self._describe().list_lines(self.param_groups)
+                lines += peers.description.list_unfrozen()
+                peers.meet("add_param_group()", lines, step=step)
+                peers.description.check_frozen()
+            except BaseException:
+                for param in self.param_groups.pop()["params"]:
+                    self.state.pop(param, None)
+                raise
             self._lay_out()
             if not peers.is_alone:
                 peers.broadcast(self.param_groups[-1]["params"], step=step)
@@ -391,8 +391,9 @@ class DistributedLion(VotingBase):
         lines = peers.description.list_lines(groups)
         if peers.node_size == 1:  # the ranks of a node select for themselves
             lines += describe_selection(groups)
-        next_step = int(groups[0]["step"])
-        peers.meet("load_state_dict()", lines, step=self.committed_step, next_step=next_step)
+        step, next_step = self.committed_step, int(groups[0]["step"])
+        with peers.lifecycle.exchange("load_state_dict()"):
+            peers.meet("load_state_dict()", lines, step=step, next_step=next_step)
         peers.description.check_frozen()
         self._load_state(filled)
         self._lay_out()

@@ -105,10 +105,6 @@ class Clipper:
         header, square = self._measure(_list_square_sums(segments), header)
         return header, _find_factor(square, self.clip)
 
-    def take_part(self, header: Header) -> None:
-        """Take part in the exchanges of ``apply`` without a gradient."""
-        self._measure([], header)
-
     def plan(self) -> ByteCount:
         """Declare what this rank hands to the network between those who vote."""
         if self.between is None:

@@ -14,7 +14,7 @@ from distlion.exchange import Ballot, ByteCount, Exchange, Exchanging, Header, L
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
 from distlion.voting.diagnostics import ParameterReply
-from distlion.voting.param import GradientMark, VotingParam
+from distlion.voting.param import VotingParam
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ class FlatRoute:
 
     def gather(
         self,
-        marks: Sequence[GradientMark],
         header: Header,
         coefficients: Sequence[Coefficients],
         *,
@@ -73,7 +72,7 @@ class FlatRoute:
         ]
         return self.kernels.gather(segments), header
 
-    def gather_nothing(self, header: Header, *, agrees: bool) -> Header:
+    def gather_nothing(self, header: Header) -> Header:
         return header
 
     def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:

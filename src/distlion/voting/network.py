@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from distlion.aggregation import TernaryVote
+from distlion.aggregation import Aggregation, TernaryVote
 from distlion.exchange import AllReduce, ByteCount, Exchange, Link
 from distlion.kernels import choose_kernels
-from distlion.layout import Bucket, fill_buckets, take_part
+from distlion.layout import Bucket, BucketShape, fill_buckets, take_part
 from distlion.link import (
     LinkModel,
     agree_on_model,
@@ -156,28 +156,42 @@ class VotingNetwork:
             params[position].at(bucket.slots[index])
             for index, position in enumerate(bucket.members)
         ]
+        rule, _, device = members[0].kind
         if self._nodes is None:
-            return self._build_flat(bucket, members)
+            pattern = self._choose_pattern(rule.shape(bucket), device)
+            return self._build_flat(bucket, members, rule, device, pattern)
+        all_pieces = [param.pieces for param in params]
+        cuts = [
+            take_part(bucket, all_pieces, part, n_shards=self.n_voters)
+            for part in range(self._node_size)
+        ]
+        # One pattern for all parts: its rounds are interleaved with exchanges inside the node.
+        pattern = self._choose_pattern(
+            max((rule.shape(cut) for cut in cuts), key=lambda shape: shape.vote_bytes), device
+        )
         parts = []
-        for part in range(self._node_size):
-            cut = take_part(
-                bucket, [param.pieces for param in params], part, n_shards=self.n_voters
-            )
+        for part, cut in enumerate(cuts):
             pieces = [
                 params[position].at(cut.slots[index], part=part)
                 for index, position in enumerate(cut.members)
             ]
-            parts.append(self._build_flat(cut, pieces, like=members[0]))
+            parts.append(self._build_flat(cut, pieces, rule, device, pattern))
         return NodeRoute(bucket, tuple(members), tuple(parts), self.inside[members[0].device])
 
+    def _choose_pattern(self, shape: BucketShape, device: torch.device) -> Exchange:
+        if self._settings.exchange != "auto":
+            return self._settings.exchange
+        return choose_exchange(shape, self._models[device])
+
     def _build_flat(
-        self, bucket: Bucket, params: Sequence[VotingParam], like: VotingParam | None = None
+        self,
+        bucket: Bucket,
+        params: Sequence[VotingParam],
+        rule: Aggregation,
+        device: torch.device,
+        pattern: Exchange,
     ) -> FlatRoute:
-        """Build the route of a bucket that may be empty; ``like`` is of its kind."""
-        rule, _, device = (like or params[0]).kind
-        pattern = self._settings.exchange
-        if pattern == "auto":
-            pattern = choose_exchange(rule.shape(bucket), self._models[device])
+        """Build the route of a bucket, or of a part of one that may be empty."""
         kernels = choose_kernels(device)
         return FlatRoute(bucket, tuple(params), rule, pattern, kernels, self.between[device])
 

@@ -15,7 +15,7 @@ from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket, shape_node
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.flat_route import FlatRoute
-from distlion.voting.param import GradientMark, VotingParam
+from distlion.voting.param import VotingParam
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class NodeRoute:
 
     def gather(
         self,
-        marks: Sequence[GradientMark],
         header: Header,
         coefficients: Sequence[Coefficients],
         *,
@@ -88,10 +87,8 @@ class NodeRoute:
             segments.append(param.segment(hyper, means[index]))
         return self.kernels.gather(segments), header
 
-    def gather_nothing(self, header: Header, *, agrees: bool) -> Header:
+    def gather_nothing(self, header: Header) -> Header:
         _, _, header = self._average([None] * len(self.params), header, 1.0)
-        if agrees:
-            _, header = self.agree([True] * len(self.own), header)
         return header
 
     def _average(

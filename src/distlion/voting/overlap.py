@@ -42,17 +42,19 @@ class Overlap:
         self, routes: Sequence[Route], *, begin: Callable[[], StepInputs], lifecycle: Lifecycle
     ) -> None:
         self._routes = routes
-        self._begin = begin
+        # Weakly: the optimizer owns this, and is let go of at once when nobody else wants it.
+        self._begin = weakref.WeakMethod(begin)
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._paused = False
         self._tasks = _start_thread(self)
         self._reset()
         self._handles = [
-            _register(param, weakref.ref(self), number)
+            _register(param.param, weakref.ref(self), number, index)
             for number, route in enumerate(routes)
-            for param in route.params
+            for index, param in enumerate(route.params)
         ]
+        weakref.finalize(self, _remove, self._handles)
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
@@ -63,10 +65,14 @@ class Overlap:
         self._twice: int | None = None
         self._missing = [len(route.params) for route in self._routes]
 
+    def _begin_step(self) -> StepInputs:
+        begin = self._begin()
+        assert begin is not None  # its owner calls this, or waits in a backward pass
+        return begin()
+
     def close(self) -> None:
         """Forget the parameters; votes that are under way are left alone."""
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
         self._tasks.put(None)
 
     @property
@@ -101,7 +107,7 @@ class Overlap:
     def _start(self) -> None:
         """Let the next bucket start."""
         if self._inputs is None:
-            self._inputs = self._begin()
+            self._inputs = self._begin_step()
         route, inputs, pipeline = self._routes[self._n_started], self._inputs, self._pipeline
         self._n_started += 1
         self._submit(lambda: pipeline.add(draft_and_cast(route, inputs)))
@@ -169,7 +175,7 @@ class Overlap:
             None where all workers gave it up, else what came back.
         """
         try:
-            inputs, pipeline = self._inputs or self._begin(), self._pipeline
+            inputs, pipeline = self._inputs or self._begin_step(), self._pipeline
             given_up = with_error(
                 inputs.header, Status.CANCELLED, culprit=inputs.rank, cancelled_by_all=True
             )
@@ -195,16 +201,26 @@ class Overlap:
         self._reset()
 
 
-def _register(param: VotingParam, overlap: weakref.ref[Overlap], bucket: int) -> RemovableHandle:
-    """Note the arrivals of a parameter's gradient, as long as somebody listens."""
+def _register(
+    param: Tensor, overlap: weakref.ref[Overlap], bucket: int, index: int
+) -> RemovableHandle:
+    """Note the arrivals of a parameter's gradient, as long as somebody listens.
+
+    The hook holds numbers only: a record would keep all momenta as long as the parameter lives.
+    """
 
     def note(_: Tensor) -> None:
         found = overlap()
         if found is not None:
-            found.note_arrival(param, bucket)
+            found.note_arrival(found._routes[bucket].params[index], bucket)
 
-    register: Callable[..., RemovableHandle] = param.param.register_post_accumulate_grad_hook
+    register: Callable[..., RemovableHandle] = param.register_post_accumulate_grad_hook
     return register(note)
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _start_thread(owner: Overlap) -> queue.SimpleQueue[Task | None]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, run_all, worst_of
+from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, worst_of
 from distlion.kernels import Coins
 from distlion.voting.description import Description, describe_params, digest_settings
 from distlion.voting.follow_up import FollowUp
@@ -26,7 +26,7 @@ from distlion.voting.param import VotingParam
 from distlion.voting.replicas import broadcast_params, verify_replicas
 from distlion.voting.settings import Settings
 from distlion.voting.traffic import TrafficMeter
-from distlion.voting.vote import StepInputs, abstain_from
+from distlion.voting.vote import StepInputs, abstain_from_all
 
 
 class Peers:
@@ -172,8 +172,10 @@ class Peers:
 
         Raises:
             InvalidArgumentError: It has given one; the step was given up.
+            ProcessGroupError: This optimizer is dead, or its group is gone.
         """
-        if self.overlap is not None and grad_scale is not None:
+        self.lifecycle.check_usable()
+        if grad_scale is not None:
             step = int(groups[0]["step"])
             self.give_up("step() of a GradScaler", groups, step=step)
             raise InvalidArgumentError(
@@ -211,18 +213,16 @@ class Peers:
         """
         if self.is_alone:
             return
-        with self.lifecycle.exchange(call):
-            self._meet([f"call: {call}", *lines], step, next_step)
-
-    def _meet(self, lines: Sequence[str], step: int, next_step: int | None) -> None:
+        lines = [f"call: {call}", *lines]
         agreed = step if next_step is None else next_step
         header = Header(ChunkKind.VOTE, agreed, 0, 0, digest_settings(lines))
         coins = Coins(self._settings.seed, agreed, self.network.voter)
-        if self.network.clipper is not None:
-            self.network.clipper.take_part(header)
-        votes = run_all(
-            abstain_from(route, header, coins, nonfinite=self._settings.nonfinite)
-            for route in self.network.routes
+        votes = abstain_from_all(
+            self.network.routes,
+            header,
+            coins,
+            nonfinite=self._settings.nonfinite,
+            clipper=self.network.clipper,
         )
         self.meter.discard()
         verdict = worst_of([vote.reply.verdict for vote in votes])

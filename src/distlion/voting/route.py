@@ -12,7 +12,7 @@ from distlion.exchange import ByteCount, Exchanging, Header, Reply
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
 from distlion.voting.diagnostics import ParameterReply
-from distlion.voting.param import GradientMark, VotingParam
+from distlion.voting.param import VotingParam
 
 
 class Route(Protocol):
@@ -49,7 +49,6 @@ class Route(Protocol):
 
     def gather(
         self,
-        marks: Sequence[GradientMark],
         header: Header,
         coefficients: Sequence[Coefficients],
         *,
@@ -58,7 +57,6 @@ class Route(Protocol):
         """Put together what this rank votes with; with nodes, average gradients inside the node.
 
         Args:
-            marks: The gradients of ``params``.
             header: This worker's, with what was found so far.
             coefficients: Hyperparameters of every param group.
             abstain: Whether to leave all gradients out.
@@ -68,13 +66,8 @@ class Route(Protocol):
         """
         ...
 
-    def gather_nothing(self, header: Header, *, agrees: bool) -> Header:
-        """Take part in what precedes a vote, in ``gather`` and ``agree``, without a gradient.
-
-        Args:
-            header: This worker's.
-            agrees: Whether the others call ``agree``.
-        """
+    def gather_nothing(self, header: Header) -> Header:
+        """Take part in what others exchange in ``gather``, without a gradient."""
         ...
 
     def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:

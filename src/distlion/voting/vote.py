@@ -14,6 +14,7 @@ from distlion.exchange import (
     Pipeline,
     Reply,
     Status,
+    run_all,
     with_error,
     with_error_of,
 )
@@ -110,7 +111,7 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
         # A status, not an exception: one rank that raised would leave the others waiting.
         header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
     overflow = inputs.found_inf and inputs.nonfinite == "abstain"
-    segments, header = route.gather(marks, header, inputs.coefficients, abstain=overflow)
+    segments, header = route.gather(header, inputs.coefficients, abstain=overflow)
     return Draft(route, marks, segments, header)
 
 
@@ -186,11 +187,42 @@ def abstain_from(
     route: Route, header: Header, coins: Coins, *, nonfinite: str
 ) -> Exchanging[BucketVote]:
     """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
-    header = replace(header, bucket=route.bucket.index)
-    header = route.gather_nothing(header, agrees=nonfinite == "abstain")
+    draft = draft_nothing(route, header)
+    return (yield from cast_nothing(draft, coins, nonfinite=nonfinite))
+
+
+def draft_nothing(route: Route, header: Header) -> Draft:
+    """Take part in what ``draft_vote`` exchanges, without a gradient."""
+    header = route.gather_nothing(replace(header, bucket=route.bucket.index))
+    return Draft(route, (), (), header)
+
+
+def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[BucketVote]:
+    """Take part in what ``cast_vote`` exchanges, without a vote on any parameter."""
+    route, header = draft.route, draft.header
+    if nonfinite == "abstain":
+        _, header = route.agree([True] * len(route.own), header)
     votes, _ = route.encode([], coins)
     reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
-    return BucketVote(Draft(route, (), (), header), reply)
+    return BucketVote(replace(draft, header=header), reply)
+
+
+def abstain_from_all(
+    routes: Sequence[Route],
+    header: Header,
+    coins: Coins,
+    *,
+    nonfinite: str,
+    clipper: Clipper | None,
+) -> list[BucketVote]:
+    """Take part in ``cast_votes`` without a vote: the same exchanges in the same order."""
+    if clipper is None:
+        return run_all(abstain_from(route, header, coins, nonfinite=nonfinite) for route in routes)
+    drafts = [draft_nothing(route, header) for route in routes]
+    found, _ = clipper.measure([], header)
+    return run_all(
+        cast_nothing(draft.scaled(1.0, found), coins, nonfinite=nonfinite) for draft in drafts
+    )
 
 
 def check_unchanged(votes: Sequence[BucketVote], *, rank: int, step: int) -> None:
