@@ -18,7 +18,6 @@ from cluster import run_workers
 from distlion import errors, faults
 from distlion.aggregation import Aggregation
 from distlion.layout import Cutter
-from distlion.voting import network
 from failures import Caught, assert_all_raised, caught, params_of
 from replay import (
     Case,
@@ -271,22 +270,6 @@ def test_step_that_all_ranks_of_all_nodes_give_up_never_was() -> None:
     assert run_workers(give_up, 4) == [(None, 1)] * 4
 
 
-def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
-    """Let each part of the nodes measure another link: buckets must be the same all the same."""
-    models = [distlion.link.LinkModel(1e-5, 1e6), distlion.link.LinkModel(1e-2, 1e9)]
-    network.probe_link = lambda link, step: models[rank % 2]
-    optimizer = make_nodes(overlap=True)
-    run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
-    optimizer.step()
-    return len(optimizer._peers.network.routes), optimizer.committed_step
-
-
-def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
-    outcomes = run_workers(measure_differently, 4)
-    assert len(set(outcomes)) == 1
-    assert outcomes[0][1] == 1
-
-
 def skip(rank: int, world_size: int) -> Caught | None:
     optimizer = make_nodes(nodes=distlion.Nodes(3))
     set_some_grads(optimizer, 0, rank)
@@ -397,46 +380,3 @@ def test_nodes_of_a_wrong_type_are_refused() -> None:
         distlion.Nodes(2.0)  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedTypeError, match="nodes"):
         distlion.DistributedLion([torch.nn.Parameter(torch.ones(1))], nodes=2)  # type: ignore[arg-type]
-
-
-def diagnose(rank: int, world_size: int) -> list[float]:
-    """Diagnose a vote of whole directions, which agrees with global Lion wherever it is read."""
-    params = [("first", torch.nn.Parameter(torch.zeros(2 * UNIT)))]
-    optimizer = distlion.DistributedLion(
-        params,
-        lr=1e-3,
-        aggregation=distlion.FullPrecision(),
-        nodes=distlion.Nodes(2),
-        diagnose_every=1,
-    )
-    generator = torch.Generator().manual_seed(rank)
-    params[0][1].grad = torch.randn(2 * UNIT, generator=generator)
-    optimizer.step()
-    return [found.agreement for found in optimizer.diagnostics()]
-
-
-def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
-    assert run_workers(diagnose, 4) == [[1.0]] * 4
-
-
-def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
-    """Step where a node's parts differ in size so much that each would have another pattern."""
-    network.probe_link = lambda link, step: distlion.link.LinkModel(1e-4, 1e7)
-    params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
-    optimizer = distlion.DistributedLion(
-        params, lr=1e-3, nodes=distlion.Nodes(2), bucket_elements=1, step_timeout_s=20
-    )
-    for _, param in params:
-        param.grad = torch.ones(UNIT)
-    optimizer.step()
-    patterns = {
-        repr(part.pattern) for route in optimizer._peers.network.routes for part in route.parts
-    }
-    return optimizer.committed_step, patterns
-
-
-@pytest.mark.slow
-def test_parts_of_a_bucket_have_one_pattern() -> None:
-    outcomes = run_workers(step_with_unequal_parts, 8)
-    assert [committed for committed, _ in outcomes] == [1] * 8
-    assert all(patterns == outcomes[0][1] for _, patterns in outcomes)

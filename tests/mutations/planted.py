@@ -25,6 +25,7 @@ class Mutation:
 
 
 BLAME = ("distributed/test_blame.py",)
+LIFECYCLE = ("distributed/test_lifecycle.py",)
 CLIPPING = ("voting/test_clipping.py",)
 VERDICT = ("exchange/test_verdict.py",)
 CONTENDERS = ("training/test_contenders.py",)
@@ -154,7 +155,7 @@ MUTATIONS = (
         "voting/node_route.py",
         "own = Reply(reply.verdict, reply.present[rank], reply.payload[rank])",
         "own = Reply(reply.verdict, reply.present[0], reply.payload[0])",
-        ("distributed/test_nodes.py::test_each_rank_of_a_node_reads_the_reply_on_its_own_piece",),
+        ("distributed/test_node_parts.py",),
     ),
     Mutation(
         "a second arrival of a gradient is ignored",
@@ -198,7 +199,7 @@ MUTATIONS = (
         "voting/lifecycle.py",
         "        self._is_torn = True\n        yield",
         "        yield",
-        ("distributed/test_lifecycle.py",),
+        LIFECYCLE,
     ),
     Mutation(
         "headers do not carry this step's hyperparameters",
@@ -220,5 +221,26 @@ MUTATIONS = (
         "means.append(total.div_(len(rows)).to(dtype) if voters else None)",
         "means.append(total.div_(len(rows)).to(dtype))",
         ("distributed/test_nodes.py",),
+    ),
+    Mutation(
+        "votes leave a dead optimizer during backward",
+        "voting/overlap.py",
+        "if self._paused or self._lifecycle.is_dead:",
+        "if self._paused:",
+        LIFECYCLE,
+    ),
+    Mutation(
+        "hooks of an earlier layout stay",
+        "voting/peers.py",
+        "            self.overlap.close()\n        if self._settings.overlap:",
+        "            pass\n        if self._settings.overlap:",
+        LIFECYCLE,
+    ),
+    Mutation(
+        "pieces of a parameter that is not contiguous are not written back",
+        "voting/node_route.py",
+        "param.write_back(moved[index].param)",
+        "pass",
+        ("distributed/test_node_parts.py",),
     ),
 )

@@ -1,0 +1,98 @@
+"""The parts of a bucket with nodes: their patterns, their replies, their place in a parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import distlion
+import distlion.link
+from cluster import run_workers
+from distlion.voting import network
+from failures import params_of
+from replay import run_backward
+
+pytestmark = pytest.mark.distributed
+
+UNIT = 4096
+
+
+def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
+    """Let each part of the nodes measure another link: buckets must be the same all the same."""
+    models = [distlion.link.LinkModel(1e-5, 1e6), distlion.link.LinkModel(1e-2, 1e9)]
+    network.probe_link = lambda link, step: models[rank % 2]
+    params = [torch.nn.Parameter(torch.zeros(UNIT)) for _ in range(2)]
+    optimizer = distlion.DistributedLion(params, nodes=distlion.Nodes(2), overlap=True)
+    run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
+    optimizer.step()
+    return len(optimizer._peers.network.routes), optimizer.committed_step
+
+
+def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
+    outcomes = run_workers(measure_differently, 4)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][1] == 1
+
+
+def diagnose(rank: int, world_size: int) -> list[float]:
+    """Diagnose a vote of whole directions, which agrees with global Lion wherever it is read."""
+    params = [("first", torch.nn.Parameter(torch.zeros(2 * UNIT)))]
+    optimizer = distlion.DistributedLion(
+        params,
+        lr=1e-3,
+        aggregation=distlion.FullPrecision(),
+        nodes=distlion.Nodes(2),
+        diagnose_every=1,
+    )
+    generator = torch.Generator().manual_seed(rank)
+    params[0][1].grad = torch.randn(2 * UNIT, generator=generator)
+    optimizer.step()
+    return [found.agreement for found in optimizer.diagnostics()]
+
+
+def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
+    assert run_workers(diagnose, 4) == [[1.0]] * 4
+
+
+def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
+    """Step where a node's parts differ in size so much that each would have another pattern."""
+    network.probe_link = lambda link, step: distlion.link.LinkModel(1e-4, 1e7)
+    params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
+    optimizer = distlion.DistributedLion(
+        params, lr=1e-3, nodes=distlion.Nodes(2), bucket_elements=1, step_timeout_s=20
+    )
+    for _, param in params:
+        param.grad = torch.ones(UNIT)
+    optimizer.step()
+    patterns = {
+        repr(part.pattern) for route in optimizer._peers.network.routes for part in route.parts
+    }
+    return optimizer.committed_step, patterns
+
+
+@pytest.mark.slow
+def test_parts_of_a_bucket_have_one_pattern() -> None:
+    outcomes = run_workers(step_with_unequal_parts, 8)
+    assert [committed for committed, _ in outcomes] == [1] * 8
+    assert all(patterns == outcomes[0][1] for _, patterns in outcomes)
+
+
+def move_transposed(rank: int, world_size: int, transposed: bool) -> list[torch.Tensor]:
+    """Train a parameter that is stored row by row, or the same one stored column by column."""
+    start = torch.linspace(-1, 1, 3 * UNIT).view(UNIT, 3)
+    param = torch.nn.Parameter(start.t().contiguous().t() if transposed else start.clone())
+    assert param.is_contiguous() is not transposed
+    optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(2))
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        param.grad = torch.randn(UNIT, 3, generator=generator)
+        optimizer.step()
+    return [param.detach().contiguous(), start]
+
+
+def test_a_parameter_stored_otherwise_moves_alike_in_all_its_pieces() -> None:
+    expected = run_workers(move_transposed, 4, False)
+    for rank, (found, start) in enumerate(run_workers(move_transposed, 4, True)):
+        assert torch.equal(found, expected[rank][0])
+        assert (found != start).all()
