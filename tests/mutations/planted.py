@@ -231,9 +231,9 @@ MUTATIONS = (
     ),
     Mutation(
         "hooks of an earlier layout stay",
-        "voting/peers.py",
-        "            self.overlap.close()\n        if self._settings.overlap:",
-        "            pass\n        if self._settings.overlap:",
+        "voting/overlap.py",
+        "        weakref.finalize(self, _remove, handles)\n",
+        "",
         LIFECYCLE,
     ),
     Mutation(

@@ -49,12 +49,12 @@ class Overlap:
         self._paused = False
         self._tasks = _start_thread(self)
         self._reset()
-        self._handles = [
+        handles = [
             _register(param.param, weakref.ref(self), number, index)
             for number, route in enumerate(routes)
             for index, param in enumerate(route.params)
         ]
-        weakref.finalize(self, _remove, self._handles)
+        weakref.finalize(self, _remove, handles)
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
@@ -69,11 +69,6 @@ class Overlap:
         begin = self._begin()
         assert begin is not None  # its owner calls this, or waits in a backward pass
         return begin()
-
-    def close(self) -> None:
-        """Forget the parameters; votes that are under way are left alone."""
-        _remove(self._handles)
-        self._tasks.put(None)
 
     @property
     def has_begun(self) -> bool:

@@ -148,9 +148,8 @@ class Peers:
         if self.is_alone:
             return
         self.network.lay_out(params, step=step)
-        if self.overlap is not None:
-            self.overlap.close()
         if self._settings.overlap:
+            self.overlap = None  # its hooks go with it
             self.overlap = Overlap(self.network.routes, begin=begin, lifecycle=self.lifecycle)
 
     def check_idle(self, call: str) -> None:
