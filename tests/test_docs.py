@@ -177,7 +177,7 @@ def read_commands() -> dict[str, set[str]]:
 
 
 def read_make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def shell_lines(block: Block) -> str:
