@@ -11,8 +11,8 @@ class DistlionError(Exception):
     """Base class of every exception that distlion raises.
 
     Attributes:
-        is_recoverable: Whether all workers raise it alike, with nothing committed, so that training
-            may go on with the same optimizer.
+        is_recoverable: Whether all workers raise it alike and know that they are at the same
+            place, so that the same optimizer may be called again.
     """
 
     is_recoverable = False
@@ -108,7 +108,7 @@ class NonFiniteError(StepError):
 
 
 class SparseGradientError(StepError):
-    """A parameter has a sparse gradient, which cannot be voted on coordinate by coordinate."""
+    """A parameter has a sparse gradient, which cannot be voted on element by element."""
 
 
 class GradientChangedError(StepError):

@@ -21,7 +21,7 @@ class TernaryVote(Aggregation):
         (Distributed Lion, arXiv:2404.00438, Algorithm 1, MaVo)
 
     Notes:
-        Coordinates that no worker touches (rows of an embedding, masked weights) stay where they
+        Elements that no worker touches (rows of an embedding, masked weights) stay where they
         are.
     """
 

@@ -27,7 +27,7 @@ from distlion.exchange.node_frames import NodeFrames
 from distlion.exchange.numbers import gather_numbers, gather_sample, plan_numbers, plan_sample
 from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
-from distlion.exchange.registry import PATTERNS, parse_pattern
+from distlion.exchange.registry import PATTERNS, list_patterns, parse_pattern
 from distlion.exchange.verdict import (
     Verdict,
     find_errors,
@@ -69,6 +69,7 @@ __all__ = [
     "fire_framed",
     "gather_numbers",
     "gather_sample",
+    "list_patterns",
     "minority",
     "parse_pattern",
     "plan_numbers",

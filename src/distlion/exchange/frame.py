@@ -85,7 +85,7 @@ class ChunkKind(IntEnum):
     NORM = 6
     """Of a gradient, as far as one rank has it."""
     SAMPLE = 7
-    """Of a worker's momenta or directions, a few coordinates of each parameter."""
+    """Of a worker's momenta or directions, a few elements of each parameter."""
 
 
 class Status(IntEnum):

@@ -55,7 +55,7 @@ def plan_sample(n_numbers: int, n_workers: int) -> ByteCount:
 def gather_sample(
     link: Link, inside: Link | None, numbers: Sequence[float], header: Header
 ) -> tuple[Header, list[tuple[float, ...]]]:
-    """Gather a sample, so that all know of damage to any of it: 1 gather, 2 tell, 3 tell the node.
+    """Gather a sample, so that all know of damage to it: 1 gather, 2 report, 3 report in nodes.
 
     Args:
         link: Between those who vote.
@@ -68,9 +68,9 @@ def gather_sample(
     """
     # 1 gather
     header, rows = gather_numbers(link, numbers, header, kind=ChunkKind.SAMPLE)
-    # 2 tell
+    # 2 report
     header, _ = gather_numbers(link, [], header, kind=ChunkKind.SAMPLE)
-    # 3 tell the node
+    # 3 report in nodes
     if inside is not None:
         header, _ = gather_numbers(inside, [], header, kind=ChunkKind.SAMPLE)
     return header, rows

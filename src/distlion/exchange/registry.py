@@ -20,6 +20,11 @@ patterns "auto" takes the first.
 """
 
 
+def list_patterns() -> str:
+    """List the patterns as one writes them in Python, for errors."""
+    return ", ".join(map(repr, PATTERNS.values()))
+
+
 def parse_pattern(name: str) -> Exchange:
     """Return the pattern of a name. "auto" is none: whoever takes it handles it before.
 

@@ -86,7 +86,7 @@ class PeerWatch:
         atexit.register(_end, self._ended, thread)
 
     def look(self) -> bool:
-        """Look for an alarm, and answer it; tell whether to look again."""
+        """Look for an alarm, and answer it; return whether to look again."""
         try:
             is_alarmed = self._store.check(["distlion/alarm"])
         except RuntimeError:

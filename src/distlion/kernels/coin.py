@@ -4,9 +4,9 @@ Equation:
     mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB;
             z ^= z >> 31                                                          (modulo 2^64)
     key = mix(mix(mix(seed) + t) + domain)
-    coin(w) = mix(key + (w + 1) * 0x9E3779B97F4A7C15): 64 bits, one for each coordinate of word w
+    coin(w) = mix(key + (w + 1) * 0x9E3779B97F4A7C15): 64 bits, one for each element of word w
 
-Ties and zeros take t = step // 2 and the inverse of the coin at odd steps, so that a coordinate
+Ties and zeros take t = step // 2 and the inverse of the coin at odd steps, so that an element
 about which nobody knows anything is back in its place after every second step, instead of walking
 away.
 

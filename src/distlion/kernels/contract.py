@@ -1,7 +1,7 @@
 """The ops of the arithmetic: signatures, shapes, dtypes, and what holds to the last bit.
 
 Notation:
-    g, m, x   gradient, momentum (``exp_avg``) and parameter of one coordinate, widened to float32
+    g, m, x   gradient, momentum (``exp_avg``) and parameter of one element, widened to float32
     fl(...)   one rounding to float32, to nearest even
     constants beta1, 1 - beta1, beta2, 1 - beta2, d = 1 - lr * weight_decay and a = lr / n are
               computed in double and rounded once to float32
@@ -132,7 +132,7 @@ class Kernels(Protocol):
         """Encode directions as signs.
 
         Equation:
-            bit = 1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its coordinate
+            bit = 1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its element
 
         Args:
             segments: Those of one bucket, in order.
@@ -169,7 +169,7 @@ class Kernels(Protocol):
         """Encode directions as odd levels -(2**p - 1), ..., -1, 1, ..., 2**p - 1.
 
         Equation:
-            s = mean |c| ("l1") or max |c| ("linf") over 4,096 coordinates, counted from the
+            s = mean |c| ("l1") or max |c| ("linf") over 4,096 elements, counted from the
                 parameter's start
             r = min(fl(1 / (s * step)), FLT_MAX), the division in double; 0 where s = 0
             a = min(floor(fl(|c| * r)), 2**(p - 1) - 1), clamped as float
@@ -301,7 +301,7 @@ class Kernels(Protocol):
             reply: (blocks, planes, 8) int64 of the whole bucket.
             reply_format: How it encodes S.
             rounding: Coin for bfloat16 parameters; None rounds to nearest even. Word 16 *
-                first_word + j // 4 serves coordinates 4 (j // 4) ... + 3 with 16 bits each, added
+                first_word + j // 4 serves elements 4 (j // 4) ... + 3 with 16 bits each, added
                 below the kept mantissa, then truncated.
         """
         ...

@@ -115,7 +115,7 @@ def _encode(
 
 
 def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
-    """One bit for each coordinate: 1 where c > 0, the coin's where c = 0."""
+    """One bit for each element: 1 where c > 0, the coin's where c = 0."""
     flips = coin(zero, slot.first_word, slot.n_words, device=c.device)
     return pack(c > 0) | (pack(c == 0) & flips)
 

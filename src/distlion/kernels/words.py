@@ -95,7 +95,7 @@ class Run:
     Attributes:
         voters: (n_present,) int64 on the device of the votes: ranks of those present, one or more.
         words: Its words within the blocks.
-        n_elements: Its coordinates there.
+        n_elements: Its elements there.
         first_word: Global number of its first word there.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from distlion.netlab.method_names import (
     parse_vote_method,
 )
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
-from distlion.optim import DistributedLion, Lion
+from distlion.optim import DistributedLion, Lion, rehearse_step
 from distlion.tasks.base import Batch, batch_loss, seeded_generator
 from distlion.tasks.models import build_language_model
 
@@ -192,17 +193,8 @@ def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> Contestan
     param.grad = torch.randn(n_elements, generator=seeded_generator(_SEED, rank))
     holder = nn.ParameterDict({"vector": param})
     optimizer = _build_optimizer(name, holder)
-    return Contestant(lambda: _vote(optimizer), optimizer, n_elements)
-
-
-@torch.no_grad()
-def _vote(optimizer: DistributedLion) -> None:
-    """Encode, exchange and count, as a step does; the commit would be none of the exchange."""
-    inputs, votes = optimizer._cast_votes()
-    optimizer._peers.meter.count_step(optimizer._peers.n_elements)
-    # Gradients are compared between workers in the first steps only.
-    if inputs.wants_digest:
-        optimizer._identical.observe([vote.reply.gradient_digests for vote in votes])
+    # The commit would be none of the exchange.
+    return Contestant(partial(rehearse_step, optimizer), optimizer, n_elements)
 
 
 def _all_reduce(vector: Tensor) -> None:

@@ -4,6 +4,7 @@ from distlion.optim.base import VotingBase
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
+from distlion.optim.rehearsal import rehearse_step
 from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Traffic",
     "VotingBase",
     "lion_cub",
+    "rehearse_step",
 ]

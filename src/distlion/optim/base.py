@@ -78,6 +78,13 @@ class LionBase(Optimizer):
             if param.requires_grad:
                 self._create_momentum(param)
 
+    def _remove_last_group(self) -> None:
+        """Undo the last ``add_param_group``, which other workers refused."""
+        params = self.param_groups.pop()["params"]
+        self._pieces.forget(params)
+        for param in params:
+            self.state.pop(param, None)
+
     def _create_momentum(self, param: Tensor) -> None:
         self._pieces.cut(param)
         self.state[param]["exp_avg"] = self._make_momentum(param)
@@ -266,6 +273,13 @@ class VotingBase(LionBase):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
         check_rule(group["aggregation"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, checked as in the constructor; their next step is that of all others."""
+        group = list_group(param_group)
+        if self.param_groups:
+            group["step"] = self.committed_step
+        super().add_param_group(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers and strings only; rules as their ``repr``."""

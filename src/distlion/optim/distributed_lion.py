@@ -23,7 +23,6 @@ from distlion.exchange import (
     worst_of,
 )
 from distlion.kernels import Coins
-from distlion.optim.arguments import list_group
 from distlion.optim.base import VotingBase
 from distlion.voting import (
     BucketVote,
@@ -87,7 +86,7 @@ class DistributedLion(VotingBase):
             otherwise.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None is the parameter's dtype, float32 for
             float16.
-        bucket_elements: Coordinates up to which parameters share a bucket; None is 64 Mi, with
+        bucket_elements: Elements up to which parameters share a bucket; None is 64 Mi, with
             ``overlap`` a size chosen from the measured latency.
         check_every: Steps between comparisons of the replicas' digests, the first step included;
             None is never.
@@ -342,13 +341,12 @@ class DistributedLion(VotingBase):
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: As in the constructor;
                 nothing has been changed then.
         """
-        group = list_group(param_group)
         if not self._peers.is_laid_out:
-            super().add_param_group(group)
+            super().add_param_group(param_group)
             return
         peers, step = self._peers, self.committed_step
         peers.check_idle("add_param_group()")
-        super().add_param_group({**group, "step": step})
+        super().add_param_group(param_group)
         with peers.lifecycle.exchange("add_param_group()"):
             try:
                 lines = self._describe().list_lines(self.param_groups)
@@ -356,8 +354,7 @@ class DistributedLion(VotingBase):
                 peers.meet("add_param_group()", lines, step=step)
                 peers.description.check_frozen()
             except BaseException:
-                for param in self.param_groups.pop()["params"]:
-                    self.state.pop(param, None)
+                self._remove_last_group()
                 raise
             self._lay_out()
             if not peers.is_alone:

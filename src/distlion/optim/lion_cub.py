@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.aggregation import QuantizedVote
 from distlion.optim.distributed_lion import DistributedLion
-from distlion.voting.momentum_sync import MomentumSync
+from distlion.voting import MomentumSync
 
 
 def lion_cub(
@@ -46,7 +46,7 @@ def lion_cub(
         for one bit more; take four where the network has room.
         Averaging momenta every 10 steps won back 4.1 +- 1.4 of those 7.1 points, for 6.4 bits.
         Every 100 steps, for 0.64 bits, it gained nothing there, and 0.0005 +- 0.0002 nats where
-        each worker had books of its own; these runs, of 120 and 160 steps, average a coordinate
+        each worker had books of its own; these runs, of 120 and 160 steps, average an element
         once. Take 10 where workers' data differ.
 
     Example:

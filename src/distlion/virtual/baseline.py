@@ -40,11 +40,11 @@ class VirtualBaseline:
         InvalidArgumentError: ``workers`` is less than 1.
 
     Notes:
-        Compressed means equal those of N processes with ``compression_hook`` to the bit, if the
-        optimizer has the parameters in the order of the model. Plain and float16 sums are taken in
-        rank order, those of an all-reduce in an order of its own. PowerSGD keeps the error of the
-        mean only, which says all; but for rounding and the draw of the first factors it equals N
-        processes with PyTorch's hook.
+        Compressed means are bitwise identical to those of N processes with ``compression_hook``, if
+        the optimizer has the parameters in the order of the model. Plain and float16 sums are taken
+        in rank order, those of an all-reduce in an order of its own. PowerSGD keeps the error of
+        the mean only, which says all; but for rounding and the draw of the first factors it equals
+        N processes with PyTorch's hook.
         A worker without a gradient for a parameter counts as 0; a parameter for which no worker has
         one is left alone.
 

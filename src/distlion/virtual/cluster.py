@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from distlion.aggregation import Aggregation
-from distlion.errors import InvalidArgumentError, NonFiniteError
-from distlion.exchange import AllReduce, Exchange, Status, Verdict
-from distlion.kernels import Coin, Coins, Segment
-from distlion.virtual.assembly import AssembledCluster, Grads, check_pattern
-from distlion.voting import (
-    ClipNorm,
-    MomentumStage,
-    MomentumSync,
-    ParameterReply,
-    Settings,
-    check_finite,
-    clip_alone,
-    clip_together,
-    log_abstention,
-    log_skip,
-    move_alone,
+from distlion.errors import (
+    InvalidArgumentError,
+    NonFiniteError,
+    SparseGradientError,
+    UnsupportedTypeError,
 )
+from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
+from distlion.optim import Traffic, VotingBase
+from distlion.virtual.accounting import Account, Accounting
+from distlion.virtual.average import average_momenta
+from distlion.virtual.collection import Collection
+from distlion.virtual.lineup import Lineup
+from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Settings, describe_sparse
 
 
-class VirtualCluster(AssembledCluster):
+class VirtualCluster(VotingBase):
     """Train as N workers of ``DistributedLion`` would, in one process, bitwise identically.
 
     Workers take turns with one set of parameters: each computes its gradient and is collected; then
@@ -86,8 +80,11 @@ class VirtualCluster(AssembledCluster):
         diagnose_every: int | None = None,
         seed: int = 0,
     ) -> None:
-        settings = Settings(
-            exchange=AllReduce() if exchange is None else check_pattern(exchange),
+        self._workers = _check_workers(workers)
+        self._accounting = Accounting()
+        self._lineup: Lineup | None = None
+        self._settings = Settings(
+            exchange=AllReduce() if exchange is None else _check_pattern(exchange),
             nodes=None,
             momentum_sync=momentum_sync,
             overlap=False,
@@ -105,12 +102,26 @@ class VirtualCluster(AssembledCluster):
             params,
             lr,
             betas,
-            workers=workers,
             weight_decay=weight_decay,
             aggregation=aggregation,
-            settings=settings,
+            rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
         )
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        earlier = None if self._lineup is None else self._lineup.examiner
+        self._lineup = Lineup.draw_up(
+            self._settings,
+            self._workers,
+            self._list_trainable(),
+            self.param_groups,
+            earlier=earlier,
+        )
+        self._begin_step(self._lineup)
+
+    def _begin_step(self, lineup: Lineup) -> None:
+        self._collection = Collection(lineup, step=self.committed_step)
 
     @torch.no_grad()
     def collect(self, worker: int) -> None:
@@ -125,210 +136,141 @@ class VirtualCluster(AssembledCluster):
                 finite. If other workers were collected before, the cluster is of no more use.
             SparseGradientError: A gradient is sparse.
         """
-        self._check_whole()
+        lineup = self._laid_out
+        self._collection.check_whole()
         self._check_worker(worker)
-        if worker in self._collected:
-            raise InvalidArgumentError(
-                f"worker {worker} was collected already in step {self.committed_step}; call step() "
-                "once all have been"
-            )
-        self._check_grads(worker)
-        grads = [param.grad() for param in self._params]
-        for param in self._params:
+        self._collection.check_new(worker)
+        self._check_grads(lineup, worker)
+        grads = [param.grad() for param in lineup.params]
+        for param in lineup.params:
             param.param.grad = None
-        if not self._holds:
-            self._absorb(worker, self._segments_of(worker, grads))
-        else:
-            self._held[worker] = grads
-        self._collected.add(worker)
+        self._collection.add(worker, grads, self._coefficients())
 
     def _do_step(self) -> None:
-        self._check_whole()
-        account = self._draw_account()
+        lineup, collection, step = self._laid_out, self._collection, self.committed_step
+        collection.check_whole()
+        account = Account.draw_up(lineup, collection.polls, step=step)
         try:
-            committed = self._step_alone() if self._workers == 1 else self._vote()
+            committed = collection.commit(self._coefficients())
+            if committed and lineup.momenta is not None:
+                average_momenta(lineup.momenta, lineup, self.param_groups, step=step)
         except NonFiniteError:
-            self._begin_step()
+            if not collection.is_torn:
+                self._begin_step(lineup)
             raise
-        self._count_traffic(account, committed=committed)
+        self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:
             self._advance()
-        self._begin_step()
-
-    def _vote(self) -> bool:
-        """Count the votes and apply the replies; False where all workers skip the step."""
-        if not self._release_held():
-            return False
-        self._apply_replies()
-        if self._momenta is not None:
-            self._average_momenta(self._momenta)
-        return True
-
-    def _absorb(self, worker: int, segments: Sequence[Segment]) -> None:
-        """Encode a worker's votes, then move its momenta; NonFiniteError stops it in between."""
-        clip = self._settings.clip_norm
-        if clip is not None and clip.scope == "worker":
-            segments = clip_alone(segments, clip)
-        coins = Coins(self._settings.seed, self.committed_step, worker)
-        segments = list(segments)
-        for poll in self._polls:
-            placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
-            finite = poll.rule.encode(poll.kernels, placed, coins, out=poll.votes[worker])
-            for index, is_finite in enumerate(finite.tolist()):
-                if not is_finite:
-                    position = poll.params[index].position
-                    segments[position] = self._refuse(segments[position], worker)
-        for poll in self._polls:  # not before all are encoded, since _refuse may raise
-            present = [segments[param.position].grad is not None for param in poll.params]
-            poll.present[worker] = torch.tensor(present, dtype=torch.bool)
-        self._note_sample(worker, segments)
-        for poll in self._polls:
-            mine = [segments[param.position] for param in poll.params]
-            poll.kernels.update_momentum(mine, [1] * len(mine))
-        self._absorbed = True
-
-    def _refuse(self, segment: Segment, worker: int) -> Segment:
-        """Abstain for a parameter that is not finite, or raise."""
-        name, step = segment.slot.name, self.committed_step
-        if self._settings.nonfinite == "abstain":
-            log_abstention([name], rank=worker, step=step)
-            return segment._replace(grad=None)
-        self._is_torn = self._absorbed
-        raise NonFiniteError(
-            f"gradient, direction or new momentum of {name} is not finite on worker {worker}; "
-            "nonfinite='skip' drops such a step, 'abstain' only that worker's votes",
-            rank=worker,
-            step=step,
-            culprits=(worker,),
-        )
-
-    def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
-        if self._examiner is not None and self._examiner.is_due(self.committed_step):
-            kept = {
-                place: segment for place, segment in enumerate(segments) if segment.param.numel()
-            }
-            self._samples[worker] = self._examiner.list_numbers(kept)
-
-    def _conclude_diagnosis(self, replies: Sequence[ParameterReply]) -> None:
-        step = self.committed_step
-        if self._examiner is None or not self._examiner.is_due(step):
-            return
-        nothing: Grads = [None] * len(self._params)
-        for worker in set(range(self._workers)) - set(self._samples):
-            self._note_sample(worker, self._segments_of(worker, nothing))
-        rows = [self._samples[worker] for worker in range(self._workers)]
-        self._examiner.conclude(step, rows, replies)
-
-    def _release_held(self) -> bool:
-        """Absorb the gradients that waited for each other; False where the step is skipped."""
-        held: dict[int, Sequence[Segment]] = {
-            worker: self._segments_of(worker, grads) for worker, grads in sorted(self._held.items())
-        }
-        if self._settings.nonfinite == "skip" and not self._are_finite(held):
-            return False
-        if self._settings.nonfinite == "raise":
-            self._check_finite(held)
-        clip = self._settings.clip_norm
-        if clip is not None and clip.scope == "global":
-            absent = self._workers - len(held)
-            held = dict(zip(held, clip_together([*held.values()], absent, clip), strict=True))
-        for worker, segments in held.items():
-            self._absorb(worker, segments)
-        return True
-
-    def _are_finite(self, held: Mapping[int, Sequence[Segment]]) -> bool:
-        for worker, segments in held.items():
-            finite = check_finite(segments)
-            if not all(finite):
-                verdict = Verdict(Status.NON_FINITE, (worker,), finite.index(False))
-                log_skip(self._params, verdict, rank=worker, step=self.committed_step)
-                return False
-        return True
-
-    def _check_finite(self, held: Mapping[int, Sequence[Segment]]) -> None:
-        """Raise before any worker's momentum moves."""
-        for worker, segments in held.items():
-            for index, is_finite in enumerate(check_finite(segments)):
-                if not is_finite:
-                    self._refuse(segments[index], worker)
-
-    def _apply_replies(self) -> None:
-        coins = Coins(self._settings.seed, self.committed_step, 0)
-        coefficients = self._coefficients()
-        replies: list[ParameterReply] = []
-        for poll in self._polls:
-            # Momenta have moved when workers were collected.
-            segments = [
-                param.segment(coefficients[param.group], None, param.exp_avg[0])
-                for param in poll.params
-            ]
-            reply, present = poll.count(coins), poll.present.sum(0).tolist()
-            replies += poll.list_replies(reply, present)
-            poll.kernels.apply_reply(
-                segments,
-                present,
-                reply,
-                reply_format=poll.rule.reply_format,
-                rounding=self._rounding(coins),
-            )
-            for index, param in enumerate(poll.params):
-                param.write_back(segments[index].param)
-        self._conclude_diagnosis(replies)
-
-    def _average_momenta(self, stage: MomentumStage) -> None:
-        """Average what ``momentum_sync`` wants after this step."""
-        step, workers = self.committed_step, range(self._workers)
-        momenta = [self.exp_avg(worker) for worker in workers]
-        selected = None
-        if stage.sync.is_measured(step):
-            samples = [stage.take_sample(partial(_pick, momenta[worker])) for worker in workers]
-            selected = stage.select_dispersed(samples)
-        for rows in stage.list_rows(step):
-            joined = [
-                rows.join([part.of(momenta[worker][part.position]) for part in rows.slices])
-                for worker in workers
-            ]
-            votes = torch.stack([rows.encode(row).view(-1) for row in joined])
-            reply = rows.reduce(votes, torch.ones(self._workers, 1, dtype=torch.bool), 0)
-            for worker, row in enumerate(joined):
-                for part, mean in rows.settle(row, reply.view(self._workers, -1)):
-                    part.of(momenta[worker][part.position]).copy_(mean)
-        if selected is not None:
-            stage.remember(selected, self.param_groups)
-
-    def _step_alone(self) -> bool:
-        """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        grads = self._held.get(0, [None] * len(self._params))
-        segments: Sequence[Segment] = self._segments_of(0, grads)
-        if self._settings.clip_norm is not None:
-            segments = clip_alone(segments, self._settings.clip_norm)
-        if self._settings.nonfinite == "skip" and not self._are_finite({0: segments}):
-            return False
-        segments = [
-            segments[index] if is_finite else self._refuse(segments[index], 0)
-            for index, is_finite in enumerate(check_finite(segments))
-        ]
-        coins = Coins(self._settings.seed, self.committed_step, 0)
-        move_alone(self._params, segments, self._rounding(coins))
-        return True
-
-    def _segments_of(self, worker: int, grads: Grads) -> list[Segment]:
-        coefficients = self._coefficients()
-        return [
-            param.segment(coefficients[param.group], grads[index], param.exp_avg[worker])
-            for index, param in enumerate(self._params)
-        ]
-
-    def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._settings.rounding == "stochastic" else None
+        self._begin_step(lineup)
 
     @property
-    def _holds(self) -> bool:
-        """Whether gradients wait for each other, because all of them decide."""
-        clip = self._settings.clip_norm
-        is_global = clip is not None and clip.scope == "global"
-        return self._workers == 1 or self._settings.nonfinite == "skip" or is_global
+    def _laid_out(self) -> Lineup:
+        assert self._lineup is not None  # since the constructor returned
+        return self._lineup
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self._workers
+
+    @property
+    def traffic(self) -> Traffic:
+        """What one worker would have handed to the network; not the one that serves."""
+        return self._accounting.traffic
+
+    @property
+    def up_bits_per_parameter(self) -> float:
+        """Bits of a worker's votes and momenta for each element, the mean of all steps."""
+        return self._accounting.up_bits_per_parameter(self._laid_out.n_elements)
+
+    @property
+    def down_bits_per_parameter(self) -> float:
+        """Bits of the replies for each element, the mean of all steps."""
+        return self._accounting.down_bits_per_parameter(self._laid_out.n_elements)
+
+    def diagnostics(self) -> list[Diagnosis]:
+        """Return how far workers agreed, as ``DistributedLion.diagnostics``."""
+        examiner = self._laid_out.examiner
+        return [] if examiner is None else examiner.found
+
+    def exp_avg(self, worker: int) -> list[Tensor]:
+        """Return the momenta of a worker: views, one for each trainable parameter in order."""
+        self._check_worker(worker)
+        return self._laid_out.exp_avg(worker)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, checked as in the constructor, between two steps.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError: As in the constructor, or workers have been
+                collected for the present step.
+        """
+        if self._lineup is None:
+            super().add_param_group(param_group)
+            return
+        self._collection.check_idle("add_param_group()")
+        super().add_param_group(param_group)
+        self._lay_out()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
+        self._collection.check_whole()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of a cluster of as many workers, or that of one Lion for all of them.
+
+        Raises:
+            CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
+            InvalidArgumentError: Workers have been collected for the present step.
+        """
+        self._collection.check_idle("load_state_dict()")
+        self._load_state(self._parse_state(state_dict, self._settings.momentum_sync))
+        self._lay_out()
+
+    def _momentum_shape(self, param: Tensor) -> torch.Size:
+        return torch.Size([self._workers, *param.shape])
+
+    def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return all workers' momenta; that of a single Lion becomes everybody's."""
+        return exp_avg.expand(self._momentum_shape(param))
+
+    def _check_worker(self, worker: int) -> None:
+        if not 0 <= worker < self._workers:
+            raise InvalidArgumentError(
+                f"there is no worker {worker} among {self._workers}; expected 0 to "
+                f"{self._workers - 1}"
+            )
+
+    def _check_grads(self, lineup: Lineup, worker: int) -> None:
+        """Refuse what no worker can vote with."""
+        known = {param.param for param in lineup.params}
+        for tensor, name in self._param_names().items():
+            if tensor.requires_grad and tensor not in known:
+                raise InvalidArgumentError(
+                    f"{name} was frozen when this cluster was made and requires a gradient now; "
+                    "make a new cluster and load the state into it"
+                )
+        for param in lineup.params:
+            if param.has_sparse_grad():
+                raise SparseGradientError(
+                    describe_sparse(param.name), rank=worker, step=self.committed_step
+                )
 
 
-def _pick(momenta: Sequence[Tensor], position: int, index: Tensor) -> Tensor:
-    return momenta[position].view(-1)[index]
+def _check_workers(workers: int) -> int:
+    if not isinstance(workers, int) or isinstance(workers, bool):
+        raise UnsupportedTypeError(f"workers={workers!r}: expected an integer")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError(f"workers={workers}: expected 1 to {MAX_WORKERS}")
+    return workers
+
+
+def _check_pattern(exchange: Any) -> Exchange:
+    """Return the pattern whose bytes are counted, if it is one."""
+    if not isinstance(exchange, Exchange):
+        raise UnsupportedTypeError(
+            f"exchange={exchange!r}: expected one of {list_patterns()}; without a network "
+            "'auto' has nothing to measure"
+        )
+    return exchange

@@ -1,6 +1,12 @@
 """The step of workers that vote: what it consists of, below what a user constructs."""
 
-from distlion.voting.alone import check_finite, gather_alone, move_alone, step_alone
+from distlion.voting.alone import (
+    check_finite,
+    commit_alone,
+    gather_alone,
+    move_alone,
+    step_alone,
+)
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
 from distlion.voting.description import Description, describe_params
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
@@ -53,6 +59,7 @@ __all__ = [
     "check_unchanged",
     "clip_alone",
     "clip_together",
+    "commit_alone",
     "describe_hyperparameters",
     "describe_params",
     "describe_selection",

@@ -30,24 +30,46 @@ def gather_alone(
 
 
 def step_alone(params: Sequence[VotingParam], inputs: StepInputs, clip: ClipNorm | None) -> Verdict:
-    """Do a step of Lion, under the policy for values that are not finite.
+    """Do a step of Lion with the gradients that parameters have now; see ``commit_alone``."""
+    step = inputs.header.step
+    return commit_alone(
+        params,
+        gather_alone(params, inputs.coefficients, step=step),
+        clip=clip,
+        nonfinite=inputs.nonfinite,
+        rounding=inputs.rounding,
+        rank=inputs.rank,
+        step=step,
+        found_inf=inputs.found_inf,
+    )
+
+
+def commit_alone(
+    params: Sequence[VotingParam],
+    segments: Sequence[Segment],
+    *,
+    clip: ClipNorm | None,
+    nonfinite: str,
+    rounding: Coin | None,
+    step: int,
+    rank: int = 0,
+    found_inf: bool = False,
+) -> Verdict:
+    """Do a step of Lion with one worker's segments, under the policy for non-finite values.
 
     Returns:
         What was found; nothing has moved where that is not OK.
     """
-    step = inputs.header.step
-    segments: Sequence[Segment] = gather_alone(params, inputs.coefficients, step=step)
     if clip is not None:
         segments = clip_alone(segments, clip)
     finite = check_finite(segments)
-    if inputs.nonfinite == "abstain":
-        finite = [is_finite and not inputs.found_inf for is_finite in finite]
-        segments = abstain(segments, finite, rank=inputs.rank, step=step)
-    elif inputs.found_inf or not all(finite):
+    if nonfinite == "abstain":
+        finite = [is_finite and not found_inf for is_finite in finite]
+        segments = abstain(segments, finite, rank=rank, step=step)
+    elif found_inf or not all(finite):
         # Only a GradScaler may know that something overflowed, and not what.
-        position = -1 if inputs.found_inf else finite.index(False)
-        return Verdict(Status.NON_FINITE, (inputs.rank,), position)
-    move_alone(params, segments, inputs.rounding)
+        return Verdict(Status.NON_FINITE, (rank,), -1 if found_inf else finite.index(False))
+    move_alone(params, segments, rounding)
     return Verdict(Status.OK)
 
 

@@ -27,7 +27,7 @@ ABSENT = math.nan
 class Diagnosis:
     """How the workers stood to each other on one parameter in one step.
 
-    Equation, for each coordinate, over the n workers present:
+    Equation, for each element, over the n workers present:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
@@ -150,7 +150,7 @@ class ParameterReply(NamedTuple):
     n_present: int
 
     def read(self, index: Tensor) -> list[int]:
-        """Read S of some coordinates of the parameter."""
+        """Read S of some elements of the parameter."""
         words = self.slot.bucket_word + index // WORD_ELEMENTS
         chosen = self.packed[words // BLOCK_WORDS, :, words % BLOCK_WORDS]
         bits = (chosen >> (index % WORD_ELEMENTS)[:, None]) & 1
@@ -174,7 +174,7 @@ def diagnose(
         step: Counted from 0.
         name: The parameter's.
         rows: For each worker, its directions and then its momenta.
-        updates: S of each coordinate of the sample.
+        updates: S of each element of the sample.
 
     Returns:
         None where nobody voted, or there is nothing to sample.

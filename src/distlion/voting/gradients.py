@@ -19,7 +19,7 @@ USER_STACKLEVEL = 7
 def describe_sparse(name: str) -> str:
     """Say what to do about a sparse gradient."""
     return (
-        f"{name} has a sparse gradient; every coordinate is voted on, so build the embedding with "
+        f"{name} has a sparse gradient; every element is voted on, so build the embedding with "
         "sparse=False"
     )
 

@@ -26,14 +26,14 @@ _LARGEST = 127.0
 
 
 class MomentumSlice(NamedTuple):
-    """Some coordinates of one parameter's momentum: which parameter, and from where to where."""
+    """Some elements of one parameter's momentum: which parameter, and from where to where."""
 
     position: int
     start: int
     stop: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return these coordinates of a parameter, or of anything of its shape: a flat view."""
+        """Return these elements of a parameter, or of anything of its shape: a flat view."""
         return tensor.view(-1)[self.start : self.stop]
 
 
@@ -53,7 +53,7 @@ class MomentumRows:
 
     @property
     def n_elements(self) -> int:
-        """Coordinates that move."""
+        """Elements that move."""
         return sum(part.stop - part.start for part in self.slices)
 
     @property
@@ -63,13 +63,13 @@ class MomentumRows:
 
     @property
     def up_bits(self) -> float:
-        """Bits that each worker sends for its coordinates, scales included."""
+        """Bits that each worker sends for its elements, scales included."""
         scale_bits = 32 / SCALE_ELEMENTS if self.dtype is torch.int8 else 0
         return self.n_elements * (8 * self.dtype.itemsize + scale_bits)
 
     @property
     def shard_elements(self) -> int:
-        """Coordinates of a shard, padding included."""
+        """Elements of a shard, padding included."""
         return self.shape.reply_bytes // 4
 
     def join(self, momenta: Sequence[Tensor]) -> Tensor:
@@ -83,7 +83,7 @@ class MomentumRows:
         """Encode a row: (n_workers, shard_elements) float32 to (n_workers, vote_bytes) uint8.
 
         Equation:
-            int8: q = round(m / s), s = max |m| / 127 over 256 coordinates in float32; s = 0 sends 0
+            int8: q = round(m / s), s = max |m| / 127 over 256 elements in float32; s = 0 sends 0
         """
         if self.dtype is not torch.int8:
             return row.to(self.dtype).view(torch.uint8)
@@ -176,7 +176,7 @@ def cut_slices(
 
 
 def new_momentum(segment: Segment, index: slice | Tensor, kernels: Kernels) -> Tensor:
-    """Compute what a commit will make of some coordinates of a momentum, and change nothing.
+    """Compute what a commit will make of some elements of a momentum, and change nothing.
 
     Args:
         segment: The parameter, whose momentum stays where it has no gradient.

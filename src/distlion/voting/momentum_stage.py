@@ -22,6 +22,7 @@ from distlion.exchange import (
     plan_sample,
     run_all,
     with_verdict,
+    worst_of,
 )
 from distlion.kernels import Kernels, Segment
 from distlion.voting.momentum_exchange import (
@@ -171,10 +172,7 @@ class MomentumStage:
             sent = replace(header, bucket=header.bucket + number)
             moved.append((rows, row, rows.exchange(link, pattern, sent, row)))
         replies = run_all(exchanging for _, _, exchanging in moved)
-        verdict = max(
-            [Verdict.of(header), *(reply.verdict for reply in replies)],
-            key=lambda each: each.status,
-        )
+        verdict = worst_of([Verdict.of(header), *(reply.verdict for reply in replies)])
 
         # 3 agree in nodes: each of its ranks has averaged another part
         if inside is not None:

@@ -28,22 +28,22 @@ class MomentumSync:
     """Average momenta over workers now and then, so that their votes agree more.
 
     Equation:
-        after a step, for the coordinates whose turn it is:  m_i = (1 / N) sum_j m_j
+        after a step, for the elements whose turn it is:  m_i = (1 / N) sum_j m_j
         bfloat16, int8:  m_i = m_i + ((1 / N) sum_j Q(m_j) - Q(m_i)), Q rounds to ``dtype``
         (Lion Cub, arXiv:2411.16462: momentum synchronisation of some layers, every k steps.)
 
     Args:
-        every: k: every coordinate is averaged once in k steps.
+        every: k: every element is averaged once in k steps.
         schedule: "exponential" in place of ``every``: once within the steps 2^i to 2^(i+1) - 1,
             for i = 0, 1, 2, ..., so that intervals double.
         select: "all"; a name or pattern of parameters ("*.attn.*", as in ``fnmatch``) or several;
             ``callable(name, param) -> bool``, the same on all workers; or "auto": those whose
             momenta differ most between workers.
         dtype: What momenta are rounded to on the way up: torch.float32, torch.bfloat16 or
-            torch.int8 (with a scale for every 256 coordinates). Means come back in float32.
-        stagger: Move 1 / k of the coordinates in each step, instead of all in every k-th: the same
+            torch.int8 (with a scale for every 256 elements). Means come back in float32.
+        stagger: Move 1 / k of the elements in each step, instead of all in every k-th: the same
             traffic without a step that takes longer than others.
-        share: With "auto", the share of all coordinates to average, above 0 and up to 1.
+        share: With "auto", the share of all elements to average, above 0 and up to 1.
 
     Raises:
         InvalidArgumentError: A value is out of range, or both or neither of ``every`` and
@@ -54,7 +54,7 @@ class MomentumSync:
         The mean of the momenta, and with it global Lion's direction, does not change but for
         rounding: only what workers disagree in is taken away, with ``dtype`` up to what Q leaves of
         it. Sums are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with
-        mean_i ||m_i||^2 on 256 coordinates of each parameter, which is all that travels for it,
+        mean_i ||m_i||^2 on 256 elements of each parameter, which is all that travels for it,
         after 16 steps, then after 2,048, 4,096, ... It averages nothing in the first 16 steps and
         in the last 256 up to a look: what has just been averaged would look alike for that. Steps
         at rest do not count for ``every`` and ``schedule``.
@@ -118,11 +118,11 @@ class MomentumSync:
             raise InvalidArgumentError(f"MomentumSync(every={self.every}): expected 1 or more")
 
     def part(self, step: int, n_elements: int) -> tuple[int, int]:
-        """Return which coordinates are averaged after a step, as (start, stop).
+        """Return which elements are averaged after a step, as (start, stop).
 
         Args:
             step: Counted from 0.
-            n_elements: Coordinates selected, in the order of the parameters.
+            n_elements: Elements selected, in the order of the parameters.
         """
         count = step + 1
         if self.select == AUTO:
@@ -204,8 +204,8 @@ def choose_dispersed(
 
     Args:
         dispersions: ||mean_i m_i||^2 / mean_i ||m_i||^2 of each, 1 where workers agree.
-        sizes: Coordinates of each.
-        share: Of all coordinates; the last parameter may exceed it.
+        sizes: Elements of each.
+        share: Of all elements; the last parameter may exceed it.
     """
     order = sorted(range(len(sizes)), key=lambda index: dispersions[index])
     chosen, missing = [False] * len(sizes), share * sum(sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,14 @@ class NodePieces:
         """Cut one more parameter."""
         if self._size > 1:
             self._pieces[param] = self._cutter.cut(param.numel())
+
+    def forget(self, params: Iterable[Tensor]) -> None:
+        """Go back to before these, the last ones, were cut: what is cut next depends on it."""
+        for param in params:
+            self._pieces.pop(param, None)
+        self._cutter = Cutter(self._size, PIECE_UNIT_ELEMENTS)
+        for param in self._pieces:
+            self._cutter.cut(param.numel())
 
     def of(self, param: Tensor) -> tuple[tuple[int, int], ...]:
         """Return (start, stop) of each rank's piece, of the flat parameter."""

@@ -19,7 +19,7 @@ SAMPLE_ELEMENTS = 256
 
 
 def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
-    """Draw coordinates of every parameter, with replacement where there are more than 256.
+    """Draw elements of every parameter, with replacement where there are more than 256.
 
     Args:
         params: Of whose momentum, as far as it is kept here.

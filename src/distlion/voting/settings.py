@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import Exchange
+from distlion.exchange import Exchange, list_patterns
 from distlion.voting.clipping import ClipNorm
 from distlion.voting.hyperparameters import check_positive
 from distlion.voting.momentum_sync import MomentumSync
@@ -37,8 +37,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
             raise UnsupportedTypeError(
-                f"exchange={self.exchange!r}: expected 'auto', AllReduce(), AllGather() or "
-                "ParameterServer()"
+                f"exchange={self.exchange!r}: expected 'auto', or one of {list_patterns()}"
             )
         if self.nodes is not None and not isinstance(self.nodes, Nodes):
             raise UnsupportedTypeError(f"nodes={self.nodes!r}: expected Nodes(size=...) or None")
@@ -71,7 +70,7 @@ class Settings:
 
     @property
     def bucket_limit(self) -> int:
-        """Coordinates up to which a bucket takes further parameters.
+        """Elements up to which a bucket takes further parameters.
 
         None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
         nothing; with overlap, less may be chosen.

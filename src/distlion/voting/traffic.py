@@ -17,7 +17,7 @@ class Traffic:
         steps: Exchanges counted, skipped steps included.
         sent_bytes, received_bytes, messages: In all of them.
         last_sent_bytes, last_received_bytes, last_messages: In the last one.
-        bits_per_parameter: Bits sent in the last one for each trainable coordinate.
+        bits_per_parameter: Bits sent in the last one for each trainable element.
         check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
             figures. Construction (handshake, broadcast of the initial parameters) is not counted.
         node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
@@ -36,12 +36,12 @@ class Traffic:
     node_sent_bytes: int = 0
 
     def add_step(self, step: ByteCount, inside: ByteCount, n_elements: int) -> Traffic:
-        """Count one more exchange for ``n_elements`` trainable coordinates.
+        """Count one more exchange for ``n_elements`` trainable elements.
 
         Args:
             step: What crossed the network between those who vote.
             inside: What stayed inside the node.
-            n_elements: Trainable coordinates.
+            n_elements: Trainable elements.
         """
         return Traffic(
             steps=self.steps + 1,

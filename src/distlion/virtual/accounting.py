@@ -1,0 +1,80 @@
+"""What one of several virtual workers would hand to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distlion.exchange import ByteCount, Exchange
+from distlion.virtual.lineup import Lineup
+from distlion.virtual.poll import Poll
+from distlion.voting import Traffic, plan_norms
+
+# Of a mean momentum on its way back.
+_MEAN_BITS = 32
+
+
+@dataclass
+class Account:
+    """What one worker hands to the network in a step.
+
+    Attributes:
+        votes: For votes, and what precedes them.
+        rest: For what follows only a vote that succeeded.
+        up_bits, down_bits: Of votes and replies, as papers count: without frames and shards.
+        momenta_up_bits, momenta_down_bits: Of momenta.
+    """
+
+    votes: ByteCount = field(default_factory=ByteCount)
+    rest: ByteCount = field(default_factory=ByteCount)
+    up_bits: int = 0
+    down_bits: int = 0
+    momenta_up_bits: float = 0.0
+    momenta_down_bits: int = 0
+
+    @classmethod
+    def draw_up(cls, lineup: Lineup, polls: Sequence[Poll], *, step: int) -> Account:
+        """Sum up what a step will send, before it changes what the next one will."""
+        settings, workers, last = lineup.settings, lineup.n_workers, lineup.n_workers - 1
+        pattern = settings.exchange
+        assert isinstance(pattern, Exchange)  # the constructor refuses "auto"
+        account = cls()
+        for poll in polls:
+            account.votes += pattern.plan(poll.rule.shape(poll.bucket), last)
+            n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
+            account.up_bits += n_elements * poll.rule.vote_planes
+            account.down_bits += n_elements * poll.rule.reply_planes(workers)
+        clip = settings.clip_norm
+        if workers > 1 and clip is not None and clip.scope == "global":
+            account.votes += plan_norms(workers)
+        if lineup.examiner is not None:
+            account.rest += lineup.examiner.plan(step)
+        if lineup.momenta is not None:
+            account.rest += lineup.momenta.plan(step, pattern, last)
+            for rows in lineup.momenta.list_rows(step):
+                account.momenta_up_bits += rows.up_bits
+                account.momenta_down_bits += rows.n_elements * _MEAN_BITS
+        return account
+
+
+class Accounting:
+    """The sum of all steps."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._up_bits = self._down_bits = 0.0
+
+    def count(self, account: Account, n_elements: int, *, committed: bool) -> None:
+        """Count a step; one that was skipped ended with its votes."""
+        self._up_bits += account.up_bits + account.momenta_up_bits * committed
+        self._down_bits += account.down_bits + account.momenta_down_bits * committed
+        sent = account.votes + account.rest if committed else account.votes
+        self.traffic = self.traffic.add_step(sent, ByteCount(), n_elements)
+
+    def up_bits_per_parameter(self, n_elements: int) -> float:
+        """Bits of a worker's votes and momenta for each element, the mean of all steps."""
+        return self._up_bits / max(1, self.traffic.steps * n_elements)
+
+    def down_bits_per_parameter(self, n_elements: int) -> float:
+        """Bits of the replies for each element, the mean of all steps."""
+        return self._down_bits / max(1, self.traffic.steps * n_elements)

@@ -1,0 +1,252 @@
+"""One step of the workers of one process: gradients are collected, encoded, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
+from distlion.exchange import Status, Verdict
+from distlion.kernels import Coefficients, Coin, Coins, Segment
+from distlion.virtual.lineup import Lineup
+from distlion.virtual.poll import Poll
+from distlion.voting import (
+    ParameterReply,
+    check_finite,
+    clip_alone,
+    clip_together,
+    commit_alone,
+    log_abstention,
+    log_skip,
+)
+
+Grads = Sequence[Tensor | None]
+
+
+class Collection:
+    """What workers have handed in for one step.
+
+    A gradient is encoded when it is added and then let go: a *vote*, and a momentum that has moved.
+    Where all workers decide together (a single one, a step to be skipped, a norm of all), gradients
+    are *held* until the step ends.
+
+    Args:
+        lineup: The workers, and where their parameters lie.
+        step: The number of this step.
+    """
+
+    def __init__(self, lineup: Lineup, *, step: int) -> None:
+        self._lineup = lineup
+        self._step = step
+        self._workers: set[int] = set()
+        self._held: dict[int, Grads] = {}
+        self._samples: dict[int, list[float]] = {}
+        self._has_moved = False
+        self.is_torn = False
+        self.polls: list[Poll] = []
+        if lineup.n_workers > 1:
+            self.polls = [
+                Poll.open(bucket, lineup.params, workers=lineup.n_workers)
+                for bucket in lineup.buckets
+            ]
+
+    def check_whole(self) -> None:
+        """Raise CheckpointError where momenta have moved for a step that cannot be completed."""
+        if self.is_torn:
+            raise CheckpointError(
+                "a worker's gradient was not finite after others had been collected, so that "
+                f"momenta are past step {self._step} and parameters are not; start again, with "
+                "nonfinite='skip' or 'abstain' if such steps are to be survived"
+            )
+
+    def check_idle(self, call: str) -> None:
+        """Raise InvalidArgumentError where a step that can be completed is under way."""
+        if self._workers and not self.is_torn:
+            raise InvalidArgumentError(
+                f"{call} after workers {sorted(self._workers)} were collected; call step() before"
+            )
+
+    def check_new(self, worker: int) -> None:
+        """Raise InvalidArgumentError where a worker has been collected already."""
+        if worker in self._workers:
+            raise InvalidArgumentError(
+                f"worker {worker} was collected already in step {self._step}; call step() once "
+                "all have been"
+            )
+
+    def add(self, worker: int, grads: Grads, coefficients: Sequence[Coefficients]) -> None:
+        """Encode or hold a worker's gradients.
+
+        Raises:
+            NonFiniteError: One is not finite, under "raise".
+        """
+        if self._holds:
+            self._held[worker] = grads
+        else:
+            self._encode(worker, self._segments_of(worker, grads, coefficients))
+        self._workers.add(worker)
+
+    def commit(self, coefficients: Sequence[Coefficients]) -> bool:
+        """Count the votes and apply the replies; False where all workers skip the step.
+
+        Raises:
+            NonFiniteError: A gradient that was held is not finite, under "raise"; nothing moved.
+        """
+        if self._lineup.n_workers == 1:
+            return self._commit_alone(coefficients)
+        if not self._release_held(coefficients):
+            return False
+        self._apply_replies(coefficients)
+        return True
+
+    @property
+    def _holds(self) -> bool:
+        """Whether gradients wait for each other, because all of them decide."""
+        settings = self._lineup.settings
+        clip = settings.clip_norm
+        is_global = clip is not None and clip.scope == "global"
+        return self._lineup.n_workers == 1 or settings.nonfinite == "skip" or is_global
+
+    def _encode(self, worker: int, segments: Sequence[Segment]) -> None:
+        """Encode a worker's votes, then move its momenta; NonFiniteError stops it in between."""
+        clip = self._lineup.settings.clip_norm
+        if clip is not None and clip.scope == "worker":
+            segments = clip_alone(segments, clip)
+        coins = Coins(self._lineup.settings.seed, self._step, worker)
+        segments = list(segments)
+        for poll in self.polls:
+            placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
+            finite = poll.rule.encode(poll.kernels, placed, coins, out=poll.votes[worker])
+            for index, is_finite in enumerate(finite.tolist()):
+                if not is_finite:
+                    position = poll.params[index].position
+                    segments[position] = self._refuse(segments[position], worker)
+        for poll in self.polls:  # not before all are encoded, since _refuse may raise
+            present = [segments[param.position].grad is not None for param in poll.params]
+            poll.present[worker] = torch.tensor(present, dtype=torch.bool)
+        self._note_sample(worker, segments)
+        for poll in self.polls:
+            mine = [segments[param.position] for param in poll.params]
+            poll.kernels.update_momentum(mine, [1] * len(mine))
+        self._has_moved = True
+
+    def _refuse(self, segment: Segment, worker: int) -> Segment:
+        """Abstain for a parameter that is not finite, or raise."""
+        if self._lineup.settings.nonfinite == "abstain":
+            log_abstention([segment.slot.name], rank=worker, step=self._step)
+            return segment._replace(grad=None)
+        self.is_torn = self._has_moved
+        raise self._non_finite(segment.slot.name, worker)
+
+    def _non_finite(self, name: str, worker: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"gradient, direction or new momentum of {name} is not finite on worker {worker}; "
+            "nonfinite='skip' drops such a step, 'abstain' only that worker's votes",
+            rank=worker,
+            step=self._step,
+            culprits=(worker,),
+        )
+
+    def _release_held(self, coefficients: Sequence[Coefficients]) -> bool:
+        """Encode the gradients that waited for each other; False where the step is skipped."""
+        settings = self._lineup.settings
+        held: dict[int, Sequence[Segment]] = {
+            worker: self._segments_of(worker, grads, coefficients)
+            for worker, grads in sorted(self._held.items())
+        }
+        if settings.nonfinite != "abstain" and not self._are_finite(held):
+            return False
+        clip = settings.clip_norm
+        if clip is not None and clip.scope == "global":
+            absent = self._lineup.n_workers - len(held)
+            held = dict(zip(held, clip_together([*held.values()], absent, clip), strict=True))
+        for worker, segments in held.items():
+            self._encode(worker, segments)
+        return True
+
+    def _are_finite(self, held: Mapping[int, Sequence[Segment]]) -> bool:
+        """Look at all workers before the momentum of any of them moves."""
+        for worker, segments in held.items():
+            finite = check_finite(segments)
+            if not all(finite):
+                self._give_up(Verdict(Status.NON_FINITE, (worker,), finite.index(False)))
+                return False
+        return True
+
+    def _give_up(self, verdict: Verdict) -> None:
+        """Raise what was found, or say that the step is skipped."""
+        worker = verdict.culprits[0]
+        if self._lineup.settings.nonfinite == "raise":
+            raise self._non_finite(self._lineup.params[verdict.position].name, worker)
+        log_skip(self._lineup.params, verdict, rank=worker, step=self._step)
+
+    def _apply_replies(self, coefficients: Sequence[Coefficients]) -> None:
+        coins = Coins(self._lineup.settings.seed, self._step, 0)
+        replies: list[ParameterReply] = []
+        for poll in self.polls:
+            # Momenta have moved when workers were collected.
+            segments = [
+                param.segment(coefficients[param.group], None, param.exp_avg[0])
+                for param in poll.params
+            ]
+            reply, present = poll.count(coins), poll.present.sum(0).tolist()
+            replies += poll.list_replies(reply, present)
+            poll.kernels.apply_reply(
+                segments,
+                present,
+                reply,
+                reply_format=poll.rule.reply_format,
+                rounding=self._rounding(coins),
+            )
+            for index, param in enumerate(poll.params):
+                param.write_back(segments[index].param)
+        self._examine(replies, coefficients)
+
+    def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
+        examiner = self._lineup.examiner
+        if examiner is not None and examiner.is_due(self._step):
+            kept = {
+                place: segment for place, segment in enumerate(segments) if segment.param.numel()
+            }
+            self._samples[worker] = examiner.list_numbers(kept)
+
+    def _examine(
+        self, replies: Sequence[ParameterReply], coefficients: Sequence[Coefficients]
+    ) -> None:
+        """Diagnose the step; who was not collected has no gradient."""
+        examiner, workers = self._lineup.examiner, range(self._lineup.n_workers)
+        if examiner is None or not examiner.is_due(self._step):
+            return
+        nothing: Grads = [None] * len(self._lineup.params)
+        for worker in set(workers) - set(self._samples):
+            self._note_sample(worker, self._segments_of(worker, nothing, coefficients))
+        examiner.conclude(self._step, [self._samples[worker] for worker in workers], replies)
+
+    def _commit_alone(self, coefficients: Sequence[Coefficients]) -> bool:
+        """Do a step of ``Lion``, under the same policy for values that are not finite."""
+        params, settings = self._lineup.params, self._lineup.settings
+        grads = self._held.get(0, [None] * len(params))
+        verdict = commit_alone(
+            params,
+            self._segments_of(0, grads, coefficients),
+            clip=settings.clip_norm,
+            nonfinite=settings.nonfinite,
+            rounding=self._rounding(Coins(settings.seed, self._step, 0)),
+            step=self._step,
+        )
+        if verdict.status is not Status.OK:
+            self._give_up(verdict)
+        return verdict.status is Status.OK
+
+    def _segments_of(
+        self, worker: int, grads: Grads, coefficients: Sequence[Coefficients]
+    ) -> list[Segment]:
+        return [
+            param.segment(coefficients[param.group], grads[index], param.exp_avg[worker])
+            for index, param in enumerate(self._lineup.params)
+        ]
+
+    def _rounding(self, coins: Coins) -> Coin | None:
+        return coins.rounding if self._lineup.settings.rounding == "stochastic" else None

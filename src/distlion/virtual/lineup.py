@@ -1,0 +1,72 @@
+"""The workers of one process between two changes of their parameters: places, stages, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from distlion.layout import Bucket, fill_buckets
+from distlion.voting import Examiner, MomentumStage, Settings, VotingParam
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """What all workers of one process share, as ``Peers`` does for real ones.
+
+    Attributes:
+        settings: What does not change from step to step.
+        n_workers: Their number.
+        params: The trainable parameters; their momenta have shape (n_workers, *param.shape).
+        buckets: Where they lie.
+        momenta: Which momenta are averaged, and when; None for never.
+        examiner: Looks at how far workers agree; None for never.
+    """
+
+    settings: Settings
+    n_workers: int
+    params: Sequence[VotingParam]
+    buckets: Sequence[Bucket]
+    momenta: MomentumStage | None
+    examiner: Examiner | None
+
+    @classmethod
+    def draw_up(
+        cls,
+        settings: Settings,
+        n_workers: int,
+        params: Sequence[VotingParam],
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        earlier: Examiner | None,
+    ) -> Lineup:
+        """Place parameters into buckets; ``earlier`` hands over what it has found."""
+        buckets = fill_buckets(
+            [param.slot for param in params],
+            [param.kind for param in params],
+            n_shards=n_workers,
+            bucket_elements=settings.bucket_limit,
+        )
+        seed, momenta, examiner = settings.seed, None, None
+        if settings.momentum_sync is not None:
+            # Made for a single worker too: it refuses patterns that select nothing.
+            stage = MomentumStage(
+                settings.momentum_sync, groups, params, n_workers=n_workers, seed=seed
+            )
+            momenta = stage if n_workers > 1 else None
+        if settings.diagnose_every is not None and n_workers > 1:
+            examiner = Examiner(
+                settings.diagnose_every, params, n_workers=n_workers, seed=seed, earlier=earlier
+            )
+        return cls(settings, n_workers, params, buckets, momenta, examiner)
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of all trainable parameters."""
+        return sum(param.slot.n_elements for param in self.params)
+
+    def exp_avg(self, worker: int) -> list[Tensor]:
+        """Return the momenta of a worker: views, one for each trainable parameter in order."""
+        return [param.exp_avg[worker] for param in self.params]
