@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Callable
 from typing import Any
 
 import lion_pytorch
@@ -256,7 +257,51 @@ def spoil_dtype(state: dict[str, Any]) -> None:
     state["state"][1]["exp_avg"] = torch.zeros(65, dtype=torch.int64)
 
 
+def put_momentum(value: Any) -> Callable[[dict[str, Any]], None]:
+    """Return what replaces a momentum by something else."""
+
+    def spoil(state: dict[str, Any]) -> None:
+        state["state"][1]["exp_avg"] = value
+
+    return spoil
+
+
+def put_in_group(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Return what replaces a key of a group by something else."""
+
+    def spoil(state: dict[str, Any]) -> None:
+        state["param_groups"][0][key] = value
+
+    return spoil
+
+
+def spoil_groups(state: dict[str, Any]) -> None:
+    state["param_groups"] = [7]
+
+
+def spoil_params(state: dict[str, Any]) -> None:
+    del state["param_groups"][0]["params"]
+
+
+def spoil_entry(state: dict[str, Any]) -> None:
+    state["state"][1] = [torch.zeros(65)]
+
+
 SPOILED = {
+    "sparse momentum": put_momentum(torch.zeros(65).to_sparse()),
+    "meta momentum": put_momentum(torch.zeros(65, device="meta")),
+    "no momentum": put_momentum(None),
+    "list momentum": put_momentum([0.0] * 65),
+    "huge step": put_in_group("step", 2**70),
+    "step that is a truth value": put_in_group("step", True),
+    "huge rule": put_in_group("aggregation", "MajorityVote(" * 1_000_000),
+    "rule of no kind": put_in_group("aggregation", 7),
+    "lr of no kind": put_in_group("lr", "fast"),
+    "negative lr": put_in_group("lr", -1.0),
+    "another worker": put_in_group("worker", "1 of 8"),
+    "groups of no kind": spoil_groups,
+    "no params": spoil_params,
+    "entry of no kind": spoil_entry,
     "shape": spoil_shape,
     "missing momentum": spoil_momentum,
     "code for a rule": spoil_rule,
@@ -278,6 +323,20 @@ def refused_states() -> list[dict[str, tuple[str, str]]]:
         ("code for a rule", ("__import__",)),
         ("unknown rule", ("MedianVote",)),
         ("integer momentum", ("int64",)),
+        ("sparse momentum", ("sparse",)),
+        ("meta momentum", ("meta",)),
+        ("no momentum", ("no momentum",)),
+        ("list momentum", ("list",)),
+        ("huge step", ("step", "1180591620717411303424")),
+        ("step that is a truth value", ("step", "True")),
+        ("huge rule", ("13,000,000 characters",)),
+        ("rule of no kind", ("aggregation", "7")),
+        ("lr of no kind", ("lr", "fast")),
+        ("negative lr", ("lr=-1.0",)),
+        ("another worker", ("1 of 8", "on_world_change")),
+        ("groups of no kind", ("param_groups",)),
+        ("no params", ("params",)),
+        ("entry of no kind", ("list",)),
     ],
 )
 def test_state_that_does_not_fit_is_refused_and_changes_nothing(
@@ -287,3 +346,28 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(
         kind, text = results[name]
         assert kind == errors.CheckpointError.__name__, text
         assert all(fragment in text for fragment in fragments), text
+        assert len(text) < 1500
+
+
+def refuse_one(rank: int, world_size: int) -> tuple[tuple[str, str], int]:
+    case = simple_case()
+    optimizer = make_optimizer(case, rank=rank)
+    state = saved(optimizer.state_dict())
+    if rank == 1:
+        spoil_shape(state)
+    before = snapshot(optimizer)
+    try:
+        optimizer.load_state_dict(state)
+    except errors.DistlionError as error:
+        found = type(error).__name__, str(error)
+    assert_equal_to_the_bit(snapshot(optimizer), before, "refused")
+    set_grads(optimizer, worker_grads(case, 0, rank))
+    optimizer.step()
+    return found, optimizer.committed_step
+
+
+def test_a_state_that_fits_everywhere_but_on_one_rank_is_refused_on_all() -> None:
+    for (kind, text), steps in run_workers(refuse_one, 3):
+        assert kind == errors.CheckpointError.__name__
+        assert "refused on rank 1" in text and "(7,)" in text, text
+        assert steps == 1

@@ -32,6 +32,9 @@ class NamedRule:
     listed: bool = True
 
 
+LONGEST_RULE = 200
+"""Characters of a rule's ``repr`` in a file: what is longer is not even parsed."""
+
 RULES: dict[str, NamedRule] = {
     "majority": NamedRule(MajorityVote(), "majority vote, random tie-breaking"),
     "majority-zero": NamedRule(MajorityVote(tie="zero"), "majority vote, 0 on a tie"),
@@ -87,6 +90,11 @@ def parse_rule(text: str) -> Aggregation:
     Raises:
         CheckpointError: The text is not the ``repr`` of a rule of this version.
     """
+    if len(text) > LONGEST_RULE:
+        raise CheckpointError(
+            f"an aggregation rule of {len(text):,} characters, beginning with "
+            f"{text[:40]!r}, is none of ours; expected {LONGEST_RULE} at most"
+        )
     classes = {type(named.rule).__name__: type(named.rule) for named in RULES.values()}
     try:
         call = ast.parse(text, mode="eval").body

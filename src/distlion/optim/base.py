@@ -23,7 +23,9 @@ from distlion.optim.arguments import (
     split_names,
 )
 from distlion.optim.saved_state import (
+    WORKER_KEY,
     fill_absent_keys,
+    forget_worker,
     format_groups,
     parse_groups,
     restore_exp_avg,
@@ -202,7 +204,7 @@ class LionBase(Optimizer):
             CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing has been
                 changed then.
         """
-        self._load_state(self._check_state(state_dict))
+        self._load_state(self._check_state(forget_worker(state_dict)))
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
@@ -235,6 +237,7 @@ class VotingBase(LionBase):
         rounding: "nearest" or "stochastic".
         exp_avg_dtype: Of the momentum; None for the parameter's.
         pieces: What is kept here of each parameter's momentum.
+        worker: Whose momenta these are, as ``Peers.name_worker`` says.
     """
 
     def __init__(
@@ -248,9 +251,10 @@ class VotingBase(LionBase):
         rounding: str,
         exp_avg_dtype: torch.dtype | None,
         pieces: NodePieces | None = None,
+        worker: str | None = None,
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "betas": betas,
             "weight_decay": weight_decay,
@@ -258,6 +262,8 @@ class VotingBase(LionBase):
             # In the groups, where every checkpoint format keeps it.
             "step": 0,
         }
+        if worker is not None:
+            defaults[WORKER_KEY] = worker
         super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype, pieces=pieces)
         check_rounding(rounding, {param.dtype for param in self._all_params()})
 
@@ -289,6 +295,8 @@ class VotingBase(LionBase):
         self, state_dict: Mapping[str, Any], sync: MomentumSync | None
     ) -> dict[str, Any]:
         """Return a state that fits, with rules rebuilt and absent keys filled in."""
-        parsed = parse_groups(state_dict, step=self.committed_step)
+        parsed = parse_groups(
+            state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
+        )
         fill_selection(parsed["param_groups"], sync)
         return self._check_state(parsed)

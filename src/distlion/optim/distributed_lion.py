@@ -14,14 +14,8 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults
 from distlion.aggregation import Aggregation
-from distlion.exchange import (
-    ByteCount,
-    ChunkKind,
-    Exchange,
-    Header,
-    Status,
-    worst_of,
-)
+from distlion.errors import CheckpointError
+from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
 from distlion.kernels import Coins
 from distlion.optim.base import VotingBase
 from distlion.voting import (
@@ -39,7 +33,6 @@ from distlion.voting import (
     cast_votes,
     check_unchanged,
     describe_hyperparameters,
-    describe_selection,
     step_alone,
 )
 
@@ -169,6 +162,7 @@ class DistributedLion(VotingBase):
             rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
             pieces=self._peers.pieces,
+            worker=self._peers.name_worker(),
         )
         if not self._peers.is_alone:
             lines = self._describe().list_lines(self.param_groups)
@@ -361,7 +355,10 @@ class DistributedLion(VotingBase):
                 peers.broadcast(self.param_groups[-1]["params"], step=step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers and strings only; rules as their ``repr``.
+        """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
+
+        It holds the momentum of this worker alone: that of rank 0 loads into any ``Lion``, and
+        nothing else. ``distlion.save_checkpoint`` keeps those of all workers.
 
         Raises:
             CheckpointError: An exception (Ctrl-C, no memory) cut a commit short here: parameters
@@ -373,25 +370,31 @@ class DistributedLion(VotingBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this worker, or that of another Lion; every worker must call it.
 
-        Keys that the state lacks keep their present values.
+        Keys that the state lacks keep their present values. For another number of workers there is
+        ``distlion.load_checkpoint``.
 
         Raises:
-            CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
+            CheckpointError: On some worker the state is that of another worker, or groups, shapes,
+                momenta, steps or rules do not fit; on every rank.
             InvalidArgumentError: A parameter was frozen and is not any more.
             StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
                 every rank. Nothing has been changed after any of these.
         """
-        peers = self._peers
-        peers.check_idle("load_state_dict()")
-        filled = self._parse_state(state_dict, self._settings.momentum_sync)
-        groups = filled["param_groups"]
-        lines = peers.description.list_lines(groups)
-        if peers.node_size == 1:  # the ranks of a node select for themselves
-            lines += describe_selection(groups)
-        step, next_step = self.committed_step, int(groups[0]["step"])
-        with peers.lifecycle.exchange("load_state_dict()"):
-            peers.meet("load_state_dict()", lines, step=step, next_step=next_step)
-        peers.description.check_frozen()
+        self._peers.check_idle("load_state_dict()")
+        with self._peers.lifecycle.exchange("load_state_dict()"):
+            filled = self._agree_on_state(state_dict)
+        self._peers.description.check_frozen()
         self._load_state(filled)
         self._lay_out()
-        peers.are_compared = False
+        self._peers.are_compared = False
+
+    def _agree_on_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the state as it is to be loaded, once all workers know that theirs fit."""
+        peers, step, filled, problem = self._peers, self.committed_step, {}, None
+        try:
+            filled = self._parse_state(state_dict, self._settings.momentum_sync)
+        except CheckpointError as error:
+            problem = error
+        peers.agree("load_state_dict()", problem, step=step)
+        peers.meet_in("load_state_dict()", filled["param_groups"], step=step)
+        return filled

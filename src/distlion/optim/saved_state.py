@@ -12,6 +12,11 @@ from torch.optim.optimizer import Optimizer
 from distlion.aggregation import parse_rule
 from distlion.errors import CheckpointError
 
+WORKER_KEY = "worker"
+"""Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
+
+_LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
+
 
 def format_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Replace the rules in a state by their ``repr``: a file holds no objects of ours."""
@@ -21,28 +26,82 @@ def format_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "param_groups": groups}
 
 
-def parse_groups(state_dict: Mapping[str, Any], *, step: int) -> dict[str, Any]:
-    """Rebuild the rules in a saved state.
+def copy_groups(state_dict: Any) -> dict[str, Any]:
+    """Copy a saved state down to its groups.
+
+    Raises:
+        CheckpointError: It is not the state of an optimizer.
+    """
+    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+    if (
+        not isinstance(groups, list | tuple)
+        or not isinstance(state_dict.get("state"), Mapping)
+        or not all(isinstance(group, Mapping) for group in groups)
+        or not all(isinstance(group.get("params"), list | tuple) for group in groups)
+    ):
+        raise CheckpointError(
+            "not the state of an optimizer: expected the keys 'state' and 'param_groups', a list "
+            "of groups with 'params'"
+        )
+    return {**state_dict, "param_groups": [dict(group) for group in groups]}
+
+
+def forget_worker(state_dict: Any) -> dict[str, Any]:
+    """Copy a saved state, as one of nobody in particular."""
+    copied = copy_groups(state_dict)
+    for group in copied["param_groups"]:
+        group.pop(WORKER_KEY, None)
+    return copied
+
+
+def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str, Any]:
+    """Rebuild the rules in a saved state, and check whose state it is.
 
     Args:
         state_dict: What was saved.
         step: The present step, for groups that were saved without one.
+        worker: Who loads it, as ``Peers.name_worker`` says.
 
     Raises:
-        CheckpointError: A rule is unknown, or groups are at different steps.
+        CheckpointError: It is that of another worker, a rule is unknown, or groups are at different
+            steps.
     """
-    groups = [dict(group) for group in state_dict.get("param_groups", [])]
+    copied = copy_groups(state_dict)
+    groups = copied["param_groups"]
     for group in groups:
+        saved_by = group.pop(WORKER_KEY, None)
+        if saved_by not in (None, worker):
+            raise _refuse_worker(saved_by, worker)
+        if worker is not None:
+            group[WORKER_KEY] = worker
         if isinstance(group.get("aggregation"), str):
             group["aggregation"] = parse_rule(group["aggregation"])
-    steps = {group.get("step", step) for group in groups}
-    if not all(isinstance(number, int) and number >= 0 for number in steps):
-        raise CheckpointError(
-            f"the saved groups are at steps {steps}; expected a number, 0 or more"
-        )
-    if len(steps) > 1:
-        raise CheckpointError(f"the saved groups are at different steps: {sorted(steps)}")
-    return {**state_dict, "param_groups": groups}
+    steps = [group.get("step", step) for group in groups]
+    for number in steps:
+        is_integer = isinstance(number, int) and not isinstance(number, bool)
+        if not is_integer or not 0 <= number <= _LARGEST_STEP:
+            raise CheckpointError(
+                f"a saved group is at step {_shorten(number)}; expected a number from 0 to 2^53"
+            )
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"the saved groups are at different steps: {sorted(set(steps))}")
+    return copied
+
+
+def _refuse_worker(saved_by: object, worker: str | None) -> CheckpointError:
+    return CheckpointError(
+        f"these are the momenta of worker {_shorten(saved_by)}, and this is "
+        f"{'a single process' if worker is None else f'worker {worker}'}; every worker has momenta "
+        "of its own, of which formats that keep one copy for all lose some (DCP, one file written "
+        "by rank 0). Use distlion.save_checkpoint and load_checkpoint, whose on_world_change= says "
+        "what other workers begin with; or remove 'worker' from the saved groups to begin with "
+        "these"
+    )
+
+
+def _shorten(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def fill_absent_keys(
@@ -53,7 +112,7 @@ def fill_absent_keys(
     """Check a saved state against the present groups, and fill keys that it lacks from them.
 
     Args:
-        state_dict: What was saved.
+        state_dict: What was saved, as ``copy_groups`` returns it.
         groups: The present ones.
         size_of: The shape of the momentum that is kept here, which may be a part of the whole.
 
@@ -63,11 +122,7 @@ def fill_absent_keys(
     Raises:
         CheckpointError: The number of groups or parameters, a shape or a momentum does not fit.
     """
-    saved_groups = state_dict.get("param_groups")
-    if not isinstance(saved_groups, Sequence) or not isinstance(state_dict.get("state"), Mapping):
-        raise CheckpointError(
-            "not the state of an optimizer: expected the keys 'state' and 'param_groups'"
-        )
+    saved_groups, state = state_dict["param_groups"], state_dict["state"]
     saved_sizes = [len(group["params"]) for group in saved_groups]
     sizes = [len(group["params"]) for group in groups]
     if saved_sizes != sizes:
@@ -76,11 +131,10 @@ def fill_absent_keys(
         )
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
-            name = f"parameter {index} of group {number}"
-            if param.requires_grad or key in state_dict["state"]:
-                is_ours = "aggregation" in saved
+            if param.requires_grad or key in state:
+                name = f"parameter {index} of group {number}"
                 sizes_of = (param.shape, size_of(param))
-                _check_momentum(state_dict["state"], key, sizes_of, name, is_ours=is_ours)
+                _check_momentum(state, key, sizes_of, name, is_ours="aggregation" in saved)
     filled = [
         {**{name: value for name, value in group.items() if name != "params"}, **saved}
         for saved, group in zip(saved_groups, groups, strict=True)
@@ -100,11 +154,13 @@ def _check_momentum(
     if key not in state and not is_ours:
         return
     entry = state.get(key, {})
-    foreign = sorted(set(entry) - {"exp_avg", "step"})
+    if not isinstance(entry, Mapping):
+        raise CheckpointError(f"{name}: the saved state is a {type(entry).__name__}; expected keys")
+    foreign = sorted(set(map(str, entry)) - {"exp_avg", "step"})
     if foreign:
         raise CheckpointError(
-            f"{name}: the saved state holds {', '.join(foreign)}, which Lion does not have; did "
-            "another optimizer save it?"
+            f"{name}: the saved state holds {_shorten(', '.join(foreign))}, which Lion does not "
+            "have; did another optimizer save it?"
         )
     exp_avg = entry.get("exp_avg")
     if exp_avg is None:
@@ -117,6 +173,9 @@ def _check_momentum(
             f"{name}: saved momentum has shape {found}, the parameter has {tuple(expected[0])}"
             + ("" if expected[0] == expected[1] else f", this rank's part {tuple(expected[1])}")
         )
+    if exp_avg.layout is not torch.strided or exp_avg.device.type == "meta":
+        kind = "is on the meta device" if exp_avg.device.type == "meta" else f"is {exp_avg.layout}"
+        raise CheckpointError(f"{name}: saved momentum {kind}; expected a dense tensor with values")
     if not exp_avg.dtype.is_floating_point:
         raise CheckpointError(
             f"{name}: saved momentum has dtype {exp_avg.dtype}; expected a floating-point one"

@@ -7,9 +7,12 @@ from itertools import zip_longest
 
 import torch
 
-from distlion.errors import ConfigMismatchError
+from distlion.errors import CheckpointError, ConfigMismatchError
 from distlion.exchange import PROTOCOL_VERSION, Link, minority
 from distlion.voting.description import digest_lines
+
+PROBLEM_BYTES = 1024
+"""What travels of a message, so that records have one size."""
 
 
 def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
@@ -79,6 +82,25 @@ def _name_holders(values: Sequence[str]) -> str:
 def name_ranks(ranks: Sequence[int]) -> str:
     """Name ranks in a message: "rank 1", "ranks 1, 2"."""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def share_problem(link: Link, problem: CheckpointError | None, *, call: str, step: int) -> None:
+    """Raise on every rank what keeps any of them from going on.
+
+    Raises:
+        CheckpointError: Some rank has a problem; the ranks and what the first of them says.
+    """
+    own = b"" if problem is None else str(problem).encode(errors="replace")[:PROBLEM_BYTES]
+    texts = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
+    said = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+    culprits = [rank for rank, text in enumerate(said) if text]
+    if culprits:
+        error = CheckpointError(
+            f"[rank {link.rank}, step {step}] {call} was refused on {name_ranks(culprits)}, and "
+            f"nothing was changed anywhere: {said[culprits[0]]}"
+        )
+        error.is_recoverable = True
+        raise error from problem
 
 
 def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:

@@ -10,14 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, worst_of
 from distlion.kernels import Coins
 from distlion.voting.description import Description, describe_params, digest_settings
 from distlion.voting.follow_up import FollowUp
 from distlion.voting.group import VotingGroup
-from distlion.voting.handshake import explain_difference, shake_hands
+from distlion.voting.handshake import explain_difference, shake_hands, share_problem
 from distlion.voting.lifecycle import Lifecycle
+from distlion.voting.momentum_stage import describe_selection
 from distlion.voting.network import VotingNetwork
 from distlion.voting.nodes import NodePieces
 from distlion.voting.outcome import log_skip, raise_verdict
@@ -69,6 +70,13 @@ class Peers:
         self.are_compared = self.is_laid_out = False
         self._settings = settings
         self.n_elements = 0
+
+    def name_worker(self) -> str | None:
+        """Say which of how many workers this is; None for one that is alone."""
+        if self.is_alone:
+            return None
+        nodes = f", in nodes of {self.node_size}" if self.node_size > 1 else ""
+        return f"{self.group.rank} of {self.group.world_size}{nodes}"
 
     def describe(
         self,
@@ -227,6 +235,34 @@ class Peers:
         verdict = worst_of([vote.reply.verdict for vote in votes])
         if verdict.status is not Status.OK:
             self._raise(verdict, lines, step=step)
+
+    def meet_in(self, call: str, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
+        """Meet all workers, who must have these param groups next, and be at their step."""
+        lines = self.description.list_lines(groups)
+        if self.node_size == 1:  # the ranks of a node select for themselves
+            lines += describe_selection(groups)
+        self.meet(call, lines, step=step, next_step=int(groups[0]["step"]))
+
+    def agree(self, call: str, problem: CheckpointError | None, *, step: int) -> None:
+        """Meet all workers, and hear whether any of them cannot do what all are about to do.
+
+        Args:
+            call: What this worker is at.
+            problem: What keeps it from going on; None for nothing.
+            step: The step that errors name.
+
+        Raises:
+            CheckpointError: Some worker has a problem; the same on every rank, which may go on.
+            ConfigMismatchError: Another worker is at another call; on every rank.
+        """
+        if self.is_alone:
+            if problem is not None:
+                problem.is_recoverable = True
+                raise problem
+            return
+        self.meet(call, [], step=step)
+        link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
+        share_problem(link, problem, call=call, step=step)
 
     def abandon(
         self, verdict: Verdict, groups: Sequence[Mapping[str, Any]], *, step: int
