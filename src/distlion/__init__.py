@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
+from distlion.checkpoint import load_checkpoint, save_checkpoint
 from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
 from distlion.virtual import VirtualCluster
@@ -26,4 +27,6 @@ __all__ = [
     "VirtualCluster",
     "__version__",
     "lion_cub",
+    "load_checkpoint",
+    "save_checkpoint",
 ]

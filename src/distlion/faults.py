@@ -14,7 +14,15 @@ from typing import Literal, get_args
 
 from distlion.errors import InvalidArgumentError
 
-Point = Literal["before_step", "after_encode", "framed", "counted", "before_commit", "after_commit"]
+Point = Literal[
+    "before_step",
+    "after_encode",
+    "framed",
+    "counted",
+    "before_commit",
+    "after_commit",
+    "checkpoint",
+]
 POINTS: tuple[Point, ...] = get_args(Point)
 
 
@@ -42,8 +50,9 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
         point: "before_step" (nothing has happened), "after_encode" (votes packed, checks of the
             gradients still to come), "framed" (a checksummed chunk is about to be sent; ``action``
             gets its bytes, a uint8 tensor), "counted" (this rank has received and counted votes;
-            ``action`` gets a header), "before_commit" (all replies are in), "after_commit". At the
-            other points ``action`` gets the optimizer.
+            ``action`` gets a header), "before_commit" (all replies are in), "after_commit",
+            "checkpoint" (each place where a crash may leave files that are being saved; ``action``
+            gets its name). At the other points ``action`` gets the optimizer.
         action: Called once each time that rank, step and point meet.
 
     Returns:

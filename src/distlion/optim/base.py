@@ -31,6 +31,7 @@ from distlion.optim.saved_state import (
     restore_exp_avg,
 )
 from distlion.voting import (
+    Custody,
     MomentumSync,
     NodePieces,
     VotingParam,
@@ -271,6 +272,11 @@ class VotingBase(LionBase):
     def committed_step(self) -> int:
         """Number of steps committed so far; also the number, counted from 0, of the next one."""
         return int(self.param_groups[0]["step"])
+
+    @property
+    def custody(self) -> Custody:
+        """Whose momenta this process keeps, for checkpoints."""
+        raise NotImplementedError
 
     def _advance(self) -> None:
         for group in self.param_groups:

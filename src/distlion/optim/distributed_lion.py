@@ -21,6 +21,7 @@ from distlion.optim.base import VotingBase
 from distlion.voting import (
     BucketVote,
     ClipNorm,
+    Custody,
     Description,
     Diagnosis,
     IdenticalGradientsWatch,
@@ -301,6 +302,11 @@ class DistributedLion(VotingBase):
     def plan(self) -> ByteCount:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
         return self._peers.plan(self.committed_step)
+
+    @property
+    def custody(self) -> Custody:
+        """Whose momenta this process keeps, for checkpoints."""
+        return self._peers.custody(lambda: self.committed_step)
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, the oldest first: one for each parameter and measure.

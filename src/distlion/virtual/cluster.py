@@ -21,7 +21,7 @@ from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.average import average_momenta
 from distlion.virtual.collection import Collection
 from distlion.virtual.lineup import Lineup
-from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Settings, describe_sparse
+from distlion.voting import ClipNorm, Custody, Diagnosis, MomentumSync, Settings, describe_sparse
 
 
 class VirtualCluster(VotingBase):
@@ -187,6 +187,11 @@ class VirtualCluster(VotingBase):
     def down_bits_per_parameter(self) -> float:
         """Bits of the replies for each element, the mean of all steps."""
         return self._accounting.down_bits_per_parameter(self._laid_out.n_elements)
+
+    @property
+    def custody(self) -> Custody:
+        """Whose momenta this process keeps, for checkpoints: those of all workers."""
+        return Custody.of_one_process(self._workers, is_stacked=True, seed=self._settings.seed)
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, as ``DistributedLion.diagnostics``."""

@@ -8,6 +8,7 @@ from distlion.voting.alone import (
     step_alone,
 )
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
+from distlion.voting.custody import Custody, Gather
 from distlion.voting.description import Description, describe_params
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
 from distlion.voting.flat_route import FlatRoute
@@ -34,11 +35,13 @@ from distlion.voting.vote import BucketVote, StepInputs, cast_votes, check_uncha
 __all__ = [
     "BucketVote",
     "ClipNorm",
+    "Custody",
     "Description",
     "Diagnosis",
     "Examiner",
     "FlatRoute",
     "FollowUp",
+    "Gather",
     "IdenticalGradientsWatch",
     "Lifecycle",
     "MomentumStage",

@@ -28,6 +28,8 @@ from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
 
+CHECKPOINT_TIMEOUT_S = 1800.0
+
 
 class VotingNetwork:
     """Links and routes of an optimizer with several workers.
@@ -67,6 +69,15 @@ class VotingNetwork:
         """Return a link between all workers."""
         assert self._group.process_group is not None
         return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
+
+    def checkpoint_link(self, device: torch.device) -> Link:
+        """Return a link between all workers on a group of its own, for any one thread.
+
+        Without the watch, which speaks for the thread of the steps. It waits for the slowest disk.
+        """
+        assert self._group.process_group is not None
+        group = own_group(self._group.process_group, CHECKPOINT_TIMEOUT_S, purpose="checkpoint")
+        return Link(group, device, timeout_s=CHECKPOINT_TIMEOUT_S)
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every worker must call it.

@@ -45,13 +45,15 @@ def node_groups(process_group: dist.ProcessGroup, size: int, timeout_s: float) -
     return _make_once(process_group, size, lambda: NodeGroups(process_group, size, timeout_s))
 
 
-def own_group(process_group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
-    """Return a second group of the same workers, made when first asked for, by all of them.
+def own_group(
+    process_group: dist.ProcessGroup, timeout_s: float, *, purpose: str = "overlap"
+) -> dist.ProcessGroup:
+    """Return one more group of the same workers, made when first asked for, by all of them.
 
-    Votes that leave on a thread would mix with the caller's own collectives on the first one.
+    What leaves on a thread would mix with the caller's own collectives on the first group.
     """
     ranks = dist.get_process_group_ranks(process_group)
-    return _make_once(process_group, "own", lambda: _new_group(ranks, timeout_s))
+    return _make_once(process_group, purpose, lambda: _new_group(ranks, timeout_s))
 
 
 def _make_once(process_group: dist.ProcessGroup, key: object, make: Callable[[], _Made]) -> _Made:

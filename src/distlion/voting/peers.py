@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, Literal, NoReturn
 
@@ -13,10 +14,16 @@ from torch import Tensor
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, worst_of
 from distlion.kernels import Coins
+from distlion.voting.custody import Custody, Gather
 from distlion.voting.description import Description, describe_params, digest_settings
 from distlion.voting.follow_up import FollowUp
 from distlion.voting.group import VotingGroup
-from distlion.voting.handshake import explain_difference, shake_hands, share_problem
+from distlion.voting.handshake import (
+    explain_difference,
+    gather_bytes,
+    shake_hands,
+    share_problem,
+)
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.momentum_stage import describe_selection
 from distlion.voting.network import VotingNetwork
@@ -70,6 +77,38 @@ class Peers:
         self.are_compared = self.is_laid_out = False
         self._settings = settings
         self.n_elements = 0
+
+    def custody(self, step: Callable[[], int]) -> Custody:
+        """Say whose momenta this process keeps; ``step`` returns the step that errors name."""
+        if self.is_alone:
+            return Custody.of_one_process(1, is_stacked=False, seed=self._settings.seed)
+        rank, world_size = self.group.rank, self.group.world_size
+
+        def agree(call: str, problem: CheckpointError | None) -> None:
+            self.agree(call, problem, step=step())
+
+        @contextmanager
+        def meeting(call: str) -> Iterator[None]:
+            self.check_idle(call)
+            with self.lifecycle.exchange(call):
+                yield
+
+        def open_channel() -> Gather:
+            link = self.network.checkpoint_link(self.params[0].device)
+            return lambda record: gather_bytes(link, record, step=step())
+
+        return Custody(
+            workers=(rank,),
+            n_workers=world_size,
+            node_size=self.node_size,
+            process=rank,
+            n_processes=world_size,
+            is_stacked=False,
+            seed=self._settings.seed,
+            meeting=meeting,
+            agree=agree,
+            open_channel=open_channel,
+        )
 
     def name_worker(self) -> str | None:
         """Say which of how many workers this is; None for one that is alone."""

@@ -1,0 +1,141 @@
+"""What a checkpoint is made of: collected from model and optimizer, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlion.checkpoint.tree import encode_tree
+from distlion.errors import CheckpointError
+from distlion.kernels import choose_kernels
+from distlion.optim import VotingBase
+from distlion.voting import Custody
+
+WORKER_KEY = "worker"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one process has to save.
+
+    Attributes:
+        step: Steps committed.
+        model: Tensors of the model's state by name, each storage once.
+        replicated: Those of them that the optimizer keeps equal on all processes.
+        tree: All else, as JSON; its tensors are in ``tensors``.
+        tensors: By name.
+        momenta: For each worker that is kept here, its momenta by name.
+    """
+
+    step: int
+    model: dict[str, Tensor]
+    replicated: frozenset[str]
+    tree: dict[str, Any]
+    tensors: dict[str, Tensor]
+    momenta: dict[int, dict[str, Tensor]]
+
+    def snapshot(self) -> Contents:
+        """Copy all tensors to host memory, so that training may go on."""
+        return replace(
+            self,
+            model=_copy(self.model),
+            tensors=_copy(self.tensors),
+            momenta={worker: _copy(row) for worker, row in self.momenta.items()},
+        )
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def collect(
+    model: nn.Module, optimizer: VotingBase, scheduler: Any | None, extra: Any, custody: Custody
+) -> Contents:
+    """Collect what this process has to save.
+
+    Raises:
+        CheckpointError: Something of it cannot be saved; the state is between two steps.
+    """
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    entries, aliases, others = _split_model(model)
+    tree = {
+        "aliases": aliases,
+        "others": encode_tree(others, "model", tensors),
+        "layout": describe_layout(model, optimizer),
+        "groups": encode_tree(_strip_groups(state["param_groups"]), "groups", tensors),
+        "scheduler": encode_tree(
+            None if scheduler is None else scheduler.state_dict(), "scheduler", tensors
+        ),
+        "extra": encode_tree(extra, "extra", tensors),
+    }
+    momenta: dict[int, dict[str, Tensor]] = {worker: {} for worker in custody.workers}
+    for index, entry in state["state"].items():
+        for worker in custody.workers:
+            exp_avg = entry["exp_avg"]
+            momenta[worker][f"exp_avg.{index}"] = exp_avg[worker] if custody.is_stacked else exp_avg
+    voted = {param for group in optimizer.param_groups for param in group["params"]}
+    replicated = frozenset(
+        name
+        for name, param in model.named_parameters(remove_duplicate=False)
+        if param in voted and name in entries
+    )
+    return Contents(optimizer.committed_step, entries, replicated, tree, tensors, momenta)
+
+
+def _strip_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what a load finds anew: parameters and names, and whose momenta these are."""
+    dropped = {"params", "param_names", WORKER_KEY}
+    return [{key: group[key] for key in group if key not in dropped} for group in groups]
+
+
+def _split_model(
+    model: nn.Module,
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    """Return a model's tensors, names that stand for others of them, and what is no tensor."""
+    entries: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    others: dict[str, Any] = {}
+    first: dict[Any, str] = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            others[name] = value
+            continue
+        if hasattr(value, "to_local"):
+            raise CheckpointError(f"{name} is a DTensor, which a checkpoint cannot hold yet")
+        key = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        if value.numel() and key in first:
+            aliases[name] = first[key]
+        else:
+            first.setdefault(key, name)
+            entries[name] = value
+    return entries, aliases, others
+
+
+def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
+    """List the optimizer's parameters in order: [name, shape, whether it is trained]."""
+    names = {param: name for name, param in model.named_parameters()}
+    return [
+        [
+            names.get(param, f"parameter {index} of group {number}"),
+            list(param.shape),
+            param.requires_grad,
+        ]
+        for number, group in enumerate(optimizer.param_groups)
+        for index, param in enumerate(group["params"])
+    ]
+
+
+def digest_entries(entries: Mapping[str, Tensor]) -> list[int]:
+    """Digest the bits of each tensor."""
+    digests = []
+    for tensor in entries.values():
+        row = tensor.detach().contiguous().reshape(-1)
+        if row.element_size() > 4:  # of 8 bytes, which the kernels do not digest
+            row = row.view(torch.uint8)
+        digests.append(int(choose_kernels(row.device).digests([row])))
+    return digests

@@ -1,0 +1,175 @@
+"""The folder of a run's checkpoints: names, atomic renames, and which one is the latest.
+
+runs/first/
+latest                      the name of the newest complete checkpoint, with its sum
+step-000000001000/          complete: it got this name when all of it was on the disk
+manifest.json             size and SHA-256 of each file
+model-00000.safetensors   what is equal on all processes; each writes a share
+process-00000.safetensors what one process has of its own: buffers, groups, extra
+worker-00000.safetensors  the momenta of one worker
+partial-step-...            under way, or left by a crash; nobody reads it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from distlion.checkpoint.tensor_file import refuse_disk, refuse_to_read
+from distlion.errors import CheckpointError
+
+LATEST = "latest"
+PARTIAL = "partial-"
+_COMPLETE = re.compile(r"step-(\d{12})(?:\.(\d{1,6}))?")
+_LATEST_BYTES = 64
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file, and have it on the disk when this returns.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise refuse_disk(path, error) from error
+
+
+def list_complete(root: Path) -> list[str]:
+    """List the names of complete checkpoints, the oldest step first."""
+    names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+    return sorted((name for name in names if _COMPLETE.fullmatch(name)), key=_order)
+
+
+def _order(name: str) -> tuple[int, int]:
+    match = _COMPLETE.fullmatch(name)
+    assert match is not None  # whoever calls has looked
+    return int(match[1]), int(match[2] or 0)
+
+
+def choose_name(root: Path, step: int) -> str:
+    """Choose the name of a new checkpoint.
+
+    A step that was saved before, by a run that was then resumed from an earlier one, keeps its
+    folder, and the new one gets a number.
+    """
+    plain = f"step-{step:012d}"
+    taken = [_order(name)[1] for name in list_complete(root) if _order(name)[0] == step]
+    return f"{plain}.{max(taken) + 1}" if taken else plain
+
+
+def write_pointer(partial: Path, name: str) -> None:
+    """Write what is to become ``latest`` beside a folder, while a full disk can still be borne.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    write_file(_pointer_of(partial), encode_latest(name))
+
+
+def _pointer_of(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}.{LATEST}")
+
+
+def publish(partial: Path, name: str, reached: Callable[[str], None]) -> Path:
+    """Give a folder whose files are all on the disk its name, and make it the latest.
+
+    Args:
+        partial: The folder.
+        name: Its name from now on.
+        reached: Called at each place where a crash may leave the folders.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    root, final = partial.parent, partial.with_name(name)
+    try:
+        sync_folder(partial)
+        reached("synced the folder")
+        os.rename(partial, final)
+        sync_folder(root)
+        reached("renamed the folder")
+        os.replace(_pointer_of(partial), root / LATEST)
+        reached("replaced latest")
+        sync_folder(root)
+    except OSError as error:
+        raise refuse_disk(final, error) from error
+    return final
+
+
+def discard(partial: Path) -> None:
+    """Remove what a save that failed has written."""
+    shutil.rmtree(partial, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _pointer_of(partial).unlink(missing_ok=True)
+
+
+def encode_latest(name: str) -> bytes:
+    """Write a name with a sum: a flipped bit must not make it that of another step."""
+    return f"{name} {zlib.crc32(name.encode()):08x}\n".encode()
+
+
+def prune(root: Path, *, keep_last: int | None, own: Path) -> None:
+    """Remove what crashed saves left, and all but the last complete checkpoints.
+
+    Args:
+        root: The run's folder.
+        keep_last: How many to keep; None for all.
+        own: The newest, which stays.
+    """
+    for entry in list(os.scandir(root)):
+        if entry.name.startswith(f"{PARTIAL}step-") and not entry.name.endswith(f".{LATEST}"):
+            discard(Path(entry.path))
+    if keep_last is None:
+        return
+    others = [name for name in list_complete(root) if name != own.name]
+    for name in others[: max(0, len(others) - keep_last + 1)]:
+        # Nobody may take a folder that is half removed for a checkpoint.
+        hidden = root / f"{PARTIAL}{name}"
+        os.rename(root / name, hidden)
+        discard(hidden)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the folder of one checkpoint: ``path`` itself, or the latest of a run's folder.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if _COMPLETE.fullmatch(path.name):
+        if path.is_symlink() or not path.is_dir():
+            raise CheckpointError(f"{path} is no folder of a checkpoint")
+        return path
+    point = path / LATEST
+    try:
+        with os.fdopen(os.open(point, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            data = file.read(_LATEST_BYTES)
+    except OSError as error:
+        raise refuse_to_read(point, error) from error
+    name = data.decode("ascii", errors="replace").split(" ")[0]
+    if encode_latest(name) != data or not _COMPLETE.fullmatch(name):
+        raise CheckpointError(
+            f"{point} was damaged; name the checkpoint itself: {path / 'step-...'}"
+        )
+    found = path / name
+    if found.is_symlink() or not found.is_dir():
+        raise CheckpointError(f"{found}, which {point} names, is missing")
+    return found

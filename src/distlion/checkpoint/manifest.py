@@ -1,0 +1,141 @@
+"""The manifest: what a checkpoint consists of, with the size and SHA-256 of each file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distlion.checkpoint.tensor_file import FileRecord, refuse_to_read
+from distlion.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Raised when files of another version could be misread."""
+
+_MOST_BYTES = 1 << 26
+_FILE_NAME = re.compile(r"(model|process|worker)-\d{5}\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a checkpoint.
+
+    Attributes:
+        format: Of the files.
+        distlion, torch: Versions that wrote it.
+        step: Steps that were committed.
+        workers: Whose momenta it holds.
+        node_size: Workers that voted as one.
+        processes: That wrote it.
+        seed: Of the optimizer's coins.
+        leaders: For each process, the lowest one of those that wrote to the same folder: each
+            folder holds the whole model, in the parts that its processes wrote.
+        files: Each file by name.
+    """
+
+    format: int
+    distlion: str
+    torch: str
+    step: int
+    workers: int
+    node_size: int
+    processes: int
+    seed: int
+    leaders: list[int]
+    files: dict[str, FileRecord]
+
+    @property
+    def n_voters(self) -> int:
+        """Workers that voted; nodes, where there were some."""
+        return self.workers // self.node_size
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all files together."""
+        return sum(record.n_bytes for record in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """Of all that it says."""
+        return _sum_of(asdict(self))
+
+    def encode(self) -> bytes:
+        """Write it as JSON in one form only, with its own sum, so that any damage shows."""
+        content = asdict(self)
+        return _canonical({"content": content, "sha256": _sum_of(content)})
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _sum_of(content: Any) -> str:
+    return hashlib.sha256(_canonical(content)).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, damaged, or of a version that this one cannot read.
+    """
+    path = folder / MANIFEST
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise refuse_to_read(path, error) from error
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes, path: Path) -> Manifest:
+    """Parse what ``Manifest.encode`` wrote; ``path`` is named in errors.
+
+    Raises:
+        CheckpointError: It is not that.
+    """
+    try:
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+        whole = json.loads(data)
+        content = whole["content"]
+        if _canonical(whole) != data or whole["sha256"] != _sum_of(content):
+            raise ValueError("its sum is another")
+        if content["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path} is of format {content['format']!r}, written by distlion "
+                f"{content['distlion']!r}; this version reads format {FORMAT}"
+            )
+        files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
+        manifest = Manifest(**content, files=files)
+        _check(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} was damaged, or is no manifest ({error})") from error
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Check what a forged manifest might say."""
+    least = {"step": 0, "workers": 1, "node_size": 1, "processes": 1, "seed": 0}
+    for name, lowest in least.items():
+        value = getattr(manifest, name)
+        if type(value) is not int or not lowest <= value < 1 << 64:
+            raise ValueError(f"{name} = {value!r}")
+    if manifest.workers % manifest.node_size:
+        raise ValueError(f"{manifest.workers} workers in nodes of {manifest.node_size}")
+    everybody = range(manifest.processes)
+    if len(manifest.leaders) != manifest.processes or not set(manifest.leaders) <= set(everybody):
+        raise ValueError(f"leaders {manifest.leaders!r}")
+    for name, record in manifest.files.items():
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"a file named {name!r}")
+        if type(record.n_bytes) is not int or not _SHA256.fullmatch(record.sha256):
+            raise ValueError(f"no size and sum of {name}")

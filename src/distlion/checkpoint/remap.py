@@ -1,0 +1,71 @@
+"""What momenta other workers begin with: the rules for another number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from distlion.errors import CheckpointError, InvalidArgumentError
+
+WorldChange = Literal["error", "mean", "map", "reset"]
+WORLD_CHANGES: tuple[WorldChange, ...] = get_args(WorldChange)
+
+Share = tuple[int, Fraction]
+"""A saved voter, and the weight of its momentum."""
+
+
+def check_world_change(on_world_change: str) -> None:
+    """Raise InvalidArgumentError unless it is a rule."""
+    if on_world_change not in WORLD_CHANGES:
+        raise InvalidArgumentError(
+            f"on_world_change={on_world_change!r}: expected one of {', '.join(WORLD_CHANGES)}"
+        )
+
+
+def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> list[Share]:
+    """Say which saved momenta a voter begins with; nothing stands for zeros.
+
+    Equation, from W = ``saved`` voters to W' = ``present``, for voter j:
+        equal numbers   m'_j = m_j, under every rule
+        "mean"          m'_j = (1 / W) sum_i m_i: keeps the direction of global Lion
+        "map"           m'_j = the mean of the m_i over [j W / W', (j + 1) W / W'), voter i being
+                        the interval [i, i + 1): each neighbourhood keeps its own, and the mean of
+                        all is unchanged
+        "reset"         m'_j = 0
+
+    Raises:
+        CheckpointError: The numbers differ, and the rule is "error".
+    """
+    if saved == present:
+        return [(voter, Fraction(1))]
+    if rule == "error":
+        raise CheckpointError(
+            f"the checkpoint holds the momenta of {saved} workers, and now there are {present}; "
+            "say what they begin with: on_world_change='map' (each the mean of its neighbourhood), "
+            "'mean' (all the same mean) or 'reset' (zeros)"
+        )
+    if rule == "reset":
+        return []
+    if rule == "mean":
+        return [(number, Fraction(1, saved)) for number in range(saved)]
+    width = Fraction(saved, present)
+    start, stop = voter * width, (voter + 1) * width
+    shares = []
+    for number in range(int(start), -int(-stop // 1)):
+        overlap = min(stop, Fraction(number + 1)) - max(start, Fraction(number))
+        shares.append((number, overlap / width))
+    return shares
+
+
+def mix_momenta(momenta: Sequence[Tensor], shares: Sequence[Share]) -> Tensor:
+    """Return the weighted sum, added in float64 in voter order, in the momenta's own dtype."""
+    if len(shares) == 1:
+        return momenta[0].clone()
+    total = torch.zeros(momenta[0].shape, dtype=torch.float64)
+    for momentum, (_, weight) in zip(momenta, shares, strict=True):
+        total += momentum.double() * float(weight)
+    return total.to(momenta[0].dtype)

@@ -1,0 +1,192 @@
+"""One file of tensors in the safetensors format: written with its SHA-256, checked before read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlion.errors import CheckpointError
+
+# https://github.com/huggingface/safetensors#format
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a manifest says of a file.
+
+    Attributes:
+        n_bytes: Its size.
+        sha256: Of its bytes, in hexadecimal digits.
+    """
+
+    n_bytes: int
+    sha256: str
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    reached: Callable[[str], None],
+) -> FileRecord:
+    """Write a new file, and have it on the disk when this returns.
+
+    The safetensors library writes from a copy of all tensors, and its file would have to be read
+    again for the sum; here each tensor is hashed as it leaves.
+
+    Args:
+        path: Must not exist.
+        tensors: Dense ones of any device and strides.
+        metadata: Strings beside them.
+        reached: Called at each place where a crash may leave the file.
+
+    Raises:
+        CheckpointError: A tensor's dtype or layout cannot be written, or the disk refuses.
+    """
+    header = _encode_header(tensors, metadata)
+    digest, n_bytes = hashlib.sha256(), 0
+    try:
+        with path.open("xb") as file:
+            for part in (len(header).to_bytes(8, "little"), header):
+                n_bytes += file.write(part)
+                digest.update(part)
+            reached(f"began {path.name}")
+            for name, tensor in tensors.items():
+                if tensor.numel():
+                    row = memoryview(_bytes_of(tensor))
+                    n_bytes += file.write(row)
+                    digest.update(row)
+                    reached(f"wrote {name} of {path.name}")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise refuse_disk(path, error) from error
+    reached(f"finished {path.name}")
+    return FileRecord(n_bytes, digest.hexdigest())
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+
+
+def refuse_disk(path: Path, error: OSError) -> CheckpointError:
+    """Say what the disk did not do."""
+    return CheckpointError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def _encode_header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{name} is a tensor of {tensor.dtype}, {tensor.layout}; a checkpoint holds dense "
+                "ones of torch's floating-point, integer and bool types"
+            )
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text.ljust(-(-len(text) // 8) * 8)
+
+
+def check_file(path: Path, record: FileRecord) -> None:
+    """Check a file's size and sum before anything parses it.
+
+    Raises:
+        CheckpointError: It is missing, no plain file, or not what was written; names it.
+    """
+    digest = hashlib.sha256()
+    try:
+        # A link could lead out of the folder.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise CheckpointError(f"{path} is no plain file")
+            if state.st_size != record.n_bytes:
+                raise CheckpointError(
+                    f"{path} has {state.st_size:,} bytes, {record.n_bytes:,} were written: it was "
+                    "cut off or replaced"
+                )
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise refuse_to_read(path, error) from error
+    if digest.hexdigest() != record.sha256:
+        raise CheckpointError(f"{path} was damaged since it was written: its SHA-256 is another")
+
+
+def refuse_to_read(path: Path, error: OSError) -> CheckpointError:
+    """Say why a file cannot be read."""
+    hint = ""
+    if isinstance(error, FileNotFoundError):
+        hint = "; does every host see the folder, and was it written on this one?"
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}{hint}")
+
+
+class TensorFile:
+    """A file that was checked, open for reading.
+
+    Args:
+        path: Where it is.
+        stack: Closes it.
+
+    Raises:
+        CheckpointError: The safetensors package is missing, or refuses the file.
+    """
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError as error:
+            raise CheckpointError(
+                "checkpoints are read with the safetensors package; install it with "
+                "pip install 'distlion[checkpoint]'"
+            ) from error
+        try:
+            self._file = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+        self.path = path
+        self.metadata: dict[str, str] = self._file.metadata() or {}
+        self.names: set[str] = set(self._file.keys())
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            CheckpointError: There is none of that name.
+        """
+        if name not in self.names:
+            raise CheckpointError(f"{self.path} holds no {name!r}")
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor

@@ -1,0 +1,90 @@
+"""Nested Python values as JSON beside tensors: what a file may hold without running any code."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlion.errors import CheckpointError
+
+TAG = "$"
+_SCALARS = (bool, int, float, str, type(None))
+# Of these a schedule's state is made; a restored Counter must count again.
+_MAPPINGS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "ordered": OrderedDict,
+    "counter": lambda pairs: Counter(dict(pairs)),
+}
+_MAPPING_NAMES: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+
+
+def encode_tree(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Turn a value into what JSON holds, and put its tensors and arrays aside.
+
+    Args:
+        value: None, numbers, strings, tensors, numpy arrays, and lists, tuples and dicts of such.
+        name: What errors and tensors are called by.
+        tensors: Takes the tensors by name.
+
+    Raises:
+        CheckpointError: Something else is in it; names where.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) in _SCALARS or isinstance(value, float | str):
+        return value
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {TAG: "tensor", "name": name}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return {TAG: "array", "name": name, "dtype": value.dtype.str, "shape": list(value.shape)}
+    if isinstance(value, list | tuple):
+        items = [encode_tree(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {TAG: "tuple", "items": items}
+    if isinstance(value, Mapping):
+        kind = _MAPPING_NAMES.get(type(value), "dict")
+        pairs = [
+            [encode_tree(key, f"{name} key", tensors), encode_tree(item, f"{name}.{key}", tensors)]
+            for key, item in value.items()
+        ]
+        return {TAG: kind, "items": pairs}
+    raise CheckpointError(
+        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold without running code "
+        "when it is read; give numbers, strings, tensors, arrays, and lists or dicts of them"
+    )
+
+
+def decode_tree(value: Any, read: Callable[[str], Tensor]) -> Any:
+    """Turn back what ``encode_tree`` made.
+
+    Args:
+        value: As parsed from JSON.
+        read: Returns a tensor by its name.
+
+    Raises:
+        CheckpointError: It is not what ``encode_tree`` makes.
+    """
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, list):
+        return [decode_tree(item, read) for item in value]
+    try:
+        kind = value[TAG]
+        if kind == "tensor":
+            return read(value["name"])
+        if kind == "array":
+            row = read(value["name"]).numpy()
+            return row.view(np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+        items = value["items"]
+        if kind == "tuple":
+            return tuple(decode_tree(item, read) for item in items)
+        pairs = [(decode_tree(key, read), decode_tree(item, read)) for key, item in items]
+        return _MAPPINGS[kind](pairs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"a value of the checkpoint is malformed ({error!r})") from error

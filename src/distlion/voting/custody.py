@@ -1,0 +1,72 @@
+"""Whose momenta a process keeps, and how it meets those that keep the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from distlion.errors import CheckpointError
+
+Gather = Callable[[bytes], list[bytes]]
+"""Gather records of one size from all processes, in their order."""
+
+
+@dataclass(frozen=True)
+class Custody:
+    """What a checkpoint needs to know of an optimizer among others.
+
+    Attributes:
+        workers: Those whose momenta are kept in this process.
+        n_workers: Those of all processes.
+        node_size: Workers that vote as one; 1 without nodes.
+        process: The number of this process.
+        n_processes: Of all workers.
+        is_stacked: Whether momenta have a first dim for the workers.
+        seed: Of the optimizer's coins.
+        meeting: Opens a call that all processes make, between two steps.
+        agree: Raises on all processes what keeps one of them from the call.
+        open_channel: Connects all processes apart from the votes; for use on any one thread.
+    """
+
+    workers: Sequence[int]
+    n_workers: int
+    node_size: int
+    process: int
+    n_processes: int
+    is_stacked: bool
+    seed: int
+    meeting: Callable[[str], AbstractContextManager[None]]
+    agree: Callable[[str, CheckpointError | None], None]
+    open_channel: Callable[[], Gather]
+
+    @classmethod
+    def of_one_process(cls, workers: int, *, is_stacked: bool, seed: int) -> Custody:
+        """Return that of a process which keeps the momenta of all workers."""
+        return cls(
+            workers=range(workers),
+            n_workers=workers,
+            node_size=1,
+            process=0,
+            n_processes=1,
+            is_stacked=is_stacked,
+            seed=seed,
+            meeting=lambda call: nullcontext(),
+            agree=_agree_alone,
+            open_channel=lambda: _gather_alone,
+        )
+
+    @property
+    def n_voters(self) -> int:
+        """Workers that vote; nodes, where there are some."""
+        return self.n_workers // self.node_size
+
+
+def _agree_alone(call: str, problem: CheckpointError | None) -> None:
+    if problem is not None:
+        problem.is_recoverable = True
+        raise problem
+
+
+def _gather_alone(record: bytes) -> list[bytes]:
+    return [record]
