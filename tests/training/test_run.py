@@ -96,7 +96,7 @@ def start_endless_run(tmp_path):
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "held out" in line:
+        if "validation" in line:
             break
     return process
 

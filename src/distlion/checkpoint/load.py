@@ -286,8 +286,14 @@ class _Reader:
 
     def _join(self, voter: int, index: int, shape: torch.Size) -> Tensor:
         """Put a voter's momentum together: the ranks of a node have a piece of it each."""
-        pieces = [file.read(f"exp_avg.{index}").reshape(-1) for file in self._momenta[voter]]
-        return torch.cat(pieces).reshape(shape)
+        files = self._momenta[voter]
+        whole = torch.cat([file.read(f"exp_avg.{index}").reshape(-1) for file in files])
+        if whole.numel() != shape.numel():
+            raise CheckpointError(
+                f"{files[0].path}: momentum {index} has {whole.numel()} elements, the parameter "
+                f"{shape.numel()}"
+            )
+        return whole.reshape(shape)
 
 
 def _say(parameter: Sequence[Any]) -> str:

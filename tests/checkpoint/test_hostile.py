@@ -1,0 +1,168 @@
+"""Checkpoints made to harm whoever loads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.runs import Run
+from distlion import errors
+from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.tensor_file import FileRecord, check_file
+from distlion.checkpoint.tensor_file import write_tensors as write
+
+STEP = "step-000000000000"
+
+
+class Evil:
+    """Run a command when unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Run().save(tmp_path)
+    return tmp_path / STEP
+
+
+def forge(folder: Path, name: str, data: bytes) -> None:
+    """Replace a file, and have a manifest that fits it."""
+    manifest = read_manifest(folder)
+    (folder / name).write_bytes(data)
+    files = {**manifest.files, name: FileRecord(len(data), hashlib.sha256(data).hexdigest())}
+    (folder / "manifest.json").write_bytes(replace(manifest, files=files).encode())
+
+
+def refuse(folder: Path, match: str) -> None:
+    run = Run()
+    before = run.tensors()
+    with pytest.raises(errors.CheckpointError, match=match):
+        run.load(folder)
+    assert run.equals(before)
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("name", ["process-00000", "worker-00000", "model-00000"])
+def test_a_pickle_is_no_tensor_file_and_is_not_run(folder: Path, name: str) -> None:
+    forge(folder, f"{name}.safetensors", pickle.dumps(Evil()))
+    refuse(folder, f"{name}.safetensors is no safetensors file")
+
+
+def test_a_zip_that_torch_would_load_is_refused(folder: Path) -> None:
+    torch.save({"a": torch.zeros(3)}, "state.pt")
+    forge(folder, "worker-00001.safetensors", Path("state.pt").read_bytes())
+    refuse(folder, "worker-00001.safetensors is no safetensors file")
+
+
+def test_a_zip_bomb_is_refused(folder: Path) -> None:
+    with zipfile.ZipFile("bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("data.pkl", bytes(1 << 26))
+    forge(folder, "worker-00001.safetensors", Path("bomb.zip").read_bytes())
+    refuse(folder, "worker-00001.safetensors is no safetensors file")
+
+
+@pytest.mark.parametrize("length", [1 << 62, 1 << 40, 200_000_000, 0])
+def test_a_header_of_a_forged_length_is_refused(folder: Path, length: int) -> None:
+    forge(folder, "worker-00002.safetensors", length.to_bytes(8, "little") + b"{}" * 64)
+    refuse(folder, "worker-00002.safetensors is no safetensors file")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "../worker-00000.safetensors", "/etc/passwd", "worker-00000.pt", "", "latest"],
+)
+def test_a_manifest_that_names_other_files_is_refused(folder: Path, name: str) -> None:
+    files = {**read_manifest(folder).files, name: FileRecord(1, "0" * 64)}
+    manifest = replace(read_manifest(folder), files=files)
+    (folder / "manifest.json").write_bytes(manifest.encode())
+    refuse(folder, "manifest.json was damaged, or is no manifest .a file named")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("workers", 0),
+        ("workers", 10**30),
+        ("workers", "4"),
+        ("node_size", 3),
+        ("step", -1),
+        ("leaders", [7]),
+        ("format", 2),
+    ],
+)
+def test_a_manifest_with_forged_numbers_is_refused(folder: Path, key: str, value: Any) -> None:
+    manifest = replace(read_manifest(folder), **{key: value})
+    (folder / "manifest.json").write_bytes(manifest.encode())
+    refuse(folder, "manifest.json")
+
+
+def test_a_manifest_of_deep_brackets_is_refused(folder: Path) -> None:
+    (folder / "manifest.json").write_bytes(b"[" * 1_000_000)
+    refuse(folder, "manifest.json was damaged")
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    path = folder / "worker-00003.safetensors"
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    refuse(folder, "worker-00003.safetensors cannot be read")
+
+
+def test_a_link_in_place_of_a_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    refuse(tmp_path, "is missing")
+    refuse(folder, "no folder of a checkpoint")
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(folder: Path) -> None:
+    path = folder / "worker-00003.safetensors"
+    record = read_manifest(folder).files[path.name]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(errors.CheckpointError, match=path.name):
+        check_file(path, record)
+
+
+def test_a_tree_of_unknown_kinds_is_refused(folder: Path, tmp_path: Path) -> None:
+    name = "process-00000.safetensors"
+    for extra in ({"$": "object"}, {"$": "array", "name": "x"}, {"$": "dict", "items": [1]}, {}):
+        tree = {"layout": [], "others": extra}
+        forged = tmp_path / "forged"
+        forged.unlink(missing_ok=True)
+        write(forged, {}, {"distlion": json.dumps(tree)}, lambda place: None)
+        forge(folder, name, forged.read_bytes())
+        refuse(folder, "holds 0 parameters|malformed")
+
+
+def test_momenta_of_another_shape_or_that_are_missing_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    forged = tmp_path / "forged"
+    write(forged, {"exp_avg.0": torch.zeros(2)}, {}, lambda place: None)
+    forge(folder, "worker-00001.safetensors", forged.read_bytes())
+    refuse(folder, "momentum 0 has 2 elements")
+
+
+def test_values_that_are_not_finite_load_as_they_are_and_are_met_by_the_policy(
+    tmp_path: Path,
+) -> None:
+    run = Run()
+    run.optimizer.exp_avg(1)[0].fill_(float("nan"))
+    run.save(tmp_path)
+    resumed = Run()
+    resumed.load(tmp_path)
+    with pytest.raises(errors.NonFiniteError, match="worker 1"):
+        resumed.train(0, 1)
