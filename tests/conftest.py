@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cluster import COVERAGE_VARIABLE, start_server
 
+pytest_plugins = ["small_disk"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell workers where to write their coverage, where pytest-cov measures it."""

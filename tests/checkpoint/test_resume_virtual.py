@@ -19,8 +19,15 @@ SYNCS = {"none": None, "every 2": distlion.MomentumSync(every=2), "auto": None}
 SYNCS["auto"] = distlion.MomentumSync(every=2, select="auto")
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-@pytest.mark.parametrize("rule", matrix.RULES)
+CASES = [
+    # Quick: every rule, and every way of averaging.
+    pytest.param(rule, sync, marks=() if sync == "none" or rule == "majority" else pytest.mark.slow)
+    for rule in matrix.RULES
+    for sync in SYNCS
+]
+
+
+@pytest.mark.parametrize(("rule", "sync"), CASES)
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, rule: str, sync: str
 ) -> None:

@@ -136,8 +136,8 @@ def prune(root: Path, *, keep_last: int | None, own: Path) -> None:
         own: The newest, which stays.
     """
     for entry in list(os.scandir(root)):
-        if entry.name.startswith(f"{PARTIAL}step-") and not entry.name.endswith(f".{LATEST}"):
-            discard(Path(entry.path))
+        if entry.name.startswith(f"{PARTIAL}step-"):
+            discard(Path(entry.path.removesuffix(f".{LATEST}")))
     if keep_last is None:
         return
     others = [name for name in list_complete(root) if name != own.name]

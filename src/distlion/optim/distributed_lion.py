@@ -63,10 +63,8 @@ class DistributedLion(VotingBase):
             or ``FullPrecision()``.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
             bucket what is fastest by the cost model, on the link as measured at construction.
-        nodes: ``Nodes(size=8)`` lets the ranks of a node act as one worker; None is every rank for
-            itself.
-        momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers now and then; None
-            is never.
+        nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None, each for itself.
+        momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None is never.
         process_group: The workers that vote; None is the default group. Without any group, and
             WORLD_SIZE unset or 1, this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived.
@@ -76,8 +74,7 @@ class DistributedLion(VotingBase):
             all workers, "skip" the step on all workers, or that worker's "abstain" for that
             parameter.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
-        rounding: "nearest", or "stochastic" for bfloat16 parameters, whose small updates are lost
-            otherwise.
+        rounding: "nearest", or "stochastic" for bfloat16, whose small updates are lost otherwise.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None is the parameter's dtype, float32 for
             float16.
         bucket_elements: Elements up to which parameters share a bucket; None is 64 Mi, with
@@ -367,8 +364,7 @@ class DistributedLion(VotingBase):
         nothing else. ``distlion.save_checkpoint`` keeps those of all workers.
 
         Raises:
-            CheckpointError: An exception (Ctrl-C, no memory) cut a commit short here: parameters
-                are between two steps.
+            CheckpointError: An exception cut a commit short: parameters are between two steps.
         """
         self._peers.lifecycle.check_whole()
         return super().state_dict()
@@ -380,11 +376,9 @@ class DistributedLion(VotingBase):
         ``distlion.load_checkpoint``.
 
         Raises:
-            CheckpointError: On some worker the state is that of another worker, or groups, shapes,
-                momenta, steps or rules do not fit; on every rank.
+            CheckpointError: It is that of another worker, or does not fit; on every rank.
             InvalidArgumentError: A parameter was frozen and is not any more.
-            StepMismatchError, ConfigMismatchError: Workers load different steps or settings; on
-                every rank. Nothing has been changed after any of these.
+            StepMismatchError, ConfigMismatchError: Workers load different steps or settings.
         """
         self._peers.check_idle("load_state_dict()")
         with self._peers.lifecycle.exchange("load_state_dict()"):

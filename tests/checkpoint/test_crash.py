@@ -1,0 +1,90 @@
+"""A save that is killed anywhere leaves the old checkpoint or the new one, whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoint.runs import Run
+from cluster import WorkerDiedError, run_workers
+from distlion import errors, faults
+
+pytestmark = pytest.mark.distributed
+
+
+def save_twice(rank: int, world_size: int, folder: str, kill_at: int) -> int:
+    """Save at steps 1 and 2; die at a place of the second save. Return how many there are."""
+    places = []
+
+    def count(place: object) -> None:
+        places.append(place)
+        if len(places) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run = Run(2)
+    run.train(0, 1)
+    run.save(Path(folder), keep_last=1)
+    run.train(1, 2)
+    faults.arm(rank=0, step=2, point="checkpoint", action=count)
+    run.save(Path(folder), keep_last=1)
+    return len(places)
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_save_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
+    tmp_path: Path, every: int
+) -> None:
+    expected = {}
+    run = Run(2)
+    for step in (1, 2):
+        run.train(step - 1, step)
+        expected[step] = run.tensors()
+    n_places = run_workers(save_twice, 1, str(tmp_path / "undisturbed"), 0, process_group=False)[0]
+    assert n_places >= 30
+    found = []
+    for kill_at in range(n_places, 0, -every):
+        root = tmp_path / str(kill_at)
+        (outcome,) = run_workers(
+            save_twice, 1, str(root), kill_at, process_group=False, may_die=True
+        )
+        assert isinstance(outcome, WorkerDiedError)  # so the fault has fired
+        resumed = Run(2)
+        step = resumed.load(root).step
+        assert resumed.equals(expected[step])
+        found.append(step)
+        resumed.train(step, step + 1)
+        resumed.save(root, keep_last=1)
+        # Step 2 may be complete already, without being the latest.
+        left = sorted(os.listdir(root))
+        assert left[0] == "latest" and len(left) == 2
+        assert left[1].removesuffix(".1") == f"step-{step + 1:012d}"
+    # Once it has its name on the disk, it stays.
+    assert found == sorted(found, reverse=True) and set(found) == {1, 2}
+
+
+@pytest.mark.root
+def test_a_full_disk_is_a_typed_error_and_the_old_checkpoint_stays(small_disk: Path) -> None:
+    run = Run(2)
+    run.train(0, 1)
+    expected = run.tensors()
+    run.save(small_disk, keep_last=1)
+    run.train(1, 2)
+    for _ in range(2):
+        with pytest.raises(errors.CheckpointError, match="No space left on device"):
+            run.save(small_disk, extra=torch.zeros(2_000_000))
+    resumed = Run(2)
+    assert resumed.load(small_disk).step == 1
+    assert resumed.equals(expected)
+    assert sorted(os.listdir(small_disk)) == ["latest", "step-000000000001"]
+    run.save(small_disk, keep_last=1)  # training goes on, and a save that fits succeeds
+    assert sorted(os.listdir(small_disk)) == ["latest", "step-000000000002"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(errors.CheckpointError, match="file"):
+        Run(2).save(tmp_path / "file" / "runs")

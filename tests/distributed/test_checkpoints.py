@@ -1,0 +1,277 @@
+"""Checkpoints of real workers: every momentum comes back, on all ranks or on none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distlion
+from checkpoint.runs import Run, make_model
+from cluster import run_workers
+from distlion import errors, faults
+
+pytestmark = pytest.mark.distributed
+
+STEPS, SAVED_AT = 5, 2
+Tensors = list[torch.Tensor]
+
+
+class Worker:
+    """One real worker with a model, a schedule and data of its own."""
+
+    def __init__(self, rank: int, **settings: Any) -> None:
+        self.rank = rank
+        self.model = make_model()
+        settings = {"lr": 1e-2, "weight_decay": 0.1, **settings}
+        self.optimizer = distlion.DistributedLion(self.model.named_parameters(), **settings)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=STEPS)
+
+    def train(self, start: int, stop: int) -> list[float]:
+        losses = []
+        for step in range(start, stop):
+            generator = torch.Generator().manual_seed(100 * step + self.rank)
+            loss = self.model(torch.randn(8, 9, generator=generator)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    def save(self, folder: str, extra: Any = None, **options: Any) -> Path:
+        return distlion.save_checkpoint(
+            folder, self.model, self.optimizer, self.scheduler, extra, **options
+        ).wait()
+
+    def load(self, folder: str, **options: Any) -> Any:
+        return distlion.load_checkpoint(
+            folder, self.model, self.optimizer, self.scheduler, **options
+        )
+
+    def tensors(self) -> Tensors:
+        momenta = [state["exp_avg"] for state in self.optimizer.state.values()]
+        return [t.detach().clone() for t in [*self.model.state_dict().values(), *momenta]]
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "two bits, momenta averaged": lambda: {
+        "aggregation": distlion.QuantizedVote(bits=2),
+        "momentum_sync": distlion.MomentumSync(every=2, select="auto"),
+    },
+    "overlap": lambda: {"overlap": True, "bucket_elements": 50},
+    "nodes": lambda: {"nodes": distlion.Nodes(size=2)},
+}
+
+
+def resume(rank: int, world_size: int, folder: str) -> list[str]:
+    """Interrupt a run of each kind; return those that differ from an uninterrupted one."""
+    wrong = []
+    for name, settings in SETTINGS.items():
+        whole = Worker(rank, **settings())
+        losses = whole.train(0, STEPS)
+        first = Worker(rank, **settings())
+        first.train(0, SAVED_AT)
+        first.save(f"{folder}/{name}", extra={"rank": rank})
+        second = Worker(rank, **settings())
+        second.train(0, 1)
+        loaded = second.load(f"{folder}/{name}")
+        same = second.train(SAVED_AT, STEPS) == losses[SAVED_AT:]
+        if loaded.extra != {"rank": rank} or not same:
+            wrong.append(name)
+        if not all(map(torch.equal, second.tensors(), whole.tensors())):
+            wrong.append(f"{name}: tensors")
+    return wrong
+
+
+def test_four_workers_resume_to_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    assert run_workers(resume, 4, str(tmp_path)) == [[]] * 4
+
+
+def save_and_return(rank: int, world_size: int, folder: str, nodes: int | None) -> Tensors:
+    worker = Worker(rank, nodes=None if nodes is None else distlion.Nodes(size=nodes))
+    worker.train(0, SAVED_AT)
+    worker.save(folder)
+    return worker.tensors()
+
+
+def load_and_return(
+    rank: int, world_size: int, folder: str, rule: Any, nodes: int | None
+) -> Tensors:
+    worker = Worker(rank, nodes=None if nodes is None else distlion.Nodes(size=nodes))
+    worker.load(folder, on_world_change=rule)
+    found = worker.tensors()
+    worker.train(SAVED_AT, SAVED_AT + 1)
+    worker.optimizer.verify_replicas()
+    return found
+
+
+def momenta_of(tensors: Tensors) -> Tensors:
+    n_entries = len(make_model().state_dict())
+    return tensors[n_entries:]
+
+
+def test_virtual_workers_go_on_with_what_real_ones_saved_and_back(tmp_path: Path) -> None:
+    saved = run_workers(save_and_return, 3, str(tmp_path / "real"), None)
+    virtual = Run(3)
+    virtual.load(tmp_path / "real")
+    for rank, tensors in enumerate(saved):
+        assert all(map(torch.equal, virtual.optimizer.exp_avg(rank), momenta_of(tensors)))
+    virtual.save(tmp_path / "virtual")
+    for rank, tensors in enumerate(
+        run_workers(load_and_return, 3, str(tmp_path / "virtual"), "error", None)
+    ):
+        assert all(map(torch.equal, momenta_of(tensors), momenta_of(saved[rank])))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_other_numbers_of_workers_begin_with_the_mean_of_their_neighbourhoods(
+    tmp_path: Path, world_size: int
+) -> None:
+    saved = [momenta_of(each) for each in run_workers(save_and_return, 4, str(tmp_path), None)]
+    found = run_workers(load_and_return, world_size, str(tmp_path), "map", None)
+    momenta = [momenta_of(each) for each in found]
+    for index in range(len(saved[0])):
+        before = torch.stack([each[index] for each in saved]).double().mean(0)
+        after = torch.stack([each[index] for each in momenta]).double().mean(0)
+        # One rounding of each momentum to float32.
+        bound = float(before.abs().max()) * torch.finfo(torch.float32).eps + 1e-12
+        assert float((after - before).abs().max()) <= bound
+    if world_size == 2:
+        pair = torch.stack([each[0] for each in saved[2:]]).double().mean(0).float()
+        assert torch.equal(momenta[1][0], pair)
+
+
+def test_nodes_of_another_size_are_another_number_of_voters(tmp_path: Path) -> None:
+    saved = run_workers(save_and_return, 4, str(tmp_path), 2)
+    # Two nodes of two are two voters: two workers take their momenta over as they are.
+    found = run_workers(load_and_return, 2, str(tmp_path), "error", None)
+    for node, tensors in enumerate(found):
+        pieces = [momenta_of(saved[2 * node + part]) for part in range(2)]
+        for index, momentum in enumerate(momenta_of(tensors)):
+            whole = torch.cat([pieces[0][index], pieces[1][index]])
+            assert torch.equal(momentum.view(-1), whole)
+
+
+def fail_on_one(rank: int, world_size: int, folder: str, disk: str) -> tuple[list[str], int, bool]:
+    """Save where one rank's disk is full; then go on, save again, and load."""
+    worker = Worker(rank)
+    own = disk if rank == 1 else f"{folder}/{rank}"
+    worker.train(0, 1)
+    worker.save(own)
+    expected = worker.tensors()
+    worker.train(1, 2)
+    texts = []
+    for extra in (torch.zeros(2_000_000) if rank == 1 else None, lambda: 0):
+        try:
+            worker.save(own, extra)
+        except errors.CheckpointError as error:
+            texts.append(str(error))
+    worker.load(own)
+    same = all(map(torch.equal, worker.tensors(), expected))
+    worker.train(1, 2)
+    worker.save(own)
+    return texts, worker.load(own).step, same
+
+
+@pytest.mark.root
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_training_goes_on(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    for texts, step, same in run_workers(fail_on_one, 3, str(tmp_path), str(small_disk)):
+        assert "failed on rank 1" in texts[0] and "No space left on device" in texts[0], texts
+        assert "extra is a function" in texts[1]
+        assert step == 2 and same
+
+
+def load_elsewhere(rank: int, world_size: int, folder: str) -> str:
+    worker = Worker(rank)
+    worker.train(0, 1)
+    worker.save(f"{folder}/{rank}")
+    try:
+        worker.load(f"{folder}/{1 - rank}")
+    except errors.CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_folders_of_other_hosts_lack_the_momenta_of_this_one_and_it_is_said(tmp_path: Path) -> None:
+    for text in run_workers(load_elsewhere, 2, str(tmp_path)):
+        assert "failed on ranks 0, 1" in text
+        assert "process-00000.safetensors cannot be read" in text
+        assert "was it written on this one?" in text
+
+
+def meet_another_call(rank: int, world_size: int, folder: str) -> tuple[str, int]:
+    worker = Worker(rank)
+    try:
+        if rank == 1:
+            worker.train(0, 1)
+        else:
+            worker.save(folder)
+    except errors.DistlionError as error:
+        return type(error).__name__, worker.optimizer.committed_step
+    return "nothing", worker.optimizer.committed_step
+
+
+def test_a_save_on_some_ranks_only_is_an_error_on_all(tmp_path: Path) -> None:
+    folder = tmp_path / "never"
+    for kind, step in run_workers(meet_another_call, 3, str(folder)):
+        assert kind == errors.ConfigMismatchError.__name__
+        assert step == 0
+    assert not folder.exists()
+
+
+def differ(rank: int, world_size: int, folder: str) -> tuple[str, str]:
+    worker = Worker(rank)
+    worker.train(0, 1)
+    if rank == 1:
+        with torch.no_grad():
+            worker.model[0].bias[3] += 1
+    try:
+        worker.save(folder)
+    except errors.DistlionError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def test_replicas_that_differ_are_not_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "never"
+    for kind, text in run_workers(differ, 3, str(folder)):
+        assert kind == errors.ReplicaMismatchError.__name__
+        assert "0.bias" in text
+    assert not folder.exists()
+
+
+def save_behind(rank: int, world_size: int, folder: str) -> tuple[bool, int]:
+    """Step while a save is being written: it is held up until the steps are done."""
+    import threading
+
+    worker = Worker(rank)
+    worker.train(0, SAVED_AT)
+    expected = worker.tensors()
+    stepped = threading.Event()
+    hold = faults.arm(
+        rank=rank,
+        step=SAVED_AT,
+        point="checkpoint",
+        action=lambda place: stepped.wait(60) if place == "marked the folder" else None,
+    )
+    pending = distlion.save_checkpoint(
+        folder, worker.model, worker.optimizer, worker.scheduler, async_=True
+    )
+    worker.train(SAVED_AT, STEPS)
+    stepped.set()
+    pending.wait()
+    assert hold.fired
+    worker.load(folder)
+    return all(map(torch.equal, worker.tensors(), expected)), len(os.listdir(folder))
+
+
+def test_steps_go_on_while_a_save_is_written(tmp_path: Path) -> None:
+    assert run_workers(save_behind, 3, str(tmp_path)) == [(True, 2)] * 3
