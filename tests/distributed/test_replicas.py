@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -81,3 +83,32 @@ def load_other_weights(rank: int, world_size: int) -> Caught | None:
 def test_weights_that_differ_at_the_first_step_are_an_error_on_every_rank() -> None:
     outcomes = run_workers(load_other_weights, 3)
     assert_all_raised(outcomes, errors.ReplicaMismatchError, "first", r"\b2\b")
+
+
+def flip_bits(rank: int, world_size: int, tries: int) -> list[str]:
+    """Flip one bit of one parameter on one rank, compare, and flip it back, again and again."""
+    optimizer = make_optimizer()
+    chance = random.Random(0)
+    missed = []
+    for number in range(tries):
+        victim = chance.randrange(world_size)
+        param = chance.choice(params_of(optimizer))
+        name = optimizer._param_names()[param]
+        words = param.data.view(-1).view(torch.int32)
+        place, bit = chance.randrange(len(words)), chance.randrange(32)
+        mask = torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
+        if rank == victim:
+            words[place] ^= mask
+        found = caught(optimizer, optimizer.verify_replicas)
+        if rank == victim:
+            words[place] ^= mask
+        named = found is not None and found.culprits == (victim,) and name in found.text
+        if not named:
+            missed.append(f"{number}: bit {bit} of {name} on rank {victim}: {found}")
+    optimizer.verify_replicas()
+    return missed
+
+
+@pytest.mark.parametrize("tries", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_every_flipped_bit_of_a_parameter_is_found_and_rank_and_parameter_named(tries: int) -> None:
+    assert run_workers(flip_bits, 3, tries) == [[]] * 3
