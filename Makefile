@@ -9,6 +9,9 @@ VENV ?= .venv
 # More arguments of `distlion train` or of pytest: make train ARGS="--workers 2 --steps 100"
 ARGS ?=
 
+# Of `make soak`.
+MINUTES ?= 30
+
 BIN := $(VENV)/bin
 TRAIN_EXTRAS := train
 TEST_EXTRAS := train,netlab,dev
@@ -24,7 +27,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all bench lint sanitize wheel format clean
+.PHONY: help train test test-all bench lint sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -47,6 +50,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
 	part "sanitizers" make --no-print-directory sanitize ARGS=
+	part "soak" $(BIN)/python tests/soak --minutes 1
 	if [ -e tests/mutations ]; then part "mutations" $(BIN)/python tests/mutations; fi
 	sum_up
 
@@ -68,6 +72,9 @@ sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and U
 	# Not leaks: the interpreter keeps a lot until it ends. Not the emulated processor, which has a core of its own.
 	LD_PRELOAD="$$preload" ASAN_OPTIONS=detect_leaks=0 "$(SANITIZED)/bin/python" -m pytest -q \
 	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/exchange/test_frame*.py $(ARGS)
+
+soak: $(VENV)/.ready-test  ## as root: kill, stop and cut off workers for MINUTES, and compare with a quiet run
+	@$(BIN)/python tests/soak --minutes $(MINUTES) $(ARGS)
 
 wheel: $(VENV)/.ready-test  ## build the wheel into dist/, install it in a clean environment, and test the kernels with it
 	@rm -rf dist build/wheel

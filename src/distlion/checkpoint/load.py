@@ -107,7 +107,7 @@ def load_checkpoint(
     with ExitStack() as stack:
         with custody.meeting(CALL):
             custody.agree(CALL, None)
-            council = Council(custody.open_channel(), process=custody.process, call=CALL)
+            council = Council(custody.open_channel(False), process=custody.process, call=CALL)
             reader, problem = None, None
             try:
                 reader = _Reader(Path(path), custody, on_world_change, stack)

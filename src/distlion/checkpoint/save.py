@@ -122,7 +122,8 @@ def save_checkpoint(
             names; on every rank. Training may go on.
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
         ConfigMismatchError: Another worker is at another call; on every rank.
-        PeerLostError, StepTimeoutError: A worker is gone.
+        PeerLostError, StepTimeoutError: A worker is gone, or has not written its part within
+            ``init_timeout_s``.
         InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
 
     Notes:
@@ -147,7 +148,7 @@ def save_checkpoint(
             problem = error
         custody.agree(CALL, problem)
         assert contents is not None  # or all have raised
-        council = Council(custody.open_channel(), process=custody.process, call=CALL)
+        council = Council(custody.open_channel(async_), process=custody.process, call=CALL)
         shared = _find_shared(council, contents)
         if async_:
             contents = contents.snapshot()

@@ -216,6 +216,17 @@ class HostProcesses:
         """The status of the rank that failed first; None if none has."""
         return self._first_failure
 
+    @property
+    def running(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [process.rank for process in self._running()]
+
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank and whatever it has started; nothing where it has ended."""
+        for process in self._running():
+            if process.rank == rank:
+                process.kill_group(number)
+
     def wait(self) -> int:
         """Wait for all; if one fails, end the others.
 

@@ -83,7 +83,7 @@ class DistributedLion(VotingBase):
             None is never.
         diagnose_every: Steps from one look at how far workers agree to the next, for
             ``diagnostics()``; None is never.
-        init_timeout_s: Seconds for the handshake and the broadcast of the initial parameters.
+        init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
         step_timeout_s: Seconds for each collective of a step.
         seed: Of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
 

@@ -26,7 +26,8 @@ class Custody:
         seed: Of the optimizer's coins.
         meeting: Opens a call that all processes make, between two steps.
         agree: Raises on all processes what keeps one of them from the call.
-        open_channel: Connects all processes apart from the votes; for use on any one thread.
+        open_channel: Connects all processes apart from the votes, for this thread, or with True for
+            one in the background.
     """
 
     workers: Sequence[int]
@@ -38,7 +39,7 @@ class Custody:
     seed: int
     meeting: Callable[[str], AbstractContextManager[None]]
     agree: Callable[[str, CheckpointError | None], None]
-    open_channel: Callable[[], Gather]
+    open_channel: Callable[[bool], Gather]
 
     @classmethod
     def of_one_process(cls, workers: int, *, is_stacked: bool, seed: int) -> Custody:
@@ -53,7 +54,7 @@ class Custody:
             seed=seed,
             meeting=lambda call: nullcontext(),
             agree=_agree_alone,
-            open_channel=lambda: _gather_alone,
+            open_channel=lambda in_background: _gather_alone,
         )
 
     @property

@@ -28,8 +28,6 @@ from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
 
-CHECKPOINT_TIMEOUT_S = 1800.0
-
 
 class VotingNetwork:
     """Links and routes of an optimizer with several workers.
@@ -70,14 +68,16 @@ class VotingNetwork:
         assert self._group.process_group is not None
         return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
 
-    def checkpoint_link(self, device: torch.device) -> Link:
-        """Return a link between all workers on a group of its own, for any one thread.
+    def checkpoint_link(self, device: torch.device, *, in_background: bool) -> Link:
+        """Return a link between all workers on a group of its own, which waits for slow disks.
 
-        Without the watch, which speaks for the thread of the steps. It waits for the slowest disk.
+        In the background it is without the watch, which speaks for the thread of the steps.
         """
         assert self._group.process_group is not None
-        group = own_group(self._group.process_group, CHECKPOINT_TIMEOUT_S, purpose="checkpoint")
-        return Link(group, device, timeout_s=CHECKPOINT_TIMEOUT_S)
+        timeout_s = self._settings.group_timeout_s
+        group = own_group(self._group.process_group, timeout_s, purpose="checkpoint")
+        watch = None if in_background else self._group.watch
+        return Link(group, device, timeout_s=timeout_s, watch=watch)
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every worker must call it.

@@ -93,8 +93,9 @@ class Peers:
             with self.lifecycle.exchange(call):
                 yield
 
-        def open_channel() -> Gather:
-            link = self.network.checkpoint_link(self.params[0].device)
+        def open_channel(in_background: bool) -> Gather:
+            device = self.params[0].device
+            link = self.network.checkpoint_link(device, in_background=in_background)
             return lambda record: gather_bytes(link, record, step=step())
 
         return Custody(
