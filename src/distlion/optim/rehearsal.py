@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from distlion.exchange import Status, Verdict, worst_of
 from distlion.optim.distributed_lion import DistributedLion
 
 
@@ -16,9 +17,14 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     Raises:
         StepError: As ``step()``, but for values that are not finite: what came back is let go.
     """
-    with optimizer._peers.lifecycle.exchange("rehearse_step()"):
+    peers, step = optimizer._peers, optimizer.committed_step
+    with peers.lifecycle.exchange("rehearse_step()"):
         inputs, votes = optimizer._cast_votes()
-        optimizer._peers.meter.count_step(optimizer._peers.n_elements)
+        peers.meter.count_step(peers.n_elements)
+        # A worker that is alone casts no vote.
+        verdict = worst_of([Verdict(Status.OK), *(vote.reply.verdict for vote in votes)])
+        if verdict.status not in (Status.OK, Status.NON_FINITE):
+            peers.abandon(verdict, optimizer.param_groups, step=step)
     # Gradients are compared between workers in the first steps only.
     if inputs.wants_digest:
         optimizer._identical.observe([vote.reply.gradient_digests for vote in votes])
