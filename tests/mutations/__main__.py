@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 import venv
 from pathlib import Path
@@ -35,7 +34,8 @@ def make_tree() -> Path:
     packages = Path(subprocess.check_output([python, "-c", asked], text=True).strip())
     # In the order of their names: the copy shadows the package that is installed.
     (packages / "1_copy.pth").write_text(f"{TREE / 'src'}\n")
-    (packages / "2_others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    others = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / "2_others.pth").write_text("\n".join(others) + "\n")
     found = subprocess.check_output([python, "-c", "import distlion; print(distlion.__file__)"])
     assert str(TREE) in found.decode(), found
     return python

@@ -230,10 +230,17 @@ MUTATIONS = (
         LIFECYCLE,
     ),
     Mutation(
-        "hooks of an earlier layout stay",
+        "hooks of an optimizer that is let go of stay",
         "voting/overlap.py",
-        "        weakref.finalize(self, _remove, handles)\n",
-        "",
+        "self._end = weakref.finalize(self, _end, handles, self._tasks)",
+        "self._end = lambda: _end(handles, self._tasks)",
+        LIFECYCLE,
+    ),
+    Mutation(
+        "hooks of an earlier layout stay while somebody holds it",
+        "voting/peers.py",
+        "self.overlap.close()",
+        "self.overlap = None",
         LIFECYCLE,
     ),
     Mutation(

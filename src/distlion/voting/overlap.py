@@ -47,14 +47,22 @@ class Overlap:
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._paused = False
-        self._tasks = _start_thread(self)
+        self._tasks = _start_thread()
         self._reset()
         handles = [
             _register(param.param, weakref.ref(self), number, index)
             for number, route in enumerate(routes)
             for index, param in enumerate(route.params)
         ]
-        weakref.finalize(self, _remove, handles)
+        # Whoever lets go of all without close() leaves neither hooks nor a thread behind.
+        self._end = weakref.finalize(self, _end, handles, self._tasks)
+
+    def close(self) -> None:
+        """Remove the hooks, and end the thread after the votes that are under way.
+
+        An exception of a hook holds its frame, and that this: to let go of it is not enough.
+        """
+        self._end()
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
@@ -213,16 +221,16 @@ def _register(
     return register(note)
 
 
-def _remove(handles: Sequence[RemovableHandle]) -> None:
+def _end(handles: Sequence[RemovableHandle], tasks: queue.SimpleQueue[Task | None]) -> None:
     for handle in handles:
         handle.remove()
+    tasks.put(None)
 
 
-def _start_thread(owner: Overlap) -> queue.SimpleQueue[Task | None]:
-    """Start a thread that runs tasks in order; it ends with its owner."""
+def _start_thread() -> queue.SimpleQueue[Task | None]:
+    """Start a thread that runs tasks in order, up to a None."""
     tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
     threading.Thread(target=_run, args=(tasks,), name="distlion votes", daemon=True).start()
-    weakref.finalize(owner, tasks.put, None)
     return tasks
 
 

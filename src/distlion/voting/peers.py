@@ -197,7 +197,8 @@ class Peers:
             return
         self.network.lay_out(params, step=step)
         if self._settings.overlap:
-            self.overlap = None  # its hooks go with it
+            if self.overlap is not None:
+                self.overlap.close()
             self.overlap = Overlap(self.network.routes, begin=begin, lifecycle=self.lifecycle)
 
     def check_idle(self, call: str) -> None:
