@@ -28,6 +28,7 @@ BLAME = ("distributed/test_blame.py",)
 LIFECYCLE = ("distributed/test_lifecycle.py",)
 CLIPPING = ("voting/test_clipping.py",)
 VERDICT = ("exchange/test_verdict.py",)
+COLLECTION = ("virtual/test_collection.py",)
 CONTENDERS = ("training/test_contenders.py",)
 
 MUTATIONS = (
@@ -249,5 +250,61 @@ MUTATIONS = (
         "param.write_back(moved[index].param)",
         "pass",
         ("distributed/test_node_parts.py",),
+    ),
+    Mutation(
+        "virtual: a parameter that is not contiguous is not written back",
+        "virtual/collection.py",
+        "param.write_back(segments[index].param)",
+        "pass",
+        COLLECTION,
+    ),
+    Mutation(
+        "virtual: who was not collected is no worker of the global norm",
+        "virtual/collection.py",
+        "clip_together([*held.values()], absent, clip)",
+        "clip_together([*held.values()], 0, clip)",
+        COLLECTION,
+    ),
+    Mutation(
+        "virtual: a torn cluster takes no state",
+        "virtual/collection.py",
+        "if self._workers and not self.is_torn:",
+        "if self._workers:",
+        ("virtual/test_cluster.py",),
+    ),
+    Mutation(
+        "virtual: diagnoses are forgotten with a new line-up",
+        "virtual/cluster.py",
+        "earlier = None if self._lineup is None else self._lineup.examiner",
+        "earlier = None",
+        COLLECTION,
+    ),
+    Mutation(
+        "virtual: momenta of a step that was skipped count",
+        "virtual/accounting.py",
+        "account.up_bits + account.momenta_up_bits * committed",
+        "account.up_bits + account.momenta_up_bits",
+        ("virtual/test_accounting.py",),
+    ),
+    Mutation(
+        "virtual: a lone worker is not clipped",
+        "virtual/collection.py",
+        "clip=settings.clip_norm,",
+        "clip=None,",
+        COLLECTION,
+    ),
+    Mutation(
+        "virtual: worker 0 is named for whoever was not finite",
+        "virtual/collection.py",
+        "worker = verdict.culprits[0]",
+        "worker = 0",
+        COLLECTION,
+    ),
+    Mutation(
+        "virtual: workers are looked at in the order in which they came",
+        "virtual/collection.py",
+        "in sorted(self._held.items())",
+        "in self._held.items()",
+        COLLECTION,
     ),
 )

@@ -18,9 +18,9 @@ from distlion.errors import (
 from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
 from distlion.optim import Traffic, VotingBase
 from distlion.virtual.accounting import Account, Accounting
-from distlion.virtual.average import average_momenta
 from distlion.virtual.collection import Collection
 from distlion.virtual.lineup import Lineup
+from distlion.virtual.momenta import average_momenta
 from distlion.voting import ClipNorm, Custody, Diagnosis, MomentumSync, Settings, describe_sparse
 
 
@@ -155,8 +155,7 @@ class VirtualCluster(VotingBase):
             if committed and lineup.momenta is not None:
                 average_momenta(lineup.momenta, lineup, self.param_groups, step=step)
         except NonFiniteError:
-            if not collection.is_torn:
-                self._begin_step(lineup)
+            self._begin_step(lineup)  # held gradients are looked at before any momentum moves
             raise
         self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:

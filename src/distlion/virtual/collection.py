@@ -207,10 +207,7 @@ class Collection:
     def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
         examiner = self._lineup.examiner
         if examiner is not None and examiner.is_due(self._step):
-            kept = {
-                place: segment for place, segment in enumerate(segments) if segment.param.numel()
-            }
-            self._samples[worker] = examiner.list_numbers(kept)
+            self._samples[worker] = examiner.list_numbers(dict(enumerate(segments)))
 
     def _examine(
         self, replies: Sequence[ParameterReply], coefficients: Sequence[Coefficients]
