@@ -21,6 +21,7 @@ TINY_GPT = {
     "attn_pdrop": 0,
 }
 STEPS = [0, 5, 10]
+GRID = (5e-4, 1e-3, 2e-3)
 
 
 def make_run(**changes: Any) -> RunSettings:
@@ -132,59 +133,57 @@ def write_comparison(
     ``diverged`` are methods of which seed 1 diverged, ``untunable`` those that diverged with every
     learning rate.
     """
-    runs = folder / "runs"
-    runs.mkdir(parents=True)
-    grid = (5e-4, 1e-3, 2e-3)
-
-    def write(name: str, record: dict[str, Any]) -> str:
-        (runs / f"{name}.json").write_text(json.dumps(record))
-        return f"{name}.json"
-
+    (folder / "runs").mkdir(parents=True)
     cells = []
     for number, method in enumerate(methods):
         for count in workers:
             shared = {"method": method, "workers": count, "task": task}
             shared["bits"] = KINDS.get(method, ("ours", 1.0))[1]
             tuning = [
-                write(
-                    f"{method}-{count}-lr{place}",
-                    make_record(lr=lr, seed=0, diverged=method in untunable, **shared),
-                )
-                for place, lr in enumerate(grid)
+                make_record(lr=lr, seed=0, diverged=method in untunable, **shared) for lr in GRID
             ]
             reported = [
-                write(
-                    f"{method}-{count}-{seed}",
-                    make_record(
-                        seed=seed,
-                        test_accuracy=0.9 - 0.1 * number - 0.01 * seed,
-                        test_loss=0.5 + 0.1 * number + 0.01 * seed,
-                        diverged=method in diverged and seed == 1,
-                        **shared,
-                    ),
+                make_record(
+                    seed=seed,
+                    test_accuracy=0.9 - 0.1 * number - 0.01 * seed,
+                    test_loss=0.5 + 0.1 * number + 0.01 * seed,
+                    diverged=method in diverged and seed == 1,
+                    **shared,
                 )
                 for seed in range(1, seeds + 1)
             ]
-            cells.append(
-                {
-                    "method": method,
-                    "workers": count,
-                    "grid": list(grid),
-                    "tuning": [
-                        {"lr": lr, "run": name} for lr, name in zip(grid, tuning, strict=True)
-                    ],
-                    "lr": None if method in untunable else grid[1],
-                    "runs": [] if method in untunable else reported,
-                }
-            )
-    index = {
+            cells.append(_write_cell(folder, tuning, [] if method in untunable else reported))
+    settings = {"task": task, "methods": list(methods), "workers": list(workers), "seeds": seeds}
+    (folder / "comparison.json").write_text(json.dumps(_make_index(settings, cells)))
+    return folder
+
+
+def _write_cell(
+    folder: Path, tuning: list[dict[str, Any]], reported: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write the records of one method and number of workers; return their entry in the index."""
+    names = []
+    for number, record in enumerate([*tuning, *reported]):
+        settings = record["settings"]
+        part = f"lr{number}" if number < len(tuning) else f"{settings['seed']}"
+        names.append(f"{settings['method']}-{settings['workers']}-{part}.json")
+        (folder / "runs" / names[-1]).write_text(json.dumps(record))
+    return {
+        "method": tuning[0]["settings"]["method"],
+        "workers": tuning[0]["settings"]["workers"],
+        "grid": list(GRID),
+        "tuning": [{"lr": lr, "run": names[place]} for place, lr in enumerate(GRID)],
+        "lr": GRID[1] if reported else None,
+        "runs": names[len(tuning) :],
+    }
+
+
+def _make_index(settings: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
         "format": 1,
         "settings": {
-            "task": task,
-            "methods": list(methods),
-            "workers": list(workers),
-            "seeds": seeds,
-            "lrs": len(grid),
+            **settings,
+            "lrs": len(GRID),
             "lr_factor": 2.0,
             "steps": STEPS[-1],
             "tuning_steps": STEPS[-1],
@@ -200,9 +199,7 @@ def write_comparison(
                 "kind": KINDS.get(name, ("ours", 1.0))[0],
                 "weight_decay": 0.1,
             }
-            for name in methods
+            for name in settings["methods"]
         },
         "cells": cells,
     }
-    (folder / "comparison.json").write_text(json.dumps(index))
-    return folder

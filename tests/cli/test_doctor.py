@@ -87,7 +87,7 @@ def test_number_of_workers_must_be_that_of_torchrun(monkeypatch):
     left = []
     monkeypatch.setitem(os.environ, "RANK", "0")
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
-    monkeypatch.setattr("distlion.cli.doctor.leave", left.append)
+    monkeypatch.setattr("distlion.cli.failure.os._exit", left.append)
     result = doctor("--workers", "3")
     assert result.exit_code == 1
     assert "torchrun started 2" in result.stderr

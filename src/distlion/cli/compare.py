@@ -197,24 +197,33 @@ def compare_command(
             "model_config": model_config,
             "device": device,
         }
-        chosen: dict[str, Any] = {
-            **(PRESETS[preset] if preset else {}),
-            **(make_quick(task, embedded=data is None, steps=steps) if quick else {}),
-            **{name: value for name, value in given.items() if value is not None},
-        }
-        settings = CompareSettings.with_defaults(task, **chosen)
+        settings = _choose_settings(task, given, preset=preset, quick=quick)
         model = LinkModel.of_line(parse_rate(link), latency_s=latency_us / 1e6)
         folder = out or _choose_folder(settings)
-        with _Display(messages) as display:
-            compare(
-                settings,
-                folder=folder,
-                jobs=_default_jobs(device) if jobs is None else jobs,
-                command=_format_command(context, folder),
-                observe=display,
-            )
-        written = write_comparison_report(folder, link=model, rate=link)
-        _show(folder, written[-1], model, link, as_json=as_json)
+        _run_all(settings, folder, jobs, _format_command(context, folder), messages)
+        _report(folder, model, link, as_json=as_json)
+
+
+def _choose_settings(
+    task: TaskName, given: dict[str, Any], *, preset: Preset | None, quick: bool
+) -> CompareSettings:
+    """Take what was given, then what makes it quick, then the preset; defaults fill the rest."""
+    embedded, steps = given["data"] is None, given["steps"]
+    chosen: dict[str, Any] = {
+        **(PRESETS[preset] if preset else {}),
+        **(make_quick(task, embedded=embedded, steps=steps) if quick else {}),
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    return CompareSettings.with_defaults(task, **chosen)
+
+
+def _run_all(
+    settings: CompareSettings, folder: Path, jobs: int | None, command: str, messages: Console
+) -> None:
+    """Run what the folder does not hold yet, and show how far it is."""
+    jobs = _default_jobs(settings.device) if jobs is None else jobs
+    with _Display(messages) as display:
+        compare(settings, folder=folder, jobs=jobs, command=command, observe=display)
 
 
 def _split(text: str | None) -> tuple[str, ...] | None:
@@ -293,7 +302,9 @@ def _format_s(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _show(folder: Path, page: Path, link: LinkModel, rate: str, *, as_json: bool) -> None:
+def _report(folder: Path, link: LinkModel, rate: str, *, as_json: bool) -> None:
+    """Write the report into the folder, and show its tables."""
+    page = write_comparison_report(folder, link=link, rate=rate)[-1]
     comparison = read_comparison(folder)
     tables = {
         workers: tabulate_outcome(comparison, workers, link=link, rate=rate)

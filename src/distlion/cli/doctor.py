@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlion.cli.failure import leave, shown_failures
+from distlion.cli.failure import leave_torchrun, shown_failures
 from distlion.cli.plan import parse_count
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
@@ -67,9 +67,7 @@ def doctor_command(
         if checkup is not None:
             scenario = _make_scenario(checkup, n_params, compute_s)
             _show(checkup, scenario, advise(compare_methods(scenario)), as_json=as_json)
-    if torchrun_world_size() is not None:
-        # As after training: Gloo's threads may outlive the interpreter.
-        leave(0)
+    leave_torchrun()
 
 
 def _examine_all(workers: int | None, threads: int, messages: Console) -> Checkup | None:

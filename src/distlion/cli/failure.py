@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from distlion.errors import DistlionError
+from distlion.training import torchrun_world_size
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -42,6 +43,16 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def leave_torchrun() -> None:
+    """End a worker of torchrun at once, its work done; any other process goes on.
+
+    A thread of Gloo may still have to free a tensor, which aborts a process whose interpreter is
+    shutting down; torch keeps these threads even after destroy_process_group.
+    """
+    if torchrun_world_size() is not None:
+        leave(0)
 
 
 def _show(console: Console, message: str) -> None:

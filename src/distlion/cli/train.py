@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.cli.failure import leave, shown_failures
+from distlion.cli.failure import leave_torchrun, shown_failures
 from distlion.cli.progress import ProgressDisplay
 from distlion.cli.summary import build_summary
 from distlion.errors import ReplicaMismatchError
@@ -23,7 +23,6 @@ from distlion.training import (
     Schedule,
     TaskName,
     TrainSettings,
-    torchrun_world_size,
     train,
 )
 
@@ -179,10 +178,7 @@ def train_command(
             eval_every=eval_every,
         )
         _train_and_show(settings, run_dir or _choose_run_dir(settings), messages, as_json=as_json)
-    if torchrun_world_size() is not None:
-        # A thread of Gloo may still have to free a tensor, which aborts a process whose interpreter
-        # is shutting down; torch keeps these threads even after destroy_process_group.
-        leave(0)
+    leave_torchrun()
 
 
 def _choose_run_dir(settings: TrainSettings) -> Path:

@@ -29,8 +29,20 @@ def raise_verdict(
     params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step: int
 ) -> NoReturn:
     """Raise the error that a verdict stands for; ``params`` are all trainable ones."""
-    culprits = verdict.culprits
-    who = name_ranks(culprits) if culprits else "a worker"
+    error, message = _find_error(verdict, params)
+    raise error(
+        message,
+        rank=rank,
+        step=step,
+        culprits=verdict.culprits,
+        # What concerns gradients only leaves all workers where they were, and they know it.
+        is_recoverable=verdict.status < Status.CONFIG,
+    )
+
+
+def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[StepError], str]:
+    """Find the class of the error, and what it says."""
+    who = name_ranks(verdict.culprits) if verdict.culprits else "a worker"
     concerns_param = verdict.status <= Status.GRADIENT_CHANGED
     name = name_param(params, verdict.position if concerns_param else -1)
     steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
@@ -77,15 +89,7 @@ def raise_verdict(
             f"bytes from {who} were damaged on the way; {NOT_COMMITTED}",
         ),
     }
-    error, message = errors[verdict.status]
-    raise error(
-        message,
-        rank=rank,
-        step=step,
-        culprits=culprits,
-        # What concerns gradients only leaves all workers where they were, and they know it.
-        is_recoverable=verdict.status < Status.CONFIG,
-    )
+    return errors[verdict.status]
 
 
 def name_param(params: Sequence[VotingParam], position: int) -> str:
