@@ -240,10 +240,12 @@ def _note_writes(
 ) -> None:
     """Tell autograd, which refuses to differentiate through what has changed since."""
     written: list[Tensor] = []
-    for segment, n in zip(segments, present, strict=True):
-        if n and param:
+    for index, segment in enumerate(segments):
+        if not present[index]:
+            continue
+        if param:
             written.append(segment.param)
-        if n and exp_avg and segment.grad is not None:
+        if exp_avg and segment.grad is not None:
             written.append(segment.exp_avg)
     torch.autograd.graph.increment_version(written)
 

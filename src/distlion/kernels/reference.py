@@ -317,15 +317,15 @@ def apply_reply(
     rounding: Coin | None,
 ) -> None:
     planes = split_planes(reply)
-    for segment, n in zip(segments, present, strict=True):
-        if n:
+    for index, segment in enumerate(segments):
+        if n := present[index]:
             s = _replied(planes, segment.slot, n, reply_format)
             _move(segment, s, n if reply_format is ReplyFormat.COUNT else 1, rounding)
 
 
 def update_momentum(segments: Sequence[Segment], present: Sequence[int]) -> None:
-    for segment, n in zip(segments, present, strict=True):
-        if n and segment.grad is not None:
+    for index, segment in enumerate(segments):
+        if present[index] and segment.grad is not None:
             segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
 
 

@@ -79,7 +79,9 @@ def settle_tally(
     """
     n_blocks, device = out.shape[0], tally.device
     planes = out.new_zeros(out.shape[1], n_blocks * BLOCK_WORDS)
-    for slot, n in zip(bucket.slots, n_present.tolist(), strict=True):
+    voters = n_present.tolist()
+    for index, slot in enumerate(bucket.slots):
+        n = voters[index]
         alone, anybody = replace(bucket, slots=(slot,)), torch.tensor([[n > 0]])
         for run in cut_runs(alone, anybody, first_block, n_blocks, device=device):
             total = tally[_elements(run)]

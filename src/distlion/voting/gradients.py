@@ -32,10 +32,11 @@ def digest_gradients(kernels: Kernels, segments: Sequence[Segment]) -> int:
     grads = [grad for _, grad in pairs]
     # Together, so that the host waits for the device once.
     told = torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
+    own, are_told = told.tolist()
     digest = 0
-    for (segment, _), own, is_told in zip(pairs, *told.tolist(), strict=True):
-        if is_told:
-            digest = mix(digest + own + segment.slot.first_word)
+    for index, (segment, _) in enumerate(pairs):
+        if are_told[index]:
+            digest = mix(digest + own[index] + segment.slot.first_word)
     return digest - (1 << 64) if digest >> 63 else digest
 
 
