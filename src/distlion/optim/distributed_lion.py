@@ -338,7 +338,7 @@ class DistributedLion(VotingBase):
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: As in the constructor;
                 nothing has been changed then.
         """
-        if not self._peers.is_laid_out:
+        if not self._peers.lifecycle.is_ready:
             super().add_param_group(param_group)
             return
         peers, step = self._peers, self.committed_step

@@ -1,4 +1,4 @@
-"""Whether an optimizer can go on: the one place that knows if it is alive, dead or torn."""
+"""Whether an optimizer can go on: the one place that knows if it is ready, dead or torn."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ class Lifecycle:
 
     Args:
         group: The workers.
+
+    Attributes:
+        is_ready: Whether its parameters have been put into buckets.
     """
 
     def __init__(self, group: VotingGroup) -> None:
         self._group = group
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
-        self._is_torn = False
+        self._is_torn = self.is_ready = False
 
     @property
     def is_dead(self) -> bool:

@@ -57,7 +57,6 @@ class Peers:
         meter: What this rank has handed to the network.
         is_alone: Whether there is nobody to vote with.
         n_elements: Trainable elements.
-        is_laid_out: Whether parameters have been put into buckets.
         are_compared: Whether replicas have been found equal since they were last loaded.
     """
 
@@ -74,7 +73,7 @@ class Peers:
         self.network = VotingNetwork(self.group, settings, self.node_size)
         self.follow_up: FollowUp | None = None
         self.meter = TrafficMeter(self.network.between, self.network.inside)
-        self.are_compared = self.is_laid_out = False
+        self.are_compared = False
         self._settings = settings
         self.n_elements = 0
 
@@ -188,7 +187,7 @@ class Peers:
                 backward.
         """
         self.params, self.description = params, description
-        self.is_laid_out = True
+        self.lifecycle.is_ready = True
         self.n_elements = sum(param.slot.n_elements for param in params)
         self.follow_up = FollowUp.build(
             self._settings, self.network, groups, params, earlier=self.follow_up
