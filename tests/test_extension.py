@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from torch import Tensor
 
 import distlion
@@ -15,6 +16,7 @@ import rule_exam
 import toys
 from cluster import run_workers
 from distlion.aggregation import Aggregation
+from distlion.cli.netlab import netlab_app
 from distlion.exchange import Exchange
 from distlion.link import LinkModel, choose_exchange
 from distlion.netlab.method_names import parse_vote_method
@@ -95,6 +97,9 @@ def test_commands_know_their_names() -> None:
     assert settings.baseline is None
     method = parse_vote_method("cautious-at-once-overlap")
     assert (method.rule, method.exchange, method.overlap) == ("cautious", toys.AtOnce(), True)
+    sweep = typer.main.get_command(netlab_app).commands["sweep"]  # type: ignore[attr-defined]
+    swept = next(param for param in sweep.params if param.name == "method")
+    assert "majority-at-once" in swept.get_default(typer.Context(sweep))
     assert "CautiousVote" in find_contender("cautious-sync-10").definition
 
 

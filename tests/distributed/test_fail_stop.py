@@ -27,16 +27,16 @@ from tiers import in_tiers
 pytestmark = pytest.mark.distributed
 
 TIMEOUT_S = 2.0
-DIRECT = {"exchange": distlion.AllReduce()}
-GATHER = {"exchange": distlion.AllGather()}
-SERVER = {"exchange": distlion.ParameterServer()}
+ALL_REDUCE = {"exchange": distlion.AllReduce()}
+ALL_GATHER = {"exchange": distlion.AllGather()}
+PARAMETER_SERVER = {"exchange": distlion.ParameterServer()}
 OVERLAP = {"exchange": distlion.AllReduce(), "overlap": True, "bucket_elements": 1024}
 NODES = {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(size=2)}
 REPLIES_ARE_IN = ("before_commit", "after_commit")
 
 
 def killed(point: str, firing: int = 1, **rest: Any) -> Accident:
-    return Accident(point, firing, **({"options": DIRECT} | rest))
+    return Accident(point, firing, **({"options": ALL_REDUCE} | rest))
 
 
 def stopped(point: str, firing: int = 1, **rest: Any) -> Accident:
@@ -55,19 +55,19 @@ STOPPED = {name: stopped(*moment) for name, moment in MOMENTS.items()}
 KILLED_ELSEWHERE = {
     "rank 0, before its votes": killed("framed", victim=0),
     "rank 0, before its reply": killed("framed", 2, victim=0),
-    "gather, before its votes": killed("framed", options=GATHER),
-    "gather, counted": killed("counted", options=GATHER),
-    "server's worker": killed("framed", options=SERVER),
-    "the server, counted": killed("counted", victim=0, options=SERVER),
-    "the server, before the reply": killed("framed", 2, victim=0, options=SERVER),
+    "all-gather, before its votes": killed("framed", options=ALL_GATHER),
+    "all-gather, counted": killed("counted", options=ALL_GATHER),
+    "server's worker": killed("framed", options=PARAMETER_SERVER),
+    "the server, counted": killed("counted", victim=0, options=PARAMETER_SERVER),
+    "the server, before the reply": killed("framed", 2, victim=0, options=PARAMETER_SERVER),
     "overlap, first bucket": killed("framed", options=OVERLAP),
     "overlap, a later bucket": killed("counted", 2, options=OVERLAP),
     "nodes, before its votes": killed("framed", world_size=4, options=NODES),
     "nodes, first of a node": killed("counted", victim=2, world_size=4, options=NODES),
 }
 STOPPED_ELSEWHERE = {
-    "gather": stopped("framed", options=GATHER),
-    "server's worker": stopped("framed", options=SERVER),
+    "all-gather": stopped("framed", options=ALL_GATHER),
+    "server's worker": stopped("framed", options=PARAMETER_SERVER),
     "overlap": stopped("framed", 2, options=OVERLAP),
     "nodes": stopped("framed", world_size=4, options=NODES),
 }
@@ -80,7 +80,7 @@ QUICK = (
     {"before_step", "framed", "before_commit", "framed again"},
     {
         "rank 0, before its reply",
-        "gather, counted",
+        "all-gather, counted",
         "server's worker",
         "the server, before the reply",
         "overlap, a later bucket",

@@ -70,7 +70,14 @@ SPECIAL_CASES = {
         Case(
             "many-small-buckets", MIXED_GROUPS, steps=10, seed=12, absent=True, bucket_elements=64
         ),
-        Case("gather", MIXED_GROUPS, steps=10, seed=13, absent=True, exchange=distlion.AllGather()),
+        Case(
+            "all-gather",
+            MIXED_GROUPS,
+            steps=10,
+            seed=13,
+            absent=True,
+            exchange=distlion.AllGather(),
+        ),
         Case("every-worker-has-every-gradient", MIXED_GROUPS, steps=10, seed=14),
         Case(
             "stochastic-rounding",

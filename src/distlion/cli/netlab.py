@@ -15,6 +15,7 @@ from rich.text import Text
 from distlion.cli.failure import shown_failures
 from distlion.cli.progress import LiveDisplay
 from distlion.errors import DataError, ReplicaMismatchError
+from distlion.exchange import PATTERNS
 
 if TYPE_CHECKING:
     from distlion.netlab import Lab
@@ -112,15 +113,9 @@ def run_command(
         raise typer.Exit(status)
 
 
-_DEFAULT_METHODS = (
-    "none",
-    "ddp-fp32",
-    "ddp-fp16",
-    "majority-all-reduce",
-    "majority-all-gather",
-    "majority-parameter-server",
-    "majority-all-reduce-overlap",
-)
+def _list_methods() -> list[str]:
+    votes = [f"majority-{pattern}" for pattern in PATTERNS]
+    return ["none", "ddp-fp32", "ddp-fp16", *votes, f"{votes[0]}-overlap"]
 
 
 @netlab_app.command(
@@ -139,9 +134,11 @@ def sweep_command(
         list[str],
         typer.Option(
             help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN[-overlap], "
-            "such as majority-all-reduce or quantized-4-auto-overlap. Several may be given."
+            "such as majority-all-reduce or quantized-4-auto-overlap. Several may be given.",
+            default_factory=_list_methods,
+            show_default=", ".join(_list_methods()),
         ),
-    ] = list(_DEFAULT_METHODS),  # noqa: B006
+    ],
     vector: Annotated[
         int | None,
         typer.Option(
