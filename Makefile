@@ -51,7 +51,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
-	if [ -e tests/mutations ]; then part "mutations" $(BIN)/python tests/mutations; fi
+	part "mutations" $(BIN)/python tests/mutations
 	sum_up
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/

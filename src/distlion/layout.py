@@ -37,7 +37,7 @@ SCALE_ELEMENTS = 256
 """Elements of an int8 row that share a scale; shards are a multiple of it."""
 
 _BLOCK_ELEMENTS = BLOCK_WORDS * WORD_ELEMENTS
-_COUNT_BYTES, _TALLY_BYTES, _FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 4, 8
+_COUNT_BYTES, _TALLY_BYTES, FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 4, 8
 
 
 def count_words(n_elements: int) -> int:
@@ -289,13 +289,13 @@ def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> Bucket
         dtype: What momenta are rounded to on the way up: float32, bfloat16 or int8.
     """
     shard = -(-n_elements // (SCALE_ELEMENTS * n_workers)) * SCALE_ELEMENTS
-    scale_bytes = _FLOAT_BYTES * shard // SCALE_ELEMENTS if dtype is torch.int8 else 0
+    scale_bytes = FLOAT_BYTES * shard // SCALE_ELEMENTS if dtype is torch.int8 else 0
     vote_bytes = shard * dtype.itemsize + scale_bytes
     return BucketShape(
         n_shards=n_workers,
         n_params=1,
         vote_bytes=pad_bytes(vote_bytes),
-        reply_bytes=shard * _FLOAT_BYTES,
+        reply_bytes=shard * FLOAT_BYTES,
         has_counts=False,
     )
 

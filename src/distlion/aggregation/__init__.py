@@ -4,9 +4,9 @@ from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
+from distlion.aggregation.parts import RuleTally
 from distlion.aggregation.quantized import QuantizedVote
 from distlion.aggregation.registry import RULES, NamedRule, list_rule_names, parse_rule
-from distlion.aggregation.tally import RuleTally
 from distlion.aggregation.ternary import TernaryVote
 
 __all__ = [

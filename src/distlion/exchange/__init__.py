@@ -16,13 +16,12 @@ from distlion.exchange.frame import (
     PROTOCOL_VERSION,
     Chunk,
     ChunkKind,
-    Chunks,
     Header,
     Status,
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import MOST_BYTES_AT_ONCE, ByteCount, Link
+from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.node_frames import NodeFrames
 from distlion.exchange.numbers import gather_numbers, gather_sample, plan_numbers, plan_sample
 from distlion.exchange.parameter_server import ParameterServer
@@ -41,7 +40,6 @@ from distlion.exchange.watch import PeerWatch, watch_peers
 
 __all__ = [
     "MAX_WORKERS",
-    "MOST_BYTES_AT_ONCE",
     "PATTERNS",
     "PROTOCOL_VERSION",
     "AllGather",
@@ -50,7 +48,6 @@ __all__ = [
     "ByteCount",
     "Chunk",
     "ChunkKind",
-    "Chunks",
     "Exchange",
     "Exchanging",
     "Header",

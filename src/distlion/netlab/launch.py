@@ -212,11 +212,6 @@ class HostProcesses:
             self._events.register(stream, selectors.EVENT_READ, (process, is_error))
 
     @property
-    def first_failure(self) -> int | None:
-        """The status of the rank that failed first; None if none has."""
-        return self._first_failure
-
-    @property
     def running(self) -> list[int]:
         """The ranks that have not ended."""
         return [process.rank for process in self._running()]

@@ -18,12 +18,11 @@ from distlion.planning.planner import (
     Forecasts,
     compare_methods,
     find_rate,
-    gain_over_baselines,
     speed_up,
     sweep,
 )
 from distlion.planning.rate import format_rate, parse_rate
-from distlion.planning.scenario import MAX_NODES, NVLINK, PCIE, Scenario
+from distlion.planning.scenario import NVLINK, PCIE, Scenario
 from distlion.planning.votes import forecast_votes
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "CPU",
     "DO_NOT_COMPRESS",
     "GPU",
-    "MAX_NODES",
     "NVLINK",
     "PCIE",
     "THRESHOLD",
@@ -56,7 +54,6 @@ __all__ = [
     "forecast_all_reduce",
     "forecast_votes",
     "format_rate",
-    "gain_over_baselines",
     "measure_kernels",
     "parse_rate",
     "speed_up",

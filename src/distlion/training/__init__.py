@@ -8,7 +8,7 @@ from distlion.training.loop import Progress
 from distlion.training.presets import PRESETS, Preset, make_quick
 from distlion.training.record import RECORD_NAME, Record
 from distlion.training.run import FIGURE_NAME, train
-from distlion.training.settings import (
+from distlion.training.train_settings import (
     AUTO,
     BASELINE_NAMES,
     RULE_NAMES,

@@ -22,7 +22,7 @@ from distlion.training.record import write_whole
 from distlion.training.run import list_slow_imports, load_task
 from distlion.training.run_record import RecordFolder
 from distlion.training.run_settings import RunSettings
-from distlion.training.settings import TrainSettings
+from distlion.training.train_settings import TrainSettings
 from distlion.training.virtual_loop import VirtualLoop, split_heldout
 
 INDEX_NAME = "comparison.json"

@@ -16,7 +16,7 @@ from distlion.tasks import Tokenizer
 from distlion.training.contenders import find_contender
 from distlion.training.grid import make_grid
 from distlion.training.run_settings import RunSettings
-from distlion.training.settings import PartitionName, Schedule, TaskName, TrainSettings
+from distlion.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
 _METHODS = ("majority", "average", "global-lion", "global-adamw")
 _WORKERS = (4, 8)

@@ -18,7 +18,7 @@ from distlion.tasks import Task, batch_loss, score_batch
 from distlion.training.dropout import seeded_dropout
 from distlion.training.methods import build_method, gather_rows
 from distlion.training.record import Record, describe_versions
-from distlion.training.settings import Schedule, TrainSettings
+from distlion.training.train_settings import Schedule, TrainSettings
 
 _FINAL_LOSS_STEPS = 20
 _COSINE_FLOOR = 0.1

@@ -32,7 +32,7 @@ from distlion.baselines import (
 from distlion.errors import ReplicaMismatchError
 from distlion.exchange import PATTERNS
 from distlion.optim import DistributedLion, Lion, MomentumSync
-from distlion.training.settings import AUTO, BaselineName, TrainSettings
+from distlion.training.train_settings import AUTO, BaselineName, TrainSettings
 from distlion.training.vote_names import LION_BETAS, find_vote
 
 _ONE_BUCKET_MB = 1 << 20

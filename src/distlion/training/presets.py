@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from distlion.training.settings import TaskName
+from distlion.training.train_settings import TaskName
 
 
 class Preset(str, Enum):

@@ -26,7 +26,7 @@ from distlion.tasks import (
 from distlion.training.local_workers import Emit, run_workers
 from distlion.training.loop import Observer, TrainingLoop
 from distlion.training.record import Record, claim_run_dir, write_record
-from distlion.training.settings import (
+from distlion.training.train_settings import (
     PartitionName,
     TaskName,
     TrainSettings,

@@ -13,7 +13,7 @@ from typing import Any
 from distlion.errors import DataError
 from distlion.tasks import Tokenizer
 from distlion.training.contenders import find_contender
-from distlion.training.settings import PartitionName, Schedule, TaskName, TrainSettings
+from distlion.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
 _DIGEST_DIGITS = 16
 _DATA_FIELDS = ("task", "data", "partition", "alpha", "tokenizer", "model_config", "batch_size")

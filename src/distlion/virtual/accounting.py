@@ -10,9 +10,6 @@ from distlion.virtual.lineup import Lineup
 from distlion.virtual.poll import Poll
 from distlion.voting import Traffic, plan_norms
 
-# Of a mean momentum on its way back.
-_MEAN_BITS = 32
-
 
 @dataclass
 class Account:
@@ -53,7 +50,7 @@ class Account:
             account.rest += lineup.momenta.plan(step, pattern, last)
             for rows in lineup.momenta.list_rows(step):
                 account.momenta_up_bits += rows.up_bits
-                account.momenta_down_bits += rows.n_elements * _MEAN_BITS
+                account.momenta_down_bits += rows.down_bits
         return account
 
 

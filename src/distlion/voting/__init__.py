@@ -9,18 +9,14 @@ from distlion.voting.alone import (
 )
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
 from distlion.voting.custody import Custody, Gather
-from distlion.voting.description import Description, describe_params
+from distlion.voting.description import Description
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
-from distlion.voting.flat_route import FlatRoute
-from distlion.voting.follow_up import FollowUp
 from distlion.voting.gradients import IdenticalGradientsWatch, describe_sparse
 from distlion.voting.hyperparameters import (
     check_hyperparameters,
-    check_number,
     describe_hyperparameters,
     read_coefficients,
 )
-from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.momentum_stage import MomentumStage, describe_selection, fill_selection
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
@@ -39,11 +35,8 @@ __all__ = [
     "Description",
     "Diagnosis",
     "Examiner",
-    "FlatRoute",
-    "FollowUp",
     "Gather",
     "IdenticalGradientsWatch",
-    "Lifecycle",
     "MomentumStage",
     "MomentumSync",
     "NodePieces",
@@ -58,13 +51,11 @@ __all__ = [
     "cast_votes",
     "check_finite",
     "check_hyperparameters",
-    "check_number",
     "check_unchanged",
     "clip_alone",
     "clip_together",
     "commit_alone",
     "describe_hyperparameters",
-    "describe_params",
     "describe_selection",
     "describe_sparse",
     "fill_selection",

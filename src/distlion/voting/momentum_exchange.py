@@ -18,7 +18,7 @@ from distlion.exchange import (
     Reply,
 )
 from distlion.kernels import Kernels, Segment
-from distlion.layout import SCALE_ELEMENTS, BucketShape, shape_momenta
+from distlion.layout import FLOAT_BYTES, SCALE_ELEMENTS, BucketShape, shape_momenta
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.param import VotingParam
 
@@ -64,8 +64,13 @@ class MomentumRows:
     @property
     def up_bits(self) -> float:
         """Bits that each worker sends for its elements, scales included."""
-        scale_bits = 32 / SCALE_ELEMENTS if self.dtype is torch.int8 else 0
-        return self.n_elements * (8 * self.dtype.itemsize + scale_bits)
+        scale_bytes = FLOAT_BYTES / SCALE_ELEMENTS if self.dtype is torch.int8 else 0
+        return self.n_elements * 8 * (self.dtype.itemsize + scale_bytes)
+
+    @property
+    def down_bits(self) -> int:
+        """Bits of their means, which come back to each worker."""
+        return self.n_elements * 8 * FLOAT_BYTES
 
     @property
     def shard_elements(self) -> int:
