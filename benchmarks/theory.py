@@ -106,7 +106,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A convex quadratic and its minimiser in the box |x| <= bound, float64.
+    """A convex quadratic and its minimizer in the box |x| <= bound, float64.
 
     Equation:
         f(x) = (x - s)' H (x - s) / 2 + p' (x - s)

@@ -7,7 +7,7 @@
 namespace distlion {
 namespace {
 
-// The integers S of kLanes coordinates, as floats.
+// The integers S of kLanes elements, as floats.
 
 inline f32 signed_ones(std::uint32_t positive) {
     return (f32)(0x3F800000u | (~masks_of(positive) & 0x80000000u));
@@ -33,7 +33,7 @@ inline f32 replied(const std::uint64_t* reply, int shift, const Segment& segment
     }
 }
 
-// 16 bits for each of the 64 coordinates of a word.
+// 16 bits for each of the 64 elements of a word.
 struct Noise {
     std::uint64_t words[16];
 

@@ -1,5 +1,5 @@
 // Counting: the votes of many workers are added bit-sliced. A vector holds one bit of many
-// coordinates; the sum of a coordinate lies across the planes of a column of such vectors.
+// elements; the sum of an element lies across the planes of a column of such vectors.
 #pragma once
 
 #include "coin.hpp"
@@ -41,7 +41,7 @@ struct BitSlicedSum {
         }
     }
 
-    // Masks of the coordinates whose sum is above `limit`, and of those where it is not `limit`.
+    // Masks of the elements whose sum is above `limit`, and of those where it is not `limit`.
     struct Comparison {
         u64 above, differs;
     };

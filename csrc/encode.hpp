@@ -20,7 +20,7 @@ inline std::uint64_t* packed_word(std::uint64_t* packed, const Segment& segment,
     return packed + at / kBlockWords * kBlockWords * n_planes + at % kBlockWords;
 }
 
-// One bit for each coordinate: 1 where c > 0, the coin's where c = 0.
+// One bit for each element: 1 where c > 0, the coin's where c = 0.
 inline std::uint64_t sign_bits(std::uint64_t above, std::uint64_t zero, const Segment& segment,
                                std::size_t word, Coin coin) {
     return zero ? above | (zero & draw(coin, segment.first_word + word)) : above;

@@ -13,7 +13,7 @@
 namespace distlion {
 namespace {
 
-// 256 Ki coordinates, 100 microseconds of work or more.
+// 256 Ki elements, 100 microseconds of work or more.
 constexpr std::size_t kLeastWords = 4096;
 // Checksums go through up to 10 bytes a nanosecond: 400 microseconds of work or more, since they wait
 // for memory rather than compute, so that a second thread brings less.

@@ -1,4 +1,4 @@
-// The coordinates of a parameter, word by word, and the blends of gradient and momentum.
+// The elements of a parameter, word by word, and the blends of gradient and momentum.
 #pragma once
 
 #include <cstring>
@@ -9,13 +9,13 @@
 namespace distlion {
 namespace {
 
-// 64 coordinates of one parameter.
+// 64 elements of one parameter.
 template <class Param, class Momentum>
 struct Row {
     const typename Param::Stored* grad;
     typename Momentum::Stored* exp_avg;
     typename Param::Stored* param;
-    std::uint64_t valid;  // bit j: coordinate j exists
+    std::uint64_t valid;  // bit j: element j exists
 };
 
 // Ask for `n_bytes` that lie `ahead` of an address. The hardware's own prefetcher stops at the end of
@@ -100,7 +100,7 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     }
 }
 
-// c and m' of one vector of coordinates.
+// c and m' of one vector of elements.
 struct Blend {
     f32 beta1, one_minus_beta1, beta2, one_minus_beta2, grad_scale;
 

@@ -25,7 +25,7 @@ constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
 #endif
-constexpr int kWordVectors = 64 / kLanes;  // vectors of floats that hold the coordinates of a word
+constexpr int kWordVectors = 64 / kLanes;  // vectors of floats that hold the elements of a word
 constexpr int kVectorWords = kLanes / 2;   // words in one vector
 
 using f32 = float __attribute__((vector_size(4 * kLanes)));

@@ -345,10 +345,12 @@ class _Frozen:
         self.parts = (kind, args, state)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _thaw, self.parts
+        return _unfreeze, self.parts
 
 
-def _thaw(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+def _unfreeze(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)

@@ -29,7 +29,7 @@ FLT_MAX = np.finfo(np.float32).max
 
 
 def mix(z: int) -> int:
-    """Return the splitmix64 finaliser of a 64-bit number, in Python integers."""
+    """Return the splitmix64 finalizer of a 64-bit number, in Python integers."""
     z &= MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -37,7 +37,7 @@ def mix(z: int) -> int:
 
 
 def mix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the splitmix64 finaliser of every element."""
+    """Return the splitmix64 finalizer of every element."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -140,7 +140,7 @@ def find_unknown_names(tree: ast.AST) -> list[str]:
 
 
 def can_resolve(name: str) -> bool:
-    """Tell whether a dotted name leads somewhere: modules first, then attributes."""
+    """Return whether a dotted name leads somewhere: modules first, then attributes."""
     found: object = distlion
     path = "distlion"
     for part in name.split(".")[1:]:

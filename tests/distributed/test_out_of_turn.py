@@ -110,7 +110,7 @@ def make_partly_frozen() -> tuple[distlion.DistributedLion, torch.nn.Parameter, 
     return make_optimizer([("frozen", frozen), ("trained", trained)]), frozen, trained
 
 
-def thaw(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
+def unfreeze(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
     optimizer, frozen, trained = make_partly_frozen()
     assert "exp_avg" not in optimizer.state[frozen]
     frozen.requires_grad_(rank in ranks)
@@ -118,17 +118,17 @@ def thaw(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
     return caught(None, optimizer.step)
 
 
-def test_a_parameter_thawed_on_one_rank_is_an_error_on_every_rank() -> None:
-    for found in run_workers(thaw, 3, (1,)):
+def test_a_parameter_unfrozen_on_one_rank_is_an_error_on_every_rank() -> None:
+    for found in run_workers(unfreeze, 3, (1,)):
         assert_raised(found, errors.ConfigMismatchError, "no longer frozen: frozen", "rank 1")
 
 
-def test_a_parameter_thawed_on_all_ranks_is_refused_by_name() -> None:
-    for found in run_workers(thaw, 2, (0, 1)):
+def test_a_parameter_unfrozen_on_all_ranks_is_refused_by_name() -> None:
+    for found in run_workers(unfreeze, 2, (0, 1)):
         assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
 
 
-def add_beside_thawed(
+def add_beside_unfrozen(
     rank: int, world_size: int, ranks: tuple[int, ...]
 ) -> tuple[Caught | None, int]:
     optimizer, frozen, trained = make_partly_frozen()
@@ -142,19 +142,19 @@ def add_beside_thawed(
     return found, optimizer.committed_step
 
 
-def test_a_group_added_beside_a_parameter_thawed_on_one_rank_is_an_error_on_every_rank() -> None:
-    for found, _ in run_workers(add_beside_thawed, 3, (1,)):
+def test_a_group_added_beside_a_parameter_unfrozen_on_one_rank_is_an_error_on_every_rank() -> None:
+    for found, _ in run_workers(add_beside_unfrozen, 3, (1,)):
         assert_raised(found, errors.ConfigMismatchError, "frozen", "rank 1")
 
 
-def test_a_group_added_beside_a_thawed_parameter_is_refused_and_nobody_is_dead() -> None:
-    for found, steps in run_workers(add_beside_thawed, 2, (0, 1)):
+def test_a_group_added_beside_an_unfrozen_parameter_is_refused_and_nobody_is_dead() -> None:
+    for found, steps in run_workers(add_beside_unfrozen, 2, (0, 1)):
         assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
         assert steps == 1
 
 
-def load_beside_thawed(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
-    """Load a state that has the momentum which the thawed parameter lacks."""
+def load_beside_unfrozen(rank: int, world_size: int, ranks: tuple[int, ...]) -> Caught | None:
+    """Load a state that has the momentum which the unfrozen parameter lacks."""
     optimizer, frozen, _ = make_partly_frozen()
     state = optimizer.state_dict()
     state["state"] = {index: {"exp_avg": torch.zeros(9)} for index in range(2)}
@@ -162,13 +162,13 @@ def load_beside_thawed(rank: int, world_size: int, ranks: tuple[int, ...]) -> Ca
     return caught(None, lambda: optimizer.load_state_dict(state))
 
 
-def test_a_state_loaded_beside_a_parameter_thawed_on_one_rank_is_an_error_on_every_rank() -> None:
-    for found in run_workers(load_beside_thawed, 3, (1,)):
+def test_a_state_loaded_beside_a_parameter_unfrozen_on_one_rank_is_an_error_on_every_rank() -> None:
+    for found in run_workers(load_beside_unfrozen, 3, (1,)):
         assert_raised(found, errors.ConfigMismatchError, "no longer frozen: frozen", "rank 1")
 
 
-def test_a_state_loaded_beside_a_thawed_parameter_is_refused() -> None:
-    for found in run_workers(load_beside_thawed, 2, (0, 1)):
+def test_a_state_loaded_beside_an_unfrozen_parameter_is_refused() -> None:
+    for found in run_workers(load_beside_unfrozen, 2, (0, 1)):
         assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
 
 

@@ -1,6 +1,6 @@
 """The scale of a quantized vote at its edges, where another order or precision moves a level.
 
-Ordinary gradients hardly ever tell a scale from its neighbour in float32; these do, in real
+Ordinary gradients hardly ever tell a scale from its neighbor in float32; these do, in real
 processes.
 """
 

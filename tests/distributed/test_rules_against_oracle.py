@@ -124,7 +124,7 @@ class Both:
         self._outcomes: dict[tuple[str, int], list[Outcome]] = {}
 
     def has(self, name: str, world_size: int) -> bool:
-        """Tell whether a case was played."""
+        """Return whether a case was played."""
         return (name, world_size) in self._outcomes
 
     def play(self, cases: tuple[Case, ...], world_size: int) -> None:

@@ -142,7 +142,7 @@ def test_ties_have_no_drift_in_the_mean(world_size: int, tied_at: str, rule: str
     tied_moves = moves[1::2] if tied_at == "odd-steps" else moves[0::2]
     assert set(np.unique(tied_moves)) == {-1.0, 1.0}
     assert abs(z_score(tied_moves)) < Z_BOUND
-    # Neighbours in space, and steps two apart, must be independent too: their products are fair
+    # Neighbors in space, and steps two apart, must be independent too: their products are fair
     # coins.
     assert abs(z_score(tied_moves[:, 1:] * tied_moves[:, :-1])) < Z_BOUND
     assert abs(z_score(tied_moves[1:] * tied_moves[:-1])) < Z_BOUND

@@ -85,7 +85,7 @@ def test_frozen_parameters_cost_no_momentum() -> None:
     assert len(optimizer.state) == 1
 
 
-def test_lion_gives_a_thawed_parameter_its_momentum() -> None:
+def test_lion_gives_an_unfrozen_parameter_its_momentum() -> None:
     param = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     optimizer = distlion.Lion([param], lr=0.5)
     param.requires_grad_()

@@ -82,7 +82,7 @@ def test_even_heldout_batches_choose_and_odd_ones_are_reported():
 
 
 def test_one_heldout_batch_is_too_few():
-    with pytest.raises(DataError, match="1 held-out batches"):
+    with pytest.raises(DataError, match="1 evaluation batches"):
         split_heldout(BlobTask(heldout=1))
 
 

@@ -29,7 +29,7 @@ ZERO_DOMAIN = 2
 
 
 def mix(value: int) -> int:
-    """Finalise ``value`` modulo 2^64 as splitmix64 does: a bijection that spreads every bit."""
+    """Finalize ``value`` modulo 2^64 as splitmix64 does: a bijection that spreads every bit."""
     value &= MASK
     value = ((value ^ (value >> 30)) * MULTIPLIER_1) & MASK
     value = ((value ^ (value >> 27)) * MULTIPLIER_2) & MASK

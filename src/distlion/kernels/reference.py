@@ -148,7 +148,7 @@ def encode_levels(
 
 
 def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -> Tensor:
-    """Quantise: a = min(floor(fl(|c| * r)), highest), (n,) uint8."""
+    """Quantize: a = min(floor(fl(|c| * r)), highest), (n,) uint8."""
     blocks = cut_blocks(c.abs())
     scale = mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
     inverse = (1.0 / (scale.double() * step)).clamp(max=FLT_MAX).float()

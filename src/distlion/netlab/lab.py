@@ -179,7 +179,7 @@ def remove_abandoned_labs() -> None:
             _remove(state, os.getpid())
 
 
-# A forked child inherits the finalisers, but not the lab.
+# A forked child inherits the finalizers, but not the lab.
 
 
 def _close(wires: Wires, owner_pid: int) -> None:

@@ -106,11 +106,11 @@ def _check_kind(param: Any, name: str) -> None:
         )
     if param.device.type == "meta":
         raise UnsupportedTypeError(
-            f"{name} is on the meta device; materialise the model first (model.to_empty)"
+            f"{name} is on the meta device; materialize the model first (model.to_empty)"
         )
     if param.dtype.is_complex or not param.dtype.is_floating_point:
         raise UnsupportedTypeError(
-            f"{name} has dtype {param.dtype}; expected {_spell_dtypes()}; leave out what needs no "
+            f"{name} has dtype {param.dtype}; expected {_list_dtypes()}; leave out what needs no "
             "gradient"
         )
     if not param.requires_grad:
@@ -118,10 +118,10 @@ def _check_kind(param: Any, name: str) -> None:
     if param.layout is not torch.strided:
         raise UnsupportedTypeError(f"{name} has the layout {param.layout}; expected a dense tensor")
     if param.dtype not in PARAM_DTYPES:
-        raise UnsupportedTypeError(f"{name} has dtype {param.dtype}; expected {_spell_dtypes()}")
+        raise UnsupportedTypeError(f"{name} has dtype {param.dtype}; expected {_list_dtypes()}")
 
 
-def _spell_dtypes() -> str:
+def _list_dtypes() -> str:
     return "one of " + ", ".join(str(dtype) for dtype in PARAM_DTYPES)
 
 

@@ -31,7 +31,7 @@ class Lion(LionBase):
 
     Notes:
         Arithmetic is in float32, with one rounding to the parameter's dtype; ``exp_avg`` has that
-        dtype too (float32 for float16 parameters). A GradScaler is honoured: gradients are unscaled
+        dtype too (float32 for float16 parameters). A GradScaler is honored: gradients are unscaled
         inside, and a step with an overflow is skipped. There is no other check for NaN, as in
         torch's optimizers.
 

@@ -171,7 +171,7 @@ def _describe_tuning(comparison: Comparison) -> list[Block]:
         f"rates, a factor of {settings['lr_factor']:g} apart, around a default of its own{scaled}, "
         f"one run each of {settings['tuning_steps']} steps with seed {seed}, "
         "which is reported nowhere. The one with the lowest final loss on the validation half of "
-        "the held-out batches was taken; all other numbers here are of the other half, the test "
+        "the evaluation batches was taken; all other numbers here are of the other half, the test "
         "half. Nothing else was tuned."
     )
     blocks: list[Block] = [Heading("Learning rates"), Paragraph(text)]

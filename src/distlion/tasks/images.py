@@ -31,7 +31,7 @@ _CACHED_SPLITS = 4
 
 @dataclass(frozen=True)
 class _LabeledImages:
-    """Hold images (n, channels, size, size) float32, standardised, and classes (n,) int64."""
+    """Hold images (n, channels, size, size) float32, standardized, and classes (n,) int64."""
 
     source: str
     train_images: Tensor

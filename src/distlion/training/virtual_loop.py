@@ -31,7 +31,7 @@ Observer = Callable[[int], None]
 
 
 def split_heldout(task: Task) -> tuple[list[Batch], list[Batch]]:
-    """Split the held-out batches: even numbers choose the learning rate, odd ones are reported.
+    """Split the evaluation batches: even numbers choose the learning rate, odd ones are reported.
 
     Returns:
         Validation and test batches.
@@ -42,7 +42,7 @@ def split_heldout(task: Task) -> tuple[list[Batch], list[Batch]]:
     batches = list(task.heldout_batches())
     if len(batches) < 2:
         raise DataError(
-            f"the task {task.name} has {len(batches)} held-out batches; expected 2 or more, for "
+            f"the task {task.name} has {len(batches)} evaluation batches; expected 2 or more, for "
             "validation and test"
         )
     return batches[0::2], batches[1::2]
@@ -57,7 +57,7 @@ class VirtualLoop:
         observe: Called with the number of steps done, after each.
 
     Raises:
-        DataError: The held-out data cannot be split.
+        DataError: The evaluation batches cannot be split.
         InvalidArgumentError: The method is unknown.
     """
 

@@ -37,7 +37,7 @@ class FollowedUp:
 
 
 class FollowUp:
-    """Diagnosis and momentum synchronisation of an optimizer with several voters.
+    """Diagnosis and momentum synchronization of an optimizer with several voters.
 
     Args:
         network: Its links and routes.

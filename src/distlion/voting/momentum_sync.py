@@ -30,7 +30,7 @@ class MomentumSync:
     Equation:
         after a step, for the elements whose turn it is:  m_i = (1 / N) sum_j m_j
         bfloat16, int8:  m_i = m_i + ((1 / N) sum_j Q(m_j) - Q(m_i)), Q rounds to ``dtype``
-        (Lion Cub, arXiv:2411.16462: momentum synchronisation of some layers, every k steps.)
+        (Lion Cub, arXiv:2411.16462: momentum synchronization of some layers, every k steps.)
 
     Args:
         every: k: every element is averaged once in k steps.
