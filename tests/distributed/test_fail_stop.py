@@ -47,8 +47,9 @@ def late(**rest: Any) -> Accident:
     return killed("before_step", **({"kind": "late", "timeout_s": 1.0} | rest))
 
 
-# Votes and replies are framed one after the other.
-MOMENTS = {point: (point, 1) for point in faults.POINTS} | {"framed again": ("framed", 2)}
+# Votes and replies are framed one after the other; checkpoints are saved between steps.
+MOMENTS = {point: (point, 1) for point in faults.POINTS if point != "checkpoint"}
+MOMENTS["framed again"] = ("framed", 2)
 
 KILLED = {name: killed(*moment) for name, moment in MOMENTS.items()}
 STOPPED = {name: stopped(*moment) for name, moment in MOMENTS.items()}
