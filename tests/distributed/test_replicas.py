@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -112,3 +115,55 @@ def flip_bits(rank: int, world_size: int, tries: int) -> list[str]:
 @pytest.mark.parametrize("tries", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_every_flipped_bit_of_a_parameter_is_found_and_rank_and_parameter_named(tries: int) -> None:
     assert run_workers(flip_bits, 3, tries) == [[]] * 3
+
+
+def drift_and_repair(rank: int, world_size: int) -> tuple[Any, int, str]:
+    """One element of one parameter changes on rank 1, two parameters on rank 2."""
+    heard = io.StringIO()
+    logging.getLogger("distlion").addHandler(logging.StreamHandler(heard))
+    optimizer = make_optimizer(check_every=2, on_divergence="repair")
+    momenta = []
+    for step in range(4):
+        set_grads(optimizer, step, rank)
+        if step == 1:
+            momenta = [state["exp_avg"].clone() for state in optimizer.state.values()]
+            params = params_of(optimizer)
+            if rank == 1:
+                params[1].data[5] += 1
+            if rank == 2 and world_size > 3:
+                params[0].data[0] += 1
+                params[1].data[6] += 1
+        found = caught(None, optimizer.step)
+        if found is not None:
+            return found, optimizer.committed_step, heard.getvalue()
+    assert momenta
+    optimizer.verify_replicas()
+    return digest_of(params_of(optimizer)), optimizer.committed_step, heard.getvalue()
+
+
+def digest_of(tensors: list[torch.Tensor]) -> list[float]:
+    return [float(tensor.detach().double().sum()) for tensor in tensors]
+
+
+def undisturbed(rank: int, world_size: int) -> list[float]:
+    optimizer = make_optimizer()
+    for step in range(4):
+        set_grads(optimizer, step, rank)
+        optimizer.step()
+    return digest_of(params_of(optimizer))
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(3, "rank 1"), (5, "ranks 1, 2")])
+def test_what_differs_is_repaired_from_the_majority_where_asked_for(
+    world_size: int, ranks: str
+) -> None:
+    expected = run_workers(undisturbed, world_size)
+    for rank, (found, steps, heard) in enumerate(run_workers(drift_and_repair, world_size)):
+        assert found == expected[rank]
+        assert steps == 4
+        assert "second" in heard and f"repaired on {ranks}, from rank 0" in heard
+
+
+def test_two_workers_have_no_majority_to_repair_from() -> None:
+    for found, _, _ in run_workers(drift_and_repair, 2):
+        assert_raised(found, errors.ReplicaMismatchError, "second", "no majority")

@@ -253,11 +253,10 @@ class Link:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return Transfer(self, start, sent, step=step, what="scatter")
 
-    def broadcast(self, tensor: Tensor, *, step: int) -> Transfer:
-        """Overwrite ``tensor`` with that of the group's first member; not counted."""
-        start = partial(
-            dist.broadcast, tensor, self._first, group=self.process_group, async_op=True
-        )
+    def broadcast(self, tensor: Tensor, *, step: int, source: int = 0) -> Transfer:
+        """Overwrite ``tensor`` with that of a rank of the link; not counted."""
+        sender = dist.get_global_rank(self.process_group, source)
+        start = partial(dist.broadcast, tensor, sender, group=self.process_group, async_op=True)
         return Transfer(self, start, ByteCount(), step=step, what="broadcast")
 
     def take_counted(self) -> ByteCount:

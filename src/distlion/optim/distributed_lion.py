@@ -73,6 +73,7 @@ class DistributedLion(VotingBase):
         nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" on
             all workers, "skip" the step on all workers, or that worker's "abstain" for that
             parameter.
+        on_divergence: "raise" where replicas differ, or "repair" from what most workers hold.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16, whose small updates are lost otherwise.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None is the parameter's dtype, float32 for
@@ -124,6 +125,7 @@ class DistributedLion(VotingBase):
         process_group: dist.ProcessGroup | None = None,
         overlap: bool = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
+        on_divergence: Literal["raise", "repair"] = "raise",
         clip_norm: ClipNorm | None = None,
         rounding: Literal["nearest", "stochastic"] = "nearest",
         exp_avg_dtype: torch.dtype | None = None,
@@ -140,6 +142,7 @@ class DistributedLion(VotingBase):
             momentum_sync=momentum_sync,
             overlap=overlap,
             nonfinite=nonfinite,
+            on_divergence=on_divergence,
             clip_norm=clip_norm,
             rounding=rounding,
             bucket_elements=bucket_elements,

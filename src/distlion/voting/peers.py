@@ -327,7 +327,7 @@ class Peers:
         raise_verdict(self.params, verdict, rank=self.group.rank, step=step)
 
     def compare_replicas(self, *, step: int) -> None:
-        """Compare digests of all parameters: every worker is at the same step.
+        """Compare digests of all parameters, and perhaps repair: every worker is at the same step.
 
         Momenta are never compared: they differ by design.
 
@@ -335,7 +335,7 @@ class Peers:
             ReplicaMismatchError: They differ; on every rank.
         """
         link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
-        verify_replicas(link, self.params, step=step)
+        verify_replicas(link, self.params, self._settings.on_divergence, step=step)
         self.meter.count_check(link.take_counted().sent_bytes)
         self.are_compared = True
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from distlion.exchange import Link, minority
 from distlion.kernels import choose_kernels
 from distlion.voting.handshake import name_ranks
 from distlion.voting.param import VotingParam
+
+logger = logging.getLogger("distlion")
 
 NAMED_DIFFERENCES = 5
 
@@ -38,8 +42,21 @@ def digest_params(params: Sequence[VotingParam]) -> Tensor:
     return digests
 
 
-def verify_replicas(link: Link, params: Sequence[VotingParam], *, step: int) -> None:
+def verify_replicas(
+    link: Link,
+    params: Sequence[VotingParam],
+    on_divergence: Literal["raise", "repair"] = "raise",
+    *,
+    step: int,
+) -> None:
     """Compare digests of the parameters' bits.
+
+    Args:
+        link: Between all workers.
+        params: The trainable parameters.
+        on_divergence: "repair" copies what differs from the lowest rank of the majority, and
+            compares again.
+        step: The step that errors name.
 
     Raises:
         ReplicaMismatchError: On every rank; names the parameters and the ranks that differ from the
@@ -54,6 +71,12 @@ def verify_replicas(link: Link, params: Sequence[VotingParam], *, step: int) -> 
     culprits = sorted(
         {rank for column in differing for rank in minority(everybody[:, column].tolist())}
     )
+    if on_divergence == "repair":
+        holders = {column: _majority_holder(everybody[:, column].tolist()) for column in differing}
+        if None not in holders.values():
+            _repair(link, params, holders, culprits, step=step)
+            verify_replicas(link, params, step=step)
+            return
     blame = (
         f"{name_ranks(culprits)} left the majority"
         if culprits
@@ -72,4 +95,34 @@ def verify_replicas(link: Link, params: Sequence[VotingParam], *, step: int) -> 
         step=step,
         culprits=tuple(culprits),
         is_recoverable=True,
+    )
+
+
+def _majority_holder(digests: Sequence[int]) -> int | None:
+    """Return the lowest rank that holds what more than half of all hold; None without such."""
+    others = minority(digests)
+    return min(set(range(len(digests))) - set(others)) if others else None
+
+
+def _repair(
+    link: Link,
+    params: Sequence[VotingParam],
+    holders: Mapping[int, int | None],
+    culprits: Sequence[int],
+    *,
+    step: int,
+) -> None:
+    """Overwrite parameters with those of the majority, on all ranks: their bits are equal there."""
+    for column, source in holders.items():
+        assert source is not None  # whoever calls has looked
+        row = params[column].local()
+        link.broadcast(row.view(-1).view(torch.uint8), step=step, source=source).wait()
+        params[column].write_back(row)
+    logger.warning(
+        "[rank %d, step %d] replicas differed in %s: repaired on %s, from rank %s",
+        link.rank,
+        step,
+        ", ".join(params[column].name for column in holders),
+        name_ranks(culprits),
+        ", ".join(sorted({str(source) for source in holders.values()})),
     )

@@ -25,6 +25,7 @@ class Settings:
     momentum_sync: MomentumSync | None
     overlap: bool
     nonfinite: Literal["raise", "skip", "abstain"]
+    on_divergence: Literal["raise", "repair"]
     clip_norm: ClipNorm | None
     rounding: Literal["nearest", "stochastic"]
     bucket_elements: int | None
@@ -55,6 +56,7 @@ class Settings:
                 "votes while gradients still arrive; choose one"
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
+        check_choice("on_divergence", self.on_divergence, ("raise", "repair"))
         check_choice("rounding", self.rounding, ("nearest", "stochastic"))
         for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
             value = getattr(self, name)
