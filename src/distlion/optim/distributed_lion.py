@@ -95,13 +95,11 @@ class DistributedLion(VotingBase):
         ConfigMismatchError: Workers differ in parameters, settings or version.
 
     Notes:
-        ``step()`` either is committed or leaves parameters, momenta and ``committed_step`` as they
-        were, and raises the same on every rank: NonFiniteError, SparseGradientError or
-        GradientChangedError, after which training may go on; StepMismatchError,
-        ConfigMismatchError or CorruptFrameError, after which this optimizer is dead, as after
-        PeerLostError and StepTimeoutError, which name the rank that failed; ReplicaMismatchError
-        from a comparison. A crash can leave workers one step apart, never inside a step.
-        Buffers such as BatchNorm's statistics are not replicated.
+        ``step()`` is committed, or leaves everything as it was and raises the same on every rank.
+        After NonFiniteError, SparseGradientError and GradientChangedError training may go on; after
+        StepMismatchError, ConfigMismatchError, CorruptFrameError, PeerLostError and
+        StepTimeoutError this optimizer is dead. A crash can leave workers one step apart, never
+        inside a step. Buffers such as BatchNorm's statistics are not replicated.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -311,8 +309,7 @@ class DistributedLion(VotingBase):
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, the oldest first: one for each parameter and measure.
 
-        Empty without ``diagnose_every``, and for a single worker. At most the last 1,000 measures
-        are kept. With ``nodes``, of this rank's pieces.
+        At most the last 1,000; empty for a single worker. With ``nodes``, of this rank's pieces.
         """
         follow_up = self._peers.follow_up
         return [] if follow_up is None else follow_up.diagnoses
