@@ -38,6 +38,7 @@ class LoopbackLink(Link):
     """One rank's end of a network of ``n`` ranks; all their ends share ``posts``."""
 
     def __init__(self, rank: int, n: int, posts: dict[int, dict[int, Any]]) -> None:
+        self.process_group = cast(dist.ProcessGroup, None)
         self.device = self.wire_device = CPU
         self.counting = CountingKernels()
         self.kernels = cast(Kernels, self.counting)

@@ -50,6 +50,10 @@ class ProcessGroupError(DistlionError, RuntimeError):
     """The process group is missing, was destroyed or replaced, or is dead since a failed step."""
 
 
+class ConcurrentCallError(DistlionError, RuntimeError):
+    """A call of an optimizer was made while another one was under way; that one goes on."""
+
+
 class StepError(DistlionError, RuntimeError):
     """A step was abandoned; parameters, momenta and step counter are those of before it.
 
@@ -92,7 +96,7 @@ class StepTimeoutError(StepError):
 
 
 class StepMismatchError(StepError):
-    """Workers are at different steps, because one of them left out or repeated a step."""
+    """Workers are at different steps, because one left out, repeated or swapped a call."""
 
 
 class ConfigMismatchError(StepError):
@@ -121,6 +125,10 @@ class ReplicaMismatchError(StepError):
 
 class IdenticalGradientsWarning(UserWarning):
     """All workers have the same raw gradients, so that their votes carry the information of one."""
+
+
+class LostUpdatesWarning(UserWarning):
+    """A learning rate is too small to move most parameters of 16 bits."""
 
 
 class NetlabError(DistlionError, RuntimeError):

@@ -56,6 +56,22 @@ def frozen_params() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.zeros(3), requires_grad=False)]
 
 
+def params_over_one_storage() -> list[tuple[str, torch.nn.Parameter]]:
+    """Two that share an element, among columns of a matrix that share none."""
+    memory = torch.zeros(9)
+    views = {"even": memory[:6:2], "odd": memory[1:6:2], "a": memory[6:8], "b": memory[7:]}
+    return [(name, torch.nn.Parameter(view)) for name, view in views.items()]
+
+
+def sharded_params() -> list[tuple[str, Any]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.zeros(4), mesh, [Shard(0)])
+    return [("odd", torch.nn.Parameter(sharded))]
+
+
 Refusal = tuple[Callable[[], Any], dict[str, Any], type[Exception], tuple[str, ...]]
 
 REFUSED: dict[str, Refusal] = {
@@ -86,6 +102,44 @@ REFUSED: dict[str, Refusal] = {
         ("odd", "float64"),
     ),
     "integer": (integer_params, {}, errors.UnsupportedTypeError, ("odd", "int32")),
+    "bool": (
+        lambda: [("odd", torch.zeros(3, dtype=torch.bool))],
+        {},
+        errors.UnsupportedTypeError,
+        ("odd", "bool"),
+    ),
+    "float8": (
+        lambda: of_dtype(torch.float8_e4m3fn),
+        {},
+        errors.UnsupportedTypeError,
+        ("odd", "float8_e4m3fn"),
+    ),
+    "quantized": (
+        lambda: [("odd", torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8))],
+        {},
+        errors.UnsupportedTypeError,
+        ("odd", "qint8"),
+    ),
+    "meta": (
+        lambda: [("odd", torch.nn.Parameter(torch.zeros(3, device="meta")))],
+        {},
+        errors.UnsupportedTypeError,
+        ("odd", "meta", "to_empty"),
+    ),
+    "sharded": (sharded_params, {}, errors.UnsupportedTypeError, ("odd", "DTensor", "local shard")),
+    "not a leaf": (
+        lambda: [("odd", torch.nn.Parameter(torch.zeros(3)) * 2)],
+        {},
+        errors.InvalidArgumentError,
+        ("odd", "leaf"),
+    ),
+    "strided onto itself": (
+        lambda: [("odd", torch.nn.Parameter(torch.zeros(9).as_strided((3, 3), (2, 1))))],
+        {},
+        errors.InvalidArgumentError,
+        ("odd overlaps itself", "clone"),
+    ),
+    "one storage": (params_over_one_storage, {}, errors.InvalidArgumentError, ("a and b overlap",)),
     "expanded": (overlapping_param, {}, errors.InvalidArgumentError, ("overlap|expand|share",)),
     "all frozen": (frozen_params, {}, errors.InvalidArgumentError, ("requires|frozen|trainable",)),
     "bare tensor": (
@@ -98,6 +152,31 @@ REFUSED: dict[str, Refusal] = {
     "negative lr": (make_params, {"lr": -1e-4}, errors.InvalidArgumentError, ("lr", "-0.0001")),
     "nan lr": (make_params, {"lr": float("nan")}, errors.InvalidArgumentError, ("lr", "nan")),
     "infinite lr": (make_params, {"lr": float("inf")}, errors.InvalidArgumentError, ("lr", "inf")),
+    "lr beyond float32": (make_params, {"lr": 1e39}, errors.InvalidArgumentError, ("lr", "1e.39")),
+    "lr beyond float": (
+        make_params,
+        {"lr": 10**400},
+        errors.InvalidArgumentError,
+        ("lr", "1329 bits", "finite"),
+    ),
+    "lr tensor beyond float32": (
+        make_params,
+        {"lr": torch.tensor(1e39, dtype=torch.float64)},
+        errors.InvalidArgumentError,
+        ("lr", "1e.39"),
+    ),
+    "lr of two elements": (
+        make_params,
+        {"lr": torch.ones(2)},
+        errors.UnsupportedTypeError,
+        ("lr", "number"),
+    ),
+    "weight decay beyond float32": (
+        make_params,
+        {"lr": 0.0, "weight_decay": 1e39},
+        errors.InvalidArgumentError,
+        ("weight_decay", "1e.39"),
+    ),
     "beta of 1": (make_params, {"betas": (0.9, 1.0)}, errors.InvalidArgumentError, ("beta", "1.0")),
     "negative beta": (
         make_params,

@@ -196,8 +196,14 @@ def test_states_of_different_steps_are_an_error_on_every_rank_when_loaded() -> N
     assert_all_raised(outcomes, errors.StepMismatchError, "step", r"\b1\b", r"\b2\b")
 
 
-def step_once_less(rank: int, world_size: int) -> Caught | None:
+kept: list[distlion.DistributedLion] = []
+
+
+def step_once_less(rank: int, world_size: int, keeps: bool) -> Caught | None:
+    """Rank 1 leaves its loop; it ``keeps`` its optimizer, or lets it go."""
     optimizer = make_optimizer(step_timeout_s=1)
+    if keeps:
+        kept.append(optimizer)
     for step in range(3):
         if step == 2 and rank == 1:
             return None
@@ -210,7 +216,22 @@ def step_once_less(rank: int, world_size: int) -> Caught | None:
 
 
 def test_rank_that_does_not_come_ends_the_others_at_the_step_timeout() -> None:
-    outcomes = run_workers(step_once_less, 3, timeout_s=20)
+    outcomes = run_workers(step_once_less, 3, True, timeout_s=20)
     for rank in (0, 2):
-        found = assert_raised(outcomes[rank], errors.StepTimeoutError, "step_timeout_s|1 s|1.0 s")
+        found = assert_raised(
+            outcomes[rank],
+            errors.StepTimeoutError,
+            "rank 1 runs, but did not come",
+            "step_timeout_s",
+        )
         assert found.unchanged and found.step == 2 and found.committed_step == 2
+        assert found.culprits == (1,)
+
+
+def test_rank_that_lets_its_optimizer_go_is_named_by_the_others_at_once() -> None:
+    outcomes = run_workers(step_once_less, 3, False, timeout_s=20)
+    for rank in (0, 2):
+        found = assert_raised(
+            outcomes[rank], errors.PeerLostError, "rank 1 is gone", "has let go of this optimizer"
+        )
+        assert found.unchanged and found.step == 2 and found.culprits == (1,)

@@ -216,8 +216,12 @@ def test_rank_that_leaves_out_a_step_is_named_and_nothing_committed(pattern: str
         assert report.afterwards.startswith("ProcessGroupError")
 
 
+kept: list[distlion.DistributedLion] = []
+
+
 def leave_early(rank: int, world_size: int, folder: str) -> Report | None:
     optimizer = make_optimizer(TIMEOUT_S, {})
+    kept.append(optimizer)  # otherwise its connections would close when this returns
     while optimizer.committed_step < ACCIDENT_STEP:
         do_step(optimizer, rank)
     if rank == 1:

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 
+import distlion
 from cluster import run_workers
 from distlion import errors
 from distlion.voting import BucketVote
@@ -70,6 +71,27 @@ def let_go(rank: int, world_size: int) -> tuple[bool, bool, bool]:
 @pytest.mark.distributed
 def test_an_optimizer_that_nobody_wants_leaves_nothing_behind() -> None:
     assert run_workers(let_go, 2) == [(False, False, False)] * 2
+
+
+kept: list[distlion.DistributedLion] = []
+
+
+def let_go_amid_backward(rank: int, world_size: int) -> int:
+    """Rank 0 lets go of an optimizer whose first votes have left; rank 1 never sends its own."""
+    optimizer = make_optimizer(overlap=True, bucket_elements=64)
+    if rank == 1:
+        kept.append(optimizer)
+        return 0
+    sum(param.sum() for param in params_of(optimizer)).backward()  # type: ignore[union-attr]
+    overlap = optimizer._peers.overlap
+    assert overlap is not None
+    overlap._submit(lambda: None).result()  # what was started before has left
+    return overlap._n_started
+
+
+@pytest.mark.distributed
+def test_an_optimizer_let_go_amid_backward_waits_for_nobody() -> None:
+    assert run_workers(let_go_amid_backward, 2, timeout_s=20) == [1, 0]
 
 
 def die_between_backwards(rank: int, world_size: int) -> tuple[int, int]:

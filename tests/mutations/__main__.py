@@ -1,4 +1,4 @@
-"""Plant each bug of ``planted.py`` in a copy of the package: some test must fail for each.
+"""Plant each bug of the lists beside this file in a copy of the package: some test must fail for each.
 
 python tests/mutations [WORDS OF A NAME]
 """
@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 
 from planted import MUTATIONS, Mutation
+from planted_misuse import MISUSES
 
 import distlion.kernels._cpu
 
@@ -67,7 +68,7 @@ def plant(python: Path, mutation: Mutation) -> str:
     path = TREE / "src" / "distlion" / mutation.file
     text = path.read_text()
     if text.count(mutation.old) != 1:
-        return f"stands {text.count(mutation.old)} times in {mutation.file}: update planted.py"
+        return f"stands {text.count(mutation.old)} times in {mutation.file}: update its entry"
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
         status = run_tests(python, mutation)
@@ -80,7 +81,7 @@ def plant(python: Path, mutation: Mutation) -> str:
 
 def main(words: str) -> int:
     """Plant all bugs whose name holds ``words``; return 0 if each was killed."""
-    chosen = [mutation for mutation in MUTATIONS if words in mutation.name]
+    chosen = [mutation for mutation in MUTATIONS + MISUSES if words in mutation.name]
     python = make_tree()
     n_killed = 0
     for number, mutation in enumerate(chosen, start=1):

@@ -184,16 +184,16 @@ MUTATIONS = (
     Mutation(
         "an optimizer is dead after every error",
         "voting/lifecycle.py",
-        "if isinstance(error, DistlionError) and error.is_recoverable:",
-        "if False:",
+        "if not (isinstance(error, DistlionError) and error.is_recoverable):",
+        "if True:",
         BLAME,
     ),
     Mutation(
         "no error leaves an optimizer dead",
         "voting/lifecycle.py",
-        "if isinstance(error, DistlionError) and error.is_recoverable:",
-        "if True:",
-        ("distributed/test_process_group.py",),
+        "if not (isinstance(error, DistlionError) and error.is_recoverable):",
+        "if False:",
+        LIFECYCLE,
     ),
     Mutation(
         "a commit that was cut short leaves no trace",
@@ -205,8 +205,8 @@ MUTATIONS = (
     Mutation(
         "headers do not carry this step's hyperparameters",
         "voting/description.py",
-        "[self._digest, *changing, *self.list_unfrozen()]",
-        "[self._digest, *self.list_unfrozen()]",
+        "[self._digest, *changing, *self.list_toggled()]",
+        "[self._digest, *self.list_toggled()]",
         ("voting/test_description.py",),
     ),
     Mutation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.kernels import FLOAT32_MAX, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket
 
 MAX_BITS = 8
@@ -64,9 +63,10 @@ class QuantizedVote(Aggregation):
             )
         if self.step is not None and not isinstance(self.step, int | float):
             raise UnsupportedTypeError(f"QuantizedVote(step={self.step!r}): expected a number")
-        if self.step is not None and not (math.isfinite(self.step) and self.step > 0):
+        if self.step is not None and not 0 < self.step <= FLOAT32_MAX:
             raise InvalidArgumentError(
-                f"QuantizedVote(step={self.step}): expected a finite number above 0, or None"
+                "QuantizedVote(step=...): expected a finite number above 0, of at most "
+                f"{FLOAT32_MAX:.4g}, or None"
             )
 
     @property

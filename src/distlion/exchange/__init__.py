@@ -21,12 +21,13 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import ByteCount, Link
+from distlion.exchange.link import ByteCount, Link, tidy
 from distlion.exchange.node_frames import NodeFrames
 from distlion.exchange.numbers import gather_numbers, gather_sample, plan_numbers, plan_sample
 from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
 from distlion.exchange.registry import PATTERNS, list_patterns, parse_pattern
+from distlion.exchange.turns import Turn
 from distlion.exchange.verdict import (
     Verdict,
     find_errors,
@@ -36,7 +37,7 @@ from distlion.exchange.verdict import (
     with_verdict,
     worst_of,
 )
-from distlion.exchange.watch import PeerWatch, watch_peers
+from distlion.exchange.watch import PeerWatch, is_registered, keep_forever, store_of, watch_peers
 
 __all__ = [
     "MAX_WORKERS",
@@ -60,12 +61,15 @@ __all__ = [
     "Reducer",
     "Reply",
     "Status",
+    "Turn",
     "Verdict",
     "Work",
     "find_errors",
     "fire_framed",
     "gather_numbers",
     "gather_sample",
+    "is_registered",
+    "keep_forever",
     "list_patterns",
     "minority",
     "parse_pattern",
@@ -73,6 +77,8 @@ __all__ = [
     "plan_sample",
     "read_chunks",
     "run_all",
+    "store_of",
+    "tidy",
     "watch_peers",
     "with_error",
     "with_error_of",

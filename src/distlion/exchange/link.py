@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlion.errors import PeerLostError, ProcessGroupError, StepTimeoutError
+from distlion.errors import (
+    PeerLostError,
+    ProcessGroupError,
+    StepError,
+    StepMismatchError,
+    StepTimeoutError,
+)
 from distlion.exchange.watch import FailureKind, Finding, PeerWatch, keep_forever
 from distlion.kernels import choose_kernels
 
-# all_gather_into_tensor became all_gather_single in torch 2.13.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_INCREASE, _DECREASE = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
 
 # How often a wait looks for another worker's alarm.
 LOOK_S = 0.1
@@ -82,10 +90,15 @@ class Transfer:
         what: str,
     ) -> None:
         self._link, self._step, self._what = link, step, what
+        # Whoever lets go of a group waits for what is under way on it, perhaps for ever: it is kept
+        # until this has ended, also where nobody waits for that any more.
+        _INCREASE(ctypes.py_object(link.process_group))
+        self._is_under_way = True
         try:
             self._work = start()
         except RuntimeError as error:
             raise link.broken(error, step, what) from error
+        self._start_s = time.monotonic()
         link.counted += sent
 
     def wait(self) -> None:
@@ -102,21 +115,25 @@ class Transfer:
             except RuntimeError as error:
                 raise link.broken(error, self._step, self._what) from error
             if not has_ended:
-                how = f"the {self._what} had no end in {link.timeout_s:g} s"
+                passed_s = time.monotonic() - self._start_s
+                how = f"the {self._what} had no end in {passed_s:.1f} s"
                 raise link.failure("silent", self._step, how)
+            if self._is_under_way:
+                self._is_under_way = False
+                _DECREASE(ctypes.py_object(link.process_group))
             # What others sent before they gave this worker up has waited for it in its sockets.
             if watch is not None and watch.is_given_up(link.timeout_s):
                 how = f"this worker came too late to the {self._what}"
                 raise link.failure("silent", self._step, how)
         finally:
             if watch is not None:
-                watch.in_exchange = False
+                watch.leave_exchange(self)
 
     def _has_ended(self) -> bool:
         """Wait for the end; False where it has none in time, or a peer failed."""
         work, link = self._work, self._link
         if link.watch is not None:  # others may ask whether this worker has come to the exchange
-            link.watch.enter_exchange()
+            link.watch.enter_exchange(self)
         if work is None:
             return True
         if link.wire_device.type != "cpu":  # NCCL gives a communicator up when a wait is over
@@ -178,17 +195,18 @@ class Link:
         self.wire_device = device if wire_device is None else wire_device
         self.kernels = choose_kernels(self.wire_device)
         self.timeout_s = timeout_s
-        self.rank = dist.get_rank(process_group)
-        self.world_size = dist.get_world_size(process_group)
+        self.rank = process_group.rank()
+        self.world_size = process_group.size()
         self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
         self.watch = watch
         self.counted = ByteCount()
-        self._first = dist.get_global_rank(process_group, 0)
         self._check_backend()
 
     def _check_backend(self) -> None:
         """Gloo carries CPU tensors, NCCL CUDA tensors."""
-        backend = dist.get_backend_config(self.process_group)
+        backend = "cpu:gloo"  # what torch does not know is a Gloo group of ours
+        if isinstance(self.process_group, dist.ProcessGroup):
+            backend = dist.get_backend_config(self.process_group)
         backends = dict(part.split(":") for part in str(backend).split(",") if ":" in part)
         name = backends.get(self.wire_device.type, "")
         if not name or (name == "gloo" and self.wire_device.type != "cpu"):
@@ -206,9 +224,7 @@ class Link:
         """Send chunk i to member i; ``out`` and ``chunks`` are (world_size, n) uint8."""
         peers = self.world_size - 1
         n_bytes = peers * chunks[0].nbytes
-        start = partial(
-            dist.all_to_all_single, out, chunks, group=self.process_group, async_op=True
-        )
+        start = partial(self.process_group.alltoall_base, out, chunks, [], [])
         sent = ByteCount(n_bytes, n_bytes, peers)
         return Transfer(self, start, sent, step=step, what="all-to-all")
 
@@ -218,7 +234,7 @@ class Link:
             chunks = chunk.expand(self.world_size, -1).contiguous()
             return self.all_to_all(out, chunks, step=step)
         peers = self.world_size - 1
-        start = partial(_all_gather, out.view(-1), chunk, group=self.process_group, async_op=True)
+        start = partial(self.process_group._allgather_base, out.view(-1), chunk)
         sent = ByteCount(peers * chunk.nbytes, peers * chunk.nbytes, peers)
         return Transfer(self, start, sent, step=step, what="all-gather")
 
@@ -232,10 +248,8 @@ class Link:
 
     def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> Transfer:
         """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
-        rows = None if out is None else list(out)
-        start = partial(
-            dist.gather, chunk, rows, dst=self._first, group=self.process_group, async_op=True
-        )
+        rows = [] if out is None else [list(out)]
+        start = partial(self.process_group.gather, rows, [chunk], _from(0, dist.GatherOptions()))
         sent = ByteCount(chunk.nbytes, 0, 1)
         if out is not None:
             sent = ByteCount(0, (self.world_size - 1) * chunk.nbytes, 0)
@@ -243,10 +257,8 @@ class Link:
 
     def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int) -> Transfer:
         """Receive ``out`` (n,) from the first member; only that one gives (world_size, n)."""
-        rows = None if chunks is None else list(chunks)
-        start = partial(
-            dist.scatter, out, rows, src=self._first, group=self.process_group, async_op=True
-        )
+        rows = [] if chunks is None else [list(chunks)]
+        start = partial(self.process_group.scatter, [out], rows, _from(0, dist.ScatterOptions()))
         sent = ByteCount(0, out.nbytes, 0)
         if chunks is not None:
             peers = self.world_size - 1
@@ -255,8 +267,8 @@ class Link:
 
     def broadcast(self, tensor: Tensor, *, step: int, source: int = 0) -> Transfer:
         """Overwrite ``tensor`` with that of a rank of the link; not counted."""
-        sender = dist.get_global_rank(self.process_group, source)
-        start = partial(dist.broadcast, tensor, sender, group=self.process_group, async_op=True)
+        options = _from(source, dist.BroadcastOptions())
+        start = partial(self.process_group.broadcast, [tensor], options)
         return Transfer(self, start, ByteCount(), step=step, what="broadcast")
 
     def take_counted(self) -> ByteCount:
@@ -264,29 +276,53 @@ class Link:
         counted, self.counted = self.counted, ByteCount()
         return counted
 
-    def broken(self, error: RuntimeError, step: int, what: str) -> PeerLostError | StepTimeoutError:
+    def broken(self, error: RuntimeError, step: int, what: str) -> StepError:
         """Turn what the transport raised into an error that says who failed."""
-        reason = str(error).split("\n")[0]
+        reason = tidy(error)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed ({reason})")
 
-    def failure(self, kind: FailureKind, step: int, what: str) -> PeerLostError | StepTimeoutError:
+    def failure(self, kind: FailureKind, step: int, what: str) -> StepError:
         """Find out who failed, for an error; the group is of no use from here on."""
         keep_forever(self.process_group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
-        error = StepTimeoutError if found.kind == "silent" else PeerLostError
-        return error(
-            f"{what}: {_explain(found, self.ranks[self.rank])}; nothing was committed here",
+        text = _explain(found, self.ranks[self.rank])
+        if found.kind != "order":
+            text = f"{what}: {text}"
+        return _ERRORS[found.kind](
+            f"{text}; nothing was committed here",
             rank=self.ranks[self.rank],
             step=step,
             culprits=found.culprits,
         )
 
 
+def tidy(error: Exception) -> str:
+    """Say what torch says of an error: a sentence, without the source path that Gloo opens with."""
+    sentence = str(error).split("\n")[0].split(". ")[0]
+    return re.sub(r"\[[^\[\]]*\.(cc|cpp|h|hpp):\d+\]\s*", "", sentence)
+
+
+def _from(root: int, options: Any) -> Any:
+    """Let the options of a collective name a member of the group as its root."""
+    options.rootRank = root
+    return options
+
+
+_ERRORS: dict[FailureKind, type[StepError]] = {
+    "lost": PeerLostError,
+    "silent": StepTimeoutError,
+    "order": StepMismatchError,
+}
 _LIMITS = "step_timeout_s= sets the limit, init_timeout_s= that of construction"
 
 
 def _explain(found: Finding, own: int) -> str:
+    if found.kind == "order":
+        return (
+            f"workers called their optimizers in different orders: {found.note}; every worker must "
+            "make the same calls of all optimizers of a process group, in the same order"
+        )
     names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
     if own in found.culprits:
         return "the other workers heard nothing of this one for too long, and gave it up"

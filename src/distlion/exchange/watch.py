@@ -23,15 +23,18 @@ from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 
+from distlion.exchange.turns import LONG_S, Turn, Turns, find_out_of_order, name_turns
+
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
 ANSWER_S = 0.6
+# Whoever fails waits so long for answers that who looked for an alarm since then has seen one.
+CALM_S = ANSWER_S
 READ_S = 0.2
 # An error comes at most a second after the timeout, also where the store does not answer.
 SETTLE_S = 0.9
-CALM_S = 1.0
 
-FailureKind = Literal["lost", "silent"]
+FailureKind = Literal["lost", "silent", "order"]
 _Answer = TypeVar("_Answer")
 
 
@@ -40,7 +43,8 @@ class Finding:
     """What the workers agreed on.
 
     Attributes:
-        kind: "lost", a connection closed; "silent", somebody did not answer in time.
+        kind: "lost", a connection closed; "silent", somebody did not answer in time; "order",
+            workers are at calls of different optimizers.
         culprits: Ranks in the group; empty where that is unknown.
         busy: Whether the culprits do run, but did not come to the exchange.
         note: What else is known, for the message.
@@ -59,20 +63,29 @@ class PeerWatch:
 
     Args:
         process_group: The workers.
+
+    Attributes:
+        turns: Which call of which optimizer this worker is at.
+        alarmed: Set once some worker has failed.
+        has_settled: Whether a transfer of this worker has failed.
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         self._rank = dist.get_rank(process_group)
         self._world_size = dist.get_world_size(process_group)
-        self._store = _store_of(process_group)
+        self._group = weakref.ref(process_group)
+        self._store = store_of(process_group)
+        self.turns = Turns(self._store)
+        self.has_settled = False
         self._store_host = _find_store_host(process_group, self._store)
         self._ended = threading.Event()
         self.alarmed = threading.Event()
-        self.in_exchange = False
+        # Transfers that are waited for: of several optimizers with overlap, on several threads.
+        self._waiting: set[object] = set()
         # When this worker entered the last exchange but one, and the last one.
         self._entered_s = [time.monotonic()] * 2
         self._looked_s = time.monotonic()
-        self._is_store_gone = False
+        self._is_store_gone = self._has_host_left_first = False
         self._finding: Finding | None = None
         thread = threading.Thread(
             target=_listen,
@@ -90,10 +103,12 @@ class PeerWatch:
         try:
             is_alarmed = self._store.check(["distlion/alarm"])
         except RuntimeError:
-            # Who was not stopped would have seen an alarm before the store's host left.
-            self._is_store_gone = time.monotonic() - self._looked_s < CALM_S
+            self._note_store_gone()
             raise
         self._looked_s = time.monotonic()
+        if not is_alarmed and self._waits_for_long() and self.turns.differ():
+            is_alarmed = True
+            self._raise_alarm("order")
         if not is_alarmed:
             return True
         if not self.alarmed.is_set():
@@ -105,15 +120,29 @@ class PeerWatch:
         self._finding = self._read_finding()
         return False
 
+    def _note_store_gone(self) -> None:
+        """Note that the store is gone, and whether its host was the first to leave."""
+        if not self._is_store_gone:
+            # Who was not stopped would have seen an alarm before the store's host left.
+            self._has_host_left_first = time.monotonic() - self._looked_s < CALM_S
+            self._is_store_gone = True
+
     def _read_finding(self) -> Finding:
         found = json.loads(self._store.get("distlion/finding"))
         self._store.set(f"distlion/read/{self._rank}", "")
-        return Finding(found["kind"], tuple(found["culprits"]), found["busy"])
+        return Finding(found["kind"], tuple(found["culprits"]), found["busy"], found["note"])
 
-    def enter_exchange(self) -> None:
-        """Note that this worker has come to an exchange."""
-        self.in_exchange = True
+    def enter_exchange(self, transfer: object) -> None:
+        """Note that this worker has come to an exchange, and waits for a transfer."""
+        self._waiting.add(transfer)
         self._entered_s = [self._entered_s[1], time.monotonic()]
+
+    def leave_exchange(self, transfer: object) -> None:
+        """Note that this worker waits for a transfer no more."""
+        self._waiting.discard(transfer)
+
+    def _waits_for_long(self) -> bool:
+        return bool(self._waiting) and time.monotonic() - self._entered_s[1] > LONG_S
 
     def is_given_up(self, limit_s: float) -> bool:
         """Return whether others may have given this worker up before its exchange came to an end.
@@ -122,27 +151,37 @@ class PeerWatch:
         only if that was ``limit_s`` ago, or half of it: it was stopped, or slow.
         """
         away_s = time.monotonic() - self._entered_s[0]
-        if away_s < limit_s / 2 or self._is_store_gone:
+        if away_s < limit_s / 2 or self._has_host_left_first:
             return False
         heard = None
         with contextlib.suppress(RuntimeError):
             heard = self.alarmed.is_set() or _within(ANSWER_S, self.look)
-        unknown = heard is None and not self._is_store_gone
+        unknown = heard is None and not self._has_host_left_first
         return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
     def settle(self, kind: FailureKind) -> Finding:
         """Agree with all workers that answer on who failed; takes a second at most."""
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
+        self.has_settled = True
         if self._finding is not None:
             return self._finding
         try:
             found = _within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
-            if self._store_host is not None and self._store_host != self._rank:
+            self._note_store_gone()
+            host = self._store_host
+            if host is None or host == self._rank:
+                return Finding(kind, note="the store through which the group met is gone too")
+            if self._has_host_left_first:
                 note = "it kept the store through which the group met, and that is gone too"
-                return Finding(kind, (self._store_host,), note=note)
-            return Finding(kind, note="the store through which the group met is gone too")
+                return Finding(kind, (host,), note=note)
+            return Finding(
+                kind,
+                note="the store through which the group met is gone too, and this worker was held "
+                f"up for so long that rank {host}, which kept it, may have left after somebody "
+                "else had failed; look at the logs of the others",
+            )
         return found or Finding(
             kind,
             note="the store through which the group met does not answer either, so that this "
@@ -152,9 +191,7 @@ class PeerWatch:
     def _settle(self, kind: FailureKind) -> Finding:
         """1 raise the alarm, 2 wait for answers, 3 publish the finding, 4 let others read it."""
         # 1 raise the alarm
-        self._answer()
-        self._store.set("distlion/alarm", kind)
-        self.alarmed.set()
+        self._raise_alarm(kind)
 
         # 2 wait for answers
         everybody = range(self._world_size)
@@ -171,9 +208,17 @@ class PeerWatch:
         self._await("read", present, READ_S)
         return finding
 
+    def _raise_alarm(self, kind: FailureKind) -> None:
+        self._answer()
+        self._store.set("distlion/alarm", kind)
+        self.alarmed.set()
+
     def _answer(self) -> None:
-        where = "exchange" if self.in_exchange else "elsewhere"
-        self._store.set(f"distlion/answer/{self._rank}", where)
+        group = self._group()
+        is_member = group is not None and is_registered(group)
+        alive = sorted(self.turns.alive) if is_member else []
+        answer = [bool(self._waiting), self.turns.now, alive]
+        self._store.set(f"distlion/answer/{self._rank}", json.dumps(answer))
 
     def _await(self, what: str, ranks: Any, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
@@ -182,16 +227,34 @@ class PeerWatch:
             time.sleep(0.02)
 
     def _conclude(self, kind: FailureKind) -> dict[str, Any]:
-        heard: dict[int, bool] = {}
+        """Draw a finding out of the answers."""
+        waiting: dict[int, Turn] = {}
+        elsewhere, silent, gone = [], [], []
+        own = self.turns.now.optimizer
         for rank in range(self._world_size):
             key = f"distlion/answer/{rank}"
-            if self._store.check([key]):
-                heard[rank] = self._store.get(key) == b"exchange"
-        culprits = [rank for rank in range(self._world_size) if rank not in heard]
-        busy = kind == "silent" and not culprits
-        if busy:
-            culprits = [rank for rank, in_exchange in heard.items() if not in_exchange]
-        return {"kind": kind, "culprits": culprits, "busy": busy}
+            if not self._store.check([key]):
+                silent.append(rank)
+                continue
+            is_waiting, turn, alive = json.loads(self._store.get(key))
+            if is_waiting:
+                waiting[rank] = Turn(*turn)
+            elif own in self.turns.alive and own not in alive:
+                gone.append(rank)
+            else:
+                elsewhere.append(rank)
+        out_of_order = find_out_of_order(waiting)
+        culprits, busy, note = silent, False, ""
+        if out_of_order is not None and not silent:
+            kind, culprits, note = "order", list(out_of_order), name_turns(waiting)
+        elif gone and not silent:
+            culprits, busy = gone, kind == "silent"
+            note = "it has let go of this optimizer, or destroyed the process group"
+        elif kind == "silent" and not silent:
+            culprits, busy = elsewhere, bool(elsewhere)
+        if not culprits and not note and len(set(waiting.values())) > 1:
+            note = name_turns(waiting)
+        return {"kind": kind, "culprits": culprits, "busy": busy, "note": note}
 
 
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.WeakKeyDictionary()
@@ -204,7 +267,15 @@ def watch_peers(process_group: dist.ProcessGroup) -> PeerWatch:
     return _watches[process_group]
 
 
-def keep_forever(process_group: dist.ProcessGroup) -> None:
+def is_registered(process_group: dist.ProcessGroup) -> bool:
+    """Return whether a group is one that torch still knows."""
+    try:
+        return dist.get_rank(process_group) >= 0
+    except (ValueError, RuntimeError):
+        return False
+
+
+def keep_forever(process_group: object) -> None:
     """Never destroy a group: after a failure, its destructor waits for peers that may be silent.
 
     Gloo cannot abort a collective, so that an interpreter would not come to its end.
@@ -212,7 +283,8 @@ def keep_forever(process_group: dist.ProcessGroup) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
 
 
-def _store_of(process_group: dist.ProcessGroup) -> Any:
+def store_of(process_group: dist.ProcessGroup) -> Any:
+    """Return the store through which a group met."""
     # Public since torch 2.13 or so; the older way is private, and the same.
     if hasattr(process_group, "get_group_store"):
         return process_group.get_group_store()

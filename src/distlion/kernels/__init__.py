@@ -3,6 +3,7 @@
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import (
     EXP_AVG_DTYPES,
+    FLOAT32_MAX,
     PARAM_DTYPES,
     SCALE_BLOCK_ELEMENTS,
     Coefficients,
@@ -15,6 +16,7 @@ from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
     "EXP_AVG_DTYPES",
+    "FLOAT32_MAX",
     "PARAM_DTYPES",
     "SCALE_BLOCK_ELEMENTS",
     "Coefficients",

@@ -49,6 +49,7 @@ from distlion.layout import Bucket, Slot
 PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXP_AVG_DTYPES = (torch.float32, torch.bfloat16)
 SCALE_BLOCK_ELEMENTS = 4096
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 # (seed, step, rank, domain of ``Coins``) -> words 0, 1 and 2**33 of the coin; computed with Python
 # integers from the equations of coin.py, and checked against a published value: splitmix64 seeded

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import GOLDEN, Coin
-from distlion.kernels.contract import Coefficients, ReplyFormat, Segment
+from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Segment
 from distlion.kernels.words import (
     Run,
     cut_blocks,
@@ -29,7 +29,6 @@ from distlion.kernels.words import (
 )
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
 
-FLT_MAX = torch.finfo(torch.float32).max
 # So many are widened at a time; whole blocks.
 CHUNK_ELEMENTS = 1 << 20
 
@@ -151,7 +150,7 @@ def _levels(c: Tensor, norm: Literal["l1", "linf"], step: float, highest: int) -
     """Quantize: a = min(floor(fl(|c| * r)), highest), (n,) uint8."""
     blocks = cut_blocks(c.abs())
     scale = mean_by_halving(blocks, c.numel()) if norm == "l1" else blocks.amax(1)
-    inverse = (1.0 / (scale.double() * step)).clamp(max=FLT_MAX).float()
+    inverse = (1.0 / (scale.double() * step)).clamp(max=FLOAT32_MAX).float()
     inverse = inverse.masked_fill(scale == 0, 0.0)
     levels = (blocks * inverse.unsqueeze(1)).floor().clamp(max=float(highest))
     return levels.to(torch.uint8).view(-1)[: c.numel()]

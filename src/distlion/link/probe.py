@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
-from distlion.errors import PeerLostError
 from distlion.exchange import Link
 from distlion.link.link_model import LinkModel
 
@@ -184,19 +182,10 @@ def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:
 
     def exchange() -> None:
         try:
-            work = dist.all_to_all_single(
-                received, chunks, sizes, sizes, group=link.process_group, async_op=True
-            )
-            if work is not None:
-                work.wait(timedelta(seconds=link.timeout_s))
+            work = link.process_group.alltoall_base(received, chunks, sizes, sizes)
+            work.wait(timedelta(seconds=link.timeout_s))
         except RuntimeError as error:
-            reason = str(error).split("\n")[0]
-            raise PeerLostError(
-                f"probing rank {link.ranks[rank]} failed, most likely because a peer is gone or "
-                f"silent ({reason}); look at the other workers' logs",
-                rank=link.ranks[link.rank],
-                step=step,
-            ) from error
+            raise link.broken(error, step, f"probe of rank {link.ranks[rank]}") from error
 
     return _time(link, exchange)
 

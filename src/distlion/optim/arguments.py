@@ -11,6 +11,7 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
+from distlion.optim.memory import check_own_memory, check_shared_memory
 
 
 def list_params(params: Any) -> list[Any]:
@@ -74,7 +75,8 @@ def check_params(
 
     Raises:
         UnsupportedTypeError: Not a tensor, or of a kind, dtype or device without support.
-        InvalidArgumentError: Not a leaf, given twice, or with memory that overlaps itself.
+        InvalidArgumentError: Not a leaf, given twice, or with memory that overlaps its own or
+            that of another.
     """
     seen = {id(param): name for param, name in known.items()}
     for param, name in zip(params, names, strict=True):
@@ -83,18 +85,16 @@ def check_params(
             raise InvalidArgumentError(
                 f"{name} is not a leaf: an optimizer moves parameters, not results of a graph"
             )
-        if any(
-            size > 1 and stride == 0
-            for size, stride in zip(param.shape, param.stride(), strict=True)
-        ):
-            raise InvalidArgumentError(
-                f"{name} overlaps itself in memory (strides {param.stride()}); call .clone() first"
-            )
         if id(param) in seen:
             raise InvalidArgumentError(
                 f"{name} is {seen[id(param)]} once more; give each parameter once"
             )
+        if param.layout is torch.strided:
+            check_own_memory(param, name)
         seen[id(param)] = name
+    everything = {**known, **dict(zip(params, names, strict=True))}
+    trained = {param: name for param, name in everything.items() if param.requires_grad}
+    check_shared_memory(list(trained), list(trained.values()))
 
 
 def _check_kind(param: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,12 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion.aggregation import Aggregation, MajorityVote, TernaryVote
-from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
+from distlion.errors import (
+    CheckpointError,
+    ConcurrentCallError,
+    DistlionError,
+    InvalidArgumentError,
+)
 from distlion.kernels import Coefficients, check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
@@ -22,6 +28,7 @@ from distlion.optim.arguments import (
     list_params,
     split_names,
 )
+from distlion.optim.precision import warn_of_lost_updates
 from distlion.optim.saved_state import (
     WORKER_KEY,
     fill_absent_keys,
@@ -56,12 +63,15 @@ class LionBase(Optimizer):
         *,
         exp_avg_dtype: torch.dtype | None = None,
         pieces: NodePieces | None = None,
+        rounding: str = "nearest",
     ) -> None:
         self._check_group(defaults)
         check_denormals()
         self._exp_avg_dtype = exp_avg_dtype
         self._pieces = pieces or NodePieces(1, 0)
+        self._step_lock = threading.Lock()
         super().__init__(list_params(params), defaults)
+        warn_of_lost_updates(self.param_groups, rounding=rounding)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor; what is absent takes the defaults."""
@@ -181,18 +191,26 @@ class LionBase(Optimizer):
             InvalidArgumentError: A hyperparameter of a group has left its range.
             SparseGradientError: A gradient is sparse.
             StepError, ProcessGroupError: As the class says.
+            ConcurrentCallError: A step is under way, on another thread or in the closure's caller.
         """
+        if not self._step_lock.acquire(blocking=False):
+            raise ConcurrentCallError(
+                "step() of this optimizer is under way, on another thread or as the caller of the "
+                "closure; make one call at a time"
+            )
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
             self._do_step()
         except BaseException:
             # A GradScaler takes these back only from a step that returns.
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
+        finally:
+            self._step_lock.release()
         return loss
 
     def _do_step(self) -> None:
@@ -265,7 +283,9 @@ class VotingBase(LionBase):
         }
         if worker is not None:
             defaults[WORKER_KEY] = worker
-        super().__init__(params, defaults, exp_avg_dtype=exp_avg_dtype, pieces=pieces)
+        super().__init__(
+            params, defaults, exp_avg_dtype=exp_avg_dtype, pieces=pieces, rounding=rounding
+        )
         check_rounding(rounding, {param.dtype for param in self._all_params()})
 
     @property

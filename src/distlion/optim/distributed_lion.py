@@ -163,11 +163,10 @@ class DistributedLion(VotingBase):
             pieces=self._peers.pieces,
             worker=self._peers.name_worker(),
         )
-        if not self._peers.is_alone:
-            lines = self._describe().list_lines(self.param_groups)
-            self._peers.shake_hands(lines, self._list_trainable(), step=self.committed_step)
-            self._peers.broadcast(self._all_params(), step=self.committed_step)
-        self._lay_out()
+        with self._peers.lifecycle.exchange("construction"):
+            lines, trained = self._describe().list_lines(self.param_groups), self._list_trainable()
+            self._peers.join(lines, trained, self._all_params(), step=self.committed_step)
+            self._lay_out()
 
     def _describe(self) -> Description:
         params, names = self._list_trainable(), self._param_names()
@@ -347,7 +346,7 @@ class DistributedLion(VotingBase):
         with peers.lifecycle.exchange("add_param_group()"):
             try:
                 lines = self._describe().list_lines(self.param_groups)
-                lines += peers.description.list_unfrozen()
+                lines += peers.description.list_toggled()
                 peers.meet("add_param_group()", lines, step=step)
                 peers.description.check_frozen()
             except BaseException:
@@ -355,7 +354,7 @@ class DistributedLion(VotingBase):
                 raise
             self._lay_out()
             if not peers.is_alone:
-                peers.broadcast(self.param_groups[-1]["params"], step=step)
+                peers.take_over(peers.params, self.param_groups[-1]["params"], step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.

@@ -10,6 +10,7 @@ from typing import Literal
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import ByteCount, ChunkKind, Header, Link, gather_numbers, plan_numbers
 from distlion.kernels import Segment, choose_kernels
+from distlion.voting.hyperparameters import check_positive
 
 NORM_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -48,10 +49,7 @@ class ClipNorm:
     def __post_init__(self) -> None:
         if isinstance(self.max_norm, bool) or not isinstance(self.max_norm, int | float):
             raise UnsupportedTypeError(f"ClipNorm(max_norm={self.max_norm!r}): expected a number")
-        if not (math.isfinite(self.max_norm) and self.max_norm > 0):
-            raise InvalidArgumentError(
-                f"ClipNorm(max_norm={self.max_norm}): expected a finite number above 0"
-            )
+        check_positive("ClipNorm.max_norm", self.max_norm)
         if self.scope not in ("worker", "global"):
             raise InvalidArgumentError(
                 f"ClipNorm(scope={self.scope!r}): expected 'worker' or 'global'"

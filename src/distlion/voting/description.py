@@ -34,7 +34,7 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
 
 
 class Description:
-    """Describe an optimizer to its peers, and notice parameters unfrozen behind its back.
+    """Describe an optimizer to its peers, and notice requires_grad toggled behind its back.
 
     Args:
         lines: What does not change from step to step.
@@ -45,10 +45,11 @@ class Description:
         self._lines = list(lines)
         self._digest = digest_lines(self._lines).hex()
         self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
+        self._trained = {param: name for param, name in names.items() if param.requires_grad}
 
     def list_lines(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """Describe all that must be equal in a step with these param groups."""
-        return self._lines + describe_hyperparameters(groups) + self.list_unfrozen()
+        return self._lines + describe_hyperparameters(groups) + self.list_toggled()
 
     def digest(self, changing: Sequence[str]) -> int:
         """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits.
@@ -56,14 +57,17 @@ class Description:
         Args:
             changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
         """
-        return digest_settings([self._digest, *changing, *self.list_unfrozen()])
+        return digest_settings([self._digest, *changing, *self.list_toggled()])
 
-    def list_unfrozen(self) -> list[str]:
-        """One line for each parameter that was frozen and is not."""
+    def list_toggled(self) -> list[str]:
+        """One line for each parameter that was frozen and is not, or the other way round."""
         lines = []
         for param, name in self._frozen.items():
             if param.requires_grad:
                 lines.append(f"no longer frozen: {name}")
+        for param, name in self._trained.items():
+            if not param.requires_grad:
+                lines.append(f"no longer trained: {name}")
         return lines
 
     def check_frozen(self) -> None:

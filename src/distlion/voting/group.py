@@ -28,7 +28,6 @@ class VotingGroup:
         self.world_size = (
             1 if self.process_group is None else dist.get_world_size(self.process_group)
         )
-        self.is_default = process_group is None
         if self.world_size > MAX_WORKERS:
             raise ProcessGroupError(
                 f"{self.world_size} workers vote; expected {MAX_WORKERS} at most"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import torch
 
@@ -54,21 +53,48 @@ def raise_difference(link: Link, lines: Sequence[str], longest: int, *, step: in
     """Gather all descriptions, padded to ``longest`` bytes, and raise what differs first."""
     padded = "\n".join(lines).encode().ljust(longest, b"\0")
     texts = [other.rstrip(b"\0").decode() for other in gather_bytes(link, padded, step=step)]
-    for values in zip_longest(*(text.split("\n") for text in texts), fillvalue="(nothing)"):
-        if len(set(values)) > 1:
-            culprits = minority(values)
-            raise ConfigMismatchError(
-                f"workers disagree: {_name_holders(values)}; give every worker the same "
-                "parameters, settings and version",
-                rank=link.rank,
-                step=step,
-                culprits=culprits,
-            )
+    found = find_difference([text.split("\n") for text in texts])
+    if found is not None:
+        what, culprits = found
+        raise ConfigMismatchError(
+            f"workers disagree: {what}; give every worker the same parameters, settings, version "
+            "and calls",
+            rank=link.rank,
+            step=step,
+            culprits=culprits,
+        )
     raise ConfigMismatchError(
         "workers run different protocol versions; install the same distlion everywhere",
         rank=link.rank,
         step=step,
     )
+
+
+def find_difference(descriptions: Sequence[Sequence[str]]) -> tuple[str, tuple[int, ...]] | None:
+    """Find the first thing that descriptions, one of each rank, say differently.
+
+    Args:
+        descriptions: Lines of the form "key: value". Those of one key are compared, wherever they
+            stand: workers at different calls do not describe the same things.
+
+    Returns:
+        What differs, and the ranks that leave the majority; None where nothing differs.
+    """
+    said = [_by_key(lines) for lines in descriptions]
+    for key in dict.fromkeys(key for one in said for key in one):
+        values = [one.get(key, f"no {key}") for one in said]
+        if len(set(values)) > 1:
+            return _name_holders(values), minority(values)
+    return None
+
+
+def _by_key(lines: Sequence[str]) -> dict[str, str]:
+    """Map what stands before the colon to the line; to several with commas between."""
+    said: dict[str, str] = {}
+    for line in lines:
+        key = line.split(": ", 1)[0]
+        said[key] = f"{said[key]}, {line}" if key in said else line
+    return said
 
 
 def _name_holders(values: Sequence[str]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import Coefficients
+from distlion.kernels import FLOAT32_MAX, Coefficients
 
 
 def check_number(name: str, value: Any) -> float:
@@ -17,14 +16,17 @@ def check_number(name: str, value: Any) -> float:
 
     Raises:
         UnsupportedTypeError: It is something else.
-        InvalidArgumentError: It is not finite.
+        InvalidArgumentError: It is not finite, or not as a float32.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
-    if not math.isfinite(value):
-        raise InvalidArgumentError(f"{name}={value}: expected a finite number")
+    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may have no float, nor be printed
+        shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise InvalidArgumentError(
+            f"{name}={shown}: expected a finite number, of at most {FLOAT32_MAX:.4g}"
+        )
     return float(value)
 
 

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from distlion.errors import CheckpointError, DistlionError, ProcessGroupError
+from distlion.errors import (
+    CheckpointError,
+    ConcurrentCallError,
+    DistlionError,
+    ProcessGroupError,
+)
+from distlion.exchange import Turn, is_registered
 from distlion.voting.group import VotingGroup
 
 
@@ -25,10 +31,14 @@ class Lifecycle:
 
     Attributes:
         is_ready: Whether its parameters have been put into buckets.
+        number: Of the optimizer, among all that were made on its process group.
     """
 
     def __init__(self, group: VotingGroup) -> None:
         self._group = group
+        self._watch = None if group.process_group is None else group.watch
+        self.number = 0 if self._watch is None else self._watch.turns.n_optimizers
+        self._under_way: str | None = None
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
         self._is_torn = self.is_ready = False
@@ -44,7 +54,13 @@ class Lifecycle:
         Raises:
             ProcessGroupError: An exchange failed before, this is a fork of the process, or the
                 group is not the one from the start.
+            ConcurrentCallError: One is under way, on another thread or further up the stack.
         """
+        if self._under_way is not None:
+            raise ConcurrentCallError(
+                f"{self._under_way} of this optimizer is under way, on another thread or further "
+                "up the stack; make one call at a time"
+            )
         if self._cause_of_death is not None:
             raise ProcessGroupError(
                 f"this optimizer is dead: {self._cause_of_death}; restart the workers from a "
@@ -54,6 +70,11 @@ class Lifecycle:
             raise ProcessGroupError(
                 f"this optimizer was made in process {self._process_id} and cannot vote in its "
                 f"fork {os.getpid()}; make it after the fork"
+            )
+        if self._watch is not None and self._watch.turns.failure is not None:
+            raise ProcessGroupError(
+                "the process group is of no more use, because an optimizer on it failed "
+                f"({self._watch.turns.failure}); restart the workers from a checkpoint"
             )
         self._check_group()
 
@@ -66,19 +87,11 @@ class Lifecycle:
                     "init_process_group before DistributedLion"
                 )
             return
-        if not ready or not self._is_registered():
+        if not ready or not is_registered(self._group.process_group):
             raise ProcessGroupError(
                 "the process group of this optimizer was destroyed or replaced; make a new "
                 "optimizer and load its state"
             )
-
-    def _is_registered(self) -> bool:
-        if self._group.is_default:
-            return dist.group.WORLD is self._group.process_group
-        try:
-            return dist.get_rank(self._group.process_group) >= 0
-        except (ValueError, RuntimeError):
-            return False
 
     def check_whole(self) -> None:
         """Raise CheckpointError where parameters are between two steps."""
@@ -96,19 +109,24 @@ class Lifecycle:
         of them raise, with nothing committed, it is known that they wait at the same place.
 
         Raises:
-            ProcessGroupError: As ``check_usable``.
+            ProcessGroupError, ConcurrentCallError: As ``check_usable``.
         """
         self.check_usable()
-        self._cause_of_death = f"{what} is under way"
+        self._under_way = what
+        if self._watch is not None:
+            turns = self._watch.turns
+            turns.now = Turn(turns.now.number + 1, self.number, what)
         try:
             yield
         except BaseException as error:
-            if isinstance(error, DistlionError) and error.is_recoverable:
-                self._cause_of_death = None
-            else:
-                self._cause_of_death = f"{what} failed ({type(error).__name__}: {error})"
+            if not (isinstance(error, DistlionError) and error.is_recoverable):
+                cause = f"{type(error).__name__}: {error}"
+                self._cause_of_death = f"{what} failed ({cause})"
+                if self._watch is not None and self._watch.has_settled:
+                    self._watch.turns.failure = cause
             raise
-        self._cause_of_death = None
+        finally:
+            self._under_way = None
 
     @contextmanager
     def commit(self) -> Iterator[None]:

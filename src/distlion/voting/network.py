@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 
 from distlion.aggregation import Aggregation, TernaryVote
 from distlion.exchange import AllReduce, ByteCount, Exchange, Link
@@ -21,7 +22,7 @@ from distlion.link import (
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
 from distlion.voting.group import VotingGroup
-from distlion.voting.node_groups import NodeGroups, node_groups, own_group
+from distlion.voting.node_groups import NodeGroups, own_group
 from distlion.voting.node_route import NodeRoute
 from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
 from distlion.voting.param import VotingParam
@@ -51,6 +52,9 @@ class VotingNetwork:
         self._node_size = node_size
         self.n_voters = group.world_size // node_size
         self.voter = group.rank // node_size
+        self._name = ""
+        self._everybody = group.process_group
+        self._for_checkpoints: dist.ProcessGroup | None = None
         self._nodes: NodeGroups | None = None
         self.between: dict[torch.device, Link] = {}
         self.inside: dict[torch.device, Link] = {}
@@ -63,21 +67,39 @@ class VotingNetwork:
         """The pattern that averages momenta: "auto" is ``AllReduce``."""
         return AllReduce() if self._settings.exchange == "auto" else self._settings.exchange
 
+    def connect(self, name: str) -> None:
+        """Make groups for this optimizer alone; every worker must call it.
+
+        What others send, other optimizers and the caller, could meet its bytes on shared ones, and
+        sizes that differ can abort a process inside Gloo.
+
+        Args:
+            name: Of the optimizer, unlike that of any other on the process group.
+        """
+        workers, timeout_s = self._group.process_group, self._settings.group_timeout_s
+        assert workers is not None
+        self._name = name
+        self._everybody = own_group(workers, name=name, timeout_s=timeout_s)
+        if self._node_size > 1:
+            self._nodes = NodeGroups(workers, self._node_size, name=name, timeout_s=timeout_s)
+
     def link(self, device: torch.device, timeout_s: float) -> Link:
-        """Return a link between all workers."""
-        assert self._group.process_group is not None
-        return Link(self._group.process_group, device, timeout_s=timeout_s, watch=self._group.watch)
+        """Return a link between all workers: their own, once they are connected."""
+        assert self._everybody is not None
+        return Link(self._everybody, device, timeout_s=timeout_s, watch=self._group.watch)
 
     def checkpoint_link(self, device: torch.device, *, in_background: bool) -> Link:
         """Return a link between all workers on a group of its own, which waits for slow disks.
 
         In the background it is without the watch, which speaks for the thread of the steps.
         """
-        assert self._group.process_group is not None
-        timeout_s = self._settings.group_timeout_s
-        group = own_group(self._group.process_group, timeout_s, purpose="checkpoint")
+        workers, timeout_s = self._group.process_group, self._settings.group_timeout_s
+        assert workers is not None
+        if self._for_checkpoints is None:
+            name = f"{self._name}/checkpoints"
+            self._for_checkpoints = own_group(workers, name=name, timeout_s=timeout_s)
         watch = None if in_background else self._group.watch
-        return Link(group, device, timeout_s=timeout_s, watch=watch)
+        return Link(self._for_checkpoints, device, timeout_s=timeout_s, watch=watch)
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every worker must call it.
@@ -87,7 +109,7 @@ class VotingNetwork:
             step: The step that errors name.
         """
         devices = dict.fromkeys(param.device for param in params)
-        self._connect(devices)
+        self._make_links(devices)
         if self._wants_models():
             self._measure_links(step)
         if self.n_voters == 1:
@@ -118,13 +140,8 @@ class VotingNetwork:
                 everybody = self.link(device, timeout_s)
                 self._models[device] = agree_on_model(everybody, model, step=step)
 
-    def _connect(self, devices: Mapping[torch.device, None]) -> None:
+    def _make_links(self, devices: Mapping[torch.device, None]) -> None:
         """Make the links of every device that is new."""
-        assert self._group.process_group is not None
-        if self._node_size > 1 and self._nodes is None:
-            self._nodes = node_groups(
-                self._group.process_group, self._node_size, self._settings.group_timeout_s
-            )
         timeout_s = self._settings.step_timeout_s
         for device in devices:
             if device not in self.between:
@@ -134,12 +151,7 @@ class VotingNetwork:
 
     def _make_link(self, device: torch.device, *, inside: bool, timeout_s: float) -> Link:
         if self._nodes is None:
-            if not self._settings.overlap:
-                return self.link(device, timeout_s)
-            # Votes that leave on a thread would mix with the caller's own collectives.
-            assert self._group.process_group is not None
-            group = own_group(self._group.process_group, self._settings.group_timeout_s)
-            return Link(group, device, timeout_s=timeout_s, watch=self._group.watch)
+            return self.link(device, timeout_s)
         group = self._nodes.inside if inside else self._nodes.between
         ranks = self._nodes.inside_ranks if inside else self._nodes.between_ranks
         return Link(group, device, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)

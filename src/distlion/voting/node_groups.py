@@ -1,17 +1,18 @@
-"""Process groups of our own: of the ranks of a node, of their peers, of votes during backward."""
+"""Process groups of an optimizer's own: nothing but its own bytes crosses them."""
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import cast
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from distlion.errors import ProcessGroupError
-
-_Made = TypeVar("_Made")
+from distlion.exchange import keep_forever, store_of, tidy
 
 
 class NodeGroups:
@@ -20,58 +21,74 @@ class NodeGroups:
     Args:
         process_group: All workers.
         size: Ranks of a node.
+        name: Of the optimizer, unlike that of any other on ``process_group``.
         timeout_s: For making them, and the longest that an operation on them may take.
 
     Raises:
         ProcessGroupError: Some worker did not come to make them.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup, size: int, timeout_s: float) -> None:
-        ranks = dist.get_process_group_ranks(process_group)
-        node, local = divmod(dist.get_rank(process_group), size)
+    def __init__(
+        self, process_group: dist.ProcessGroup, size: int, *, name: str, timeout_s: float
+    ) -> None:
+        node, local = divmod(process_group.rank(), size)
         self.inside_ranks = tuple(range(node * size, (node + 1) * size))
-        self.between_ranks = tuple(range(local, len(ranks), size))
-        self.inside = _new_group([ranks[rank] for rank in self.inside_ranks], timeout_s)
-        self.between = _new_group([ranks[rank] for rank in self.between_ranks], timeout_s)
-
-
-_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, object]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def node_groups(process_group: dist.ProcessGroup, size: int, timeout_s: float) -> NodeGroups:
-    """Return the groups for nodes of ``size``; made when first asked for, by all workers."""
-    return _make_once(process_group, size, lambda: NodeGroups(process_group, size, timeout_s))
+        self.between_ranks = tuple(range(local, process_group.size(), size))
+        self.inside = own_group(
+            process_group, name=f"{name}/node {node}", timeout_s=timeout_s, ranks=self.inside_ranks
+        )
+        self.between = own_group(
+            process_group,
+            name=f"{name}/part {local}",
+            timeout_s=timeout_s,
+            ranks=self.between_ranks,
+        )
 
 
 def own_group(
-    process_group: dist.ProcessGroup, timeout_s: float, *, purpose: str = "overlap"
+    process_group: dist.ProcessGroup,
+    *,
+    name: str,
+    timeout_s: float,
+    ranks: Sequence[int] | None = None,
 ) -> dist.ProcessGroup:
-    """Return one more group of the same workers, made when first asked for, by all of them.
+    """Make a Gloo group of workers of another group; all of them must call it.
 
-    What leaves on a thread would mix with the caller's own collectives on the first group.
+    It has the methods of any group, and ends when it is let go of. ``dist.new_group`` does not make
+    it: that one names groups of some ranks by how many groups a process is in, which may differ
+    between ranks, all the more with ours among them; they would wait for each other in vain.
+
+    Args:
+        process_group: Where the workers are from.
+        name: Of the group, unlike that of any other made of ``process_group``.
+        timeout_s: For making it, and the longest that an operation on it may take.
+        ranks: Of its members in ``process_group``, this process among them; None for all.
+
+    Raises:
+        ProcessGroupError: Some worker did not come to make it.
     """
-    ranks = dist.get_process_group_ranks(process_group)
-    return _make_once(process_group, purpose, lambda: _new_group(ranks, timeout_s))
-
-
-def _make_once(process_group: dist.ProcessGroup, key: object, make: Callable[[], _Made]) -> _Made:
-    made = _groups.setdefault(process_group, {})
-    if key not in made:
-        made[key] = make()
-    found: _Made = made[key]  # type: ignore[assignment]
-    return found
-
-
-def _new_group(ranks: list[int], timeout_s: float) -> dist.ProcessGroup:
+    members = range(process_group.size()) if ranks is None else ranks
+    store = PrefixStore(f"distlion/{name}", store_of(process_group))
+    rank, timeout = members.index(process_group.rank()), timedelta(seconds=timeout_s)
     try:
-        group: dist.ProcessGroup = dist.new_group(
-            ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True
-        )
+        group = cast(dist.ProcessGroup, ProcessGroupGloo(store, rank, len(members), timeout))
     except RuntimeError as error:
         raise ProcessGroupError(
-            f"no process group of the global ranks {ranks} came about within {timeout_s:g} s "
-            f"({error}); does every worker make the optimizer, with the same nodes= and overlap=?"
+            f"no connections between ranks {', '.join(map(str, members))} came about within "
+            f"{timeout_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
+            "the others?"
         ) from error
+    _alive.add(group)
     return group
+
+
+_alive: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
+
+def _keep_all() -> None:
+    """In a fork: never end a group, whose threads are in the other process."""
+    for group in _alive:
+        keep_forever(group)
+
+
+os.register_at_fork(after_in_child=_keep_all)

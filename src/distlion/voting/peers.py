@@ -31,7 +31,7 @@ from distlion.voting.nodes import NodePieces
 from distlion.voting.outcome import log_skip, raise_verdict
 from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam
-from distlion.voting.replicas import broadcast_params, verify_replicas
+from distlion.voting.replicas import broadcast_params, compare_order, verify_replicas
 from distlion.voting.settings import Settings
 from distlion.voting.traffic import TrafficMeter
 from distlion.voting.vote import StepInputs, abstain_from_all
@@ -134,6 +134,8 @@ class Peers:
         """
         lines = [
             f"distlion version: {version('distlion')}",
+            # Of optimizers that are made in another order on some worker, votes would mix.
+            f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.group.world_size}",
             f"node size: {self.node_size}",
             *self._settings.describe(),
@@ -144,21 +146,61 @@ class Peers:
             lines.append(sync.describe_choice(params))
         return Description(lines, names)
 
-    def shake_hands(
-        self, lines: Sequence[str], params: Sequence[VotingParam], *, step: int
+    def join(
+        self,
+        lines: Sequence[str],
+        params: Sequence[VotingParam],
+        everything: Sequence[Tensor],
+        *,
+        step: int,
     ) -> None:
-        """Compare settings with all workers.
+        """Become one of the workers: 1 compare settings, 2 connect, 3 take over parameters.
+
+        Args:
+            lines: What must be equal on all workers.
+            params: The trainable parameters.
+            everything: All parameters.
+            step: The step that errors name.
 
         Raises:
-            InvalidArgumentError: There is nothing to vote on.
-            ConfigMismatchError: Settings differ; on every rank.
+            InvalidArgumentError: There is nothing to vote on; on every rank.
+            ConfigMismatchError: Settings differ, or the order of parameters; on every rank.
+            ProcessGroupError: Connections did not come about.
         """
+        # 1 compare settings; a worker without anything to vote on does too, or others would wait
+        if not self.is_alone:
+            device = everything[0].device if everything else torch.device("cpu")
+            shake_hands(self.network.link(device, self._settings.init_timeout_s), lines, step=step)
         if not any(param.slot.n_elements for param in params):
             raise InvalidArgumentError(
                 "no parameter requires a gradient, so there is nothing to vote on"
             )
+        if self.is_alone:
+            return
+
+        # 2 connect
+        self.group.watch.turns.admit(self)
+        self.network.connect(str(self.lifecycle.number))
+
+        # 3 take over parameters
+        self.take_over(params, everything, step=step)
+
+    def take_over(
+        self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
+    ) -> None:
+        """Overwrite parameters with those of the group's first rank.
+
+        Args:
+            params: All trainable parameters, in an order to be compared with that of others.
+            everything: What is overwritten.
+            step: The step that errors name.
+
+        Raises:
+            ConfigMismatchError: Some workers have the same values in another order.
+        """
         link = self.network.link(params[0].device, self._settings.init_timeout_s)
-        shake_hands(link, lines, step=step)
+        compare_order(link, params, step=step)
+        self.broadcast(everything, step=step)
 
     def broadcast(self, params: Sequence[Tensor], *, step: int) -> None:
         """Overwrite parameters with those of the group's first rank."""
@@ -323,6 +365,8 @@ class Peers:
     def _raise(self, verdict: Verdict, lines: Sequence[str], *, step: int) -> NoReturn:
         if verdict.status is Status.CONFIG:
             link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
+            if not any(line.startswith("call: ") for line in lines):
+                lines = ["call: step()", *lines]
             explain_difference(link, lines, step=step)
         raise_verdict(self.params, verdict, rank=self.group.rank, step=step)
 

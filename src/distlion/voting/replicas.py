@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distlion.errors import ReplicaMismatchError
+from distlion.errors import ConfigMismatchError, ReplicaMismatchError
 from distlion.exchange import Link, minority
 from distlion.kernels import choose_kernels
 from distlion.voting.handshake import name_ranks
@@ -42,6 +42,43 @@ def digest_params(params: Sequence[VotingParam]) -> Tensor:
     return digests
 
 
+def compare_order(link: Link, params: Sequence[VotingParam], *, step: int) -> None:
+    """Compare the order of parameters by their values, before these are overwritten.
+
+    Workers whose seeds are equal have equal values. Where one has them in another order, its
+    parameters are swapped, which names alone may not show. Where seeds differ, or the values of the
+    parameters that were swapped are alike, nothing can be found out.
+
+    Raises:
+        ConfigMismatchError: On every rank; names the first parameter, and the ranks.
+    """
+    rows = [tuple(row) for row in _gather_digests(link, params, step=step).tolist()]
+    first = rows[0]
+    alike = [rank for rank, row in enumerate(rows) if sorted(row) == sorted(first)]
+    others = [rank for rank in alike if rows[rank] != first]
+    if not others:
+        return
+    there = rows[others[0]]
+    index = next(index for index, digest in enumerate(first) if there[index] != digest)
+    culprits = minority(rows)
+    raise ConfigMismatchError(
+        f"workers have the same parameters in different orders: what is {params[index].name} on "
+        f"rank 0 is {params[there.index(first[index])].name} on {name_ranks(others)}; give every "
+        "worker the same order, and names, as in model.named_parameters(), which are compared",
+        rank=link.rank,
+        step=step,
+        culprits=culprits,
+    )
+
+
+def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> Tensor:
+    """Gather the digests of all ranks: (ranks, n_params) int64."""
+    own = digest_params(params).to(link.device)
+    everybody = own.new_empty(link.world_size, len(params))
+    link.all_gather(everybody, own, step=step).wait()
+    return everybody
+
+
 def verify_replicas(
     link: Link,
     params: Sequence[VotingParam],
@@ -62,9 +99,7 @@ def verify_replicas(
         ReplicaMismatchError: On every rank; names the parameters and the ranks that differ from the
             majority.
     """
-    own = digest_params(params).to(link.device)
-    everybody = own.new_empty(link.world_size, len(params))
-    link.all_gather(everybody, own, step=step).wait()
+    everybody = _gather_digests(link, params, step=step)
     differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()
     if not differing:
         return

@@ -1,0 +1,161 @@
+"""Bugs to plant in what refuses misuse, and in what keeps several optimizers apart."""
+
+from __future__ import annotations
+
+from planted import LIFECYCLE, Mutation
+
+ARGUMENTS = ("distributed/test_arguments.py",)
+CULPRITS = ("distributed/test_culprits.py",)
+MISUSE = ("distributed/test_misuse_rows.py", "distributed/test_misuse_steps.py")
+TWO = "distributed/test_two_optimizers.py::test_"
+SWAPPED = (f"{TWO}two_swapped_steps_of_two_workers_are_one_error_that_blames_nobody",)
+
+MISUSES = (
+    Mutation(
+        "optimizers send over one process group",
+        "voting/network.py",
+        "self._everybody = own_group(workers, name=name, timeout_s=timeout_s)",
+        "pass",
+        SWAPPED,
+    ),
+    Mutation(
+        "turns are not compared",
+        "exchange/turns.py",
+        'return bool(self._store.compare_set(_key(own.number), "", value).decode() != value)',
+        "return False",
+        SWAPPED,
+    ),
+    Mutation(
+        "a turn stays in the store for ever",
+        "exchange/turns.py",
+        "self._store.delete_key(_key(self._posted))",
+        "pass",
+        (f"{TWO}slow_steps_in_order_are_no_mismatch_and_leave_one_key_in_the_store",),
+    ),
+    Mutation(
+        "frames do not carry the number of the optimizer",
+        "voting/peers.py",
+        "optimizer: number {self.lifecycle.number} of",
+        "optimizer: number of",
+        (f"{TWO}optimizers_of_different_numbers_are_refused_on_every_rank",),
+    ),
+    Mutation(
+        "another optimizer of a group that failed goes on",
+        "voting/lifecycle.py",
+        "if self._watch is not None and self._watch.turns.failure is not None:",
+        "if False:",
+        (f"{TWO}an_optimizer_beside_one_that_failed_is_dead_too",),
+    ),
+    Mutation(
+        "calls may be made while another one is under way",
+        "voting/lifecycle.py",
+        "if self._under_way is not None:",
+        "if False:",
+        MISUSE,
+    ),
+    Mutation(
+        "lines of descriptions are compared by place",
+        "voting/handshake.py",
+        'key = line.split(": ", 1)[0]',
+        "key = str(len(said))",
+        ("voting/test_handshake.py",),
+    ),
+    Mutation(
+        "a parameter frozen later is not described",
+        "voting/description.py",
+        'lines.append(f"no longer trained: {name}")',
+        "pass",
+        MISUSE,
+    ),
+    Mutation(
+        "values tell nothing of the order of parameters",
+        "voting/replicas.py",
+        "    if not others:\n",
+        "    if True:\n",
+        MISUSE,
+    ),
+    Mutation(
+        "a rank without anything to vote on does not shake hands",
+        "voting/peers.py",
+        "        if not self.is_alone:\n            device",
+        "        if not self.is_alone and params:\n            device",
+        MISUSE,
+    ),
+    Mutation(
+        "who keeps the store is blamed whenever it is gone",
+        "exchange/watch.py",
+        "self._has_host_left_first = time.monotonic() - self._looked_s < CALM_S",
+        "self._has_host_left_first = True",
+        CULPRITS,
+    ),
+    Mutation(
+        "a timeout tells the limit in place of the time that passed",
+        "exchange/link.py",
+        "passed_s = time.monotonic() - self._start_s",
+        "passed_s = link.timeout_s",
+        CULPRITS,
+    ),
+    Mutation(
+        "errors tell the source path of Gloo",
+        "exchange/link.py",
+        "return re.sub(",
+        "return sentence or re.sub(",
+        CULPRITS,
+    ),
+    Mutation(
+        "who let its optimizer go is not named",
+        "exchange/watch.py",
+        "gone.append(rank)",
+        "pass",
+        ("distributed/test_disagreement.py",),
+    ),
+    Mutation(
+        "stochastic rounding is warned of too",
+        "optim/precision.py",
+        'if rounding == "stochastic":',
+        "if False:",
+        MISUSE,
+    ),
+    Mutation(
+        "a lost update is one below a whole spacing",
+        "optim/precision.py",
+        "(spacing := _find_spacing(median, dtype)) / 2:",
+        "(spacing := _find_spacing(median, dtype)):",
+        ("optim/test_precision.py",),
+    ),
+    Mutation(
+        "numbers beyond float32 are taken",
+        "voting/hyperparameters.py",
+        "if not -FLOAT32_MAX <= value <= FLOAT32_MAX:",
+        "if not abs(value) <= 1e308:",
+        ARGUMENTS,
+    ),
+    Mutation(
+        "columns of one matrix count as overlapping",
+        "optim/memory.py",
+        "if _overlap(other, param):",
+        "if True:",
+        ARGUMENTS,
+    ),
+    Mutation(
+        "parameters may share memory",
+        "optim/memory.py",
+        "if _overlap(other, param):",
+        "if False:",
+        ARGUMENTS,
+    ),
+    Mutation(
+        "a parameter may be strided onto itself",
+        "optim/memory.py",
+        "return int(_mark(param, reached).sum()) < param.numel()",
+        "return False",
+        ARGUMENTS,
+    ),
+    Mutation(
+        "a group ends while something is under way on it",
+        "exchange/link.py",
+        "_INCREASE(ctypes.py_object(link.process_group))\n        self._is_under_way = True",
+        "self._is_under_way = False",
+        LIFECYCLE,
+    ),
+)
