@@ -1,4 +1,4 @@
-"""Plant each bug of the lists beside this file in a copy of the package: some test must fail for each.
+"""Plant each bug of the lists here in a copy of the package: some test must fail for each.
 
 python tests/mutations [WORDS OF A NAME]
 """
