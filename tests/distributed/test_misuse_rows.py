@@ -63,7 +63,7 @@ pytestmark = pytest.mark.distributed
 ARGUMENT = "test_arguments.py::test_argument_is_refused_on_every_rank"
 DISAGREE = "test_disagreement.py::test_disagreement_at_construction_is_an_error_on_every_rank"
 KINDS = "test_parameter_kinds.py"
-THAW = "test_out_of_turn.py::test_a_parameter_thawed_on"
+THAW = "test_out_of_turn.py::test_a_parameter_unfrozen_on"
 GROUP = "test_process_group.py"
 LATER = "test_disagreement.py::test_rank_with_another_setting_at_one_step_is_an_error_on_every_rank"
 
