@@ -56,6 +56,10 @@ class LiveDisplay:
         if self._console.is_terminal:
             self._bar.stop()
 
+    def tell(self, line: str) -> None:
+        """Show a line that stays."""
+        self._console.print(Text(line), soft_wrap=True)
+
     def show(self, line: str, *, at_once: bool = False, **fields: Any) -> None:
         """Show where the task is.
 
@@ -100,6 +104,8 @@ class ProgressDisplay(LiveDisplay):
 
     def __call__(self, progress: Progress) -> None:
         """Show where the run is."""
+        if progress.note:
+            self.tell(progress.note)
         if progress.validation_loss is not None:
             self._validation = f"validation {progress.validation_loss:.4f}"
         what = self._describe(progress)

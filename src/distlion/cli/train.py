@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +14,18 @@ from rich.console import Console
 from distlion.cli.failure import leave_torchrun, shown_failures
 from distlion.cli.progress import ProgressDisplay
 from distlion.cli.summary import build_summary
-from distlion.errors import ReplicaMismatchError
+from distlion.errors import InvalidArgumentError, ReplicaMismatchError
 from distlion.exchange import PATTERNS
 from distlion.tasks import Tokenizer
 from distlion.training import (
     AUTO,
     RULE_NAMES,
+    CheckpointSettings,
     PartitionName,
     Schedule,
     TaskName,
     TrainSettings,
+    torchrun_world_size,
     train,
 )
 
@@ -30,6 +33,15 @@ EXAMPLE = (
     "Example: distlion train --task text --workers 4 --rule majority --steps 200 --data my_text.txt"
 )
 _RUNS = Path("runs")
+
+
+class WorldChangeName(str, Enum):
+    """What ``--on-world-change`` takes."""
+
+    MAP = "map"
+    MEAN = "mean"
+    RESET = "reset"
+
 
 # The options, in the order of the help.
 _Task = Annotated[TaskName, typer.Option(help="What to train.")]
@@ -115,6 +127,31 @@ _RunDir = Annotated[
     Path | None,
     typer.Option(help="Folder for record and figure.", show_default="a new one in runs"),
 ]
+_CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps between checkpoints, in checkpoints of the run folder; one after the last step "
+        "too. For rules that vote.",
+        show_default="none",
+    ),
+]
+_KeepCheckpoints = Annotated[int, typer.Option(help="Latest checkpoints to keep.")]
+_Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the latest checkpoint of --run-dir; from the beginning where there is "
+        "none, as the first start under torchrun --max-restarts needs it.",
+    ),
+]
+_OnWorldChange = Annotated[
+    WorldChangeName | None,
+    typer.Option(
+        help="Momenta that a resumed run of another number of workers begins with: the mean of "
+        "each neighborhood, the mean of all, or zeros.",
+        show_default="refuse",
+    ),
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the record without its series to standard output.")
 ]
@@ -144,6 +181,10 @@ def train_command(
     model_config: _ModelConfig = None,
     eval_every: _EvalEvery = None,
     run_dir: _RunDir = None,
+    checkpoint_every: _CheckpointEvery = None,
+    keep_checkpoints: _KeepCheckpoints = 3,
+    resume: _Resume = False,
+    on_world_change: _OnWorldChange = None,
     as_json: _AsJson = False,
 ) -> None:
     """Train a model from random weights and show what it reached and what it cost.
@@ -177,8 +218,33 @@ def train_command(
             model_config=model_config,
             eval_every=eval_every,
         )
-        _train_and_show(settings, run_dir or _choose_run_dir(settings), messages, as_json=as_json)
+        checkpoints = CheckpointSettings(
+            every=checkpoint_every,
+            keep=keep_checkpoints,
+            resume=resume,
+            on_world_change="error" if on_world_change is None else on_world_change.value,
+        )
+        _check_folder(run_dir, checkpoints)
+        _train_and_show(
+            settings,
+            run_dir or _choose_run_dir(settings),
+            messages,
+            checkpoints=checkpoints,
+            as_json=as_json,
+        )
     leave_torchrun()
+
+
+def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None:
+    """Refuse a folder of a new name where workers, or a later start, must find the same one."""
+    if run_dir is not None:
+        return
+    if checkpoints.resume:
+        raise InvalidArgumentError("--resume needs the --run-dir of the run that it goes on with")
+    if checkpoints.every is not None and torchrun_world_size() is not None:
+        raise InvalidArgumentError(
+            "under torchrun, --checkpoint-every needs a --run-dir: one for all workers and restarts"
+        )
 
 
 def _choose_run_dir(settings: TrainSettings) -> Path:
@@ -192,10 +258,15 @@ def _choose_run_dir(settings: TrainSettings) -> Path:
 
 
 def _train_and_show(
-    settings: TrainSettings, run_dir: Path, messages: Console, *, as_json: bool
+    settings: TrainSettings,
+    run_dir: Path,
+    messages: Console,
+    *,
+    checkpoints: CheckpointSettings,
+    as_json: bool,
 ) -> None:
     with ProgressDisplay(messages, workers=settings.workers) as display:
-        record = train(settings, run_dir=run_dir, observe=display)
+        record = train(settings, run_dir=run_dir, observe=display, checkpoints=checkpoints)
     if record is None:  # another rank of torchrun's world shows it
         return
     if as_json:

@@ -1,5 +1,6 @@
 """Training runs: settings, local workers or torchrun's, the loop, and its record."""
 
+from distlion.training.checkpoints import CHECKPOINTS_NAME, CheckpointSettings
 from distlion.training.compare import CompareProgress, compare
 from distlion.training.compare_settings import CompareSettings
 from distlion.training.contenders import METHOD_NAMES
@@ -23,12 +24,14 @@ from distlion.training.train_settings import (
 __all__ = [
     "AUTO",
     "BASELINE_NAMES",
+    "CHECKPOINTS_NAME",
     "FIGURE_NAME",
     "METHOD_NAMES",
     "PRESETS",
     "RECORD_NAME",
     "RULE_NAMES",
     "BaselineName",
+    "CheckpointSettings",
     "CompareProgress",
     "CompareSettings",
     "PartitionName",

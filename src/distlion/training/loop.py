@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
-from distlion.baselines import ring_all_reduce_bytes
 from distlion.errors import NonFiniteError
 from distlion.tasks import Task, batch_loss, score_batch
+from distlion.training.checkpoints import CheckpointSettings, RunCheckpoints
 from distlion.training.dropout import seeded_dropout
+from distlion.training.history import History
 from distlion.training.methods import build_method, gather_rows
 from distlion.training.record import Record, describe_versions
 from distlion.training.train_settings import Schedule, TrainSettings
@@ -32,12 +33,14 @@ class Progress:
         step: Steps done, 0 before the first.
         steps: Steps in all.
         seconds: Since the start of the loop.
-        train_loss: Of the last batch of rank 0, in nats; None before the first step.
+        train_loss: Of the last batch of rank 0, in nats; None before the first step. Where a run
+            has just been resumed, the mean over all ranks.
         validation_loss: In nats, if the model has just been evaluated.
         unit: What throughput counts.
         units_per_s: Over all workers, evaluations included.
         sent_bytes: By this worker so far.
         bits_per_parameter: Of the last step.
+        note: What the user should be told at this point; mostly empty.
     """
 
     step: int
@@ -49,6 +52,7 @@ class Progress:
     units_per_s: float
     sent_bytes: int
     bits_per_parameter: float
+    note: str = ""
 
 
 Observer = Callable[[Progress], None]
@@ -76,9 +80,19 @@ class TrainingLoop:
         settings: The run's settings; ``workers`` is the group's size.
         task: The data and model.
         observe: Called on rank 0 after every step and evaluation.
+        checkpoints: When to save, and whether to resume; None for neither.
+        run_dir: Where checkpoints are.
     """
 
-    def __init__(self, settings: TrainSettings, task: Task, observe: Observer) -> None:
+    def __init__(
+        self,
+        settings: TrainSettings,
+        task: Task,
+        observe: Observer,
+        *,
+        checkpoints: CheckpointSettings | None = None,
+        run_dir: Path | None = None,
+    ) -> None:
         self._settings = settings
         self._task = task
         self._observe = observe
@@ -86,32 +100,42 @@ class TrainingLoop:
         self._world_size = dist.get_world_size()
         self._method = build_method(settings, task.build_model(seed=settings.seed))
         self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
-        self._losses: dict[str, list[float]] = {"step": [], "seconds": [], "loss": [], "lr": []}
-        self._evaluations: dict[str, list[float]] = {
-            "step": [],
-            "seconds": [],
-            "loss": [],
-            "accuracy": [],
-        }
-        self._start_s = time.perf_counter()
+        self._history = History(self._method, self._world_size)
+        self._checkpoints: RunCheckpoints | None = None
+        if checkpoints is not None and checkpoints.are_used and run_dir is not None:
+            self._checkpoints = RunCheckpoints(
+                checkpoints,
+                run_dir,
+                training=settings,
+                method=self._method,
+                schedule=self._schedule,
+                history=self._history,
+            )
 
     def run(self) -> Record:
-        """Train from the first step to the last.
+        """Train from the first step, or the one after the latest checkpoint, to the last.
 
         Returns:
             The record; all ranks return equal ones but for times and rank 0's account of traffic.
 
         Raises:
             NonFiniteError: The loss is no longer finite.
+            CheckpointError: The run cannot be resumed.
             StepError: A step failed, as DistributedLion reports it.
         """
-        self._start_s = time.perf_counter()
-        self._report(0, validation_loss=self._evaluate(0))
-        for step in range(self._settings.steps):
+        self._history.start_clock()
+        start, note = self._checkpoints.resume() if self._checkpoints else (0, "")
+        if start == 0:
+            self._evaluate(0)
+        self._report(start, validation_loss=self._history.evaluations["loss"][-1], note=note)
+        for step in range(start, self._settings.steps):
             self._step(step)
             done = step + 1
             due = done % self._settings.eval_every == 0 or done == self._settings.steps
             self._report(done, validation_loss=self._evaluate(done) if due else None)
+            problem = self._checkpoints.save_if_due(done) if self._checkpoints else ""
+            if problem:
+                self._report(done, note=problem)
         return self._conclude()
 
     def _step(self, step: int) -> None:
@@ -121,15 +145,13 @@ class TrainingLoop:
         with seeded_dropout(seed=self._settings.seed, step=step, rank=self._rank):
             loss = batch_loss(self._method.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
-        self._losses["lr"].append(float(self._schedule.get_last_lr()[0]))
+        lr = float(self._schedule.get_last_lr()[0])
         self._method.optimizer.step()
         self._method.optimizer.zero_grad()
         self._schedule.step()
         # Checked after the step, in which the ranks agree on errors of their gradients.
         self._check_finite(float(loss.detach()), "training", step)
-        self._losses["step"].append(step)
-        self._losses["seconds"].append(self._elapsed_s())
-        self._losses["loss"].append(float(loss.detach()))
+        self._history.add_step(step, loss=float(loss.detach()), lr=lr)
 
     def _evaluate(self, done: int) -> float:
         """Score held-out batch i on rank i mod N and add the sums in batch order.
@@ -145,10 +167,7 @@ class TrainingLoop:
         rows = gather_rows(sums).sum(dim=0).tolist()
         loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
         self._check_finite(loss_sum, "validation", done)
-        self._evaluations["step"].append(done)
-        self._evaluations["seconds"].append(self._elapsed_s())
-        self._evaluations["loss"].append(loss_sum / count)
-        self._evaluations["accuracy"].append(correct / count)
+        self._history.add_evaluation(done, loss=loss_sum / count, accuracy=correct / count)
         return loss_sum / count
 
     def _check_finite(self, loss: float, kind: str, step: int) -> None:
@@ -159,32 +178,32 @@ class TrainingLoop:
                 step=step,
             )
 
-    def _elapsed_s(self) -> float:
-        return round(time.perf_counter() - self._start_s, 6)
-
-    def _report(self, done: int, *, validation_loss: float | None) -> None:
+    def _report(self, done: int, *, validation_loss: float | None = None, note: str = "") -> None:
         if self._rank != 0:
             return
-        seconds = self._elapsed_s()
+        history, seconds = self._history, self._history.seconds
         units = done * self._task.units_per_batch * self._world_size
         self._observe(
             Progress(
                 step=done,
                 steps=self._settings.steps,
                 seconds=seconds,
-                train_loss=self._losses["loss"][-1] if done else None,
+                train_loss=history.losses["loss"][-1] if done else None,
                 validation_loss=validation_loss,
                 unit=self._task.unit,
                 units_per_s=units / seconds,
-                sent_bytes=self._method.sent_bytes,
-                bits_per_parameter=self._method.bits_per_parameter,
+                sent_bytes=history.sent_bytes,
+                bits_per_parameter=history.bits_per_parameter,
+                note=note,
             )
         )
 
     def _conclude(self) -> Record:
-        wall_s = self._elapsed_s()
-        losses = gather_rows(torch.tensor(self._losses["loss"], dtype=torch.float64)).mean(dim=0)
-        sent = gather_rows(torch.tensor(self._method.sent_bytes, dtype=torch.int64)).max()
+        history = self._history
+        wall_s = history.seconds
+        history.settle()
+        losses = torch.tensor(history.losses["loss"], dtype=torch.float64)
+        sent = gather_rows(torch.tensor(history.sent_bytes, dtype=torch.int64)).max()
         params = [p for p in self._method.model.parameters() if p.requires_grad]
         trainable = sum(param.numel() for param in params)
         return Record(
@@ -193,19 +212,17 @@ class TrainingLoop:
             task=self._task.describe(),
             trainable_parameters=trainable,
             world_size=self._world_size,
-            first_heldout_loss=self._evaluations["loss"][0],
-            final_heldout_loss=self._evaluations["loss"][-1],
-            final_heldout_accuracy=self._evaluations["accuracy"][-1],
+            first_heldout_loss=history.evaluations["loss"][0],
+            final_heldout_loss=history.evaluations["loss"][-1],
+            final_heldout_accuracy=history.evaluations["accuracy"][-1],
             final_train_loss=float(losses[-_FINAL_LOSS_STEPS:].mean()),
             wall_s=wall_s,
             sent_bytes_per_worker=int(sent),
-            full_precision_bytes_per_worker=ring_all_reduce_bytes(
-                trainable * self._settings.steps, self._world_size
-            ),
-            bits_per_parameter=self._method.bits_per_parameter,
+            full_precision_bytes_per_worker=history.full_precision_bytes(trainable),
+            bits_per_parameter=history.bits_per_parameter,
             replicas_equal=self._method.replicas_equal(),
-            traffic=self._method.traffic(),
-            losses=self._losses | {"loss": losses.tolist()},
-            evaluations=self._evaluations,
-            diagnostics=self._method.diagnostics(),
+            traffic=history.traffic(),
+            losses=history.losses,
+            evaluations=history.evaluations,
+            diagnostics=history.diagnostics(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from distlion.tasks import (
     TextTask,
     Tokenizer,
 )
+from distlion.training.checkpoints import CheckpointSettings, has_checkpoint
 from distlion.training.local_workers import Emit, run_workers
 from distlion.training.loop import Observer, TrainingLoop
 from distlion.training.record import Record, claim_run_dir, write_record
@@ -42,21 +44,31 @@ _TEXT_PARTITIONS: Mapping[PartitionName, TextPartition] = {
 }
 
 
-def train(settings: TrainSettings, *, run_dir: Path, observe: Observer) -> Record | None:
+def train(
+    settings: TrainSettings,
+    *,
+    run_dir: Path,
+    observe: Observer,
+    checkpoints: CheckpointSettings | None = None,
+) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
 
-    With ``diagnose_every``, ``diagnosis.png`` too.
+    With ``diagnose_every``, ``diagnosis.png`` too; checkpoints go to ``checkpoints/``.
 
     Args:
         settings: What to train and how.
         run_dir: Folder of the run; made if need be.
         observe: Called with the progress of rank 0, in the process that calls this function.
+        checkpoints: When to save, and whether to resume; None for neither. A run that was resumed
+            has the bits, and the record, of one that was not interrupted.
 
     Returns:
         The record; under torchrun only on rank 0, None on the other ranks.
 
     Raises:
-        InvalidArgumentError: The folder holds a record, or ``workers`` is not torchrun's world.
+        InvalidArgumentError: The folder holds a record and the run is not resumed, ``workers`` is
+            not torchrun's world, or checkpoints are asked for with a baseline.
+        CheckpointError: Under torchrun, the run cannot be resumed.
         DataError: Data or model config cannot be used.
         WorkerFailedError: A local worker died or raised.
         StepError: Under torchrun, a step failed.
@@ -66,13 +78,14 @@ def train(settings: TrainSettings, *, run_dir: Path, observe: Observer) -> Recor
         raise InvalidArgumentError(
             f"workers is {settings.workers}, but torchrun started {joined}; leave --workers away"
         )
+    checkpoints = checkpoints or CheckpointSettings()
+    checkpoints.check(settings)
+    # A worker may be lost when the record is already there: whoever resumes writes it once more.
+    is_resumed = checkpoints.resume and has_checkpoint(run_dir)
+    work = _Work(settings, checkpoints, run_dir.absolute())
     writes = joined is None or int(os.environ["RANK"]) == 0
-    with _claimed(run_dir) if writes else contextlib.nullcontext():
-        record = (
-            _train_locally(settings, observe)
-            if joined is None
-            else _train_joined(settings, observe)
-        )
+    with _claimed(run_dir, again=is_resumed) if writes else contextlib.nullcontext():
+        record = _train_locally(work, observe) if joined is None else _train_joined(work, observe)
         if writes:
             draw_loss_figure(write_record(record, run_dir), run_dir / FIGURE_NAME)
             if record.diagnostics:
@@ -109,9 +122,10 @@ def load_task(settings: TrainSettings) -> Task:
 
 
 @contextlib.contextmanager
-def _claimed(run_dir: Path) -> Iterator[None]:
+def _claimed(run_dir: Path, *, again: bool) -> Iterator[None]:
     """Make the run folder; a failed run does not leave an empty one."""
-    claim_run_dir(run_dir)
+    if not again:
+        claim_run_dir(run_dir)
     try:
         yield
     except BaseException:
@@ -120,14 +134,29 @@ def _claimed(run_dir: Path) -> Iterator[None]:
         raise
 
 
-def _train_locally(settings: TrainSettings, observe: Observer) -> Record:
-    task = load_task(settings)  # so that a mistake shows before any worker is started
+@dataclass(frozen=True)
+class _Work:
+    """What a worker has to do.
+
+    Args:
+        settings: What to train and how.
+        checkpoints: When to save, and whether to resume.
+        run_dir: Folder of the run, absolute.
+    """
+
+    settings: TrainSettings
+    checkpoints: CheckpointSettings
+    run_dir: Path
+
+
+def _train_locally(work: _Work, observe: Observer) -> Record:
+    task = load_task(work.settings)  # so that a mistake shows before any worker is started
     record = run_workers(
         _work,
-        settings,
-        world_size=settings.workers,
+        work,
+        world_size=work.settings.workers,
         observe=observe,
-        preload=list_slow_imports(settings, task),
+        preload=list_slow_imports(work.settings, task),
     )
     assert isinstance(record, Record)
     return record
@@ -145,14 +174,22 @@ def list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
     ]
 
 
-def _train_joined(settings: TrainSettings, observe: Observer) -> Record:
+def _train_joined(work: _Work, observe: Observer) -> Record:
     dist.init_process_group("gloo")
-    record = _work(observe, settings)
+    record = _work(observe, work)
     # Not after an error: a collective that a peer left open could keep this from returning.
     dist.destroy_process_group()
     return record
 
 
-def _work(observe: Emit, settings: TrainSettings) -> Record:
+def _work(observe: Emit, work: _Work) -> Record:
+    settings = work.settings
     torch.set_num_threads(settings.threads)
-    return TrainingLoop(settings, load_task(settings), observe).run()
+    loop = TrainingLoop(
+        settings,
+        load_task(settings),
+        observe,
+        checkpoints=work.checkpoints,
+        run_dir=work.run_dir,
+    )
+    return loop.run()
