@@ -130,3 +130,26 @@ def test_worker_of_torchrun_leaves_without_winding_up_the_interpreter(monkeypatc
     monkeypatch.setattr("distlion.cli.failure.os._exit", leave)
     with pytest.raises(Left, match="0"):
         CliRunner().invoke(app, ["train", "--task", "images"], catch_exceptions=False)
+
+
+def test_resume_without_a_run_folder_is_refused():
+    result = invoke(*SHORT, "--resume")
+    assert result.exit_code == 1
+    assert "--resume needs the --run-dir" in result.stderr
+
+
+def test_checkpoints_under_torchrun_need_a_folder_that_all_workers_know(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = invoke(*SHORT, "--checkpoint-every", "1")
+    assert result.exit_code == 1
+    assert "--checkpoint-every needs a --run-dir" in result.stderr
+
+
+@pytest.mark.distributed
+def test_resumed_run_tells_where_it_starts(tmp_path):
+    options = ["--workers", "1", "--run-dir", str(tmp_path / "run"), "--resume"]
+    results = [invoke(*SHORT, *options, "--checkpoint-every", "1") for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert "starting from the beginning" in results[0].stderr
+    assert "step 2 of 2" in results[1].stderr

@@ -20,11 +20,13 @@ class CheckpointReport:
         folder: Of the checkpoint.
         manifest: What it says of itself.
         problems: One line for each file that is missing or damaged; empty where it is whole.
+        damaged: Their names, in the same order.
     """
 
     folder: Path
     manifest: Manifest
     problems: tuple[str, ...]
+    damaged: tuple[str, ...]
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
@@ -37,13 +39,13 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         CheckpointError: There is no checkpoint, or its manifest is damaged.
     """
     folder, manifest = inspect_checkpoint(path)
-    problems = []
+    problems = {}
     for name, record in manifest.files.items():
         try:
             check_file(folder / name, record)
         except CheckpointError as error:
-            problems.append(str(error))
-    return CheckpointReport(folder, manifest, tuple(problems))
+            problems[name] = str(error)
+    return CheckpointReport(folder, manifest, tuple(problems.values()), tuple(problems))
 
 
 def inspect_checkpoint(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:

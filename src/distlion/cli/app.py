@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from distlion import __version__
+from distlion.cli.checkpoint import checkpoint_app
 from distlion.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from distlion.cli.compare import compare_command
 from distlion.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
@@ -27,6 +28,7 @@ app.command("train", epilog=EXAMPLE)(train_command)
 app.command("compare", epilog=COMPARE_EXAMPLE)(compare_command)
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
 app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor_command)
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(netlab_app, name="netlab")
 
 
