@@ -96,6 +96,7 @@ class TestInALab:
     def test_run_exits_with_the_status_of_the_rank_that_failed(self):
         result = invoke("run", "--hosts", "2", "--", "sh", "-c", "exit $((RANK * 5))")
         assert result.exit_code == 5
+        assert "distlion: rank 1 ended with exit code 5" in result.stderr
 
     def test_down_of_a_lab_that_is_not_there_exits_with_1(self):
         result = invoke("down", "--name", "no-such-lab")

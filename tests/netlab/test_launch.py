@@ -106,6 +106,23 @@ class TestInALab:
         status, _ = collect(shared_lab, ["sh", "-c", "test $RANK != 2 || kill -KILL $$"])
         assert status == 128 + signal.SIGKILL
 
+    @pytest.mark.parametrize(
+        ("end", "how"),
+        [("kill -SEGV $$", "was killed by SIGSEGV"), ("exit 7", "ended with exit code 7")],
+    )
+    def test_the_rank_that_failed_first_is_blamed(self, shared_lab, end, how):
+        blamed = []
+        script = f"test $RANK != 2 || {end}; exec tail -f /dev/null"
+        run_command(
+            shared_lab, ["sh", "-c", script], blame=lambda rank, how: blamed.append((rank, how))
+        )
+        assert blamed == [(2, how)]
+
+    def test_nobody_is_blamed_where_all_end_well(self, shared_lab):
+        blamed = []
+        run_command(shared_lab, ["true"], blame=lambda *culprit: blamed.append(culprit))
+        assert blamed == []
+
     def test_a_command_that_does_not_exist_is_127(self, shared_lab):
         status, lines = collect(shared_lab, ["no-such-command"])
         assert status == 127

@@ -98,8 +98,8 @@ def run_command(
 ) -> None:
     """Run a command on every host with the environment that torchrun gives.
 
-    Lines of output begin with the rank. If one process fails, the others are ended, and its status
-    is that of this command.
+    Lines of output begin with the rank. If one process fails, the others are ended, a last line
+    says which rank it was and how it ended, and its status is that of this command.
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
@@ -108,7 +108,15 @@ def run_command(
         if name is not None and hosts is not None:
             raise typer.BadParameter("--hosts is for a new lab; the one of --name has its own")
         with netlab.temporary_or_named(name, hosts or 4, rate) as lab:
-            status = netlab.run_command(lab, command, per_host=per_host, master_port=master_port)
+            status = netlab.run_command(
+                lab,
+                command,
+                per_host=per_host,
+                master_port=master_port,
+                blame=lambda rank, how: messages.print(
+                    Text(f"distlion: rank {rank} {how}"), soft_wrap=True
+                ),
+            )
     if status:
         raise typer.Exit(status)
 

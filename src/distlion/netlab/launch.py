@@ -17,6 +17,7 @@ from types import TracebackType
 from distlion.errors import InvalidArgumentError
 from distlion.netlab.lab import Lab
 from distlion.netlab.lab_plan import INTERFACE
+from distlion.training.processes import describe_exit
 
 MASTER_PORT = 29500
 # How long others may go on after a rank has failed, and how long they may take to end.
@@ -28,6 +29,7 @@ _NAMESPACE_FOLDER = Path("/run/netns")
 _CHUNK_BYTES = 1 << 16
 
 Show = Callable[[int, bool, bytes], None]
+Blame = Callable[[int, str], None]
 """Called with a rank, whether it is its standard error, and one line without its end."""
 
 
@@ -87,6 +89,7 @@ def run_command(
     master_port: int = MASTER_PORT,
     environment: Mapping[str, str] | None = None,
     show: Show | None = None,
+    blame: Blame | None = None,
 ) -> int:
     """Run a command on every host, and wait for all of its processes.
 
@@ -102,6 +105,7 @@ def run_command(
         environment: Further variables; they win over those of torchrun.
         show: What becomes of the output; None writes it to standard output and error, line by
             line, with the rank in front.
+        blame: Called with the rank that failed first, and how.
 
     Returns:
         0, or the status of the rank that failed first; 128 + n if signal n killed it.
@@ -113,7 +117,10 @@ def run_command(
         for placement in place_ranks(lab.n_hosts, per_host):
             variables = placement.environment(lab.plan.address(0), master_port)
             processes.start(lab, placement, command, variables | dict(environment or {}))
-        return processes.wait()
+        status = processes.wait()
+        if processes.culprit is not None and blame is not None:
+            blame(*processes.culprit)
+        return status
 
 
 def show_line(rank: int, is_error: bool, line: bytes) -> None:
@@ -164,6 +171,7 @@ class HostProcesses:
         self._processes: list[_HostProcess] = []
         self._events = selectors.DefaultSelector()
         self._first_failure: int | None = None
+        self._culprit: tuple[int, str] | None = None
 
     def __enter__(self) -> HostProcesses:
         return self
@@ -221,6 +229,11 @@ class HostProcesses:
         for process in self._running():
             if process.rank == rank:
                 process.kill_group(number)
+
+    @property
+    def culprit(self) -> tuple[int, str] | None:
+        """The rank that failed first, and how; None if none has."""
+        return self._culprit
 
     def wait(self) -> int:
         """Wait for all; if one fails, end the others.
@@ -281,6 +294,7 @@ class HostProcesses:
         status = process.collect()
         if status and self._first_failure is None:
             self._first_failure = status
+            self._culprit = process.rank, describe_exit(process.popen.returncode)
         for is_error in (False, True):
             self._pass_on(process, is_error)
             if process.tails[is_error]:

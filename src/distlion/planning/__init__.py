@@ -9,7 +9,7 @@ from distlion.planning.advice import (
     find_regimes,
 )
 from distlion.planning.bench import KernelRates, measure_kernels
-from distlion.planning.checkup import Checkup, WorkerReport, count_cores, examine, find_faults
+from distlion.planning.checkup import Checkup, count_cores, examine, find_faults
 from distlion.planning.forecast import Forecast
 from distlion.planning.gradient_all_reduce import BASELINES, GradientAllReduce, forecast_all_reduce
 from distlion.planning.machine import CPU, GPU, Machine
@@ -24,6 +24,7 @@ from distlion.planning.planner import (
 from distlion.planning.rate import format_rate, parse_rate
 from distlion.planning.scenario import NVLINK, PCIE, Scenario
 from distlion.planning.votes import forecast_votes
+from distlion.planning.worker_report import WorkerReport
 
 __all__ = [
     "BASELINES",

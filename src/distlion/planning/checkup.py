@@ -21,39 +21,14 @@ from distlion.link.probe import LinkProbe, probe_ranks
 from distlion.planning.bench import KernelRates, measure_kernels
 from distlion.planning.machine import Machine
 from distlion.planning.rate import format_rate
+from distlion.planning.report_record import decode_report, encode_report
+from distlion.planning.worker_report import WorkerReport
 
 _TIMEOUT_S = 60.0
 # A rank is called slow from here on; less is within the noise of a probe.
 _SLOW = 1.5
 # The kernels reach 0.9 and more of a streaming read; what is not optimized is far below.
 _LEAST_ENCODE_RATIO = 0.4
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """What a worker knows of itself.
-
-    Attributes:
-        host: Its machine's name.
-        cpu: Its machine's processor.
-        cores: Those that the process may use.
-        threads: Those that torch uses.
-        interface: GLOO_SOCKET_IFNAME, or "".
-        loopback: Whether Gloo would find this host under a loopback address.
-        denormals: Whether denormal numbers are kept.
-        debug: Whether torch was built for debugging.
-        kernels: How fast it is.
-    """
-
-    host: str
-    cpu: str
-    cores: int
-    threads: int
-    interface: str
-    loopback: bool
-    denormals: bool
-    debug: bool
-    kernels: KernelRates
 
 
 @dataclass(frozen=True)
@@ -104,6 +79,7 @@ def examine(observe: Callable[[str], None]) -> Checkup:
         KernelBackendError: There are no kernels, or not the ones asked for.
         PeerLostError: A peer's connection closed.
         StepTimeoutError: A peer did not answer in time.
+        CorruptFrameError: A peer sent something else than a report.
     """
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
@@ -112,12 +88,17 @@ def examine(observe: Callable[[str], None]) -> Checkup:
     observe("measuring the kernels")
     dist.barrier()
     own = report_worker(measure_kernels())
-    reports: list[WorkerReport | None] = [None] * link.world_size
-    dist.all_gather_object(reports, own)
+    workers = _gather_reports(own, link.world_size)
     observe(f"probing the links of {link.world_size} workers")
     probe = probe_ranks(link, step=0)
-    workers = tuple(report for report in reports if report is not None)
     return Checkup(workers, probe, find_faults(workers, probe))
+
+
+def _gather_reports(own: WorkerReport, world_size: int) -> tuple[WorkerReport, ...]:
+    record = torch.frombuffer(bytearray(encode_report(own)), dtype=torch.uint8).clone()
+    rows = [torch.empty_like(record) for _ in range(world_size)]
+    dist.all_gather(rows, record)
+    return tuple(decode_report(row.numpy().tobytes(), rank=rank) for rank, row in enumerate(rows))
 
 
 def report_worker(kernels: KernelRates) -> WorkerReport:
