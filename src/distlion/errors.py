@@ -6,6 +6,8 @@ that PyTorch would raise in its place, so that existing handlers keep working.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DistlionError(Exception):
     """Base class of every exception that distlion raises.
@@ -36,6 +38,20 @@ class MissingDependencyError(DistlionError, ImportError):
 
 class DataError(DistlionError, ValueError):
     """A data set, or a file of one, cannot be used."""
+
+
+class UnwrittenRunError(DistlionError, OSError):
+    """A run has ended, and a file of its folder cannot be written.
+
+    Attributes:
+        record: The run's record, for whoever has another place for it.
+        is_record_written: Whether ``record.json`` was written all the same.
+    """
+
+    def __init__(self, message: str, *, record: Any, is_record_written: bool) -> None:
+        super().__init__(message)
+        self.record = record
+        self.is_record_written = is_record_written
 
 
 class WorkerFailedError(DistlionError, RuntimeError):

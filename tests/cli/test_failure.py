@@ -1,4 +1,5 @@
 import io
+import pickle
 
 import pytest
 import typer
@@ -35,9 +36,10 @@ def test_traceback_of_a_broken_worker_is_shown_first():
     assert show(error)[1].startswith("Traceback of worker 1\n")
 
 
-def test_cause_that_the_message_already_tells_is_not_shown():
+@pytest.mark.parametrize("cause", [OSError("errno 2"), pickle.UnpicklingError("errno 2")])
+def test_cause_that_the_message_already_tells_is_not_shown(cause):
     error = DataError("cannot be read")
-    error.__cause__ = OSError("errno 2")
+    error.__cause__ = cause
     assert "errno" not in show(error)[1]
 
 

@@ -1,9 +1,11 @@
+import errno
 import json
 
 import pytest
 from typer.testing import CliRunner
 
 from distlion.cli import app
+from distlion.training import Record
 
 SHORT = ["train", "--task", "images", "--steps", "2", "--batch-size", "4", "--eval-every", "2"]
 
@@ -153,3 +155,91 @@ def test_resumed_run_tells_where_it_starts(tmp_path):
     assert [result.exit_code for result in results] == [0, 0]
     assert "starting from the beginning" in results[0].stderr
     assert "step 2 of 2" in results[1].stderr
+
+
+@pytest.fixture
+def short_record(tmp_path):
+    """Return what a run has to write, without the run."""
+    series = {"step": [1, 2], "seconds": [0.1, 0.2], "loss": [2.0, 1.5]}
+    return Record(
+        settings={"task": "images", "rule": "majority", "workers": 1, "steps": 2},
+        versions={},
+        task={},
+        trainable_parameters=10,
+        world_size=1,
+        first_heldout_loss=2.0,
+        final_heldout_loss=1.5,
+        final_heldout_accuracy=0.5,
+        final_train_loss=1.5,
+        wall_s=1.0,
+        sent_bytes_per_worker=0,
+        full_precision_bytes_per_worker=0,
+        bits_per_parameter=0.0,
+        replicas_equal=True,
+        traffic={},
+        losses=series | {"lr": [1.0, 1.0]},
+        evaluations=series | {"accuracy": [0.1, 0.5]},
+        diagnostics=[],
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch, short_record):
+    """Let a run end at once."""
+    monkeypatch.setattr("distlion.training.run.run_workers", lambda *_, **__: short_record)
+    return short_record
+
+
+def refuse_disk(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_record_without_a_place_on_the_disk_is_printed(tmp_path, trained, monkeypatch):
+    monkeypatch.setattr("distlion.training.run.write_record", refuse_disk)
+    result = invoke(*SHORT, "--workers", "1", "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == trained.to_json()
+    *_, line = result.stderr.splitlines()
+    assert "record.json cannot be written: No space left on device" in line
+    assert "Traceback" not in result.stderr
+
+
+def test_record_is_kept_where_the_figure_finds_no_place(tmp_path, trained, monkeypatch):
+    monkeypatch.setattr("distlion.training.run.draw_loss_figure", refuse_disk)
+    result = invoke(*SHORT, "--workers", "1", "--run-dir", str(tmp_path / "run"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "loss.png cannot be written" in result.stderr
+    assert json.loads((tmp_path / "run" / "record.json").read_text()) == trained.to_json()
+
+
+def test_paths_of_the_summary_are_never_cut(tmp_path, trained):
+    folder = tmp_path / ("long-name-" * 20)
+    arguments = [*SHORT, "--workers", "1", "--run-dir", str(folder)]
+    result = CliRunner(env={"COLUMNS": "40"}).invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert f"record: {folder / 'record.json'}" in lines
+    assert f"figure: {folder / 'loss.png'}" in lines
+
+
+def test_output_in_ascii_shows_what_it_can(tmp_path, trained):
+    folder = tmp_path / "läufe"
+    arguments = [*SHORT, "--workers", "1", "--run-dir", str(folder)]
+    result = CliRunner(charset="ascii").invoke(app, arguments)
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert "l\\xe4ufe/record.json" in result.stdout
+
+
+def test_step_timeout_of_a_baseline_exits_with_1(tmp_path):
+    result = invoke(
+        *SHORT, "--rule", "dgc", "--step-timeout", "5", "--run-dir", str(tmp_path / "r")
+    )
+    assert result.exit_code == 1
+    assert "step_timeout_s is 5.0 with the rule dgc" in result.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_step_timeout_must_be_finite_and_above_0(tmp_path, seconds):
+    result = invoke(*SHORT, "--step-timeout", seconds, "--run-dir", str(tmp_path / "r"))
+    assert result.exit_code == 1
+    assert "expected a finite number above 0" in result.stderr

@@ -1,6 +1,8 @@
+import contextlib
 import io
 import os
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -92,3 +94,22 @@ def test_file_of_another_layout_is_a_data_error(folder, content):
     (folder / TEST_FILE).write_bytes(content)
     with pytest.raises(DataError, match="test_batch"):
         read_cifar10(folder)
+
+
+def test_damaged_pickles_are_read_or_refused_and_nothing_else(folder):
+    path = folder / TRAIN_FILES[0]
+    whole = pickle.dumps(make_batch(0, count=1) | {b"data": np.zeros((1, 3072), np.uint8)})
+    chance = random.Random(0)
+    accepted = 0
+    for _ in range(1000):
+        damaged = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            # The zeros in the middle are pixels; what matters stands around them.
+            place = chance.choice([chance.randrange(200), -1 - chance.randrange(100)])
+            damaged[place] = chance.randrange(256)
+        path.write_bytes(damaged[: chance.choice([len(damaged), chance.randrange(len(damaged))])])
+        # Any other error ends the test.
+        with contextlib.suppress(DataError):
+            read_cifar10(folder)
+            accepted += 1
+    assert 0 < accepted < 500

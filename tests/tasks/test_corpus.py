@@ -151,3 +151,15 @@ def test_source_of_a_file_is_its_path(tmp_path):
     path = Path(tmp_path / "text.txt")
     path.write_text("some words\n" * 10)
     assert load_corpus(str(path)).source == str(path)
+
+
+def test_hub_that_fails_in_any_way_is_one_line(monkeypatch):
+    class TransportError(Exception):
+        """Such as those of httpx, which derive from no error of the operating system."""
+
+    def fail(*args):
+        raise TransportError("no route\nto the hub")
+
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(DataError, match="hf:some/data cannot be opened: no route to the hub"):
+        load_corpus("hf:some/data")

@@ -82,7 +82,7 @@ def test_other_number_of_workers_than_torchrun_started_is_refused(tmp_path, monk
         train(make_settings(workers=2), run_dir=tmp_path / "run", observe=ignore)
 
 
-def start_endless_run(tmp_path):
+def start_endless_run(tmp_path, **environment):
     """Start a run in a session of its own and wait for its first evaluation."""
     process = subprocess.Popen(
         [
@@ -91,6 +91,7 @@ def start_endless_run(tmp_path):
         ],
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | environment,
         start_new_session=True,
         preexec_fn=hear_ctrl_c,  # noqa: PLW1509
     )
@@ -111,6 +112,21 @@ def test_ctrl_c_ends_every_process_with_status_130(tmp_path):
     assert process.returncode == 130
     assert "interrupted" in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_sigterm_ends_every_process_and_leaves_no_temporary_folder(tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start_endless_run(tmp_path, TMPDIR=str(temporary))
+    assert list(temporary.glob("distlion-*"))
+    process.terminate()
+    errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in errors
+    # Beside the caches of torch, which are for later processes.
+    assert list(temporary.glob("distlion-*")) == list(temporary.glob("pymp-*")) == []
 
 
 @pytest.mark.distributed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -46,3 +48,7 @@ def distlion(
     ] = False,
 ) -> None:
     """Train with workers that vote: one bit per parameter and step instead of full gradients."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path may hold what the stream's encoding, such as ASCII, does not.
+            stream.reconfigure(errors="backslashreplace")

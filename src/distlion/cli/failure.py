@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from distlion.errors import DistlionError
+from distlion.errors import DistlionError, WorkerFailedError
 from distlion.training import torchrun_world_size
 
 _FAILED = 1
@@ -29,7 +29,8 @@ def shown_failures(console: Console) -> Iterator[None]:
     try:
         yield
     except DistlionError as error:
-        if error.__cause__ is not None and not isinstance(error.__cause__, OSError | ValueError):
+        # Any other cause is in the message already.
+        if isinstance(error, WorkerFailedError) and error.__cause__ is not None:
             console.print(Text(str(error.__cause__).strip()))
         _show(console, f"{type(error).__name__}: {error}")
         raise typer.Exit(_FAILED) from None

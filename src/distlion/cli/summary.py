@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from distlion.training import FIGURE_NAME, RECORD_NAME, Record
 
 _MEGABYTE = 1_000_000
 
 
-def build_summary(record: Record, run_dir: Path) -> Table:
-    """Lay out what a run reached and what it cost."""
+def print_summary(console: Console, record: Record, run_dir: Path) -> None:
+    """Show what a run reached, what it cost, and where its files are."""
+    console.print(_build_table(record))
+    # Not in the table, whose cells a narrow terminal cuts.
+    for what, name in (("record", RECORD_NAME), ("figure", FIGURE_NAME)):
+        console.print(Text(f"{what}: {run_dir / name}"), soft_wrap=True)
+
+
+def _build_table(record: Record) -> Table:
     settings = record.settings
     table = Table(
         title=f"{settings['task']}, {settings['rule']}, {record.world_size} workers, "
@@ -33,8 +42,6 @@ def build_summary(record: Record, run_dir: Path) -> Table:
     table.add_row("reduction", _format_reduction(record))
     table.add_row("bits per parameter and step", f"{record.bits_per_parameter:.3f}")
     table.add_row("replicas bitwise identical", "yes" if record.replicas_equal else "NO")
-    table.add_row("record", str(run_dir / RECORD_NAME))
-    table.add_row("figure", str(run_dir / FIGURE_NAME))
     return table
 
 

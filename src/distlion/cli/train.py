@@ -13,8 +13,8 @@ from rich.console import Console
 
 from distlion.cli.failure import leave_torchrun, shown_failures
 from distlion.cli.progress import ProgressDisplay
-from distlion.cli.summary import build_summary
-from distlion.errors import InvalidArgumentError, ReplicaMismatchError
+from distlion.cli.summary import print_summary
+from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
 from distlion.exchange import PATTERNS
 from distlion.tasks import Tokenizer
 from distlion.training import (
@@ -93,6 +93,22 @@ _BatchSize = Annotated[
 ]
 _Seed = Annotated[int, typer.Option(help="Of weights, data order and random tie-breaking.")]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Oversubscribe = Annotated[
+    bool,
+    typer.Option(
+        "--oversubscribe",
+        help="Start more local workers than fit: 4 threads on a core (4 workers always do), and "
+        "256 MiB and 16 bytes a parameter of free memory for each.",
+    ),
+]
+_StepTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long a step waits for a worker that is silent. For rules that vote.",
+        show_default="60",
+    ),
+]
 _Data = Annotated[
     str | None,
     typer.Option(
@@ -174,6 +190,8 @@ def train_command(
     batch_size: _BatchSize = None,
     seed: _Seed = 0,
     threads: _Threads = 1,
+    oversubscribe: _Oversubscribe = False,
+    step_timeout: _StepTimeout = None,
     data: _Data = None,
     partition: _Partition = None,
     alpha: _Alpha = None,
@@ -211,6 +229,7 @@ def train_command(
             batch_size=batch_size,
             seed=seed,
             threads=threads,
+            step_timeout_s=step_timeout,
             data=data,
             partition=partition,
             alpha=alpha,
@@ -230,6 +249,7 @@ def train_command(
             run_dir or _choose_run_dir(settings),
             messages,
             checkpoints=checkpoints,
+            oversubscribe=oversubscribe,
             as_json=as_json,
         )
     leave_torchrun()
@@ -263,15 +283,32 @@ def _train_and_show(
     messages: Console,
     *,
     checkpoints: CheckpointSettings,
+    oversubscribe: bool,
     as_json: bool,
 ) -> None:
     with ProgressDisplay(messages, workers=settings.workers) as display:
-        record = train(settings, run_dir=run_dir, observe=display, checkpoints=checkpoints)
+        try:
+            record = train(
+                settings,
+                run_dir=run_dir,
+                observe=display,
+                checkpoints=checkpoints,
+                oversubscribe=oversubscribe,
+            )
+        except UnwrittenRunError as error:
+            _save_what_is_left(error)
+            raise
     if record is None:  # another rank of torchrun's world shows it
         return
     if as_json:
         typer.echo(json.dumps(record.summary() | {"run_dir": str(run_dir)}, indent=1))
     else:
-        Console().print(build_summary(record, run_dir))
+        print_summary(Console(), record, run_dir)
     if not record.replicas_equal:
         raise ReplicaMismatchError(f"the workers ended with different parameters; see {run_dir}")
+
+
+def _save_what_is_left(error: UnwrittenRunError) -> None:
+    """Print a record that has no place on the disk: a run may have taken days."""
+    if not error.is_record_written:
+        typer.echo(json.dumps(error.record.to_json(), indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -166,14 +167,22 @@ def _open_hub(name: str, configuration: str | None) -> dict[str, Dataset]:
         raise MissingDependencyError(
             f"{HUB_PREFIX}{name} needs the package 'datasets': pip install \"distlion[train]\""
         ) from error
+    # Its retries are lines about sockets; what comes of them is told in one line of ours.
+    chatter = logging.getLogger("huggingface_hub")
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)
     try:
         folder = Path(name)
         if any((folder / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
             opened: Any = datasets.load_from_disk(name)
         else:
             opened = datasets.load_dataset(name, configuration)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"data set {HUB_PREFIX}{name} cannot be opened: {error}") from error
+    # Besides its own errors, the hub's client passes on those of its HTTP library.
+    except Exception as error:
+        said = " ".join(str(error).split()) or repr(error)
+        raise DataError(f"data set {HUB_PREFIX}{name} cannot be opened: {said}") from error
+    finally:
+        chatter.setLevel(level)
     return {"train": opened} if isinstance(opened, datasets.Dataset) else dict(opened)
 
 

@@ -21,7 +21,7 @@ CHECKPOINTS_NAME = "checkpoints"
 
 _LATEST = "latest"
 # What a resumed run may change: losses do not depend on it, or --on-world-change says how.
-_FREE = {"workers", "exchange", "overlap", "diagnose_every", "eval_every"}
+_FREE = {"workers", "exchange", "overlap", "diagnose_every", "eval_every", "step_timeout_s"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from distlion.training.processes import (
     choose_context,
     describe_exit,
     end_processes,
+    leaving_on_sigterm,
 )
 
 # A worker that loses a peer reports within milliseconds, sometimes before the operating system
@@ -63,7 +64,7 @@ def run_workers(
 
     Workers find each other through a file, so no port of ours is opened, and talk over the loopback
     interface unless ``GLOO_SOCKET_IFNAME`` names another. However this function is left, by a
-    result, an error or Ctrl-C, all workers have ended; if this process is killed, they end
+    result, an error, Ctrl-C or SIGTERM, all workers have ended; if this process is killed, they end
     themselves.
 
     Args:
@@ -80,7 +81,7 @@ def run_workers(
     Raises:
         WorkerFailedError: A worker died or raised; the message names it. All others are ended.
     """
-    with tempfile.TemporaryDirectory(prefix="distlion-") as folder:
+    with leaving_on_sigterm(), tempfile.TemporaryDirectory(prefix="distlion-") as folder:
         crew = _Crew(world_size)
         try:
             crew.start(work, args, Path(folder) / "rendezvous", preload)

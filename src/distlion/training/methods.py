@@ -32,7 +32,12 @@ from distlion.baselines import (
 from distlion.errors import ReplicaMismatchError
 from distlion.exchange import PATTERNS
 from distlion.optim import DistributedLion, Lion, MomentumSync
-from distlion.training.train_settings import AUTO, BaselineName, TrainSettings
+from distlion.training.train_settings import (
+    AUTO,
+    DEFAULT_STEP_TIMEOUT_S,
+    BaselineName,
+    TrainSettings,
+)
 from distlion.training.vote_names import LION_BETAS, find_vote
 
 _ONE_BUCKET_MB = 1 << 20
@@ -106,6 +111,11 @@ class VotingMethod:
             overlap=settings.overlap,
             diagnose_every=settings.diagnose_every,
             seed=settings.seed,
+            step_timeout_s=(
+                DEFAULT_STEP_TIMEOUT_S
+                if settings.step_timeout_s is None
+                else settings.step_timeout_s
+            ),
         )
         return cls(model, optimizer)
 

@@ -72,6 +72,29 @@ def end_processes(processes: Sequence[BaseProcess]) -> None:
         process.join()
 
 
+@contextlib.contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM leave ``with`` blocks in order, by SystemExit of 143, unless somebody handles it.
+
+    Signals belong to the main thread; elsewhere nothing changes.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        # Once: a second SIGTERM must not interrupt the cleaning.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def describe_exit(exitcode: int | None) -> str:
     """Say how a process ended."""
     if exitcode is not None and exitcode < 0:

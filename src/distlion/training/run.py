@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnwrittenRunError
 from distlion.report import draw_diagnosis_figure, draw_loss_figure
 from distlion.tasks import (
     ByBook,
@@ -24,10 +24,11 @@ from distlion.tasks import (
     TextTask,
     Tokenizer,
 )
+from distlion.training.capacity import check_capacity, read_machine
 from distlion.training.checkpoints import CheckpointSettings, has_checkpoint
 from distlion.training.local_workers import Emit, run_workers
 from distlion.training.loop import Observer, TrainingLoop
-from distlion.training.record import Record, claim_run_dir, write_record
+from distlion.training.record import RECORD_NAME, Record, claim_run_dir, write_record
 from distlion.training.train_settings import (
     PartitionName,
     TaskName,
@@ -50,6 +51,7 @@ def train(
     run_dir: Path,
     observe: Observer,
     checkpoints: CheckpointSettings | None = None,
+    oversubscribe: bool = False,
 ) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
 
@@ -61,17 +63,20 @@ def train(
         observe: Called with the progress of rank 0, in the process that calls this function.
         checkpoints: When to save, and whether to resume; None for neither. A run that was resumed
             has the bits, and the record, of one that was not interrupted.
+        oversubscribe: Whether local workers may be more than cores and memory hold.
 
     Returns:
         The record; under torchrun only on rank 0, None on the other ranks.
 
     Raises:
         InvalidArgumentError: The folder holds a record and the run is not resumed, ``workers`` is
-            not torchrun's world, or checkpoints are asked for with a baseline.
+            not torchrun's world or more than the machine holds, or checkpoints are asked for with a
+            baseline.
         CheckpointError: Under torchrun, the run cannot be resumed.
         DataError: Data or model config cannot be used.
         WorkerFailedError: A local worker died or raised.
         StepError: Under torchrun, a step failed.
+        UnwrittenRunError: The run has ended, and its files cannot be written; it has the record.
     """
     joined = torchrun_world_size()
     if joined is not None and joined != settings.workers:
@@ -82,16 +87,38 @@ def train(
     checkpoints.check(settings)
     # A worker may be lost when the record is already there: whoever resumes writes it once more.
     is_resumed = checkpoints.resume and has_checkpoint(run_dir)
-    work = _Work(settings, checkpoints, run_dir.absolute())
+    work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe)
     writes = joined is None or int(os.environ["RANK"]) == 0
     with _claimed(run_dir, again=is_resumed) if writes else contextlib.nullcontext():
         record = _train_locally(work, observe) if joined is None else _train_joined(work, observe)
         if writes:
-            draw_loss_figure(write_record(record, run_dir), run_dir / FIGURE_NAME)
-            if record.diagnostics:
-                title = f"{settings.task.value}, {settings.rule}, {settings.workers} workers"
-                draw_diagnosis_figure(record.diagnostics, run_dir / DIAGNOSIS_NAME, title=title)
+            _write_folder(record, run_dir)
     return record if writes else None
+
+
+def _write_folder(record: Record, run_dir: Path) -> None:
+    """Write record and figures.
+
+    Raises:
+        UnwrittenRunError: The disk refuses; the record is with the error.
+    """
+    path, is_record_written = run_dir / RECORD_NAME, False
+    try:
+        write_record(record, run_dir)
+        is_record_written = True
+        path = run_dir / FIGURE_NAME
+        draw_loss_figure(run_dir / RECORD_NAME, path)
+        if record.diagnostics:
+            path = run_dir / DIAGNOSIS_NAME
+            settings = record.settings
+            title = f"{settings['task']}, {settings['rule']}, {settings['workers']} workers"
+            draw_diagnosis_figure(record.diagnostics, path, title=title)
+    except OSError as error:
+        raise UnwrittenRunError(
+            f"the run has ended, and {path} cannot be written: {error.strerror}",
+            record=record,
+            is_record_written=is_record_written,
+        ) from error
 
 
 def load_task(settings: TrainSettings) -> Task:
@@ -142,15 +169,19 @@ class _Work:
         settings: What to train and how.
         checkpoints: When to save, and whether to resume.
         run_dir: Folder of the run, absolute.
+        oversubscribe: Whether there may be more than the machine holds.
     """
 
     settings: TrainSettings
     checkpoints: CheckpointSettings
     run_dir: Path
+    oversubscribe: bool
 
 
 def _train_locally(work: _Work, observe: Observer) -> Record:
     task = load_task(work.settings)  # so that a mistake shows before any worker is started
+    if not work.oversubscribe:
+        check_capacity(work.settings, task, read_machine())
     record = run_workers(
         _work,
         work,

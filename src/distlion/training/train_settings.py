@@ -18,6 +18,7 @@ from distlion.training.vote_names import find_vote, list_vote_names
 
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
+DEFAULT_STEP_TIMEOUT_S = 60.0
 
 
 class TaskName(str, Enum):
@@ -117,6 +118,8 @@ class TrainSettings:
             first step and one after the last.
         seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
         threads: Threads of a worker, at least 1. With as many, losses are bitwise identical.
+        step_timeout_s: Seconds that a step waits for a peer, above 0; None for 60, as for
+            a baseline.
         data: What to train on; None for the task's embedded data.
         partition: How the training data is shared out among workers.
         alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
@@ -144,6 +147,7 @@ class TrainSettings:
     eval_every: int
     seed: int
     threads: int
+    step_timeout_s: float | None
     data: str | None
     partition: PartitionName
     alpha: float | None
@@ -193,6 +197,11 @@ class TrainSettings:
             self._check_least(name, 0)
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise InvalidArgumentError(f"lr is {self.lr}; expected a finite number above 0")
+        timeout_s = self.step_timeout_s
+        if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise InvalidArgumentError(
+                f"step_timeout_s is {timeout_s}; expected a finite number above 0"
+            )
         self._check_pairs()
         self._check_partition()
 
@@ -237,7 +246,7 @@ class TrainSettings:
                 f"overlap is asked for with the rule {self.rule}, which averages during backward "
                 "anyway; it belongs to rules that vote"
             )
-        for name in ("sync_every", "diagnose_every"):
+        for name in ("sync_every", "diagnose_every", "step_timeout_s"):
             if getattr(self, name) is not None:
                 raise InvalidArgumentError(
                     f"{name} is {getattr(self, name)} with the rule {self.rule}, whose workers "
