@@ -33,6 +33,7 @@ CALM_S = ANSWER_S
 READ_S = 0.2
 # An error comes at most a second after the timeout, also where the store does not answer.
 SETTLE_S = 0.9
+FINDING = "distlion/finding"
 
 FailureKind = Literal["lost", "silent", "order"]
 _Answer = TypeVar("_Answer")
@@ -114,10 +115,10 @@ class PeerWatch:
         if not self.alarmed.is_set():
             self._answer()
             self.alarmed.set()
-        if not self._store.check(["distlion/finding"]):
+        if not self._store.check([FINDING]):
             return True
         # Whoever keeps the store may leave before this worker needs to know.
-        self._finding = self._read_finding()
+        self._read_finding()
         return False
 
     def _note_store_gone(self) -> None:
@@ -128,9 +129,13 @@ class PeerWatch:
             self._is_store_gone = True
 
     def _read_finding(self) -> Finding:
-        found = json.loads(self._store.get("distlion/finding"))
+        found = json.loads(self._store.get(FINDING))
+        # First, as whoever keeps the store may leave at any time from here on.
+        self._finding = Finding(
+            found["kind"], tuple(found["culprits"]), found["busy"], found["note"]
+        )
         self._store.set(f"distlion/read/{self._rank}", "")
-        return Finding(found["kind"], tuple(found["culprits"]), found["busy"], found["note"])
+        return self._finding
 
     def enter_exchange(self, transfer: object) -> None:
         """Note that this worker has come to an exchange, and waits for a transfer."""
@@ -164,49 +169,53 @@ class PeerWatch:
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
         self.has_settled = True
-        if self._finding is not None:
-            return self._finding
         try:
-            found = _within(SETTLE_S, lambda: self._settle(kind))
+            if self._finding is None:
+                _within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
             self._note_store_gone()
-            host = self._store_host
-            if host is None or host == self._rank:
-                return Finding(kind, note="the store through which the group met is gone too")
-            if self._has_host_left_first:
-                note = "it kept the store through which the group met, and that is gone too"
-                return Finding(kind, (host,), note=note)
-            return Finding(
-                kind,
-                note="the store through which the group met is gone too, and this worker was held "
-                f"up for so long that rank {host}, which kept it, may have left after somebody "
-                "else had failed; look at the logs of the others",
-            )
-        return found or Finding(
+            # Once all have agreed, who keeps the store may leave.
+            if self._finding is None:
+                return self._blame_store(kind)
+        return self._finding or Finding(
             kind,
             note="the store through which the group met does not answer either, so that this "
             "worker may itself be cut off",
         )
 
-    def _settle(self, kind: FailureKind) -> Finding:
+    def _blame_store(self, kind: FailureKind) -> Finding:
+        """Name who kept the store, which is gone, where that is who left first."""
+        host = self._store_host
+        if host is None or host == self._rank:
+            return Finding(kind, note="the store through which the group met is gone too")
+        if self._has_host_left_first:
+            note = "it kept the store through which the group met, and that is gone too"
+            return Finding(kind, (host,), note=note)
+        return Finding(
+            kind,
+            note="the store through which the group met is gone too, and this worker was held "
+            f"up for so long that rank {host}, which kept it, may have left after somebody "
+            "else had failed; look at the logs of the others",
+        )
+
+    def _settle(self, kind: FailureKind) -> None:
         """1 raise the alarm, 2 wait for answers, 3 publish the finding, 4 let others read it."""
         # 1 raise the alarm
         self._raise_alarm(kind)
 
         # 2 wait for answers
         everybody = range(self._world_size)
-        self._await("answer", everybody, ANSWER_S)
+        self._await("answer", everybody, ANSWER_S, unless=FINDING)
 
         # 3 publish the finding; the first one stands
-        if not self._store.check(["distlion/finding"]):
+        if not self._store.check([FINDING]):
             found = json.dumps(self._conclude(kind))
-            self._store.compare_set("distlion/finding", "", found)
+            self._store.compare_set(FINDING, "", found)
         finding = self._read_finding()
 
         # 4 let others read it: this worker may keep the store
         present = [rank for rank in everybody if rank not in finding.culprits]
         self._await("read", present, READ_S)
-        return finding
 
     def _raise_alarm(self, kind: FailureKind) -> None:
         self._answer()
@@ -220,10 +229,14 @@ class PeerWatch:
         answer = [bool(self._waiting), self.turns.now, alive]
         self._store.set(f"distlion/answer/{self._rank}", json.dumps(answer))
 
-    def _await(self, what: str, ranks: Any, limit_s: float) -> None:
+    def _await(self, what: str, ranks: Any, limit_s: float, *, unless: str | None = None) -> None:
+        """Wait for a key of each rank, or for the one that makes them needless."""
         deadline_s = time.monotonic() + limit_s
         keys = [f"distlion/{what}/{rank}" for rank in ranks]
         while time.monotonic() < deadline_s and not self._store.check(keys):
+            # Who published it may keep the store, and not wait for those who were slow to fail.
+            if unless is not None and self._store.check([unless]):
+                return
             time.sleep(0.02)
 
     def _conclude(self, kind: FailureKind) -> dict[str, Any]:

@@ -320,6 +320,7 @@ class DistributedLion(VotingBase):
             ReplicaMismatchError: On every rank; names the parameters, and the ranks that left the
                 majority.
             ConfigMismatchError: Another worker is at another call; on every rank.
+            CorruptFrameError: Digests were damaged on the way here.
             ProcessGroupError: The group is gone.
         """
         peers, step = self._peers, self.committed_step

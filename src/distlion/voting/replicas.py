@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from distlion.errors import ConfigMismatchError, ReplicaMismatchError
+from distlion.errors import ConfigMismatchError, CorruptFrameError, ReplicaMismatchError
 from distlion.exchange import Link, minority
 from distlion.kernels import choose_kernels
 from distlion.voting.handshake import name_ranks
@@ -72,11 +73,29 @@ def compare_order(link: Link, params: Sequence[VotingParam], *, step: int) -> No
 
 
 def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> Tensor:
-    """Gather the digests of all ranks: (ranks, n_params) int64."""
-    own = digest_params(params).to(link.device)
-    everybody = own.new_empty(link.world_size, len(params))
+    """Gather digests, each rank's with a checksum: (ranks, n_params) int64 on the CPU.
+
+    Damage on the way to one rank would look to that rank alone like replicas that differ, after
+    which all could go on: it would retry a step that the others have left.
+    """
+    digests = digest_params(params)
+    own = torch.cat([digests, digests.new_tensor([_checksum(digests)])]).to(link.device)
+    everybody = own.new_empty(link.world_size, own.numel())
     link.all_gather(everybody, own, step=step).wait()
-    return everybody
+    rows = everybody.cpu()
+    damaged = [rank for rank, row in enumerate(rows) if _checksum(row[:-1]) != row[-1]]
+    if damaged:
+        raise CorruptFrameError(
+            f"digests of parameters from {name_ranks(damaged)} were damaged on the way",
+            rank=link.rank,
+            step=step,
+            culprits=tuple(damaged),
+        )
+    return rows[:, :-1]
+
+
+def _checksum(digests: Tensor) -> int:
+    return zlib.crc32(digests.numpy().tobytes())
 
 
 def verify_replicas(
@@ -98,6 +117,7 @@ def verify_replicas(
     Raises:
         ReplicaMismatchError: On every rank; names the parameters and the ranks that differ from the
             majority.
+        CorruptFrameError: Digests were damaged on the way here; the others may not know.
     """
     everybody = _gather_digests(link, params, step=step)
     differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()
