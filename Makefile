@@ -8,7 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # More arguments of `distlion train` or of pytest: make train ARGS="--workers 2 --steps 100"
 ARGS ?=
-
+# Schedules that `make simulate` plays.
+SEEDS ?= 10000
 # Of `make soak`.
 MINUTES ?= 30
 
@@ -27,13 +28,13 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all bench lint sanitize soak wheel format clean
+.PHONY: help train test test-all simulate bench lint sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  ARGS="more arguments of distlion train, or of pytest"'
+	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  SEEDS=$(SEEDS)  ARGS="more arguments of distlion train, or of pytest"'
 
 train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers
 	@$(BIN)/distlion train $(ARGS)
@@ -53,6 +54,9 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "mutations" $(BIN)/python tests/mutations
 	sum_up
+
+simulate: $(VENV)/.ready-test  ## play SEEDS schedules of failing workers in simulated networks; with SEED=17 only that one, told line by line
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	@shopt -s nullglob

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from planted import MUTATIONS, Mutation
 from planted_misuse import MISUSES
+from planted_protocol import PROTOCOL
 
 import distlion.kernels._cpu
 
@@ -81,7 +82,8 @@ def plant(python: Path, mutation: Mutation) -> str:
 
 def main(words: str) -> int:
     """Plant all bugs whose name holds ``words``; return 0 if each was killed."""
-    chosen = [mutation for mutation in MUTATIONS + MISUSES if words in mutation.name]
+    planted = MUTATIONS + MISUSES + PROTOCOL
+    chosen = [mutation for mutation in planted if words in mutation.name]
     python = make_tree()
     n_killed = 0
     for number, mutation in enumerate(chosen, start=1):

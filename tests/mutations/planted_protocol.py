@@ -1,0 +1,69 @@
+"""Bugs to plant in the protocol, each of which the simulation must find."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+SIMULATION = ("simulation/test_schedules.py::test_some_hundred_schedules_keep_all_rules",)
+
+PROTOCOL = (
+    Mutation(
+        "damaged bytes pass for what was sent, simulated",
+        "exchange/frame.py",
+        '    whole &= fields["checksum"] == checksums.cpu().numpy()\n',
+        "",
+        SIMULATION,
+    ),
+    Mutation(
+        "an exchange waits far beyond its timeout, simulated",
+        "exchange/link.py",
+        "deadline_s = time.monotonic() + link.timeout_s",
+        "deadline_s = time.monotonic() + 5 * link.timeout_s",
+        SIMULATION,
+    ),
+    Mutation(
+        "who loses the store forgets what all agreed on, simulated",
+        "exchange/watch.py",
+        "may leave.\n            if self._finding is None:",
+        "may leave.\n            if True:",
+        SIMULATION,
+    ),
+    Mutation(
+        "workers of the server commit what it refuses, simulated",
+        "exchange/parameter_server.py",
+        "    header = with_verdict(header, counted.verdict)\n",
+        "",
+        SIMULATION,
+    ),
+    Mutation(
+        "a worker leaves the exchange once it finds an error, simulated",
+        "voting/vote.py",
+        "    present = [segment.grad is not None for segment in segments]\n    if complete",
+        "    present = [segment.grad is not None for segment in segments]\n"
+        "    if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
+        '        raise GradientChangedError("not finite", is_recoverable=True)\n'
+        "    if complete",
+        SIMULATION,
+    ),
+    Mutation(
+        "the last bucket's verdict is not heard, simulated",
+        "optim/distributed_lion.py",
+        "worst_of([vote.reply.verdict for vote in votes]), peers.follow_up",
+        "worst_of([vote.reply.verdict for vote in votes[:1]]), peers.follow_up",
+        SIMULATION,
+    ),
+    Mutation(
+        "averaged momenta are committed whatever came back, simulated",
+        "optim/distributed_lion.py",
+        "            verdict = followed.verdict\n",
+        "",
+        SIMULATION,
+    ),
+    Mutation(
+        "a dead optimizer goes on, simulated",
+        "voting/lifecycle.py",
+        'self._cause_of_death = f"{what} failed ({cause})"',
+        "pass",
+        SIMULATION,
+    ),
+)

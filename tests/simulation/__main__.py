@@ -1,0 +1,76 @@
+"""Play many schedules, or tell the story of one.
+
+PYTHONPATH=tests python -m simulation --seeds 10000
+PYTHONPATH=tests python -m simulation --seed 17
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+import torch
+
+from simulation.campaign import Tally, describe, describe_failure, run_campaign
+from simulation.plan import draw_plan
+from simulation.play import play
+from simulation.rules import find_violations
+
+
+def main() -> int:
+    """Return 0 where every schedule went as it must."""
+    parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many schedules")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first one")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, help="tell the story of one schedule instead")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.seed is not None:
+        return tell(arguments.seed)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    started_s = time.monotonic()
+    progress = Progress(len(seeds))
+    tally = run_campaign(seeds, processes=arguments.processes, report=progress.show)
+    print(file=sys.stderr)
+    print(describe(tally, time.monotonic() - started_s))
+    return 1 if tally.failures or tally.schedules != len(seeds) else 0
+
+
+class Progress:
+    """One line that is overwritten, and one that stays for each schedule that fails.
+
+    Args:
+        schedules: How many there will be.
+    """
+
+    def __init__(self, schedules: int) -> None:
+        self._schedules = schedules
+        self._told: set[int] = set()
+
+    def show(self, tally: Tally, seconds: float) -> None:
+        """Show what there is so far."""
+        for seed in sorted(set(tally.failures) - self._told):
+            print(f"\r{describe_failure(seed, tally.failures[seed])}", file=sys.stderr)
+            self._told.add(seed)
+        rate = tally.schedules / max(seconds, 1e-9)
+        text = f"{tally.schedules}/{self._schedules} schedules, {rate:.1f}/s"
+        print(f"\r{text}, {len(tally.failures)} failed  ", end="", file=sys.stderr, flush=True)
+
+
+def tell(seed: int) -> int:
+    """Play one schedule and print all that happens in it."""
+    plan = draw_plan(seed)
+    outcome = play(plan)
+    print(plan, *outcome.story, sep="\n")
+    for rank, diary in enumerate(outcome.diaries):
+        print(f"rank {rank} {diary.ending} after {diary.committed} steps")
+    violations = find_violations(outcome)
+    print(*(violations or ["all is as it must be"]), sep="\n")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

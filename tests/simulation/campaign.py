@@ -1,0 +1,140 @@
+"""Many schedules: played in a few processes, checked, counted and summed up."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+import torch
+
+from simulation.plan import draw_plan
+from simulation.play import Outcome, play
+from simulation.rules import find_violations
+
+BATCH = 50
+"""Schedules that a process plays between two reports."""
+
+
+@dataclass
+class Tally:
+    """What a number of schedules came to.
+
+    Attributes:
+        schedules: How many.
+        worker_steps: Steps that were committed, added over workers.
+        fired: Faults that struck, by kind.
+        endings: Of workers, by kind: with the class of the error where one ended it.
+        recovered: Errors after which all went on, by class.
+        quiet: Schedules in which no fault struck.
+        failures: By seed, what was not as it must be.
+    """
+
+    schedules: int = 0
+    worker_steps: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
+    recovered: Counter[str] = field(default_factory=Counter)
+    quiet: int = 0
+    failures: dict[int, list[str]] = field(default_factory=dict)
+
+    def add_outcome(self, outcome: Outcome, violations: list[str]) -> None:
+        """Count one schedule."""
+        self.schedules += 1
+        self.quiet += not outcome.fired
+        self.fired.update(fault.kind for fault, _ in outcome.fired)
+        for diary in (*outcome.diaries, *outcome.newcomers):
+            fatal = diary.fatal
+            self.endings[diary.ending if fatal is None else fatal.kind] += 1
+            self.recovered.update(raised.kind for raised in diary.raised if raised.is_recoverable)
+            self.worker_steps += diary.committed
+        if violations:
+            self.failures[outcome.plan.seed] = violations
+
+    def add(self, other: Tally) -> None:
+        """Add what another process has counted."""
+        self.schedules += other.schedules
+        self.worker_steps += other.worker_steps
+        self.quiet += other.quiet
+        self.fired.update(other.fired)
+        self.endings.update(other.endings)
+        self.recovered.update(other.recovered)
+        self.failures.update(other.failures)
+
+
+def play_seeds(seeds: Sequence[int]) -> Tally:
+    """Play and check schedules, one after the other, in this process."""
+    tally = Tally()
+    gc.collect()
+    # What was imported is never garbage: looking at it each time takes longer than a schedule.
+    gc.freeze()
+    try:
+        for seed in seeds:
+            outcome = play(draw_plan(seed))
+            tally.add_outcome(outcome, find_violations(outcome))
+    finally:
+        gc.unfreeze()
+    return tally
+
+
+def run_campaign(
+    seeds: Sequence[int], *, processes: int, report: Callable[[Tally, float], None]
+) -> Tally:
+    """Play schedules in several processes.
+
+    Args:
+        seeds: Of the schedules.
+        processes: How many processes; 1 plays them here.
+        report: Called now and then with what there is so far, and the seconds it took.
+    """
+    started_s, total = time.monotonic(), Tally()
+    batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
+    for tally in _play_batches(batches, processes):
+        total.add(tally)
+        report(total, time.monotonic() - started_s)
+    return total
+
+
+def _play_batches(batches: Sequence[Sequence[int]], processes: int) -> Iterator[Tally]:
+    if processes == 1:
+        yield from map(play_seeds, batches)
+        return
+    # Not forks: torch may have threads already.
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_prepare
+    ) as pool:
+        yield from pool.map(play_seeds, batches)
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+
+
+def describe(tally: Tally, seconds: float) -> str:
+    """Write a summary of a few lines."""
+    steps_per_s = tally.worker_steps / max(seconds, 1e-9)
+    lines = [
+        f"{tally.schedules} schedules in {seconds:.0f} s: "
+        f"{tally.schedules / max(seconds, 1e-9):.1f} schedules/s, "
+        f"{steps_per_s:.0f} committed steps of workers/s",
+        f"faults that struck: {_list(tally.fired)}; none in {tally.quiet} schedules",
+        f"endings of workers: {_list(tally.endings)}",
+        f"errors that all went on after: {_list(tally.recovered)}",
+        f"{len(tally.failures)} schedules failed",
+    ]
+    lines += [describe_failure(seed, found) for seed, found in sorted(tally.failures.items())]
+    return "\n".join(lines)
+
+
+def describe_failure(seed: int, violations: list[str]) -> str:
+    """Write what went wrong in a schedule, and the command that plays it again."""
+    lines = [f"seed {seed}: {violations[0]}", *violations[1:4]]
+    return "\n    ".join([*lines, f"replay it: make simulate SEED={seed}"])
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"

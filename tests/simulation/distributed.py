@@ -1,0 +1,96 @@
+"""What stands in for ``torch.distributed``: what the package calls and makes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from simulation.groups import End
+from simulation.kernel import running
+from simulation.network import Machine, Network
+from simulation.store import TCPStore
+
+
+class Distributed:
+    """``torch.distributed`` as the workers of a network see it; each asks for itself."""
+
+    ProcessGroup = End
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.group = self
+
+    @property
+    def _machine(self) -> Machine:
+        machine = running().current.process
+        assert isinstance(machine, Machine)
+        return machine
+
+    @property
+    def WORLD(self) -> End | None:  # noqa: N802
+        return self._machine.groups.get("world")
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.WORLD is not None
+
+    def get_rank(self, group: End) -> int:
+        return group.rank()
+
+    def get_world_size(self, group: End) -> int:
+        return group.size()
+
+    def get_process_group_ranks(self, group: End) -> list[int]:
+        return list(group.ranks)
+
+    def get_backend_config(self, group: End) -> str:
+        return "cpu:gloo"
+
+    def GatherOptions(self) -> Any:  # noqa: N802
+        return SimpleNamespace(rootRank=0)
+
+    ScatterOptions = BroadcastOptions = GatherOptions
+
+    def init_process_group(self, timeout_s: float) -> None:
+        """Join a group that all others have joined long ago: nobody expects this process.
+
+        Raises:
+            RuntimeError: Always, after the time it may take.
+        """
+        running().sleep(timeout_s)
+        raise RuntimeError("Gloo connectFullMesh failed")
+
+    def make_group(self, store: PrefixStore, rank: int, size: int, timeout: timedelta) -> End:
+        """Make a group of those who meet at one place in the store, as ``ProcessGroupGloo``.
+
+        Raises:
+            RuntimeError: Somebody did not come, or the store is gone.
+        """
+        network, machine, kernel = self.network, self._machine, running()
+        made = End(network, machine, store.prefix)
+        machine.note_progress(kernel.now_s)
+        deadline_s = kernel.now_s + timeout.total_seconds()
+        present = network.meetings.setdefault(store.prefix, {})
+        present[rank] = machine.rank
+        while True:
+            store.store.meet(max(0.0, deadline_s - kernel.now_s))
+            if len(present) == size:
+                break
+            if kernel.now_s >= deadline_s:
+                raise RuntimeError("Gloo connectFullMesh failed with Timed out")
+            kernel.sleep(0.01)
+        made.ranks = tuple(present[rank] for rank in range(size))
+        for member in made.ranks:
+            if network.machines[member].is_gone:
+                made.lose(member)
+        return made
+
+
+class PrefixStore:
+    """``torch.distributed.PrefixStore``: a place in a store."""
+
+    def __init__(self, prefix: str, store: TCPStore) -> None:
+        self.prefix, self.store = prefix, store

@@ -1,0 +1,221 @@
+"""What stands in, within the package, for modules that reach outside of a worker."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import cache
+from importlib.metadata import version
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+
+import simulation.distributed as distributed_module
+from distlion.exchange.watch import keep_forever
+from simulation.kernel import Kernel, Task, running
+
+SIMULATED = ("distlion.exchange", "distlion.voting", "distlion.link")
+"""The packages whose modules see the stand-ins; what else they import is what it is."""
+
+
+class _Waitable:
+    """Something that tasks wait for."""
+
+    def __init__(self) -> None:
+        self._kernel: Kernel = running()
+        self._waiting: list[Task] = []
+
+    def _wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
+        kernel = self._kernel
+        deadline_s = None if timeout_s is None else kernel.now_s + timeout_s
+        kernel.check_alive()
+        while not is_true():
+            if deadline_s is not None and kernel.now_s >= deadline_s:
+                return False
+            self._waiting.append(kernel.current)
+            kernel.wait(deadline_s)
+        return True
+
+    def _notify(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self._kernel.wake(task)
+
+
+class Event(_Waitable):
+    """``threading.Event``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._notify()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._wait_for(self.is_set, timeout)
+
+
+class Thread(_Waitable):
+    """``threading.Thread``, which belongs to the process that makes it."""
+
+    def __init__(
+        self, *, target: Callable[..., None], args: Any = (), name: str = "", daemon: bool = False
+    ) -> None:
+        super().__init__()
+        self._target, self._args, self._name = target, args, name
+        self._has_ended = False
+
+    def start(self) -> None:
+        kernel = self._kernel
+
+        def run() -> None:
+            target, args = self._target, self._args
+            del self._target, self._args
+            try:
+                target(*args)
+            finally:
+                self._has_ended = True
+                self._notify()
+
+        kernel.spawn(kernel.current.process, self._name, run)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._wait_for(lambda: self._has_ended, timeout)
+
+
+class Future(_Waitable):
+    """``concurrent.futures.Future``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outcome: tuple[Any, BaseException | None] | None = None
+
+    def __class_getitem__(cls, item: object) -> type[Future]:
+        return cls
+
+    def set_result(self, result: Any) -> None:
+        self._outcome = (result, None)
+        self._notify()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._outcome = (None, error)
+        self._notify()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._wait_for(lambda: self._outcome is not None, timeout):
+            raise FutureTimeoutError
+        assert self._outcome is not None
+        result, error = self._outcome
+        if error is not None:
+            raise error
+        return result
+
+
+class SimpleQueue(_Waitable):
+    """``queue.SimpleQueue``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._items: deque[Any] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._notify()
+
+    def get(self) -> Any:
+        self._wait_for(lambda: bool(self._items), None)
+        return self._items.popleft()
+
+
+def _register_at_exit(function: Callable[..., Any], *args: Any) -> None:
+    running().current.process.at_exit.append(lambda: function(*args))
+
+
+TIME = SimpleNamespace(
+    monotonic=lambda: running().now_s,
+    perf_counter_ns=lambda: int(running().now_s * 1e9),
+    sleep=lambda seconds: running().sleep(seconds),
+)
+# Nobody waits while it holds a lock, so that real ones will do.
+THREADING = SimpleNamespace(Event=Event, Thread=Thread, Lock=threading.Lock)
+QUEUE = SimpleNamespace(SimpleQueue=SimpleQueue)
+ATEXIT = SimpleNamespace(register=_register_at_exit)
+
+
+@cache
+def _version(name: str) -> str:
+    """``importlib.metadata.version``, which parses a file each time."""
+    return version(name)
+
+
+@cache
+def _find_places() -> list[tuple[ModuleType, str, str]]:
+    """List what is to be replaced: a module, its name for something, and what that is."""
+    wanted = {
+        id(dist): "distributed",
+        id(ProcessGroupGloo): "ProcessGroupGloo",
+        id(PrefixStore): "PrefixStore",
+        id(time): "time",
+        id(threading): "threading",
+        id(queue): "queue",
+        id(atexit): "atexit",
+        id(concurrent.futures.Future): "Future",
+        id(version): "version",
+        id(keep_forever): "keep_forever",
+    }
+    return [
+        (module, attribute, wanted[id(value)])
+        for name, module in sorted(sys.modules.items())
+        if name.startswith(SIMULATED)
+        for attribute, value in vars(module).items()
+        if id(value) in wanted
+    ]
+
+
+@contextlib.contextmanager
+def installed(distributed: Any) -> Iterator[None]:
+    """Let the package see the stand-ins.
+
+    They are put where a module names what it imported, so that nothing in the package knows of
+    them, and a module that begins to use one of these is simulated at once. What a stand-in does
+    not have, the package does not use yet: that fails with its name.
+
+    Args:
+        distributed: What stands in for ``torch.distributed``.
+    """
+    stand_ins = {
+        "distributed": distributed,
+        "ProcessGroupGloo": distributed.make_group,
+        "PrefixStore": distributed_module.PrefixStore,
+        "time": TIME,
+        "threading": THREADING,
+        "queue": QUEUE,
+        "atexit": ATEXIT,
+        "Future": Future,
+        "version": _version,
+        # It would keep every schedule in memory.
+        "keep_forever": lambda group: None,
+    }
+    before = [(module, name, getattr(module, name)) for module, name, _ in _find_places()]
+    try:
+        for module, name, what in _find_places():
+            setattr(module, name, stand_ins[what])
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,0 +1,98 @@
+"""What the simulation has found once, each in the schedule that shows it best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distlion.exchange import AllReduce
+from simulation.network import Delays
+from simulation.plan import Fault, Plan, draw_plan
+from simulation.play import Outcome, play
+from simulation.rules import find_violations
+
+TIMEOUT_S = 4.0
+VICTIM = 2
+
+
+def make_plan(seed: int, *faults: Fault) -> Plan:
+    """Return a plain schedule of three workers; rank 0 keeps the store and ends at once."""
+    drawn = draw_plan(0)
+    options = {
+        **drawn.options,
+        "exchange": AllReduce(),
+        "nodes": None,
+        "momentum_sync": None,
+        "overlap": False,
+        "clip_norm": None,
+        "diagnose_every": None,
+        "check_every": 1,
+        "step_timeout_s": TIMEOUT_S,
+        "init_timeout_s": TIMEOUT_S,
+    }
+    return replace(
+        drawn,
+        seed=seed,
+        size=3,
+        sizes=(65, 130),
+        rules=("majority",),
+        options=options,
+        steps=3,
+        delays=Delays(0.0001, 0.005, store_s=0.005),
+        compute_s=0.01,
+        lingers_s=(0.0, 0.0, 0.0),
+        has_agent=False,
+        transport_s=None,
+        absent=False,
+        poisons=(),
+        faults=faults,
+    )
+
+
+def _assert_blamed(outcome: Outcome, rank: int) -> None:
+    raised = outcome.diaries[rank].fatal
+    assert raised is not None, f"rank {rank} {outcome.diaries[rank].ending}"
+    assert (raised.kind, raised.culprits) == ("PeerLostError", (VICTIM,)), raised.text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_survivors_name_the_dead_rank_although_the_store_goes_with_the_first_to_end(
+    seed: int,
+) -> None:
+    outcome = play(make_plan(seed, Fault("die", VICTIM, at=30)))
+    assert len(outcome.fired) == 1
+    assert find_violations(outcome) == []
+    for rank in (0, 1):
+        _assert_blamed(outcome, rank)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_has_read_what_all_found_keeps_it_while_it_waits_for_other_readers(seed: int) -> None:
+    gone = Fault("leave", VICTIM, at=1)
+    answers_and_ends = Fault("leave", 3, at=1)
+    plan = make_plan(seed, gone, answers_and_ends)
+    slow = replace(plan.delays, store_s=0.012)
+    outcome = play(replace(plan, size=4, lingers_s=(0.0, 0.0, 0.0, 0.45), delays=slow))
+    assert len(outcome.fired) == 2
+    for rank in (0, 1):
+        _assert_blamed(outcome, rank)
+
+
+@pytest.mark.parametrize("late_s", [0.45, 0.55])
+def test_who_fails_half_a_second_later_reads_what_the_others_found(late_s: float) -> None:
+    late = Fault("late", 1, at=1, seconds=late_s)
+    outcome = play(make_plan(1, Fault("leave", VICTIM, at=1), late))
+    assert len(outcome.fired) == 2
+    for rank in (0, 1):
+        _assert_blamed(outcome, rank)
+
+
+def test_digests_that_are_damaged_on_the_way_to_one_worker_end_it_alone() -> None:
+    outcome = play(make_plan(2, Fault("damage", VICTIM, at=2, framing="digests")))
+    assert len(outcome.fired) == 1
+    assert find_violations(outcome) == []
+    errors = [diary.fatal for diary in outcome.diaries if diary.fatal is not None]
+    assert sorted(error.kind for error in errors) == ["CorruptFrameError", *["PeerLostError"] * 2]
+    (corrupt,) = (error for error in errors if error.kind == "CorruptFrameError")
+    assert corrupt.culprits == (VICTIM,)

@@ -1,0 +1,70 @@
+"""After every schedule, all is as it must be."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import distlion
+from simulation.campaign import BATCH, Tally, describe, play_seeds
+from simulation.distributed import Distributed
+from simulation.kernel import Kernel
+from simulation.network import Delays, Network
+from simulation.plan import MESSAGE_FAULTS, draw_plan
+from simulation.play import play
+from simulation.stand_ins import SIMULATED, installed
+
+QUICK, MANY = 200, 2000
+ALL_KINDS = {*MESSAGE_FAULTS, "late", "leave", "settings", "give up"}
+
+
+def _play(seeds: range) -> None:
+    total = Tally()
+    for start in range(seeds.start, seeds.stop, BATCH):
+        total.add(play_seeds(range(start, min(start + BATCH, seeds.stop))))
+        assert not total.failures, describe(total, 0.0)
+    assert total.schedules == len(seeds)
+    assert set(total.fired) == ALL_KINDS, "a kind of fault never struck"
+
+
+def test_some_hundred_schedules_keep_all_rules() -> None:
+    _play(range(QUICK))
+
+
+@pytest.mark.slow
+def test_two_thousand_more_schedules_keep_all_rules() -> None:
+    _play(range(QUICK, QUICK + MANY))
+
+
+@pytest.mark.parametrize("seed", [1, 7, 11])
+def test_a_seed_replays_its_schedule(seed: int) -> None:
+    first, second = (play(draw_plan(seed)) for _ in range(2))
+    assert first.story == second.story
+    assert len(first.story) > 50
+    assert [diary.states for diary in first.diaries] == [diary.states for diary in second.diaries]
+
+
+def test_the_package_waits_for_nothing_that_is_not_simulated() -> None:
+    assert distlion.DistributedLion.__module__.startswith("distlion.optim")
+    waits = {
+        "time",
+        "threading",
+        "queue",
+        "concurrent.futures._base",
+        "socket",
+        "select",
+        "asyncio",
+    }
+    network = Network(Kernel(0, 1.0), 2, Delays(0.0, 0.0), has_agent=True)
+    modules = {name: module for name, module in sys.modules.items() if name.startswith(SIMULATED)}
+    assert len(modules) > 30
+    with installed(Distributed(network)):
+        found = [
+            f"{name}.{attribute}"
+            for name, module in modules.items()
+            for attribute, value in vars(module).items()
+            if getattr(value, "__module__", None) in waits
+            or getattr(value, "__name__", None) in {*waits, "torch.distributed"}
+        ]
+    assert not found
