@@ -94,6 +94,7 @@ def test_a_manifest_that_names_other_files_is_refused(folder: Path, name: str) -
     ("key", "value"),
     [
         ("workers", 0),
+        ("workers", 10**8),
         ("workers", 10**30),
         ("workers", "4"),
         ("node_size", 3),
@@ -131,7 +132,7 @@ def test_a_pipe_in_place_of_a_file_is_refused(folder: Path) -> None:
     path = folder / "worker-00003.safetensors"
     record = read_manifest(folder).files[path.name]
     path.unlink()
-    path.mkdir()
+    os.mkfifo(path)
     with pytest.raises(errors.CheckpointError, match=path.name):
         check_file(path, record)
 
@@ -142,7 +143,8 @@ def test_a_tree_of_unknown_kinds_is_refused(folder: Path, tmp_path: Path) -> Non
         tree = {"layout": [], "others": extra}
         forged = tmp_path / "forged"
         forged.unlink(missing_ok=True)
-        write(forged, {}, {"distlion": json.dumps(tree)}, lambda place: None)
+        content = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
+        write(forged, {"tree": content}, lambda place: None)
         forge(folder, name, forged.read_bytes())
         refuse(folder, "holds 0 parameters|malformed")
 
@@ -151,7 +153,7 @@ def test_momenta_of_another_shape_or_that_are_missing_are_refused(
     folder: Path, tmp_path: Path
 ) -> None:
     forged = tmp_path / "forged"
-    write(forged, {"exp_avg.0": torch.zeros(2)}, {}, lambda place: None)
+    write(forged, {"exp_avg.0": torch.zeros(2)}, lambda place: None)
     forge(folder, "worker-00001.safetensors", forged.read_bytes())
     refuse(folder, "momentum 0 has 2 elements")
 

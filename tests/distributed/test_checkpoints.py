@@ -14,6 +14,7 @@ import distlion
 from checkpoint.runs import Run, make_model
 from cluster import run_workers
 from distlion import errors, faults
+from distlion.checkpoint.folder import encode_latest
 
 pytestmark = pytest.mark.distributed
 
@@ -275,3 +276,95 @@ def save_behind(rank: int, world_size: int, folder: str) -> tuple[bool, int]:
 
 def test_steps_go_on_while_a_save_is_written(tmp_path: Path) -> None:
     assert run_workers(save_behind, 3, str(tmp_path)) == [(True, 2)] * 3
+
+
+def fail_alone(rank: int, world_size: int, folder: str) -> list[str]:
+    """Whatever keeps rank 1 alone from its part is heard by all, and nobody is dead after it."""
+    worker = Worker(rank)
+    worker.train(0, 1)
+    worker.save(folder)
+    expected = worker.tensors()
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    odd = rank == 1
+    other = Worker(rank)
+    if odd:
+        other.model.register_buffer("extra", torch.zeros(2))
+
+    def refuse(state: Any) -> None:
+        raise KeyError("a schedule of another kind")
+
+    broken = Worker(rank)
+    if odd:
+        broken.scheduler.load_state_dict = refuse
+    calls: list[Callable[[], Any]] = [
+        lambda: worker.save(folder, cycle if odd else None),
+        lambda: worker.save(folder, 10**5000 if odd else None),
+        lambda: worker.save(None if odd else folder),  # type: ignore[arg-type]
+        lambda: worker.load(None if odd else folder),  # type: ignore[arg-type]
+        lambda: other.save(f"{folder}/other"),
+        lambda: other.load(folder),
+        lambda: broken.load(folder),
+    ]
+    found = []
+    for call in calls:
+        try:
+            call()
+        except errors.CheckpointError as error:
+            found.append(str(error))
+        else:
+            found.append("nothing")
+    for each in (worker, other, broken):
+        each.train(1, 2)
+    assert not all(map(torch.equal, worker.tensors(), expected))
+    return found
+
+
+def test_what_keeps_one_rank_from_its_part_is_heard_by_all_and_nobody_is_dead(
+    tmp_path: Path,
+) -> None:
+    outcomes = run_workers(fail_alone, 3, str(tmp_path / "runs"))
+    for outcome in outcomes:
+        for text in outcome:
+            assert "rank 1" in text, outcome
+    for texts in zip(*outcomes, strict=True):
+        assert len({text.split("] ", 1)[1] for text in texts}) == 1
+
+
+def load_other_steps(rank: int, world_size: int, folder: str) -> tuple[str, int]:
+    worker = Worker(rank)
+    own = f"{folder}/{rank}"
+    for step in (1, 2):
+        worker.train(step - 1, step)
+        worker.save(own)
+    if rank == 1:
+        (Path(own) / "latest").write_bytes(encode_latest("step-000000000001"))
+    try:
+        worker.load(own)
+    except errors.CheckpointError as error:
+        text = str(error)
+    return text, worker.load(f"{own}/step-000000000001").step
+
+
+def test_hosts_with_different_checkpoints_before_them_are_told_to_name_one(tmp_path: Path) -> None:
+    for text, step in run_workers(load_other_steps, 2, str(tmp_path)):
+        assert "steps 0: 2, 1: 1" in text and "name one that all of them have" in text
+        assert step == 1
+
+
+def load_own_things(rank: int, world_size: int, folder: str) -> tuple[Any, float]:
+    worker = Worker(rank)
+    loaded = worker.load(folder, on_world_change="map")
+    return loaded.extra, float(worker.model.get_buffer("1.running_mean")[0])
+
+
+def save_own_things(rank: int, world_size: int, folder: str) -> None:
+    worker = Worker(rank)
+    worker.model.get_buffer("1.running_mean").fill_(float(rank))
+    worker.save(folder, {"rank": rank})
+
+
+def test_buffers_and_extra_come_from_whoever_stood_at_ones_place(tmp_path: Path) -> None:
+    run_workers(save_own_things, 4, str(tmp_path))
+    found = run_workers(load_own_things, 2, str(tmp_path))
+    assert found == [({"rank": 0}, 0.0), ({"rank": 2}, 2.0)]

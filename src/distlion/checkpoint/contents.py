@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels import choose_kernels
-from distlion.optim import VotingBase
+from distlion.optim import WORKER_KEY, VotingBase
 from distlion.voting import Custody
 
-WORKER_KEY = "worker"
+OUTSIDE = "parameter outside of the model: "
+"""Before the number of an optimizer's parameter that the model does not have."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Contents:
     tree: dict[str, Any]
     tensors: dict[str, Tensor]
     momenta: dict[int, dict[str, Tensor]]
+
+    @property
+    def layout_digest(self) -> str:
+        """SHA-256 of the optimizer's parameters: names, shapes, dtypes."""
+        return sha256(repr(self.tree["layout"]).encode()).hexdigest()
 
     def snapshot(self) -> Contents:
         """Copy all tensors to host memory, so that training may go on."""
@@ -78,13 +85,21 @@ def collect(
         for worker in custody.workers:
             exp_avg = entry["exp_avg"]
             momenta[worker][f"exp_avg.{index}"] = exp_avg[worker] if custody.is_stacked else exp_avg
-    voted = {param for group in optimizer.param_groups for param in group["params"]}
-    replicated = frozenset(
-        name
-        for name, param in model.named_parameters(remove_duplicate=False)
-        if param in voted and name in entries
+    voted = list_params(optimizer)
+    known = {param: name for name, param in model.named_parameters(remove_duplicate=False)}
+    replicated = {name for param, name in known.items() if param in set(voted) and name in entries}
+    for index, param in enumerate(voted):
+        if param not in known:
+            entries[f"{OUTSIDE}{index}"] = param.detach()
+            replicated.add(f"{OUTSIDE}{index}")
+    return Contents(
+        optimizer.committed_step, entries, frozenset(replicated), tree, tensors, momenta
     )
-    return Contents(optimizer.committed_step, entries, replicated, tree, tensors, momenta)
+
+
+def list_params(optimizer: VotingBase) -> list[Tensor]:
+    """List an optimizer's parameters in group order."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _strip_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -117,17 +132,23 @@ def _split_model(
 
 
 def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
-    """List the optimizer's parameters in order: [name, shape, whether it is trained]."""
-    names = {param: name for name, param in model.named_parameters()}
-    return [
-        [
-            names.get(param, f"parameter {index} of group {number}"),
-            list(param.shape),
-            param.requires_grad,
-        ]
-        for number, group in enumerate(optimizer.param_groups)
-        for index, param in enumerate(group["params"])
-    ]
+    """List the optimizer's parameters in order: [name, shape, dtype, dtype of the momentum].
+
+    The last one is None for a parameter that is not trained.
+    """
+    names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
+    layout = []
+    for index, param in enumerate(list_params(optimizer)):
+        exp_avg = optimizer.state[param]["exp_avg"] if param.requires_grad else None
+        layout.append(
+            [
+                names.get(param, f"{OUTSIDE}{index}"),
+                list(param.shape),
+                str(param.dtype),
+                None if exp_avg is None else str(exp_avg.dtype),
+            ]
+        )
+    return layout
 
 
 def digest_entries(entries: Mapping[str, Tensor]) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, TypeVar
 
 from distlion.errors import CheckpointError, ReplicaMismatchError
 from distlion.voting import Gather
@@ -13,6 +14,25 @@ RECORD_BYTES = 4096
 """Of each record, so that what travels has one size."""
 
 _PROBLEM_CHARACTERS = 1500
+
+
+_Made = TypeVar("_Made")
+
+
+def attempt(part: Callable[[], _Made]) -> tuple[_Made | None, CheckpointError | None]:
+    """Do a part, and keep for the council whatever went wrong in it."""
+    try:
+        return part(), None
+    except CheckpointError as error:
+        return None, error
+    except OSError as error:
+        found = CheckpointError(f"{error.filename or 'the disk'}: {error.strerror or error}")
+        found.__cause__ = error
+        return None, found
+    except Exception as error:  # noqa: BLE001, all others wait for this process
+        found = CheckpointError(f"{type(error).__name__}: {str(error)[:300]}")
+        found.__cause__ = error
+        return None, found
 
 
 class Council:
@@ -28,6 +48,7 @@ class Council:
         self._gather = gather
         self._process = process
         self._call = call
+        self._rounds = 0
 
     def share(self, problem: Exception | None, **facts: Any) -> list[dict[str, Any]]:
         """Hear from all processes what they found, unless one of them has a problem.
@@ -42,35 +63,47 @@ class Council:
         Raises:
             CheckpointError: Some process has a problem; on all of them.
         """
+        self._rounds += 1
+        at = f"{self._call}, round {self._rounds}"
         said = "" if problem is None else str(problem)[:_PROBLEM_CHARACTERS]
-        record = json.dumps({"problem": said, **facts}).encode()
+        record = json.dumps({"at": at, "problem": said, **facts}).encode()
         if len(record) > RECORD_BYTES:
-            record = json.dumps({"problem": said[:200] or "a record is too long"}).encode()
+            record = json.dumps(
+                {"at": at, "problem": said[:200] or "a record is too long"}
+            ).encode()
         gathered = self._gather(record.ljust(RECORD_BYTES, b"\0"))
         rows = [json.loads(row.rstrip(b"\0")) for row in gathered]
+        elsewhere = sorted({row["at"] for row in rows} - {at})
+        if elsewhere:
+            raise CheckpointError(f"{at}: another process is at {', '.join(elsewhere)}")
         culprits = [number for number, row in enumerate(rows) if row["problem"]]
         if culprits:
-            error = self._refuse(culprits, rows[culprits[0]]["problem"])
+            error = self.refuse(culprits, rows[culprits[0]]["problem"])
             raise error from problem
         return rows
 
-    def _refuse(self, culprits: Sequence[int], said: str) -> CheckpointError:
+    def refuse(self, culprits: Sequence[int], said: str) -> CheckpointError:
+        """Make the error that all processes raise."""
         who = f"rank{'s' if len(culprits) > 1 else ''} {', '.join(map(str, culprits))}"
         error = CheckpointError(f"[rank {self._process}] {self._call} failed on {who}: {said}")
         # All raise it, and none has changed anything but files.
         error.is_recoverable = True
         return error
 
-    def gather_equal(self, row: bytes, what: str) -> list[bytes]:
-        """Gather rows that must have one length on all processes.
+    def gather(self, row: bytes) -> list[bytes]:
+        """Gather rows that have one length on all processes."""
+        return self._gather(row)
+
+    def compare(self, text: str, what: str) -> None:
+        """Compare something that must be equal on all processes.
 
         Raises:
-            CheckpointError: They have not; on all processes.
+            CheckpointError: It is not; names those that differ from the first; on all processes.
         """
-        lengths = {fact["length"] for fact in self.share(None, length=len(row))}
-        if len(lengths) > 1:
-            raise self._refuse([self._process], f"processes have different {what}")
-        return self._gather(row)
+        sums = [row["sum"] for row in self.share(None, sum=sha256(text.encode()).hexdigest())]
+        culprits = [number for number, each in enumerate(sums) if each != sums[0]]
+        if culprits:
+            raise self.refuse(culprits, f"{what} differ from those of rank 0")
 
     def refuse_replicas(self, names: Sequence[str], *, step: int) -> ReplicaMismatchError:
         """Say that parameters which all processes share are not equal."""

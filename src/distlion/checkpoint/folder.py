@@ -1,27 +1,31 @@
 """The folder of a run's checkpoints: names, atomic renames, and which one is the latest.
 
-runs/first/
-latest                      the name of the newest complete checkpoint, with its sum
-step-000000001000/          complete: it got this name when all of it was on the disk
-manifest.json             size and SHA-256 of each file
-model-00000.safetensors   what is equal on all processes; each writes a share
-process-00000.safetensors what one process has of its own: buffers, groups, extra
-worker-00000.safetensors  the momenta of one worker
-partial-step-...            under way, or left by a crash; nobody reads it
+- ``latest``: the name of the newest complete checkpoint, with its sum
+- ``step-000000001000/``: complete, since it got this name when all of it was on the disk
+
+  - ``manifest.json``: size and SHA-256 of each file
+  - ``model-00000.safetensors``: what is equal on all processes; each writes a share
+  - ``process-00000.safetensors``: what one process has of its own: buffers, groups, extra
+  - ``worker-00000.safetensors``: the momenta of one worker
+
+- ``partial-step-...``: under way, or left by a crash; nobody reads it
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from distlion.checkpoint.tensor_file import refuse_disk, refuse_to_read
+from distlion.checkpoint.tensor_file import READ_FLAGS, refuse_disk, refuse_to_read
 from distlion.errors import CheckpointError
+
+logger = logging.getLogger("distlion")
 
 LATEST = "latest"
 PARTIAL = "partial-"
@@ -127,25 +131,35 @@ def encode_latest(name: str) -> bytes:
     return f"{name} {zlib.crc32(name.encode()):08x}\n".encode()
 
 
-def prune(root: Path, *, keep_last: int | None, own: Path) -> None:
-    """Remove what crashed saves left, and all but the last complete checkpoints.
+def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection[Path]) -> None:
+    """Remove what crashed saves left, and all but the newest complete checkpoints.
+
+    What cannot be removed is left, with a line in the log: the new checkpoint is there.
 
     Args:
         root: The run's folder.
         keep_last: How many to keep; None for all.
         own: The newest, which stays.
+        under_way: Folders that saves of this process are still writing to.
     """
-    for entry in list(os.scandir(root)):
-        if entry.name.startswith(f"{PARTIAL}step-"):
-            discard(Path(entry.path.removesuffix(f".{LATEST}")))
-    if keep_last is None:
-        return
-    others = [name for name in list_complete(root) if name != own.name]
-    for name in others[: max(0, len(others) - keep_last + 1)]:
-        # Nobody may take a folder that is half removed for a checkpoint.
-        hidden = root / f"{PARTIAL}{name}"
-        os.rename(root / name, hidden)
-        discard(hidden)
+    busy = {folder.name for folder in under_way}
+    try:
+        for entry in list(os.scandir(root)):
+            name = entry.name.removesuffix(f".{LATEST}")
+            if name.startswith(f"{PARTIAL}step-") and name not in busy:
+                discard(root / name)
+        if keep_last is None:
+            return
+        # By their age: a run that was resumed from an earlier step leaves later steps behind it.
+        others = [root / name for name in list_complete(root) if name != own.name]
+        others.sort(key=lambda folder: folder.stat().st_mtime_ns)
+        for folder in others[: max(0, len(others) - keep_last + 1)]:
+            # Nobody may take a folder that is half removed for a checkpoint.
+            hidden = root / f"{PARTIAL}{folder.name}"
+            os.rename(folder, hidden)
+            discard(hidden)
+    except OSError as error:
+        logger.warning("earlier checkpoints in %s could not be removed: %s", root, error)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -160,7 +174,7 @@ def find_checkpoint(path: Path) -> Path:
         return path
     point = path / LATEST
     try:
-        with os.fdopen(os.open(point, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with os.fdopen(os.open(point, READ_FLAGS), "rb") as file:
             data = file.read(_LATEST_BYTES)
     except OSError as error:
         raise refuse_to_read(point, error) from error

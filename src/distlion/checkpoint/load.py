@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlion.checkpoint.contents import describe_layout
-from distlion.checkpoint.council import Council
+from distlion.checkpoint.contents import OUTSIDE, describe_layout, list_params
+from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import find_checkpoint
 from distlion.checkpoint.manifest import Manifest, read_manifest
 from distlion.checkpoint.remap import (
@@ -24,10 +25,10 @@ from distlion.checkpoint.remap import (
     mix_momenta,
     share_out,
 )
-from distlion.checkpoint.save import TREE, custody_of
+from distlion.checkpoint.save import TREE, custody_of, finish_pending
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, DistlionError
 from distlion.optim import VotingBase
 from distlion.voting import Custody
 
@@ -57,6 +58,7 @@ class _Parsed:
     """All that is to be loaded, once everybody has it."""
 
     model: dict[str, Any]
+    outside: dict[int, Tensor]
     optimizer: dict[str, Any]
     scheduler: Any
     extra: Any
@@ -104,26 +106,19 @@ def load_checkpoint(
     """
     custody = custody_of(optimizer)
     check_world_change(on_world_change)
+    finish_pending(optimizer)
     with ExitStack() as stack:
         with custody.meeting(CALL):
             custody.agree(CALL, None)
             council = Council(custody.open_channel(False), process=custody.process, call=CALL)
-            reader, problem = None, None
-            try:
-                reader = _Reader(Path(path), custody, on_world_change, stack)
-            except CheckpointError as error:
-                problem = error
+            reader, problem = attempt(lambda: _Reader(Path(path), custody, on_world_change, stack))
             council.share(problem)
             assert reader is not None  # or all have raised
             _check_equal(council, reader)
-            parsed, problem = None, None
-            try:
-                parsed = reader.parse(model, optimizer, scheduler)
-            except CheckpointError as error:
-                problem = error
+            parsed, problem = attempt(lambda: reader.parse(model, optimizer, scheduler))
             council.share(problem)
             assert parsed is not None
-        _apply(parsed, model, optimizer, scheduler)
+        _apply(parsed, model, optimizer, scheduler, custody)
     return LoadedCheckpoint(
         reader.folder, reader.manifest.step, reader.manifest.workers, parsed.extra
     )
@@ -133,18 +128,66 @@ def _check_equal(council: Council, reader: _Reader) -> None:
     steps = council.share(None, step=reader.manifest.step, files=reader.manifest.digest)
     if len({row["files"] for row in steps}) > 1:
         listed = ", ".join(f"{number}: {row['step']}" for number, row in enumerate(steps))
-        raise CheckpointError(
-            f"{CALL}: processes have different checkpoints before them (steps {listed}); name one "
-            "that all of them have"
+        raise council.refuse(
+            range(len(steps)),
+            f"processes have different checkpoints before them (steps {listed}); name one that all "
+            "of them have",
         )
 
 
-def _apply(parsed: _Parsed, model: nn.Module, optimizer: VotingBase, scheduler: Any | None) -> None:
-    # The optimizer first: it compares with all workers once more, and may still refuse.
-    optimizer.load_state_dict(parsed.optimizer)
-    model.load_state_dict(parsed.model)
+def _apply(
+    parsed: _Parsed,
+    model: nn.Module,
+    optimizer: VotingBase,
+    scheduler: Any | None,
+    custody: Custody,
+) -> None:
+    """Overwrite everything on all processes, or restore it where one of them cannot."""
+    undo = _Undo(model, optimizer, scheduler)
+    try:
+        with custody.meeting(CALL):
+            _, problem = attempt(lambda: _overwrite(parsed, model, optimizer, scheduler))
+            custody.agree(CALL, problem)
+        # Last, as it compares with all workers once more, and refuses on all of them.
+        optimizer.load_state_dict(parsed.optimizer)
+    except DistlionError:
+        undo.restore()
+        raise
+
+
+def _overwrite(
+    parsed: _Parsed, model: nn.Module, optimizer: VotingBase, scheduler: Any | None
+) -> None:
     if scheduler is not None:
         scheduler.load_state_dict(parsed.scheduler)
+    model.load_state_dict(parsed.model)
+    params = list_params(optimizer)
+    with torch.no_grad():
+        for index, value in parsed.outside.items():
+            params[index].copy_(value)
+
+
+class _Undo:
+    """What was there before."""
+
+    def __init__(self, model: nn.Module, optimizer: VotingBase, scheduler: Any | None) -> None:
+        tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
+        self._tensors = [(each, each.clone()) for each in [*tensors, *list_params(optimizer)]]
+        self._scheduler = scheduler
+        self._schedule = None if scheduler is None else deepcopy(scheduler.state_dict())
+        self._lrs = [group["lr"] for group in optimizer.param_groups]
+        self._groups = optimizer.param_groups
+
+    def restore(self) -> None:
+        """Put it back."""
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        if self._scheduler is not None:
+            self._scheduler.__dict__.update(self._schedule)
+        for index, group in enumerate(self._groups):
+            group["lr"] = self._lrs[index]
 
 
 class _Reader:
@@ -224,20 +267,29 @@ class _Reader:
             CheckpointError: It does not.
         """
         try:
-            tree: dict[str, Any] = json.loads(self._own.metadata[TREE])
+            tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
             self._check_layout(tree["layout"], describe_layout(model, optimizer))
             saved = self._read_model(tree)
+            outside = {
+                index: saved.pop(f"{OUTSIDE}{index}")
+                for index in range(len(tree["layout"]))
+                if f"{OUTSIDE}{index}" in saved
+            }
             _check_model(saved, model)
             state = self._read_optimizer(tree, optimizer)
-            schedule = decode_tree(tree["scheduler"], self._own.read)
-            extra = decode_tree(tree["extra"], self._own.read)
+            schedule = decode_tree(tree["scheduler"], self._copy)
+            extra = decode_tree(tree["extra"], self._copy)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{self._own.path} is malformed ({error!r})") from error
         if scheduler is not None and schedule is None:
             raise CheckpointError(f"{self.folder} holds no scheduler's state; give scheduler=None")
-        return _Parsed(saved, state, schedule, extra)
+        return _Parsed(saved, outside, state, schedule, extra)
+
+    def _copy(self, name: str) -> Tensor:
+        """Read what the caller keeps: the file may be removed, and must not be mapped then."""
+        return self._own.read(name).clone()
 
     def _check_layout(self, saved: Sequence[Any], present: Sequence[Any]) -> None:
         if len(saved) != len(present):
@@ -253,7 +305,7 @@ class _Reader:
                 )
 
     def _read_model(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = dict(decode_tree(tree["others"], self._own.read))
+        found: dict[str, Any] = dict(decode_tree(tree["others"], self._copy))
         for file in self._model:
             found |= {name: file.read(name) for name in file.names}
         found |= {name: self._own.read(f"own.{name}") for name in tree["own"]}
@@ -263,15 +315,15 @@ class _Reader:
 
     def _read_optimizer(self, tree: Mapping[str, Any], optimizer: VotingBase) -> dict[str, Any]:
         present = optimizer.state_dict()
-        groups = decode_tree(tree["groups"], self._own.read)
+        groups = decode_tree(tree["groups"], self._copy)
         joined = [
             {**group, "params": own["params"]}
             for group, own in zip(groups, present["param_groups"], strict=True)
         ]
         shapes = {
             index: torch.Size(shape)
-            for index, (_, shape, is_trained) in enumerate(tree["layout"])
-            if is_trained
+            for index, (_, shape, _, exp_avg_dtype) in enumerate(tree["layout"])
+            if exp_avg_dtype is not None
         }
         state = {index: {"exp_avg": self._build(index, shape)} for index, shape in shapes.items()}
         return {"state": state, "param_groups": joined}
@@ -297,8 +349,9 @@ class _Reader:
 
 
 def _say(parameter: Sequence[Any]) -> str:
-    name, shape, is_trained = parameter
-    return f"{name} {tuple(shape)}{'' if is_trained else ', frozen'}"
+    name, shape, dtype, exp_avg_dtype = parameter
+    momentum = "frozen" if exp_avg_dtype is None else f"momentum in {exp_avg_dtype}"
+    return f"{name} {tuple(shape)}, {dtype}, {momentum}"
 
 
 def _check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
@@ -308,8 +361,9 @@ def _check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
         if names:
             raise CheckpointError(f"the {where} has no {', '.join(sorted(names)[:5])}")
     for name, value in present.items():
-        if isinstance(value, Tensor) and value.shape != saved[name].shape:
-            raise CheckpointError(
-                f"{name} has shape {tuple(saved[name].shape)} in the checkpoint, "
-                f"{tuple(value.shape)} in the model"
-            )
+        then, now = (
+            (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else None
+            for each in (saved[name], value)
+        )
+        if then != now:
+            raise CheckpointError(f"{name} is {then} in the checkpoint, {now} in the model")

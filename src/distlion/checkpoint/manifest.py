@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from distlion.checkpoint.tensor_file import FileRecord, refuse_to_read
+from distlion.checkpoint.tensor_file import READ_FLAGS, FileRecord, refuse_to_read
 from distlion.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -34,6 +34,7 @@ class Manifest:
         node_size: Workers that voted as one.
         processes: That wrote it.
         seed: Of the optimizer's coins.
+        layout: SHA-256 of the optimizer's parameters: names, shapes, dtypes.
         leaders: For each process, the lowest one of those that wrote to the same folder: each
             folder holds the whole model, in the parts that its processes wrote.
         files: Each file by name.
@@ -47,6 +48,7 @@ class Manifest:
     node_size: int
     processes: int
     seed: int
+    layout: str
     leaders: list[int]
     files: dict[str, FileRecord]
 
@@ -87,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with os.fdopen(os.open(path, READ_FLAGS), "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise refuse_to_read(path, error) from error
@@ -134,8 +136,18 @@ def _check(manifest: Manifest) -> None:
     everybody = range(manifest.processes)
     if len(manifest.leaders) != manifest.processes or not set(manifest.leaders) <= set(everybody):
         raise ValueError(f"leaders {manifest.leaders!r}")
+    if not _expect(manifest) <= set(manifest.files):
+        raise ValueError("files of some workers or processes are not listed")
     for name, record in manifest.files.items():
         if not _FILE_NAME.fullmatch(name):
             raise ValueError(f"a file named {name!r}")
         if type(record.n_bytes) is not int or not _SHA256.fullmatch(record.sha256):
             raise ValueError(f"no size and sum of {name}")
+
+
+def _expect(manifest: Manifest) -> set[str]:
+    """Return the files that there must be; no more than there are, whatever the manifest says."""
+    most = len(manifest.files) + 1
+    return {f"worker-{number:05d}.safetensors" for number in range(min(manifest.workers, most))} | {
+        f"process-{number:05d}.safetensors" for number in range(min(manifest.processes, most))
+    }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,25 +18,29 @@ from torch import Tensor, nn
 
 from distlion import faults
 from distlion.checkpoint.contents import Contents, collect, digest_entries
-from distlion.checkpoint.council import Council
+from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import (
     PARTIAL,
     choose_name,
     discard,
+    find_checkpoint,
     prune,
     publish,
     write_file,
     write_pointer,
 )
-from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest
-from distlion.checkpoint.tensor_file import FileRecord, refuse_disk, write_tensors
+from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest, read_manifest
+from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 from distlion.optim import VotingBase
 from distlion.voting import Custody
 
 CALL = "save_checkpoint()"
-TREE = "distlion"
-"""The key of a file's metadata that holds its JSON."""
+TREE = "tree"
+"""The tensor of a file that holds its JSON, as bytes: a header has a limit."""
+
+logger = logging.getLogger("distlion")
+_under_way: set[Path] = set()
 
 
 class PendingCheckpoint:
@@ -61,6 +67,7 @@ class PendingCheckpoint:
         try:
             self._path = write()
         except BaseException as error:  # noqa: BLE001, raised by wait(), in the thread that asked
+            logger.error("a checkpoint could not be written: %s", error)
             self._error = error
 
     def wait(self) -> Path:
@@ -69,12 +76,16 @@ class PendingCheckpoint:
         Raises:
             CheckpointError: It could not be written; on every rank. Earlier ones are as they were.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self.finish()
         if self._error is not None:
             raise self._error
         assert self._path is not None
         return self._path
+
+    def finish(self) -> None:
+        """Wait until it is over, however it ends."""
+        if self._thread is not None:
+            self._thread.join()
 
     @property
     def is_done(self) -> bool:
@@ -102,8 +113,8 @@ def save_checkpoint(
     one.
 
     Args:
-        path: The folder of the run's checkpoints; made where it is missing. Hosts may share it, or
-            have one each, which then holds the momenta of their own workers.
+        path: The folder of the run's checkpoints, one for each optimizer; made where it is missing.
+            Hosts may share it, or have one each, which then holds the momenta of their own workers.
         model: Whose ``state_dict`` is saved: what is equal on all workers once, buffers that differ
             for each.
         optimizer: ``DistributedLion`` or ``VirtualCluster``.
@@ -111,8 +122,9 @@ def save_checkpoint(
         extra: What else this worker wants back: numbers, strings, tensors, numpy arrays, and lists,
             tuples and dicts of them; each worker its own, for example its place in the data.
         keep_last: Complete checkpoints to keep, this one included; None for all.
-        async_: Copy everything to host memory, and write while training goes on. The next save, or
-            ``wait()``, waits for it.
+        async_: Copy everything to host memory, and write while training goes on. The next save or
+            load of the optimizer waits for it, and so does the end of the interpreter. What went
+            wrong is logged at once, and raised by ``wait()``.
 
     Returns:
         Its ``wait()`` returns the folder.
@@ -137,26 +149,30 @@ def save_checkpoint(
     custody = custody_of(optimizer)
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
         raise InvalidArgumentError(f"keep_last={keep_last!r}: expected a number above 0, or None")
-    earlier = _pending.pop(optimizer, None)
+    finish_pending(optimizer)
     with custody.meeting(CALL):
-        contents, problem = None, None
-        try:
-            if earlier is not None:
-                earlier.wait()
-            contents = collect(model, optimizer, scheduler, extra, custody)
-        except CheckpointError as error:
-            problem = error
-        custody.agree(CALL, problem)
-        assert contents is not None  # or all have raised
+        contents, problem = attempt(lambda: collect(model, optimizer, scheduler, extra, custody))
+        root, path_problem = attempt(lambda: Path(path))
+        custody.agree(CALL, problem or path_problem)
+        assert contents is not None and root is not None  # or all have raised
         council = Council(custody.open_channel(async_), process=custody.process, call=CALL)
         shared = _find_shared(council, contents)
         if async_:
-            contents = contents.snapshot()
-        writer = _Writer(Path(path), contents, shared, custody, council, keep_last)
+            contents, problem = attempt(contents.snapshot)
+            council.share(problem)
+            assert contents is not None
+        writer = _Writer(root, contents, shared, custody, council, keep_last)
         pending = PendingCheckpoint(writer.write, in_background=async_)
     if async_:
         _pending[optimizer] = pending
     return pending
+
+
+def finish_pending(optimizer: VotingBase) -> None:
+    """Wait for a save in the background; who wants to know how it ended asks its ``wait()``."""
+    pending = _pending.pop(optimizer, None)
+    if pending is not None:
+        pending.finish()
 
 
 def custody_of(optimizer: object) -> Custody:
@@ -181,9 +197,11 @@ def _find_shared(council: Council, contents: Contents) -> frozenset[str]:
         CheckpointError: The models have different tensors.
     """
     shapes = [(name, tuple(each.shape), str(each.dtype)) for name, each in contents.model.items()]
-    council.gather_equal(json.dumps(shapes).encode(), "tensors in their models")
-    digests = torch.tensor(digest_entries(contents.model), dtype=torch.int64)
-    rows = council.gather_equal(digests.numpy().tobytes(), "tensors in their models")
+    council.compare(repr(shapes), "names, shapes or dtypes of the model's tensors")
+    found, problem = attempt(lambda: digest_entries(contents.model))
+    council.share(problem)
+    assert found is not None
+    rows = council.gather(torch.tensor(found, dtype=torch.int64).numpy().tobytes())
     table = [memoryview(row).cast("q") for row in rows]
     differing = {
         name
@@ -230,15 +248,18 @@ class _Writer:
         # 1 make a folder
         nonce = share(None, nonce=os.urandom(8).hex())[0]["nonce"]
         folder = self._root / f"{PARTIAL}step-{self._contents.step:012d}-{nonce}"
+        _under_way.add(folder)
         try:
-            share(self._attempt(lambda: self._enter(folder))[1])
+            share(attempt(lambda: self._enter(folder))[1])
 
             # 2 see who shares it: hosts may have a folder of this name each
-            view = self._see(folder)
-            leaders = [row["leader"] for row in share(None, leader=view[0])]
+            view, problem = attempt(lambda: self._see(folder))
+            rows = share(problem, leader=None if view is None else view[0])
+            leaders = [int(row["leader"]) for row in rows]
+            assert view is not None
 
             # 3 write
-            written, problem = self._attempt(lambda: self._write_files(folder, view))
+            written, problem = attempt(lambda: self._write_files(folder, view))
             files = dict(written or {})
             facts = {name: [each.n_bytes, each.sha256] for name, each in files.items()}
             # The files of a process with many workers are known here, and may be too many to tell.
@@ -249,33 +270,26 @@ class _Writer:
             # 4 seal: from here on nothing needs room on the disk
             name, problem = None, None
             if view[0] == process:
-                name, problem = self._attempt(lambda: self._seal(folder, view, leaders, files))
+                name, problem = attempt(lambda: self._seal(folder, view, leaders, files))
             names = [row["name"] for row in share(problem, name=name)]
 
             # 5 publish
             problem = None
             if name is not None:
-                _, problem = self._attempt(lambda: publish(folder, name, self._reached))
+                _, problem = attempt(partial(publish, folder, name, self._reached))
             share(problem)
         except CheckpointError:
             discard(folder)
             raise
+        finally:
+            _under_way.discard(folder)
 
         # 6 prune
         own = self._root / str(names[leaders[process]])
         if view[0] == process:
-            prune(self._root, keep_last=self._keep_last, own=own)
+            prune(self._root, keep_last=self._keep_last, own=own, under_way=_under_way)
             self._reached("pruned")
         return own
-
-    def _attempt(self, part: Callable[[], Any]) -> tuple[Any, CheckpointError | None]:
-        """Do a part, and keep what went wrong for the council."""
-        try:
-            return part(), None
-        except CheckpointError as error:
-            return None, error
-        except OSError as error:
-            return None, refuse_disk(self._root, error)
 
     def _reached(self, place: str) -> None:
         if faults.armed:
@@ -284,9 +298,27 @@ class _Writer:
 
     def _enter(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._check_root()
         self._reached("made the folder")
         write_file(folder / self._mark(self._custody.process), b"")
         self._reached("marked the folder")
+
+    def _check_root(self) -> None:
+        """Refuse a folder that holds the checkpoints of another optimizer, which would be pruned.
+
+        Raises:
+            CheckpointError: It does.
+        """
+        try:
+            latest = find_checkpoint(self._root)
+            earlier = read_manifest(latest)
+        except CheckpointError:  # the first one, or damaged: nothing that a save could lose
+            return
+        if earlier.layout != self._contents.layout_digest:
+            raise CheckpointError(
+                f"{latest} was saved from an optimizer with other parameters; give each optimizer "
+                "a folder of its own"
+            )
 
     def _mark(self, process: int) -> str:
         return f"present-{process:05d}"
@@ -307,17 +339,17 @@ class _Writer:
             if name not in self._shared
         }
         tree = {**contents.tree, "own": [name.removeprefix("own.") for name in own]}
-        parts: dict[str, tuple[dict[str, Tensor], Any]] = {
-            f"process-{process:05d}": ({**own, **contents.tensors}, tree),
-            f"model-{process:05d}": (self._take_share(view), None),
+        text = json.dumps(tree).encode()
+        own[TREE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        parts = {
+            f"process-{process:05d}": {**own, **contents.tensors},
+            f"model-{process:05d}": self._take_share(view),
         }
-        for worker, momenta in contents.momenta.items():
-            parts[f"worker-{worker:05d}"] = (momenta, None)
+        parts |= {f"worker-{worker:05d}": row for worker, row in contents.momenta.items()}
         records = {}
-        for name, (tensors, content) in parts.items():
+        for name, tensors in parts.items():
             file = f"{name}.safetensors"
-            metadata = {TREE: json.dumps(content)}
-            records[file] = write_tensors(folder / file, tensors, metadata, self._reached)
+            records[file] = write_tensors(folder / file, tensors, self._reached)
         return records
 
     def _take_share(self, view: list[int]) -> dict[str, Tensor]:
@@ -345,6 +377,7 @@ class _Writer:
             node_size=custody.node_size,
             processes=custody.n_processes,
             seed=custody.seed,
+            layout=self._contents.layout_digest,
             leaders=leaders,
             files=files,
         )

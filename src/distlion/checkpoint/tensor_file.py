@@ -33,6 +33,8 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _CHUNK_BYTES = 1 << 22
+# A link could lead out of the folder, and a pipe would be waited for.
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class FileRecord:
 def write_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
     reached: Callable[[str], None],
 ) -> FileRecord:
     """Write a new file, and have it on the disk when this returns.
@@ -62,13 +63,12 @@ def write_tensors(
     Args:
         path: Must not exist.
         tensors: Dense ones of any device and strides.
-        metadata: Strings beside them.
         reached: Called at each place where a crash may leave the file.
 
     Raises:
         CheckpointError: A tensor's dtype or layout cannot be written, or the disk refuses.
     """
-    header = _encode_header(tensors, metadata)
+    header = _encode_header(tensors)
     digest, n_bytes = hashlib.sha256(), 0
     try:
         with path.open("xb") as file:
@@ -99,8 +99,8 @@ def refuse_disk(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} cannot be written: {error.strerror or error}")
 
 
-def _encode_header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+def _encode_header(tensors: Mapping[str, Tensor]) -> bytes:
+    header: dict[str, Any] = {}
     at = 0
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
@@ -127,8 +127,7 @@ def check_file(path: Path, record: FileRecord) -> None:
     """
     digest = hashlib.sha256()
     try:
-        # A link could lead out of the folder.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with os.fdopen(os.open(path, READ_FLAGS), "rb") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise CheckpointError(f"{path} is no plain file")
@@ -177,7 +176,6 @@ class TensorFile:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is no safetensors file: {error}") from error
         self.path = path
-        self.metadata: dict[str, str] = self._file.metadata() or {}
         self.names: set[str] = set(self._file.keys())
 
     def read(self, name: str) -> Tensor:

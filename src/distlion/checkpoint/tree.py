@@ -23,13 +23,13 @@ _MAPPINGS: dict[str, Callable[[Any], Any]] = {
 _MAPPING_NAMES: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 
 
-def encode_tree(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def encode_tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """Turn a value into what JSON holds, and put its tensors and arrays aside.
 
     Args:
         value: None, numbers, strings, tensors, numpy arrays, and lists, tuples and dicts of such.
-        name: What errors and tensors are called by.
-        tensors: Takes the tensors by name.
+        place: What errors call it by.
+        tensors: Takes the tensors, by number: two places may be called alike.
 
     Raises:
         CheckpointError: Something else is in it; names where.
@@ -39,25 +39,34 @@ def encode_tree(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if type(value) in _SCALARS or isinstance(value, float | str):
         return value
     if isinstance(value, Tensor):
-        tensors[name] = value
-        return {TAG: "tensor", "name": name}
+        return {TAG: "tensor", "name": _put(value, tensors)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        row = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        name = _put(row, tensors)
         return {TAG: "array", "name": name, "dtype": value.dtype.str, "shape": list(value.shape)}
     if isinstance(value, list | tuple):
-        items = [encode_tree(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        items = [encode_tree(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {TAG: "tuple", "items": items}
     if isinstance(value, Mapping):
         kind = _MAPPING_NAMES.get(type(value), "dict")
         pairs = [
-            [encode_tree(key, f"{name} key", tensors), encode_tree(item, f"{name}.{key}", tensors)]
+            [
+                encode_tree(key, f"a key of {place}", tensors),
+                encode_tree(item, f"{place}.{key}", tensors),
+            ]
             for key, item in value.items()
         ]
         return {TAG: kind, "items": pairs}
     raise CheckpointError(
-        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold without running code "
+        f"{place} is a {type(value).__name__}, which a checkpoint cannot hold without running code "
         "when it is read; give numbers, strings, tensors, arrays, and lists or dicts of them"
     )
+
+
+def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    name = f"tensor.{len(tensors)}"
+    tensors[name] = tensor
+    return name
 
 
 def decode_tree(value: Any, read: Callable[[str], Tensor]) -> Any:

@@ -5,9 +5,11 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
 from distlion.optim.rehearsal import rehearse_step
+from distlion.optim.saved_state import WORKER_KEY
 from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
 __all__ = [
+    "WORKER_KEY",
     "ClipNorm",
     "Diagnosis",
     "DistributedLion",
