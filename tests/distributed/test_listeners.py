@@ -11,6 +11,7 @@ import torch
 
 import distlion
 from cluster import run_workers
+from distlion.voting import node_groups
 
 pytestmark = [
     pytest.mark.distributed,
@@ -38,37 +39,49 @@ def list_listeners() -> dict[str, str]:
     return found
 
 
-def listen_beside(rank: int, world_size: int, folder: str) -> list[dict[str, str]]:
-    """Return who listens before an optimizer is made, and after all that it does."""
-    views = [list_listeners()]
+View = tuple[dict[str, str], int]
+
+
+def listen_beside(rank: int, world_size: int, folder: str) -> list[View]:
+    """Return who listens, and how many groups of Gloo there are, after each of: init, construction,
+    a step, a checkpoint.
+    """
+    made = [torch.distributed.group.WORLD]
+
+    class Counted(node_groups.ProcessGroupGloo):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            made.append(self)  # a group that ends closes its listener
+
+    node_groups.ProcessGroupGloo = Counted
+    views = [(list_listeners(), len(made))]
     model = torch.nn.Linear(70, 3)
     optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3)
-    views.append(list_listeners())
+    views.append((list_listeners(), len(made)))
     model(torch.full((2, 70), float(rank + 1))).sum().backward()
     optimizer.step()
     optimizer.verify_replicas()
-    views.append(list_listeners())
+    views.append((list_listeners(), len(made)))
     distlion.save_checkpoint(folder, model, optimizer).wait()
-    views.append(list_listeners())
-    assert len(views[-1]) == len(torch.distributed.distributed_c10d._world.pg_map)
+    views.append((list_listeners(), len(made)))
     return views
 
 
-def test_optimizer_and_its_steps_open_no_listener(tmp_path):
-    for before, made, stepped, _ in run_workers(listen_beside, 2, str(tmp_path)):
-        assert before  # Gloo's own
-        assert before == made == stepped
+def test_every_listener_is_that_of_a_group_of_gloo(tmp_path):
+    for views in run_workers(listen_beside, 2, str(tmp_path)):
+        # The group of all; the optimizer's own; that of its checkpoints.
+        assert [groups for _, groups in views] == [1, 2, 2, 3]
+        assert [len(listeners) for listeners, _ in views] == [1, 2, 2, 3]
 
 
-def test_checkpoint_opens_the_one_of_a_process_group_of_torch(tmp_path):
-    # In the workers, the listeners are as many as torch's process groups.
-    for *_, before, after in run_workers(listen_beside, 2, str(tmp_path)):
-        assert len(after) == len(before) + 1
+def test_steps_open_no_listener(tmp_path):
+    for views in run_workers(listen_beside, 2, str(tmp_path)):
+        assert views[1] == views[2]
 
 
 def test_listeners_of_gloo_are_on_the_chosen_interface_alone(tmp_path):
     for views in run_workers(listen_beside, 2, str(tmp_path)):
-        assert set(views[-1].values()) <= _LOOPBACK
+        assert set(views[-1][0].values()) <= _LOOPBACK
 
 
 def listen_oneself(rank: int, world_size: int) -> list[dict[str, str]]:

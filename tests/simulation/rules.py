@@ -21,8 +21,9 @@ worker, that worker is the culprit. This is excused where a worker cannot know:
   each worker is left with what it has seen by itself; where rank 0 has ended, all name it, and
   with nodes some only once they have waited in vain.
 - Workers that have committed the last step and ended do not answer those who lost a peer in it, and
-  may be named as gone too. Of two faults at once, the same holds for workers that one of them has
-  ended while the others lose a peer by the second.
+  may be named as gone too; or nobody, if the store went with them. Of two faults at once, one of
+  which may be a slow network, so may workers that one of them has ended while the others lose a
+  peer by the second.
 - Bytes that were damaged on the way to one worker after the votes were counted (a reply; with
   ``AllGather``, the votes themselves) are known to that worker alone, with nodes to its node. It
   raises CorruptFrameError that names the sender; the others lose it, and name it.
@@ -137,12 +138,16 @@ def _has_lost_store(outcome: Outcome) -> bool:
 
 
 def _names_ended(outcome: Outcome, raised: Raised) -> bool:
-    """Return whether an error names ranks as gone that have ended meanwhile, for another reason."""
+    """Return whether an error names ranks as gone that have ended meanwhile, for another reason.
+
+    Nobody, where the rank that keeps the store is one of them: then it is not known who is gone.
+    """
     diaries = list(enumerate(outcome.diaries))
     ended = {rank for rank, diary in diaries if diary.ending == "finished"}
-    if len(outcome.fired) > 1:  # one worker may end by one fault, while others lose another one
+    # One worker may end by one fault, while others lose another one, or a message that is slow.
+    if len(outcome.fired) + outcome.plan.is_slow > 1:
         ended |= {rank for rank, diary in diaries if diary.fatal and diary.fatal.kind not in LOSSES}
-    named = set(raised.culprits)
+    named = set(raised.culprits) or {outcome.store_host}
     return bool(raised.kind in LOSSES and named & ended and named <= ended | _struck(outcome))
 
 
