@@ -173,7 +173,32 @@ _AsJson = Annotated[
 ]
 
 
+# Options that are settings of the run by the same name.
+_SETTINGS = (
+    "workers",
+    "exchange",
+    "overlap",
+    "sync_every",
+    "diagnose_every",
+    "steps",
+    "lr",
+    "weight_decay",
+    "schedule",
+    "warmup_steps",
+    "batch_size",
+    "seed",
+    "threads",
+    "data",
+    "partition",
+    "alpha",
+    "tokenizer",
+    "model_config",
+    "eval_every",
+)
+
+
 def train_command(
+    context: typer.Context,
     *,
     task: _Task = TaskName.TEXT,
     workers: _Workers = None,
@@ -213,30 +238,8 @@ def train_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        settings = TrainSettings.with_defaults(
-            task,
-            rule,
-            workers=workers,
-            exchange=exchange,
-            overlap=overlap,
-            sync_every=sync_every,
-            diagnose_every=diagnose_every,
-            steps=steps,
-            lr=lr,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup_steps=warmup_steps,
-            batch_size=batch_size,
-            seed=seed,
-            threads=threads,
-            step_timeout_s=step_timeout,
-            data=data,
-            partition=partition,
-            alpha=alpha,
-            tokenizer=tokenizer,
-            model_config=model_config,
-            eval_every=eval_every,
-        )
+        given = {name: context.params[name] for name in _SETTINGS}
+        settings = TrainSettings.with_defaults(task, rule, step_timeout_s=step_timeout, **given)
         checkpoints = CheckpointSettings(
             every=checkpoint_every,
             keep=keep_checkpoints,
