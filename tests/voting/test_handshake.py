@@ -30,6 +30,6 @@ def test_lines_after_one_that_is_missing_are_still_compared_with_their_like() ->
 
 
 def test_lines_of_one_kind_are_told_together() -> None:
-    thawed = ["no longer frozen: a", "no longer frozen: b"]
+    unfrozen = ["no longer frozen: a", "no longer frozen: b"]
     told = "no longer frozen: a, no longer frozen: b on rank 0, but no longer frozen: a on rank 1"
-    assert find_difference([thawed, thawed[:1]]) == (told, ())
+    assert find_difference([unfrozen, unfrozen[:1]]) == (told, ())
