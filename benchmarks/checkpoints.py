@@ -104,6 +104,8 @@ def peak_kib() -> int:
 
 def measure(stage: Stage, call: Callable[[], Any]) -> tuple[float, float]:
     """Return the seconds from barrier to barrier, and the MiB that were used on the way."""
+    if stage.rank == 0:
+        os.sync()  # or whoever syncs next would write what the one before has left
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_kib()
     dist.barrier()
@@ -128,14 +130,14 @@ def work(rank: int, world_size: int, store: str, arguments: argparse.Namespace, 
         "torch.load": stage.torch_load,
         "DCP save": stage.dcp_save,
     }
-    rounds = []
+    every = []
     for number in range(arguments.rounds + 1):
-        found = {name: measure(stage, call) for name, call in contestants.items()}
-        if number:  # the first warms up: groups are made, modules imported
-            rounds.append(found)
+        every.append({name: measure(stage, call) for name, call in contestants.items()})
         if rank == 0:
             print(f"round {number} of {arguments.rounds}", flush=True)
-    peaks = {name: max(each[name][1] for each in rounds) for name in contestants}
+    rounds = every[1:]  # the first warms up: groups are made, modules imported
+    # Later ones use what the allocator has kept.
+    peaks = {name: max(each[name][1] for each in every) for name in contestants}
     everybody: list[Any] = [torch.zeros(len(peaks)) for _ in range(world_size)]
     dist.all_gather(everybody, torch.tensor([*peaks.values()]))
     if rank == 0:
