@@ -15,7 +15,7 @@ MINUTES ?= 30
 
 BIN := $(VENV)/bin
 TRAIN_EXTRAS := train
-TEST_EXTRAS := train,netlab,dev
+TEST_EXTRAS := train,netlab,integrations,dev
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
 # Of the quick tests with the processes that they start; a run of some of them covers less.
