@@ -1,0 +1,26 @@
+"""The one list of frameworks that sit the exam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A framework, and the function that does a job with it.
+
+    Attributes:
+        name: As in the table of docs/trainers.md.
+        distribution: What must be installed, by its name in a package registry.
+        module: Imported in every rank's process, never in that of the tests; its
+            ``train(job: Job, rank: int) -> Trained`` does the job there, and lets every error out.
+        lacks: Rows of the exam that the framework does not offer, by name.
+    """
+
+    name: str
+    distribution: str
+    module: str
+    lacks: tuple[str, ...] = ()
+
+
+CONTESTANTS: tuple[Contestant, ...] = ()
