@@ -1,6 +1,8 @@
 """DistributedDataParallel beside a voting optimizer: its averaging of gradients must be off."""
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with its own types.
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -12,14 +14,17 @@ from distlion.errors import UnsupportedTypeError
 def disable_all_reduce(model: DistributedDataParallel) -> None:
     """Let every rank of a DDP model keep its own gradients.
 
-    Call it once, right after wrapping: DDP takes one communication hook. Buffers are still
-    broadcast in forward.
+    Call it once, right after wrapping. DDP is then as it is inside of its own ``no_sync()``, which
+    may still be used: backward leaves gradients where autograd puts them, so that ``overlap=True``
+    works and nothing is copied into buckets. Buffers, such as BatchNorm's statistics, are still
+    broadcast before every forward pass that follows one with gradients, inside ``no_sync()`` too.
 
     Args:
         model: The wrapped model.
 
     Raises:
-        UnsupportedTypeError: The model is not wrapped in DistributedDataParallel.
+        UnsupportedTypeError: The model is not wrapped in DistributedDataParallel, or in one with
+            ``static_graph=True`` or ``mixed_precision``, which need the all-reduce.
 
     Example:
         >>> model = DistributedDataParallel(model)
@@ -31,10 +36,29 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
             f"model is a {type(model).__name__}; expected DistributedDataParallel (a bare model "
             "needs no such call)"
         )
+    if model.static_graph:
+        raise UnsupportedTypeError(
+            "static_graph=True makes DDP wait for an all-reduce that does not come; wrap the model "
+            "without it, or do not wrap it at all"
+        )
+    if model.mixed_precision is not None:
+        raise UnsupportedTypeError(
+            "mixed_precision= of DDP restores the gradients' dtype in its all-reduce; use "
+            "torch.autocast, or do not wrap the model"
+        )
+    # For those who set the attribute below again, as some trainers do for the last micro-batch:
+    # gradients pass through buckets then, and stay local all the same.
     model.register_comm_hook(None, _keep_local)
+    model.require_backward_grad_sync = False
+    model.register_forward_hook(_keep_buffers_alike)
 
 
 def _keep_local(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+def _keep_buffers_alike(model: DistributedDataParallel, inputs: Any, output: Any) -> None:
+    """Ask for the broadcast that DDP drops together with the all-reduce."""
+    model.require_forward_param_sync = torch.is_grad_enabled()
