@@ -143,6 +143,10 @@ class IdenticalGradientsWarning(UserWarning):
     """All workers have the same raw gradients, so that their votes carry the information of one."""
 
 
+class AbsentGradientsWarning(UserWarning):
+    """No worker has a gradient for any parameter, so that steps are committed and move nothing."""
+
+
 class LostUpdatesWarning(UserWarning):
     """A learning rate is too small to move most parameters of 16 bits."""
 

@@ -135,5 +135,7 @@ def test_a_model_that_needs_its_all_reduce_is_refused_by_name() -> None:
         ("mixed", "mixed_precision"),
         ("bare", "Sequential; expected DistributedDataParallel"),
     ):
-        assert_all_raised([found[name] for found in outcomes], errors.UnsupportedTypeError, fragment)
+        assert_all_raised(
+            [found[name] for found in outcomes], errors.UnsupportedTypeError, fragment
+        )
     assert_raised(outcomes[0]["static"], errors.UnsupportedTypeError, "without it")

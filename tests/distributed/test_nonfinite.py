@@ -159,8 +159,8 @@ def test_sparse_gradient_is_an_error_on_every_rank(rank_with_sparse: int | None)
 
 
 def scaled_steps(
-    rank: int, world_size: int, policy: str, overflow_at: int | None
-) -> tuple[list[Any], list[Any], float]:
+    rank: int, world_size: int, policy: str, overflow_at: int | None, unscale: bool = False
+) -> tuple[list[Any], list[Any], dict[str, Any]]:
     named = make_params()
     optimizer = make_optimizer(named, nonfinite=policy)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
@@ -175,12 +175,14 @@ def scaled_steps(
         scaler.scale(loss).backward()
         if step == overflow_at and rank == 1:
             named[0][1].grad[3] = float("inf")
+        if unscale:  # as whoever clips gradients does
+            scaler.unscale_(optimizer)
         error = caught(optimizer, lambda: scaler.step(optimizer))
         scaler.update()
         history.append((error, optimizer.committed_step))
         if error is not None:
             break
-    return history, [p.detach().numpy().copy() for _, p in named], float(scaler.get_scale())
+    return history, [p.detach().numpy().copy() for _, p in named], scaler.state_dict()
 
 
 def test_scaled_gradients_give_the_bits_of_unscaled_ones() -> None:
@@ -201,15 +203,27 @@ def test_scaled_gradients_give_the_bits_of_unscaled_ones() -> None:
         assert_same(params, cluster.params)
 
 
-def test_infinity_found_by_one_grad_scaler_makes_all_ranks_skip() -> None:
-    outcomes = run_workers(scaled_steps, 3, "skip", 2)
-    for rank, (history, params, scale) in enumerate(outcomes):
+@pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled before"])
+def test_infinity_found_by_one_grad_scaler_makes_all_ranks_skip(unscale: bool) -> None:
+    outcomes = run_workers(scaled_steps, 3, "skip", 2, unscale)
+    for history, params, scaler in outcomes:
         assert history == [(None, 1), (None, 2), (None, 2), (None, 3)]
         assert_same(params, outcomes[0][1])
-        assert scale == (2.0**9 if rank == 1 else 2.0**10)
+        assert scaler["scale"] == 2.0**9
+        assert scaler["_growth_tracker"] == 1  # steps since the overflow
 
 
 def test_infinity_found_by_one_grad_scaler_raises_on_every_rank() -> None:
-    for history, _, _ in run_workers(scaled_steps, 3, "raise", 2):
+    for history, _, scaler in run_workers(scaled_steps, 3, "raise", 2):
         found = assert_raised(history[-1][0], errors.NonFiniteError, r"\b1\b")
         assert found.unchanged and found.culprits == (1,)
+        assert scaler["scale"] == 2.0**9
+
+
+def test_worker_whose_grad_scaler_overflows_abstains_and_keeps_its_scale_to_itself() -> None:
+    """What overflows for good on one worker would take the scale of all others down with it."""
+    outcomes = run_workers(scaled_steps, 3, "abstain", 2)
+    for rank, (history, params, scaler) in enumerate(outcomes):
+        assert history == [(None, 1), (None, 2), (None, 3), (None, 4)]
+        assert_same(params, outcomes[0][1])
+        assert scaler["scale"] == (2.0**9 if rank == 1 else 2.0**10)

@@ -32,21 +32,21 @@ def digest(found: Description, groups: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize("change", [{"lr": 2e-3}, {"step": 1}, {"betas": (0.8, 0.99)}, {}])
 def test_digests_differ_where_lines_do(change: dict[str, Any]) -> None:
-    found = Description(["a: 1"], {})
+    found = Description(["a: 1"], {}, [])
     groups, other = [GROUP], [GROUP | change]
     assert (found.list_lines(groups) != found.list_lines(other)) is bool(change)
     assert (digest(found, groups) != digest(found, other)) is bool(change)
 
 
 def test_what_is_fixed_tells_in_both() -> None:
-    one, other = Description(["a: 1"], {}), Description(["a: 2"], {})
+    one, other = Description(["a: 1"], {}, []), Description(["a: 2"], {}, [])
     assert one.list_lines([GROUP])[0] == "a: 1"
     assert digest(one, [GROUP]) != digest(other, [GROUP])
 
 
 def test_a_unfrozen_parameter_is_named() -> None:
     trained, frozen = make_params()
-    found = Description([], {trained: "trained", frozen: "frozen"})
+    found = Description([], {trained: "trained", frozen: "frozen"}, [])
     found.check_frozen()
     before = found.list_lines([GROUP]), digest(found, [GROUP])
     frozen.requires_grad_()

@@ -62,10 +62,44 @@ def _refuse_set(params: Any) -> None:
         )
 
 
-def split_names(params: Sequence[Any]) -> tuple[list[str | None], list[Any]]:
-    """Take (name, tensor) pairs apart; plain tensors have no name."""
-    pairs = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
-    return [name for name, _ in pairs], [param for _, param in pairs]
+def split_names(group: Mapping[str, Any]) -> tuple[list[str | None], list[Any]]:
+    """Take the names of a group's parameters apart from these; None for each that has none.
+
+    Args:
+        group: Its ``params`` are tensors, or (name, tensor) pairs; the names of tensors may stand
+            under ``param_names``, as another optimizer's group has them.
+
+    Raises:
+        InvalidArgumentError: Some have names and some not, or ``param_names`` fits no list of them.
+    """
+    entries = group["params"]
+    pairs = [entry if isinstance(entry, tuple) else (None, entry) for entry in entries]
+    names, params = [name for name, _ in pairs], [param for _, param in pairs]
+    unnamed = names.count(None)
+    if unnamed and unnamed < len(names):
+        raise InvalidArgumentError(
+            f"{unnamed} of the {len(names)} parameters of a group have no name; give names to all, "
+            "or to none"
+        )
+    if unnamed and "param_names" in group:
+        names = check_names(group["param_names"], len(params))
+    return names, params
+
+
+def check_names(names: Any, n_params: int) -> list[str | None]:
+    """Return the ``param_names`` of a group, if there is one for each parameter.
+
+    Raises:
+        InvalidArgumentError: There is not.
+    """
+    is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not is_list or len(names) != n_params:
+        what = f"{len(names)} names" if is_list else f"a {type(names).__name__} without names"
+        raise InvalidArgumentError(
+            f"'param_names' of a group holds {what}; expected a name for each of its {n_params} "
+            "parameters"
+        )
+    return list(names)
 
 
 def check_params(

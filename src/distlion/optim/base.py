@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion.aggregation import Aggregation, MajorityVote, TernaryVote
@@ -16,6 +17,7 @@ from distlion.errors import (
     ConcurrentCallError,
     DistlionError,
     InvalidArgumentError,
+    UnsupportedTypeError,
 )
 from distlion.kernels import Coefficients, check_denormals
 from distlion.layout import place_parameters
@@ -77,11 +79,18 @@ class LionBase(Optimizer):
         """Add parameters, checked as in the constructor; what is absent takes the defaults."""
         group = list_group(param_group)
         self._check_group({**self.defaults, **group})
-        names, params = split_names(group["params"])
+        names, params = split_names(group)
         number = len(self.param_groups)
-        others = {"param_names" in known for known in self.param_groups}
-        if len(others | {name is not None for name in names}) > 1:
-            raise InvalidArgumentError("some parameters have names; give names to all, or to none")
+        is_named = None not in names if names else self._has_names
+        if number and is_named != self._has_names:
+            raise InvalidArgumentError(
+                f"group {number} has {'' if is_named else 'no '}names for its parameters, unlike "
+                "the groups before it; give names to all, as model.named_parameters() does, or to "
+                "none"
+            )
+        group.pop("param_names", None)
+        if is_named:
+            group |= {"params": params, "param_names": names}
         labels = [
             label_param(names[index], param, index, number) for index, param in enumerate(params)
         ]
@@ -128,6 +137,10 @@ class LionBase(Optimizer):
 
     def _all_params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
+
+    @property
+    def _has_names(self) -> bool:
+        return any("param_names" in group for group in self.param_groups)
 
     def _param_names(self) -> dict[Tensor, str]:
         """Name each parameter for errors: as named by the caller, else by place and shape."""
@@ -177,9 +190,11 @@ class LionBase(Optimizer):
         found_inf = getattr(self, "found_inf", None)
         return found_inf is not None and bool(found_inf > 0)
 
+    # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step.
+        """Do one step; within ``torch.compile`` it runs as it is, and is not compiled.
 
         Args:
             closure: Re-evaluates the model and returns the loss; run once, with gradients enabled.
@@ -313,8 +328,30 @@ class VotingBase(LionBase):
             group["step"] = self.committed_step
         super().add_param_group(group)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies, by ``copy`` and ``pickle`` alike: one worker cannot vote twice.
+
+        Raises:
+            UnsupportedTypeError: Always.
+        """
+        raise UnsupportedTypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its connections, hooks and votes "
+            "belong to this process. Save state_dict(), or every worker's momentum by "
+            "distlion.save_checkpoint, and load it into an optimizer made anew"
+        )
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``.
+
+        Raises:
+            CheckpointError: Parameters in the groups were replaced, and their momenta are others'.
+        """
+        held = set(map(id, self._all_params()))
+        if not all(id(param) in held for param in self.state):
+            raise CheckpointError(
+                "parameters in the groups were replaced since this optimizer was made, and have no "
+                "momentum; make it after the model is wrapped, sharded or moved"
+            )
         return format_groups(super().state_dict())
 
     def _parse_state(

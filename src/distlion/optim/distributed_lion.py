@@ -24,7 +24,6 @@ from distlion.voting import (
     Custody,
     Description,
     Diagnosis,
-    IdenticalGradientsWatch,
     MomentumSync,
     Nodes,
     Peers,
@@ -151,7 +150,6 @@ class DistributedLion(VotingBase):
             seed=seed,
         )
         self._peers = Peers(process_group, self._settings)
-        self._identical = IdenticalGradientsWatch()
         super().__init__(
             params,
             lr,
@@ -195,6 +193,7 @@ class DistributedLion(VotingBase):
         """Encode and exchange every bucket; then commit all of them, or none."""
         peers = self._peers
         inputs, votes = self._cast_votes()
+        is_empty = not any(vote.reply.present.any() for vote in votes)
         verdict, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
         followed = None
         if follow_up is not None and verdict.status is Status.OK:
@@ -215,8 +214,8 @@ class DistributedLion(VotingBase):
             if follow_up is not None and followed is not None:
                 follow_up.commit(followed, votes, step)
             self._advance()
-        if inputs.wants_digest:
-            self._identical.observe([vote.reply.gradient_digests for vote in votes])
+        if inputs.wants_digest or is_empty:
+            peers.gradients.observe([vote.reply for vote in votes], peers.params)
         if faults.armed:
             self._fire("after_commit", step)
         return True
@@ -240,7 +239,7 @@ class DistributedLion(VotingBase):
             coefficients=coefficients,
             nonfinite=self._settings.nonfinite,
             found_inf=found_inf,
-            wants_digest=self._identical.steps_left > 0,
+            wants_digest=peers.gradients.steps_left > 0,
             after_encode=partial(self._fire, "after_encode", step),
         )
 
@@ -254,6 +253,7 @@ class DistributedLion(VotingBase):
         verdict = step_alone(peers.params, inputs, self._settings.clip_norm)
         if verdict.status is Status.OK:
             self._advance()
+            peers.gradients.observe([], peers.params)
         else:
             peers.abandon(verdict, self.param_groups, step=self.committed_step)
 

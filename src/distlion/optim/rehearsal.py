@@ -26,5 +26,5 @@ def rehearse_step(optimizer: DistributedLion) -> None:
         if verdict.status not in (Status.OK, Status.NON_FINITE):
             peers.abandon(verdict, optimizer.param_groups, step=step)
     # Gradients are compared between workers in the first steps only.
-    if inputs.wants_digest:
-        optimizer._identical.observe([vote.reply.gradient_digests for vote in votes])
+    if votes and inputs.wants_digest:
+        peers.gradients.observe([vote.reply for vote in votes], peers.params)

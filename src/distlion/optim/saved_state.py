@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import parse_rule
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, InvalidArgumentError
+from distlion.optim.arguments import check_names
 
 WORKER_KEY = "worker"
 """Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
@@ -129,6 +130,7 @@ def fill_absent_keys(
         raise CheckpointError(
             f"saved groups hold {saved_sizes} parameters, this optimizer's hold {sizes}"
         )
+    _check_saved_names(saved_groups)
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
             if param.requires_grad or key in state:
@@ -140,6 +142,21 @@ def fill_absent_keys(
         for saved, group in zip(saved_groups, groups, strict=True)
     ]
     return {**state_dict, "param_groups": filled}
+
+
+def _check_saved_names(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all parameters of a saved state have names, or none."""
+    named = ["param_names" in group for group in groups]
+    if any(named) and not all(named):
+        raise CheckpointError(
+            f"saved group {named.index(True)} has 'param_names' and group {named.index(False)} has "
+            "none; remove 'param_names' from the saved groups"
+        )
+    for group in groups if all(named) else ():
+        try:
+            check_names(group["param_names"], len(group["params"]))
+        except InvalidArgumentError as error:
+            raise CheckpointError(f"a saved group does not fit: {error}") from error
 
 
 def _check_momentum(

@@ -11,7 +11,7 @@ from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_n
 from distlion.voting.custody import Custody, Gather
 from distlion.voting.description import Description
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
-from distlion.voting.gradients import IdenticalGradientsWatch, describe_sparse
+from distlion.voting.gradients import GradientWatch, describe_sparse
 from distlion.voting.hyperparameters import (
     check_hyperparameters,
     describe_hyperparameters,
@@ -36,7 +36,7 @@ __all__ = [
     "Diagnosis",
     "Examiner",
     "Gather",
-    "IdenticalGradientsWatch",
+    "GradientWatch",
     "MomentumStage",
     "MomentumSync",
     "NodePieces",

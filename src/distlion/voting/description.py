@@ -34,14 +34,24 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
 
 
 class Description:
-    """Describe an optimizer to its peers, and notice requires_grad toggled behind its back.
+    """Describe an optimizer to its peers, and notice what is changed behind its back.
+
+    That is requires_grad toggled, and parameters in its groups replaced by others.
 
     Args:
         lines: What does not change from step to step.
         names: Of all parameters, frozen ones too.
+        groups: Its param groups, looked at again in every step.
     """
 
-    def __init__(self, lines: Sequence[str], names: Mapping[Tensor, str]) -> None:
+    def __init__(
+        self,
+        lines: Sequence[str],
+        names: Mapping[Tensor, str],
+        groups: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._groups = groups
+        self._held = [list(group["params"]) for group in groups]
         self._lines = list(lines)
         self._digest = digest_lines(self._lines).hex()
         self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
@@ -68,17 +78,45 @@ class Description:
         for param, name in self._trained.items():
             if not param.requires_grad:
                 lines.append(f"no longer trained: {name}")
+        return lines + self._list_replaced()
+
+    def _list_replaced(self) -> list[str]:
+        """One line for each param group that holds other parameters now."""
+        lines = []
+        for number, held in enumerate(self._held):
+            params = self._groups[number]["params"] if number < len(self._groups) else []
+            # By identity: tensors compare their elements.
+            if list(map(id, params)) != list(map(id, held)):
+                lines.append(f"replaced since this optimizer was made: params of group {number}")
         return lines
 
+    def _check_held(self) -> None:
+        """Check that the param groups hold the parameters that they held before.
+
+        Raises:
+            InvalidArgumentError: They hold others, which have no momentum; on all workers alike,
+                since their descriptions would differ otherwise.
+        """
+        replaced = self._list_replaced()
+        if replaced:
+            error = InvalidArgumentError(
+                f"{replaced[0]}; a step would move tensors that the model may not use any more. "
+                "Make the optimizer after the model is wrapped, sharded or moved, use "
+                "add_param_group() for more parameters, and load_state_dict() for momenta"
+            )
+            error.is_recoverable = True
+            raise error
+
     def check_frozen(self) -> None:
-        """Check that what was frozen still is.
+        """Check that what was frozen still is, and that the parameters are the same.
 
         Only trainable parameters have momentum and a place in a bucket, agreed between workers.
 
         Raises:
-            InvalidArgumentError: A parameter was unfrozen; on all workers alike, since their
-                descriptions would differ otherwise.
+            InvalidArgumentError: A parameter was unfrozen, or replaced; on all workers alike, since
+                their descriptions would differ otherwise.
         """
+        self._check_held()
         for param, name in self._frozen.items():
             if param.requires_grad:
                 error = InvalidArgumentError(

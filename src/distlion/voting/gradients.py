@@ -1,19 +1,19 @@
-"""What is remembered of raw gradients: whether they changed, and whether all workers had them."""
+"""What raw gradients say of a script: all workers have the same ones, or none at all."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 
-from distlion.errors import IdenticalGradientsWarning
+from distlion.errors import AbsentGradientsWarning, IdenticalGradientsWarning
+from distlion.exchange import Reply
 from distlion.kernels import Kernels, Segment
 from distlion.kernels.coin import mix
+from distlion.voting.param import VotingParam
+from distlion.voting.user_warning import warn_user
 
 WATCHED_STEPS = 3
-# observe, _vote_and_commit, _do_step, step, and the wrappers of no_grad and of torch.optim.
-USER_STACKLEVEL = 7
 
 
 def describe_sparse(name: str) -> str:
@@ -40,8 +40,8 @@ def digest_gradients(kernels: Kernels, segments: Sequence[Segment]) -> int:
     return digest - (1 << 64) if digest >> 63 else digest
 
 
-class IdenticalGradientsWatch:
-    """Warn once where all workers had equal raw gradients in each of the first three steps.
+class GradientWatch:
+    """Warn once of what no vote can mend: the same gradients on all workers, or none on any.
 
     Digests travel in the headers of votes, so that this needs no collective of its own.
 
@@ -51,8 +51,36 @@ class IdenticalGradientsWatch:
 
     def __init__(self) -> None:
         self.steps_left = WATCHED_STEPS
+        self._has_warned_of_absence = False
 
-    def observe(self, digests: Sequence[Sequence[int]]) -> None:
+    def observe(self, replies: Sequence[Reply], params: Sequence[VotingParam]) -> None:
+        """Look at a committed step.
+
+        Args:
+            replies: One for each bucket; none for a worker that is alone.
+            params: Those of this worker.
+        """
+        if replies and self.steps_left > 0:
+            self._compare([reply.gradient_digests for reply in replies])
+        has_votes = any(reply.present.any() for reply in replies)
+        # Without votes, workers may have abstained from gradients that are not finite.
+        if not has_votes and all(param.param.grad is None for param in params):
+            self._warn_of_absence()
+
+    def _warn_of_absence(self) -> None:
+        if self._has_warned_of_absence:
+            return
+        self._has_warned_of_absence = True
+        warn_user(
+            "no worker has a gradient for any parameter, so that this step moved nothing. Was "
+            "zero_grad() called between backward() and step(), or backward() never? Does the "
+            "optimizer hold the parameters of another model object (a copy, or from before "
+            "wrapping)? Under FSDP2, does set_requires_all_reduce(False) or "
+            "set_requires_gradient_sync(False) keep gradients back?",
+            AbsentGradientsWarning,
+        )
+
+    def _compare(self, digests: Sequence[Sequence[int]]) -> None:
         """Take the digests of one step: for each bucket, one from every rank."""
         if not any(digests):  # a server's reply carries none: the server observes
             self.steps_left -= 1
@@ -63,13 +91,13 @@ class IdenticalGradientsWatch:
             return
         self.steps_left -= 1
         if self.steps_left == 0:
-            warnings.warn(
+            warn_user(
                 f"all workers had the same gradients in the first {WATCHED_STEPS} steps, so their "
-                "votes say no more than one worker's. Either the model is wrapped in "
-                "DistributedDataParallel, which averages gradients before the vote: turn that off "
-                "by distlion.integrations.ddp.disable_all_reduce(model). Or all ranks read the "
-                "same data: give each rank its own part, for example by "
+                "votes say no more than one worker's. Either gradients are averaged before the "
+                "vote, by DistributedDataParallel or a trainer that wraps the model in it: turn "
+                "that off by distlion.integrations.ddp.disable_all_reduce(model); docs/trainers.md "
+                "has the line for the Hugging Face Trainer, Accelerate, Lightning and FSDP2. Or "
+                "all ranks read the same data: give each rank its own part, for example by "
                 "torch.utils.data.DistributedSampler.",
                 IdenticalGradientsWarning,
-                stacklevel=USER_STACKLEVEL,
             )

@@ -36,13 +36,23 @@ def check_positive(name: str, value: float | None) -> None:
         raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
 
 
+FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
+"""Of other optimizers, that change what a step does; no Lion here knows them."""
+
+
 def check_hyperparameters(group: Mapping[str, Any]) -> None:
-    """Check lr, betas and weight_decay of a param group.
+    """Check lr, betas and weight_decay of a param group, and that no foreign switch is on.
 
     Raises:
-        InvalidArgumentError: A value is out of range.
+        InvalidArgumentError: A value is out of range, or a switch would be ignored.
         UnsupportedTypeError: A value is no number.
     """
+    for switch in FOREIGN_SWITCHES:
+        if group.get(switch):
+            remedy = "; negate the loss" if switch == "maximize" else ""
+            raise InvalidArgumentError(
+                f"{switch}={group[switch]!r} in a param group: Lion does not have it{remedy}"
+            )
     lr = check_number("lr", group["lr"])
     if not lr >= 0:
         raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")

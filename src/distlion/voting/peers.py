@@ -17,6 +17,8 @@ from distlion.kernels import Coins
 from distlion.voting.custody import Custody, Gather
 from distlion.voting.description import Description, describe_params, digest_settings
 from distlion.voting.follow_up import FollowUp
+from distlion.voting.grad_scaler import note_overflow
+from distlion.voting.gradients import GradientWatch
 from distlion.voting.group import VotingGroup
 from distlion.voting.handshake import (
     explain_difference,
@@ -58,6 +60,7 @@ class Peers:
         is_alone: Whether there is nobody to vote with.
         n_elements: Trainable elements.
         are_compared: Whether replicas have been found equal since they were last loaded.
+        gradients: What warns of gradients that say nothing.
     """
 
     params: list[VotingParam]
@@ -74,6 +77,7 @@ class Peers:
         self.follow_up: FollowUp | None = None
         self.meter = TrafficMeter(self.network.between, self.network.inside)
         self.are_compared = False
+        self.gradients = GradientWatch()
         self._settings = settings
         self.n_elements = 0
 
@@ -144,7 +148,7 @@ class Peers:
         ]
         if (sync := self._settings.momentum_sync) is not None:
             lines.append(sync.describe_choice(params))
-        return Description(lines, names)
+        return Description(lines, names, groups)
 
     def join(
         self,
@@ -356,6 +360,8 @@ class Peers:
             groups: Param groups.
             step: The step that errors name.
         """
+        if verdict.status is Status.NON_FINITE:
+            note_overflow()
         if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
             # The step number stays as it is, so that coins stay paired.
             log_skip(self.params, verdict, rank=self.group.rank, step=step)

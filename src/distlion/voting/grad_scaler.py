@@ -1,0 +1,38 @@
+"""What a GradScaler is told: torch hands an optimizer what it found, and asks nothing in return."""
+
+from __future__ import annotations
+
+import sys
+
+from torch.amp.grad_scaler import GradScaler
+
+
+def note_overflow() -> None:
+    """Let the GradScaler whose ``step()`` is under way find an overflow, if there is one.
+
+    Its ``update()`` reads only what it found among this worker's gradients. Where another worker's
+    overflow makes all of them drop a step, it would keep its scale while that one halves its own:
+    scales part, every worker tries larger ones in a step of its own, and all of them lose each.
+
+    Notes:
+        torch's contract gives an optimizer no way to the scaler but a keyword argument of
+        ``step()`` that it warns of, so that it is looked up among the callers. What was found lies
+        in a private attribute, there since GradScaler exists; tests hold both.
+    """
+    scaler = _find_caller()
+    if scaler is None:
+        return
+    for state in scaler._per_optimizer_states.values():
+        for found_inf in state["found_inf_per_device"].values():
+            found_inf.fill_(1.0)
+
+
+def _find_caller() -> GradScaler | None:
+    """Find the GradScaler up the stack, by the code of its ``step()``."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_code is GradScaler.step.__code__:
+            scaler: GradScaler = frame.f_locals["self"]
+            return scaler
+        frame = frame.f_back
+    return None
