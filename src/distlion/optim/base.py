@@ -69,11 +69,17 @@ class LionBase(Optimizer):
     ) -> None:
         self._check_group(defaults)
         check_denormals()
+        self._begin_life(exp_avg_dtype, pieces)
+        super().__init__(list_params(params), defaults)
+        warn_of_lost_updates(self.param_groups, rounding=rounding)
+
+    def _begin_life(
+        self, exp_avg_dtype: torch.dtype | None = None, pieces: NodePieces | None = None
+    ) -> None:
+        """Set up what no state holds."""
         self._exp_avg_dtype = exp_avg_dtype
         self._pieces = pieces or NodePieces(1, 0)
         self._step_lock = threading.Lock()
-        super().__init__(list_params(params), defaults)
-        warn_of_lost_updates(self.param_groups, rounding=rounding)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor; what is absent takes the defaults."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -48,6 +50,11 @@ class Lion(LionBase):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what was copied or pickled, which is what torch keeps of any optimizer."""
+        super().__setstate__(state)
+        self._begin_life()
 
     def _do_step(self) -> None:
         if self._found_inf():
