@@ -220,6 +220,32 @@ def test_infinity_found_by_one_grad_scaler_raises_on_every_rank() -> None:
         assert scaler["scale"] == 2.0**9
 
 
+def scale_two(rank: int, world_size: int) -> tuple[list[int], float]:
+    """One scaler for two optimizers, of which the first has an overflow on rank 1."""
+    optimizers = [make_optimizer(nonfinite="skip") for _ in range(2)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(torch.zeros(()))  # a scale is made when it is first used
+    for optimizer in optimizers:
+        set_grads(optimizer, 0, rank)
+    if rank == 1:
+        params_of(optimizers[0])[0].grad[3] = float("inf")
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+    params_of(optimizers[0])[0].grad.fill_(float("nan"))
+    disabled.step(optimizers[0])
+    disabled.update()
+    return [optimizer.committed_step for optimizer in optimizers], scaler.get_scale()
+
+
+def test_an_overflow_of_one_optimizer_skips_no_step_of_another_with_the_same_scaler() -> None:
+    assert run_workers(scale_two, 2) == [([0, 1], 2.0**9)] * 2
+
+
 def test_worker_whose_grad_scaler_overflows_abstains_and_keeps_its_scale_to_itself() -> None:
     """What overflows for good on one worker would take the scale of all others down with it."""
     outcomes = run_workers(scaled_steps, 3, "abstain", 2)

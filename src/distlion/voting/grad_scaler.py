@@ -15,24 +15,19 @@ def note_overflow() -> None:
     scales part, every worker tries larger ones in a step of its own, and all of them lose each.
 
     Notes:
-        torch's contract gives an optimizer no way to the scaler but a keyword argument of
-        ``step()`` that it warns of, so that it is looked up among the callers. What was found lies
-        in a private attribute, there since GradScaler exists; tests hold both.
+        torch gives an optimizer no way to the scaler but an argument of ``step()`` that it warns
+        of, so that it is looked up among the callers. What it found lies in a private attribute,
+        there since GradScaler exists; tests hold both.
     """
-    scaler = _find_caller()
-    if scaler is None:
-        return
-    for state in scaler._per_optimizer_states.values():
-        for found_inf in state["found_inf_per_device"].values():
-            found_inf.fill_(1.0)
-
-
-def _find_caller() -> GradScaler | None:
-    """Find the GradScaler up the stack, by the code of its ``step()``."""
     frame = sys._getframe()
-    while frame.f_back is not None:
-        if frame.f_code is GradScaler.step.__code__:
-            scaler: GradScaler = frame.f_locals["self"]
-            return scaler
+    while frame.f_code is not GradScaler.step.__code__:
+        if frame.f_back is None:
+            return
         frame = frame.f_back
-    return None
+    scaler: GradScaler = frame.f_locals["self"]
+    if not scaler.is_enabled():
+        return
+    # Of this optimizer alone: others of the same scaler may have their step still before them.
+    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
+    for found_inf in state["found_inf_per_device"].values():
+        found_inf.fill_(1.0)
