@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 
 from planted import MUTATIONS, Mutation
+from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
 
@@ -82,7 +83,7 @@ def plant(python: Path, mutation: Mutation) -> str:
 
 def main(words: str) -> int:
     """Plant all bugs whose name holds ``words``; return 0 if each was killed."""
-    planted = MUTATIONS + MISUSES + PROTOCOL
+    planted = MUTATIONS + MISUSES + LOSSES + PROTOCOL
     chosen = [mutation for mutation in planted if words in mutation.name]
     python = make_tree()
     n_killed = 0

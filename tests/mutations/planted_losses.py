@@ -1,0 +1,105 @@
+"""Bugs to plant in what keeps a script from losing something without a word."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+ABSENT = ("distributed/test_absent_gradients.py",)
+COPIES = ("optim/test_copies.py",)
+DDP = ("distributed/test_ddp.py",)
+GROUPS = ("distributed/test_groups.py",)
+NONFINITE = ("distributed/test_nonfinite.py",)
+TORCH_OPTIM = ("distributed/test_torch_optim.py",)
+
+LOSSES = (
+    Mutation(
+        "loss: DDP keeps its synchronization",
+        "integrations/ddp.py",
+        "    model.require_backward_grad_sync = False\n",
+        "",
+        DDP,
+    ),
+    Mutation(
+        "loss: buffers are no longer broadcast",
+        "integrations/ddp.py",
+        "    model.register_forward_hook(_keep_buffers_alike)\n",
+        "",
+        DDP,
+    ),
+    Mutation(
+        "loss: DDP averages once a trainer turns it on again",
+        "integrations/ddp.py",
+        "    model.register_comm_hook(None, _keep_local)\n",
+        "",
+        DDP,
+    ),
+    Mutation(
+        "loss: a step is compiled",
+        "optim/base.py",
+        "    @_disable_dynamo\n",
+        "",
+        TORCH_OPTIM,
+    ),
+    Mutation(
+        "loss: a GradScaler is not told of another worker's overflow",
+        "voting/peers.py",
+        "            note_overflow()\n",
+        "            pass\n",
+        NONFINITE,
+    ),
+    Mutation(
+        "loss: an overflow skips other optimizers of the scaler",
+        "voting/grad_scaler.py",
+        """    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
+    for found_inf in state["found_inf_per_device"].values():
+        found_inf.fill_(1.0)
+""",
+        """    for state in scaler._per_optimizer_states.values():
+        for found_inf in state["found_inf_per_device"].values():
+            found_inf.fill_(1.0)
+""",
+        NONFINITE,
+    ),
+    Mutation(
+        "loss: absent gradients are not warned of",
+        "optim/distributed_lion.py",
+        "is_empty = not any(vote.reply.present.any() for vote in votes)",
+        "is_empty = False",
+        ABSENT,
+    ),
+    Mutation(
+        "loss: abstentions are taken for absent gradients",
+        "voting/gradients.py",
+        "if not has_votes and all(param.param.grad is None for param in params):",
+        "if not has_votes:",
+        ABSENT,
+    ),
+    Mutation(
+        "loss: replaced parameters go unnoticed",
+        "voting/description.py",
+        "if list(map(id, params)) != list(map(id, held)):",
+        "if False:",
+        GROUPS,
+    ),
+    Mutation(
+        "loss: a voting optimizer is copied",
+        "optim/base.py",
+        "    def __reduce_ex__(self",
+        "    def _refuse_copies(self",
+        COPIES,
+    ),
+    Mutation(
+        "loss: a copied Lion lacks what no state holds",
+        "optim/lion.py",
+        "        self._begin_life()\n",
+        "",
+        COPIES,
+    ),
+    Mutation(
+        "loss: names of some groups are let through",
+        "optim/base.py",
+        "if number and is_named != self._has_names:",
+        "if False:",
+        GROUPS,
+    ),
+)
