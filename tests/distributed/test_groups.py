@@ -69,6 +69,13 @@ def test_replaced_parameters_of_a_single_worker_are_refused_too() -> None:
         swap_alone().step()
 
 
+def test_replaced_parameters_of_virtual_workers_are_refused_too() -> None:
+    cluster = distlion.VirtualCluster(make_pair(), workers=2)
+    cluster.param_groups[0]["params"] = make_pair()
+    with pytest.raises(errors.InvalidArgumentError, match="put in the place of another"):
+        cluster.collect(0)
+
+
 NAMES = ["first", "second"]
 GROUPS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "names in the first only": ([{"param_names": NAMES}, {}], "group 1 has no names"),

@@ -253,8 +253,8 @@ class VirtualCluster(VotingBase):
         for tensor, name in self._param_names().items():
             if tensor.requires_grad and tensor not in known:
                 raise InvalidArgumentError(
-                    f"{name} was frozen when this cluster was made and requires a gradient now; "
-                    "make a new cluster and load the state into it"
+                    f"{name} was frozen when this cluster was made and requires a gradient now, or "
+                    "was put in the place of another; make a new cluster and load the state into it"
                 )
         for param in lineup.params:
             if param.has_sparse_grad():

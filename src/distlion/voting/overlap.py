@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
@@ -212,6 +213,7 @@ def _register(
     The hook holds numbers only: a record would keep all momenta as long as the parameter lives.
     """
 
+    @_disable_dynamo  # a compiled train step would trace what hooks of its backward pass do
     def note(_: Tensor) -> None:
         found = overlap()
         if found is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, worst_of
@@ -276,6 +277,7 @@ class Peers:
                 "which needs no scaler"
             )
 
+    @_disable_dynamo  # zero_grad() may stand in a compiled train step
     def give_up(self, call: str, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
         """Complete the exchanges of a step that has begun, without committing it."""
         if self.overlap is None or not self.overlap.has_begun:
