@@ -217,9 +217,17 @@ std::uint64_t read_unsigned(nb::handle value) {
     return number;
 }
 
+unsigned read_bit(nb::handle value) {
+    const std::uint64_t bit = read_unsigned(value);
+    if (bit >= kWordElements) {
+        refuse("a slot that starts at bit " + std::to_string(bit) + " of a word: expected 0 to 63");
+    }
+    return static_cast<unsigned>(bit);
+}
+
 // Positions in the named tuples of distlion.layout and distlion.kernels.contract.
 namespace slot_field {
-enum { name, n_elements, first_word, bucket_word };
+enum { name, n_elements, first_word, bucket_word, first_bit };
 }
 namespace segment_field {
 enum { slot, param, grad, exp_avg, coefficients };
@@ -257,6 +265,7 @@ public:
         read.n_elements = read_size(item(slot, slot_field::n_elements));
         read.first_word = read_unsigned(item(slot, slot_field::first_word));
         read.bucket_word = read_size(item(slot, slot_field::bucket_word));
+        read.first_bit = read_bit(item(slot, slot_field::first_bit));
         const TensorView param =
             read_row(item(segment, segment_field::param), "parameter", name, read.n_elements);
         read.param = param.data;
@@ -732,7 +741,8 @@ private:
             const std::size_t room = (last - first) * kWordElements;
             runs.push_back({voters.data() + before, voters.size() - before, first - begin, last - begin,
                             rest < room ? rest : room,
-                            read_unsigned(item(slot, slot_field::first_word)) + skipped});
+                            read_unsigned(item(slot, slot_field::first_word)) + skipped,
+                            read_bit(item(slot, slot_field::first_bit))});
         }
         return runs;
     }

@@ -20,5 +20,11 @@ inline std::uint64_t draw(Coin coin, std::uint64_t word) {
     return coin.inverted ? ~bits : bits;
 }
 
+// 64 bits from bit `first_bit`, 0 to 63, of a word on.
+inline std::uint64_t draw_from(Coin coin, std::uint64_t word, unsigned first_bit) {
+    const std::uint64_t bits = draw(coin, word);
+    return first_bit == 0 ? bits : (bits >> first_bit) | (draw(coin, word + 1) << (64 - first_bit));
+}
+
 }  // namespace
 }  // namespace distlion

@@ -29,7 +29,7 @@ struct Segment {
     void* exp_avg;
     void* param;
     std::size_t n_elements;
-    std::uint64_t first_word;
+    std::uint64_t first_word;  // element 0 has bit `first_bit` of this word of a coin
     std::size_t bucket_word;
     DType param_type;
     DType exp_avg_type;
@@ -38,6 +38,7 @@ struct Segment {
     float step_width;  // a = lr / n
     float grad_scale;
     std::int64_t n_present;
+    unsigned first_bit;
 
     std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
 };
@@ -63,6 +64,7 @@ struct Run {
     std::size_t begin, end;
     std::size_t n_elements;
     std::uint64_t first_word;
+    unsigned first_bit;
 };
 
 struct Counting {

@@ -23,7 +23,7 @@ inline std::uint64_t* packed_word(std::uint64_t* packed, const Segment& segment,
 // One bit for each element: 1 where c > 0, the coin's where c = 0.
 inline std::uint64_t sign_bits(std::uint64_t above, std::uint64_t zero, const Segment& segment,
                                std::size_t word, Coin coin) {
-    return zero ? above | (zero & draw(coin, segment.first_word + word)) : above;
+    return zero ? above | (zero & draw_from(coin, segment.first_word + word, segment.first_bit)) : above;
 }
 
 // Signs, ternary votes, or nothing but the check.

@@ -19,7 +19,7 @@ from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES, Coefficients, Kernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 
 MANY = (1, 7, 0, 63, 64, 65, 1023, 4099, 512, 8191, 1, 1)
-BUCKETS = ((0,), (1,), (7,), (63,), (64,), (65,), (1023,), (4099,), (8191,), MANY)
+BUCKETS = ((0,), (0, 0), (1,), (7,), (63,), (64,), (65,), (1023,), (4099,), (8191,), MANY)
 BIG = (1_000_003,)
 # Longer rows than this repeat, which is not in step with words, blocks or pages.
 DRAWN_ELEMENTS = 65_537
@@ -121,10 +121,11 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def make_bucket(sizes: Sequence[int], n_shards: int = 1) -> Bucket:
+    """Make a bucket of parameters, many of which start within a word of the coins."""
     words = [count_words(size) for size in sizes]
     starts = itertools.accumulate(words[:-1], initial=0)
     slots = [
-        Slot(f"p{index}", size, start + 999_999_937, start)
+        Slot(f"p{index}", size, start + 999_999_937, start, (37 * index + size) % 64)
         for index, (size, start) in enumerate(zip(sizes, starts, strict=True))
     ]
     return Bucket(0, tuple(range(len(sizes))), tuple(slots), n_shards)

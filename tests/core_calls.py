@@ -54,13 +54,14 @@ def count(
     out: Tensor | None = None,
     present: Tensor | None = None,
     op: str = "count_signs",
+    bucket: Bucket = BUCKET,
 ) -> None:
     votes = words(3, 1, 1, 8) if votes is None else votes
     out = words(1, 1, 8) if out is None else out
     if present is None:
         present = torch.ones(votes.shape[0], 2, dtype=torch.bool)
     coin = (COIN,) if op in ("count_signs", "count_levels") else ()
-    getattr(KERNELS, op)(votes, present, BUCKET, 0, *coin, out=out)
+    getattr(KERNELS, op)(votes, present, bucket, 0, *coin, out=out)
 
 
 def apart(n: int) -> Tensor:

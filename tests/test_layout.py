@@ -144,6 +144,19 @@ def test_part_of_a_bucket_keeps_the_global_words() -> None:
     assert part.slots[0].bucket_word == 0
 
 
+def test_buckets_and_their_parts_keep_where_a_slot_starts_among_the_coins() -> None:
+    sizes, first_bits = [1000, 64, 300], [7, 0, 63]
+    slots = [
+        slot._replace(first_bit=bit)
+        for slot, bit in zip(place_parameters(list("abc"), sizes), first_bits, strict=True)
+    ]
+    (bucket,) = fill_buckets(slots, [0] * 3, n_shards=2, bucket_elements=10**6)
+    assert [slot.first_bit for slot in bucket.slots] == first_bits
+    for number in range(2):
+        part = take_part(bucket, cut_params(sizes, n_parts=2), number, n_shards=2)
+        assert [slot.first_bit for slot in part.slots] == [first_bits[m] for m in part.members]
+
+
 def test_a_bucket_is_sized_in_one_place() -> None:
     slots = place_parameters(list("ab"), [1000, 64])
     (bucket,) = fill_buckets(slots, [0] * 2, n_shards=2, bucket_elements=10**6)

@@ -59,12 +59,16 @@ class Slot(NamedTuple):
         first_word: Its first word among all trainable parameters in group order. Coins are drawn by
             this number, so that they depend neither on buckets nor on shards.
         bucket_word: Its first word inside its bucket.
+        first_bit: Where in ``first_word`` it starts, in [0, 64): element i has the coins of element
+            64 * first_word + first_bit + i of all parameters. Other than 0 only for a local part
+            of a larger parameter, which may start anywhere; packing starts at bit 0 nonetheless.
     """
 
     name: str
     n_elements: int
     first_word: int
     bucket_word: int
+    first_bit: int = 0
 
     @property
     def n_words(self) -> int:
@@ -362,7 +366,8 @@ def take_part(
 
     Args:
         bucket: Of whole parameters.
-        pieces: (start, stop) of each part, for all trainable parameters.
+        pieces: (start, stop) of each part, for all trainable parameters. Those that are not empty
+            start at multiples of 64.
         part: Which part.
         n_shards: Owners of the new bucket.
     """
@@ -371,8 +376,9 @@ def take_part(
         for position, slot in zip(bucket.members, bucket.slots, strict=True)
     ]
     kept = [entry for entry in cut if entry[2] < entry[3]]
+    assert all(start % WORD_ELEMENTS == 0 for _, _, start, _ in kept)
     slots = _pack(
-        Slot(slot.name, stop - start, slot.first_word + start // WORD_ELEMENTS, 0)
+        slot._replace(n_elements=stop - start, first_word=slot.first_word + start // WORD_ELEMENTS)
         for _, slot, start, stop in kept
     )
     return Bucket(bucket.index, tuple(entry[0] for entry in kept), slots, n_shards)
@@ -395,6 +401,6 @@ def _pack(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     packed: list[Slot] = []
     word = 0
     for slot in slots:
-        packed.append(Slot(slot.name, slot.n_elements, slot.first_word, word))
+        packed.append(slot._replace(bucket_word=word))
         word += slot.n_words
     return tuple(packed)

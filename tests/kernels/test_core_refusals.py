@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -297,6 +298,14 @@ def test_places_whose_sum_would_overflow_are_refused() -> None:
         encode(slot=Slot("second", N, 2, 2**64 - 1))
     with pytest.raises(InvalidArgumentError, match="at most 2\\^56"):
         encode(slot=Slot("second", 2**64 - 1, 2, 2))
+
+
+def test_a_slot_that_starts_beyond_its_first_word_is_refused() -> None:
+    slots = (SLOTS[0], SLOTS[1]._replace(first_bit=64))
+    with pytest.raises(InvalidArgumentError, match="bit 64 of a word: expected 0 to 63"):
+        encode(slot=slots[1])
+    with pytest.raises(InvalidArgumentError, match="bit 64 of a word: expected 0 to 63"):
+        count(bucket=replace(BUCKET, slots=slots))
 
 
 @pytest.mark.parametrize("by_table", [True, False])

@@ -68,11 +68,11 @@ def random_words(shape: tuple[int, ...], seed: int, *, sparse: bool) -> Tensor:
     return drawn
 
 
-def place_slots(sizes: list[int], gaps: list[int]) -> tuple[Slot, ...]:
+def place_slots(sizes: list[int], gaps: list[int], first_bits: list[int]) -> tuple[Slot, ...]:
     slots = []
     word = 0
-    for index, (size, gap) in enumerate(zip(sizes, gaps, strict=True)):
-        slots.append(Slot(f"p{index}", size, word + 12345, word))
+    for index, (size, gap, first_bit) in enumerate(zip(sizes, gaps, first_bits, strict=True)):
+        slots.append(Slot(f"p{index}", size, word + 12345, word, first_bit))
         word += count_words(size) + gap
     return tuple(slots)
 
@@ -92,6 +92,7 @@ def test_counts_of_random_votes_are_those_of_the_plain_kernels() -> None:
         n_workers=st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 255, 300])),
         sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5),
         gaps=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+        first_bits=st.lists(st.integers(0, 63), min_size=5, max_size=5),
         n_blocks=st.integers(1, 4),
         first_block=st.integers(0, 4),
         level_planes=st.integers(1, 8),
@@ -105,6 +106,7 @@ def test_counts_of_random_votes_are_those_of_the_plain_kernels() -> None:
         n_workers: int,
         sizes: list[int],
         gaps: list[int],
+        first_bits: list[int],
         n_blocks: int,
         first_block: int,
         level_planes: int,
@@ -112,7 +114,7 @@ def test_counts_of_random_votes_are_those_of_the_plain_kernels() -> None:
         sparse: bool,
         seed: int,
     ) -> None:
-        slots = place_slots(sizes, gaps[: len(sizes)])
+        slots = place_slots(sizes, gaps[: len(sizes)], first_bits[: len(sizes)])
         bucket = Bucket(0, tuple(range(len(slots))), slots, 1)
         vote_planes, out_planes = planes_of(op, n_workers, level_planes)
         votes = random_words((n_workers, n_blocks, vote_planes), seed, sparse=sparse)
@@ -134,6 +136,7 @@ ANY_SLOT = st.builds(
     st.integers(0, 2000) | st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
     st.integers(0, 40) | st.integers(0, 2**64 - 1),
+    st.integers(0, 63) | st.integers(0, 2**64 - 1),
 )
 # More elements, words or blocks than this are refused.
 MOST = 2**56
@@ -178,7 +181,7 @@ def test_counts_of_any_shapes_and_slots_are_refused_or_stay_within_their_reply()
         present = torch.ones(sizes["present workers"], sizes["present slots"], dtype=torch.bool)
         bucket = Bucket(0, tuple(range(len(slots))), tuple(slots), 1)
         places = [first_block, *(n for slot in slots for n in (slot.n_elements, slot.bucket_word))]
-        is_huge = max(places) > MOST
+        is_huge = max(places) > MOST or max((slot.first_bit for slot in slots), default=0) > 63
         for kernels in BACKENDS:
             out, memory = in_margins((sizes["out blocks"], sizes["out planes"]))
             before = memory.clone()

@@ -19,6 +19,10 @@ Notation:
 Dtypes:
     parameter and gradient float32, bfloat16 or float16; exp_avg float32 or bfloat16.
 
+Coins:
+    Element i of a slot has number k = 64 * first_word + first_bit + i among the coins, wherever
+    its vote lies: a tie or a zero takes bit k % 64 of word k // 64.
+
 Packed tensors:
     (blocks, planes, 8) int64 on the device of the parameters, contiguous; ``distlion.layout`` says
     which bit is whose. Spare bits, and the bits of parameters that a worker abstains for, are 0.
@@ -301,9 +305,9 @@ class Kernels(Protocol):
                 momentum is.
             reply: (blocks, planes, 8) int64 of the whole bucket.
             reply_format: How it encodes S.
-            rounding: Coin for bfloat16 parameters; None rounds to nearest even. Word 16 *
-                first_word + j // 4 serves elements 4 (j // 4) ... + 3 with 16 bits each, added
-                below the kept mantissa, then truncated.
+            rounding: Coin for bfloat16 parameters; None rounds to nearest even. Element j takes 16
+                bits of word k // 4, those from bit 16 (k % 4) on, where k is its number among the
+                coins; they are added below the kept mantissa, then truncated.
         """
         ...
 

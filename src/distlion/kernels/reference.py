@@ -23,6 +23,7 @@ from distlion.kernels.words import (
     mix_words,
     pack,
     signed,
+    skip_bits,
     split_planes,
     sum_by_halving,
     unpack,
@@ -41,6 +42,13 @@ def coin(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> 
     w = torch.arange(first_word + 1, first_word + n_words + 1, dtype=torch.int64, device=device)
     words = mix_words(w * signed(GOLDEN) + signed(coin.key))
     return ~words if coin.inverted else words
+
+
+def coin_bits(drawn: Coin, place: Slot | Run, *, device: torch.device) -> Tensor:
+    """Draw a bit for each element of a parameter, or of a run of it: packed, spare bits too."""
+    n_words = count_words(place.n_elements)
+    words = coin(drawn, place.first_word, n_words + 1, device=device)
+    return skip_bits(words, place.first_bit)
 
 
 # Directions and momenta.
@@ -115,8 +123,7 @@ def _encode(
 
 def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
     """One bit for each element: 1 where c > 0, the coin's where c = 0."""
-    flips = coin(zero, slot.first_word, slot.n_words, device=c.device)
-    return pack(c > 0) | (pack(c == 0) & flips)
+    return pack(c > 0) | (pack(c == 0) & coin_bits(zero, slot, device=c.device))
 
 
 def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
@@ -188,7 +195,7 @@ def _count(
 
 def _sign_or_coin(total: Tensor, tie: Coin, run: Run) -> Tensor:
     """Turn (n,) sums into sign bits, the coin's on a tie."""
-    flips = coin(tie, run.first_word, count_words(run.n_elements), device=total.device)
+    flips = coin_bits(tie, run, device=total.device)
     return torch.where(total == 0, unpack(flips, run.n_elements), (total > 0).to(torch.uint8))
 
 
@@ -300,9 +307,9 @@ def _move(segment: Segment, s: Tensor, divisor: int, rounding: Coin | None) -> N
 
 def _round_stochastically(x: Tensor, rounding: Coin, slot: Slot) -> Tensor:
     """Round to what bfloat16 holds: add 16 random bits below its mantissa, then cut them off."""
-    n_words = -(-x.numel() // 4)
-    words = coin(rounding, slot.first_word * WORD_ELEMENTS // 4, n_words, device=x.device)
-    noise = words.view(torch.int16).to(torch.int32)[: x.numel()] & 0xFFFF
+    first_word, skipped = divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)
+    words = coin(rounding, first_word, -(-(skipped + x.numel()) // 4), device=x.device)
+    noise = words.view(torch.int16).to(torch.int32)[skipped : skipped + x.numel()] & 0xFFFF
     rounded = ((x.view(torch.int32) + noise) & ~0xFFFF).view(torch.float32)
     return torch.where(torch.isfinite(x), rounded, x)
 

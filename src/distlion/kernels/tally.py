@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import ReplyFormat
-from distlion.kernels.reference import coin
+from distlion.kernels.reference import coin_bits
 from distlion.kernels.words import Run, cut_runs, interleave, pack, split_planes, unpack
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_words
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 
 
 class VoteFormat(Enum):
@@ -91,7 +91,7 @@ def settle_tally(
             elif reply_format is ReplyFormat.TERNARY:
                 bits = [total > 0, total != 0]
             else:
-                flips = coin(tie, run.first_word, count_words(run.n_elements), device=device)
+                flips = coin_bits(tie, run, device=device)
                 bits = [torch.where(total == 0, unpack(flips, run.n_elements), total > 0)]
             for plane, row in enumerate(bits):
                 planes[plane, run.words] = pack(row)

@@ -52,6 +52,13 @@ def unpack(words: Tensor, n_elements: int) -> Tensor:
     return ((octets.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :n_elements]
 
 
+def skip_bits(words: Tensor, n_bits: int) -> Tensor:
+    """(w + 1,) int64 -> (w,): the words that begin ``n_bits``, of 0 to 63, into the row."""
+    if n_bits == 0:
+        return words[:-1]
+    return _shift_right(words[:-1], n_bits) | (words[1:] << (WORD_ELEMENTS - n_bits))
+
+
 def split_planes(packed: Tensor) -> Tensor:
     """(..., blocks, planes, 8) as it travels -> (..., planes, 8 * blocks)."""
     return packed.transpose(-3, -2).flatten(-2)
@@ -96,13 +103,14 @@ class Run:
         voters: (n_present,) int64 on the device of the votes: ranks of those present, one or more.
         words: Its words within the blocks.
         n_elements: Its elements there.
-        first_word: Global number of its first word there.
+        first_word, first_bit: Where it begins among the coins, as in its slot.
     """
 
     voters: Tensor
     words: slice
     n_elements: int
     first_word: int
+    first_bit: int
 
     def bits(self, planes: Tensor, plane: int) -> Tensor:
         """Take the bits of those present, (n_present, n_elements), of (workers, planes, words)."""
@@ -129,4 +137,5 @@ def cut_runs(
                 slice(first - begin, last - begin),
                 n_elements,
                 slot.first_word + skipped,
+                slot.first_bit,
             )

@@ -134,7 +134,8 @@ void print_segments(const Loops& loops) {
                 .n_elements = kElements, .first_word = 77, .bucket_word = kFirstWord,
                 .param_type = param_type, .exp_avg_type = exp_avg_type,
                 .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .beta2 = 0.99f, .one_minus_beta2 = 0.01f,
-                .decay = 0.999f, .step_width = 0.01f, .grad_scale = 0.3f, .n_present = 5};
+                .decay = 0.999f, .step_width = 0.01f, .grad_scale = 0.3f, .n_present = 5,
+                .first_bit = number % 2 ? 0u : 43u};
             print_encodings(loops, segment, number);
             print_commits(loops, segment, param, exp_avg, draws, number);
         }
@@ -159,7 +160,8 @@ void print_counts(const Loops& loops) {
                 }
             }
             Words out(kBlocks * kBlockWords * out_planes);
-            const Run run{voters.data(), voters.size(), kFirstWord, kFirstWord + kWords, kElements, 77};
+            const Run run{voters.data(), voters.size(), kFirstWord, kFirstWord + kWords, kElements, 77,
+                          n_workers % 2 ? 0u : 43u};
             count(loops, &run, 1,
                   {tally, votes.data(), kBlocks * planes * kBlockWords, planes, out.data(), out_planes,
                    {3, true}, DType::float32},
@@ -173,7 +175,7 @@ void print_counts(const Loops& loops) {
         direction = draws.number();
     }
     const std::uint32_t voters[] = {0, 2};
-    const Run run{voters, 2, kFirstWord, kFirstWord + kWords, kElements, 77};
+    const Run run{voters, 2, kFirstWord, kFirstWord + kWords, kElements, 77, 0};
     for (const DType type : {DType::float32, DType::bfloat16}) {
         const std::size_t planes = type == DType::float32 ? 32 : 16;
         Words out(kBlocks * kBlockWords * 2);
