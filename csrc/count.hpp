@@ -150,11 +150,10 @@ inline u64 draw_coins(Coin coin, std::uint64_t first_word) {
     return coin.inverted ? ~bits : bits;
 }
 
-// As draw_from.
-inline u64 draw_coins_from(Coin coin, std::uint64_t first_word, unsigned first_bit) {
-    const u64 bits = draw_coins(coin, first_word);
-    return first_bit == 0 ? bits
-                          : (bits >> first_bit) | (draw_coins(coin, first_word + 1) << (64 - first_bit));
+// As draw_from, for a bit other than 0. Not inlined: that would slow down the loop of those at bit 0.
+[[gnu::noinline]] u64 draw_coins_from(Coin coin, std::uint64_t first_word, unsigned first_bit) {
+    return (draw_coins(coin, first_word) >> first_bit) |
+           (draw_coins(coin, first_word + 1) << (kWordElements - first_bit));
 }
 
 // Write the reply for the words from `word` on.
@@ -177,7 +176,8 @@ inline void reply_with(const BitSlicedSum& sum, int n_planes, const Ballots& bal
         put(out + kBlockWords, may_tie ? differs : ~u64{}, valid);
     } else if (may_tie) {
         const std::uint64_t first_word = run.first_word + (word - run.begin);
-        const u64 coins = draw_coins_from(counting.tie, first_word, run.first_bit);
+        const u64 coins = run.first_bit == 0 ? draw_coins(counting.tie, first_word)
+                                             : draw_coins_from(counting.tie, first_word, run.first_bit);
         put(out, above | (~differs & coins), valid);
     } else {
         put(out, above, valid);

@@ -52,6 +52,7 @@ def make_shape(
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "small": {},
+    "parameters without elements": {"vote_bytes": 0},
     "without counts": {"has_counts": False},
     "a large bitmap": {"n_params": 600},
     # More than what Link.all_gather sends to everybody at once.
@@ -85,6 +86,8 @@ class ByteSums:
         return tallies.contiguous().view(torch.int32).sum(0, dtype=torch.int32).view(torch.uint8)
 
     def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
+        if not self._shape.vote_bytes:
+            return tally
         shards = tally.contiguous().view(torch.int32).view(-1, self._shape.vote_bytes)
         numbers = torch.arange(first_shard, first_shard + len(shards))[:, None]
         counts = n_present[0].expand_as(shards)

@@ -308,7 +308,7 @@ def check_parts_add_up(rule: Aggregation) -> None:
     """Votes that are counted in parts give the reply to all; those of floats cannot be."""
     poll = hold_poll(rule, 3)
     if rule.vote_format is VoteFormat.DIRECTION:
-        assert rule.shape(poll.bucket).tally_bytes == 0
+        assert rule.shape(poll.bucket).tally_bytes is None
         return
     tally, sent = RuleTally(rule, poll.bucket, Coins(SEED, STEPS[0], 0)), poll.votes.flatten(1)
     parts = [

@@ -94,4 +94,5 @@ class TwoLevels(Exchange):
 
 
 def _whole_tally(shape: BucketShape) -> ChunkShape:
-    return replace(shape.tally_chunk, payload_bytes=shape.n_shards * shape.tally_bytes)
+    chunk = shape.tally_chunk
+    return replace(chunk, payload_bytes=shape.n_shards * chunk.payload_bytes)

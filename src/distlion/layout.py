@@ -59,9 +59,7 @@ class Slot(NamedTuple):
         first_word: Its first word among all trainable parameters in group order. Coins are drawn by
             this number, so that they depend neither on buckets nor on shards.
         bucket_word: Its first word inside its bucket.
-        first_bit: Where in ``first_word`` it starts, in [0, 64): element i has the coins of element
-            64 * first_word + first_bit + i of all parameters. Other than 0 only for a local part
-            of a larger parameter, which may start anywhere; packing starts at bit 0 nonetheless.
+        first_bit: The bit of its first word that its first element has: a shard may begin anywhere.
     """
 
     name: str
@@ -120,7 +118,7 @@ class Bucket:
             vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES,
             reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES,
             has_counts=has_counts,
-            tally_bytes=self.shard_blocks * _BLOCK_ELEMENTS * _TALLY_BYTES if has_tally else 0,
+            tally_bytes=self.shard_blocks * _BLOCK_ELEMENTS * _TALLY_BYTES if has_tally else None,
         )
 
 
@@ -170,7 +168,7 @@ class BucketShape:
         vote_bytes: Bytes of a vote on one shard.
         reply_bytes: Bytes of the reply on one shard.
         has_counts: Whether replies say how many workers voted for each parameter.
-        tally_bytes: Bytes of a partial count of one shard; 0 where there is none.
+        tally_bytes: Bytes of a partial count of one shard; None where votes have no partial counts.
     """
 
     n_shards: int
@@ -178,7 +176,7 @@ class BucketShape:
     vote_bytes: int
     reply_bytes: int
     has_counts: bool
-    tally_bytes: int = 0
+    tally_bytes: int | None = None
 
     @functools.cached_property
     def vote_chunk(self) -> ChunkShape:
@@ -207,7 +205,7 @@ class BucketShape:
         Raises:
             InvalidArgumentError: These votes cannot be counted in parts.
         """
-        if not self.tally_bytes:
+        if self.tally_bytes is None:
             raise InvalidArgumentError(
                 "this pattern counts votes in parts, but floats (rule FullPrecision, averaged "
                 "momenta) are added in rank order: use another rule, or AllReduce()"
@@ -236,9 +234,8 @@ def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, 
     Their ``bucket_word`` is set by ``fill_buckets``.
     """
     ends = itertools.accumulate((count_words(size) for size in sizes), initial=0)
-    return tuple(
-        Slot(name, size, word, 0) for name, size, word in zip(names, sizes, ends, strict=False)
-    )
+    places = zip(names, sizes, ends, strict=False)
+    return tuple(Slot(name, size, word, 0) for name, size, word in places)
 
 
 def fill_buckets(
@@ -294,11 +291,10 @@ def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> Bucket
     """
     shard = -(-n_elements // (SCALE_ELEMENTS * n_workers)) * SCALE_ELEMENTS
     scale_bytes = FLOAT_BYTES * shard // SCALE_ELEMENTS if dtype is torch.int8 else 0
-    vote_bytes = shard * dtype.itemsize + scale_bytes
     return BucketShape(
         n_shards=n_workers,
         n_params=1,
-        vote_bytes=pad_bytes(vote_bytes),
+        vote_bytes=pad_bytes(shard * dtype.itemsize + scale_bytes),
         reply_bytes=shard * FLOAT_BYTES,
         has_counts=False,
     )
@@ -371,17 +367,15 @@ def take_part(
         part: Which part.
         n_shards: Owners of the new bucket.
     """
-    cut = [
-        (position, slot, *pieces[position][part])
-        for position, slot in zip(bucket.members, bucket.slots, strict=True)
-    ]
-    kept = [entry for entry in cut if entry[2] < entry[3]]
-    assert all(start % WORD_ELEMENTS == 0 for _, _, start, _ in kept)
-    slots = _pack(
-        slot._replace(n_elements=stop - start, first_word=slot.first_word + start // WORD_ELEMENTS)
-        for _, slot, start, stop in kept
-    )
-    return Bucket(bucket.index, tuple(entry[0] for entry in kept), slots, n_shards)
+    members, slots = [], []
+    for position, slot in zip(bucket.members, bucket.slots, strict=True):
+        start, stop = pieces[position][part]
+        if start < stop:
+            assert start % WORD_ELEMENTS == 0
+            word = slot.first_word + start // WORD_ELEMENTS
+            members.append(position)
+            slots.append(slot._replace(n_elements=stop - start, first_word=word))
+    return Bucket(bucket.index, tuple(members), _pack(slots), n_shards)
 
 
 def _split(slots: Sequence[Slot], positions: list[int], bucket_elements: int) -> list[list[int]]:

@@ -52,7 +52,7 @@ def test_owners_that_disagree_on_presence_are_found() -> None:
 
 def test_votes_that_cannot_be_counted_in_parts_are_refused_before_anything_is_sent() -> None:
     trial = Trial(TwoLevels(), 2)
-    trial.shape = replace(trial.shape, tally_bytes=0)
+    trial.shape = replace(trial.shape, tally_bytes=None)
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
         trial.run()
     assert [link.counted for link in trial.links] == [ByteCount()] * 2

@@ -30,8 +30,30 @@ CLIPPING = ("voting/test_clipping.py",)
 VERDICT = ("exchange/test_verdict.py",)
 COLLECTION = ("virtual/test_collection.py",)
 CONTENDERS = ("training/test_contenders.py",)
+FIRST_BIT = ("kernels/test_first_bit.py",)
 
 MUTATIONS = (
+    Mutation(
+        "a word of coins that begins within two is shifted by one bit too many",
+        "kernels/words.py",
+        "_shift_right(words[:-1], n_bits)",
+        "_shift_right(words[:-1], n_bits + 1)",
+        FIRST_BIT,
+    ),
+    Mutation(
+        "stochastic rounding ignores where in a word a shard begins",
+        "kernels/reference.py",
+        "divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)",
+        "divmod(slot.first_word * WORD_ELEMENTS, 4)",
+        FIRST_BIT,
+    ),
+    Mutation(
+        "a part of a bucket forgets where in a word its parameters begin",
+        "layout.py",
+        "slot._replace(n_elements=stop - start, first_word=word)",
+        "slot._replace(n_elements=stop - start, first_word=word, first_bit=0)",
+        ("test_layout.py",),
+    ),
     Mutation(
         "small gradients are scaled up",
         "voting/clipping.py",

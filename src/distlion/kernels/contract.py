@@ -20,8 +20,9 @@ Dtypes:
     parameter and gradient float32, bfloat16 or float16; exp_avg float32 or bfloat16.
 
 Coins:
-    Element i of a slot has number k = 64 * first_word + first_bit + i among the coins, wherever
-    its vote lies: a tie or a zero takes bit k % 64 of word k // 64.
+    Element i of a slot has number k = 64 * first_word + first_bit + i among the coins, wherever its
+    vote lies: a tie or a zero takes bit k % 64 of word k // 64. So a parameter that is cut anywhere
+    has the coins of the whole one.
 
 Packed tensors:
     (blocks, planes, 8) int64 on the device of the parameters, contiguous; ``distlion.layout`` says

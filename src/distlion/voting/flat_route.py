@@ -135,7 +135,9 @@ class _RuleReducer:
     @property
     def parts(self) -> RuleTally | None:
         route = self.route
-        return RuleTally(route.rule, route.bucket, self.coins) if route.shape.tally_bytes else None
+        if route.shape.tally_bytes is None:
+            return None
+        return RuleTally(route.rule, route.bucket, self.coins)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         route, bucket = self.route, self.route.bucket

@@ -1,0 +1,43 @@
+"""A bucket from the votes to the reply, between ends of a network inside this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import matrix
+from distlion.aggregation import Aggregation
+from distlion.exchange import ChunkKind, Exchange, Header, Status, Verdict
+from distlion.kernels import Coefficients, Coins, Segment, VoteFormat, choose_kernels
+from distlion.layout import Bucket, Slot
+from distlion.voting.flat_route import FlatRoute
+from loopback import CPU, make_links, run_together
+from two_levels import TwoLevels
+
+N_WORKERS = 3
+KERNELS = choose_kernels(CPU)
+HYPER = Coefficients(0.9, 0.99, 0.1, 0.1)
+EMPTY = Bucket(0, (0, 1), (Slot("empty", 0, 3, 0, 7), Slot("also", 0, 3, 0)), N_WORKERS)
+CASES = {
+    f"{rule_name}, {pattern_name}": (rule, pattern)
+    for rule_name, rule in matrix.LISTED.items()
+    for pattern_name, pattern in {**matrix.PATTERNS, "two-levels": TwoLevels()}.items()
+    # Which counts in parts, as floats cannot be.
+    if not (pattern_name == "two-levels" and rule.vote_format is VoteFormat.DIRECTION)
+}
+
+
+@pytest.mark.parametrize(("rule", "pattern"), CASES.values(), ids=CASES)
+def test_a_bucket_without_elements_takes_part(rule: Aggregation, pattern: Exchange) -> None:
+    routes = [FlatRoute(EMPTY, (), rule, pattern, KERNELS, link) for link in make_links(N_WORKERS)]
+    segments = [Segment(slot, *torch.zeros(3, 0), HYPER) for slot in EMPTY.slots]
+    exchanges = []
+    for rank, route in enumerate(routes):
+        votes, finite = route.encode(segments, Coins(0, 0, rank))
+        header = Header(ChunkKind.VOTE, 0, 0, rank, 99)
+        exchanges.append(route.exchange(header, votes, finite.tolist(), Coins(0, 0, rank)))
+    replies, _ = run_together(exchanges)
+    for route, reply in zip(routes, replies, strict=True):
+        assert reply.verdict == Verdict(Status.OK)
+        assert (reply.present > 0).all()
+        route.commit(segments, reply, [HYPER], None)
