@@ -195,6 +195,5 @@ def test_the_chunks_of_a_node_hold_its_largest_part() -> None:
     node = shape_node(3, parts, shapes, torch.bfloat16)
     held = [sum(slot.n_elements for slot in part.slots) for part in parts]
     assert node.gradients == ChunkShape(3, pad_bytes(2 * max(held)))
-    assert node.flags == ChunkShape(3, 0)
     assert node.replies.payload_bytes == max(2 * shape.reply_bytes for shape in shapes)
     assert node.replies.n_params == max(len(part.slots) for part in parts)

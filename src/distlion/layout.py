@@ -219,20 +219,15 @@ class NodeShape:
 
     Attributes:
         gradients: A rank's gradients, as far as one part has them.
-        flags: One bit for each parameter of the bucket.
         replies: The reply on one part, padded to that of the largest part.
     """
 
     gradients: ChunkShape
-    flags: ChunkShape
     replies: ChunkShape
 
 
 def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, ...]:
-    """Give every trainable parameter its global words, in group order.
-
-    Their ``bucket_word`` is set by ``fill_buckets``.
-    """
+    """Give every trainable parameter its global words, in group order; no place in a bucket yet."""
     ends = itertools.accumulate((count_words(size) for size in sizes), initial=0)
     places = zip(names, sizes, ends, strict=False)
     return tuple(Slot(name, size, word, 0) for name, size, word in places)
@@ -319,7 +314,6 @@ def shape_node(
     most_elements = max(sum(slot.n_elements for slot in part.slots) for part in parts)
     return NodeShape(
         gradients=ChunkShape(n_params, pad_bytes(most_elements * dtype.itemsize)),
-        flags=ChunkShape(n_params, 0),
         replies=ChunkShape(
             max(shape.n_params for shape in part_shapes),
             max(shape.n_shards * shape.reply_bytes for shape in part_shapes),
@@ -376,6 +370,11 @@ def take_part(
             members.append(position)
             slots.append(slot._replace(n_elements=stop - start, first_word=word))
     return Bucket(bucket.index, tuple(members), _pack(slots), n_shards)
+
+
+def repack(bucket: Bucket, slots: Sequence[Slot]) -> Bucket:
+    """Return a bucket of the same members, of which this rank has other sizes, perhaps 0."""
+    return Bucket(bucket.index, bucket.members, _pack(slots), bucket.n_shards)
 
 
 def _split(slots: Sequence[Slot], positions: list[int], bucket_elements: int) -> list[list[int]]:

@@ -126,7 +126,7 @@ REFUSED: dict[str, Refusal] = {
         errors.UnsupportedTypeError,
         ("odd", "meta", "to_empty"),
     ),
-    "sharded": (sharded_params, {}, errors.UnsupportedTypeError, ("odd", "DTensor", "local shard")),
+    "sharded": (sharded_params, {}, errors.InvalidArgumentError, ("DTensors", "process_group=")),
     "not a leaf": (
         lambda: [("odd", torch.nn.Parameter(torch.zeros(3)) * 2)],
         {},

@@ -21,9 +21,14 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import ByteCount, Link, tidy
-from distlion.exchange.node_frames import NodeFrames
-from distlion.exchange.numbers import gather_numbers, gather_sample, plan_numbers, plan_sample
+from distlion.exchange.link import ByteCount, Link, gather_bytes, tidy
+from distlion.exchange.node_frames import NodeFrames, gather_flags, share_verdict
+from distlion.exchange.numbers import (
+    gather_numbers,
+    gather_sample,
+    plan_numbers,
+    plan_sample,
+)
 from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
 from distlion.exchange.registry import PATTERNS, list_patterns, parse_pattern
@@ -66,6 +71,8 @@ __all__ = [
     "Work",
     "find_errors",
     "fire_framed",
+    "gather_bytes",
+    "gather_flags",
     "gather_numbers",
     "gather_sample",
     "is_registered",
@@ -77,6 +84,7 @@ __all__ = [
     "plan_sample",
     "read_chunks",
     "run_all",
+    "share_verdict",
     "store_of",
     "tidy",
     "watch_peers",

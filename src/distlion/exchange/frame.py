@@ -42,7 +42,7 @@ from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 FIELDS = struct.Struct("<4sHBBq8sQQIIiiB3x")
 CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)
@@ -86,6 +86,8 @@ class ChunkKind(IntEnum):
     """Of a gradient, as far as one rank has it."""
     SAMPLE = 7
     """Of a worker's momenta or directions, a few elements of each parameter."""
+    VERDICT = 8
+    """What a rank heard from its peers, to the other ranks of its worker."""
 
 
 class Status(IntEnum):

@@ -297,6 +297,15 @@ class Link:
         )
 
 
+def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
+    """Gather ``data``, of equal length on all ranks, in rank order."""
+    # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().to(link.device)
+    everybody = torch.empty((link.world_size, len(data)), dtype=torch.uint8, device=link.device)
+    link.all_gather(everybody, own, step=step).wait()
+    return [bytes(row.cpu().numpy()) for row in everybody]
+
+
 def tidy(error: Exception) -> str:
     """Say what torch says of an error: a sentence, without the source path that Gloo opens with."""
     sentence = str(error).split("\n")[0].split(". ")[0]

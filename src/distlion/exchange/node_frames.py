@@ -1,4 +1,4 @@
-"""Frames among the ranks of a node, around the vote between nodes: bytes in, bytes out."""
+"""Frames among the ranks of one worker, around the vote between workers: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from distlion.exchange.verdict import (
     decode_verdict,
     encode_verdict,
     find_errors,
+    judge_chunks,
     with_verdict,
     worst_of,
 )
@@ -85,20 +86,6 @@ class NodeFrames:
             read.present.bool(), read.payloads.to(self.link.device), read.grad_scales
         )
 
-    def gather_flags(self, flags: Tensor, header: Header) -> tuple[Header, Tensor]:
-        """Gather a flag for each parameter from every rank.
-
-        Args:
-            flags: (n_params,) bool on the CPU.
-            header: This rank's.
-
-        Returns:
-            The header, with the worst that was found, and (ranks, n_params) bool on the CPU.
-        """
-        nothing = torch.empty(0, dtype=torch.uint8)
-        read = self._gather(self.shape.flags, ChunkKind.FINITE, header, flags, nothing)
-        return find_errors(read, header, self.link.ranks), read.present.bool()
-
     def share_reply(self, reply: Reply, header: Header) -> Reply:
         """Give the reply on this rank's part to the node, and take those on the others'.
 
@@ -117,7 +104,7 @@ class NodeFrames:
         else:
             payload = encode_verdict(verdict, chunk_shape.payload_bytes)
         own = with_verdict(header, verdict)
-        read = self._gather(chunk_shape, ChunkKind.NODE_REPLY, own, present, payload)
+        read = _gather(self.link, chunk_shape, ChunkKind.NODE_REPLY, own, present, payload)
         payloads = read.payloads.to(self.link.device)
         return Reply(self._join(read), read.present, payloads, reply.gradient_digests)
 
@@ -135,12 +122,51 @@ class NodeFrames:
             [decode_verdict(part.header, part.payload) for part in read if part is not None]
         )
 
-    def _gather(
-        self, shape: ChunkShape, kind: ChunkKind, header: Header, present: Tensor, payload: Tensor
-    ) -> Chunks:
-        own = self.link.empty(shape.n_bytes)
-        sent = replace(header, kind=kind, sender=self.link.rank)
-        write_chunk(self.link.kernels, own, shape, sent, present, payload)
-        everybody = self.link.empty(self.link.world_size, shape.n_bytes)
-        self.link.all_gather(everybody, own, step=header.step).wait()
-        return read_chunks(self.link.kernels, everybody, shape, kind=kind, bucket=header.bucket)
+
+def gather_flags(link: Link, flags: Tensor, header: Header) -> tuple[Header, Tensor]:
+    """Gather a flag for each parameter of a bucket from every rank of one worker.
+
+    Args:
+        link: These ranks.
+        flags: (n_params,) bool on the CPU.
+        header: This rank's.
+
+    Returns:
+        The header, with the worst that was found, and (ranks, n_params) bool on the CPU.
+    """
+    nothing = torch.empty(0, dtype=torch.uint8)
+    shape = ChunkShape(flags.numel(), 0)
+    read = _gather(link, shape, ChunkKind.FINITE, header, flags, nothing)
+    return find_errors(read, header, link.ranks), read.present.bool()
+
+
+def share_verdict(link: Link, verdict: Verdict, header: Header) -> Verdict:
+    """Let the ranks of one worker find together: the worst of their verdicts, on all of them.
+
+    Args:
+        link: These ranks.
+        verdict: What this rank has heard from its peers in other workers.
+        header: This rank's.
+    """
+    own = with_verdict(header, verdict)
+    nothing = torch.empty(0, dtype=torch.uint8)
+    read = _gather(link, ChunkShape(0, 0), ChunkKind.VERDICT, own, torch.zeros(0), nothing)
+    found = judge_chunks(read, link.ranks)
+    # Peers at other steps are told apart by who heard them.
+    return replace(found, steps=verdict.steps or found.steps)
+
+
+def _gather(
+    link: Link,
+    shape: ChunkShape,
+    kind: ChunkKind,
+    header: Header,
+    present: Tensor,
+    payload: Tensor,
+) -> Chunks:
+    own = link.empty(shape.n_bytes)
+    sent = replace(header, kind=kind, sender=link.rank)
+    write_chunk(link.kernels, own, shape, sent, present, payload)
+    everybody = link.empty(link.world_size, shape.n_bytes)
+    link.all_gather(everybody, own, step=header.step).wait()
+    return read_chunks(link.kernels, everybody, shape, kind=kind, bucket=header.bucket)

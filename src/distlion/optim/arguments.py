@@ -12,6 +12,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.optim.memory import check_own_memory, check_shared_memory
+from distlion.voting import local_tensor
 
 
 def list_params(params: Any) -> list[Any]:
@@ -102,6 +103,24 @@ def check_names(names: Any, n_params: int) -> list[str | None]:
     return list(names)
 
 
+def name_tensors(params: Sequence[Any]) -> dict[str, Tensor]:
+    """Name all tensors of an optimizer's ``params``, as ``label_param`` does; no checks yet."""
+    groups = params if isinstance(params[0], Mapping) else [{"params": params}]
+    named: dict[str, Tensor] = {}
+    for number, group in enumerate(groups):
+        names, tensors = split_names(list_group(group)["params"])
+        for index, tensor in enumerate(tensors):
+            if isinstance(tensor, Tensor):
+                named[label_param(names[index], tensor, index, number)] = tensor
+    return named
+
+
+def label_param(name: str | None, param: Any, index: int, group: int) -> str:
+    """Name a parameter for errors: as named by the caller, else by place and shape."""
+    shape = f", shape {tuple(param.shape)}" if isinstance(param, Tensor) else ""
+    return name or f"parameter {index} of group {group}{shape}"
+
+
 def check_params(
     params: Sequence[Any], names: Sequence[str], *, known: Mapping[Tensor, str]
 ) -> None:
@@ -124,20 +143,16 @@ def check_params(
                 f"{name} is {seen[id(param)]} once more; give each parameter once"
             )
         if param.layout is torch.strided:
-            check_own_memory(param, name)
+            check_own_memory(local_tensor(param), name)
         seen[id(param)] = name
     everything = {**known, **dict(zip(params, names, strict=True))}
     trained = {param: name for param, name in everything.items() if param.requires_grad}
-    check_shared_memory(list(trained), list(trained.values()))
+    check_shared_memory([local_tensor(param) for param in trained], list(trained.values()))
 
 
 def _check_kind(param: Any, name: str) -> None:
     if not isinstance(param, Tensor):
         raise UnsupportedTypeError(f"{name} is a {type(param).__name__}; expected a torch.Tensor")
-    if hasattr(param, "to_local"):
-        raise UnsupportedTypeError(
-            f"{name} is a DTensor; give its local shard, and the replicate axis as process_group"
-        )
     if param.device.type == "meta":
         raise UnsupportedTypeError(
             f"{name} is on the meta device; materialize the model first (model.to_empty)"

@@ -26,6 +26,7 @@ from distlion.optim.arguments import (
     check_params,
     check_rounding,
     check_rule,
+    label_param,
     list_group,
     list_params,
     split_names,
@@ -36,6 +37,7 @@ from distlion.optim.saved_state import (
     fill_absent_keys,
     forget_worker,
     format_groups,
+    localize_momenta,
     parse_groups,
     restore_exp_avg,
 )
@@ -43,6 +45,7 @@ from distlion.voting import (
     Custody,
     MomentumSync,
     NodePieces,
+    ShardPieces,
     VotingParam,
     check_hyperparameters,
     fill_selection,
@@ -64,7 +67,7 @@ class LionBase(Optimizer):
         defaults: dict[str, Any],
         *,
         exp_avg_dtype: torch.dtype | None = None,
-        pieces: NodePieces | None = None,
+        pieces: NodePieces | ShardPieces | None = None,
         rounding: str = "nearest",
     ) -> None:
         self._check_group(defaults)
@@ -74,11 +77,11 @@ class LionBase(Optimizer):
         warn_of_lost_updates(self.param_groups, rounding=rounding)
 
     def _begin_life(
-        self, exp_avg_dtype: torch.dtype | None = None, pieces: NodePieces | None = None
+        self, exp_avg_dtype: torch.dtype | None = None, pieces: NodePieces | ShardPieces | None = None
     ) -> None:
         """Set up what no state holds."""
         self._exp_avg_dtype = exp_avg_dtype
-        self._pieces = pieces or NodePieces(1, 0)
+        self._pieces: NodePieces | ShardPieces = pieces or NodePieces(1, 0)
         self._step_lock = threading.Lock()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -174,7 +177,7 @@ class LionBase(Optimizer):
                 param,
                 position,
                 number,
-                slots[position],
+                self._pieces.place(slots[position], param),
                 # Alone, a worker's reply is its own direction.
                 self.param_groups[number].get("aggregation", TernaryVote()),
                 self.state,
@@ -261,12 +264,6 @@ class LionBase(Optimizer):
         restore_exp_avg(self, filled, self._make_momentum, self._take_momentum)
 
 
-def label_param(name: str | None, param: Any, index: int, group: int) -> str:
-    """Name a parameter for errors: as named by the caller, else by place and shape."""
-    shape = f", shape {tuple(param.shape)}" if isinstance(param, Tensor) else ""
-    return name or f"parameter {index} of group {group}{shape}"
-
-
 class VotingBase(LionBase):
     """A Lion whose param groups carry a rule and the number of the next step.
 
@@ -290,7 +287,7 @@ class VotingBase(LionBase):
         aggregation: Aggregation | None,
         rounding: str,
         exp_avg_dtype: torch.dtype | None,
-        pieces: NodePieces | None = None,
+        pieces: NodePieces | ShardPieces | None = None,
         worker: str | None = None,
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)
@@ -352,13 +349,19 @@ class VotingBase(LionBase):
         Raises:
             CheckpointError: Parameters in the groups were replaced, and their momenta are others'.
         """
-        held = set(map(id, self._all_params()))
+        params = self._all_params()
+        held = set(map(id, params))
         if not all(id(param) in held for param in self.state):
             raise CheckpointError(
                 "parameters in the groups were replaced since this optimizer was made, and have no "
                 "momentum; make it after the model is wrapped, sharded or moved"
             )
-        return format_groups(super().state_dict())
+        state = format_groups(super().state_dict())
+        state["state"] = {
+            index: {**entry, "exp_avg": self._pieces.export(params[index], entry["exp_avg"])}
+            for index, entry in state["state"].items()
+        }
+        return state
 
     def _parse_state(
         self, state_dict: Mapping[str, Any], sync: MomentumSync | None
@@ -368,4 +371,4 @@ class VotingBase(LionBase):
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )
         fill_selection(parsed["param_groups"], sync)
-        return self._check_state(parsed)
+        return self._check_state(localize_momenta(parsed, self.param_groups, self._pieces.localize))

@@ -17,6 +17,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
 from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
 from distlion.kernels import Coins
+from distlion.optim.arguments import list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.voting import (
     BucketVote,
@@ -32,7 +33,9 @@ from distlion.voting import (
     Traffic,
     cast_votes,
     check_unchanged,
+    custody_among,
     describe_hyperparameters,
+    find_sharding,
     step_alone,
 )
 
@@ -64,8 +67,9 @@ class DistributedLion(VotingBase):
             bucket what is fastest by the cost model, on the link as measured at construction.
         nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None, each for itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None is never.
-        process_group: The workers that vote; None is the default group. Without any group, and
-            WORLD_SIZE unset or 1, this is ``Lion``.
+        process_group: The workers that vote; None is the default group, or for DTensors the only
+            mesh dim over which all are replicated. Without any group, and WORLD_SIZE unset or 1,
+            this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived.
             Nothing may then change gradients or hyperparameters between backward and ``step()``,
             and all backward passes of a step but the last one belong inside ``no_sync()``.
@@ -149,7 +153,9 @@ class DistributedLion(VotingBase):
             step_timeout_s=step_timeout_s,
             seed=seed,
         )
-        self._peers = Peers(process_group, self._settings)
+        params = list_params(params)
+        sharding = find_sharding(name_tensors(params), process_group, timeout_s=init_timeout_s)
+        self._peers = Peers(process_group, self._settings, sharding)
         super().__init__(
             params,
             lr,
@@ -167,8 +173,8 @@ class DistributedLion(VotingBase):
             self._lay_out()
 
     def _describe(self) -> Description:
-        params, names = self._list_trainable(), self._param_names()
-        return self._peers.describe(self.param_groups, params, names, self._exp_avg_dtype)
+        params, names, dtype = self._list_trainable(), self._param_names(), self._exp_avg_dtype
+        return self._peers.describe(self.param_groups, params, names, dtype)
 
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
@@ -194,7 +200,8 @@ class DistributedLion(VotingBase):
         peers = self._peers
         inputs, votes = self._cast_votes()
         is_empty = not any(vote.reply.present.any() for vote in votes)
-        verdict, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
+        found, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
+        verdict = peers.settle(found, inputs.header)
         followed = None
         if follow_up is not None and verdict.status is Status.OK:
             followed = follow_up.exchange(votes, inputs.header)
@@ -203,7 +210,7 @@ class DistributedLion(VotingBase):
         if verdict.status is not Status.OK:
             return peers.abandon(verdict, self.param_groups, step=step)
         peers.description.check_frozen()
-        if self._settings.check_every is not None and not peers.are_compared:
+        if self._settings.check_every is not None and not peers.replicas.are_compared:
             peers.compare_replicas(step=step)  # weights may have been loaded after construction
         if faults.armed:
             self._fire("before_commit", step)
@@ -264,8 +271,7 @@ class DistributedLion(VotingBase):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients: with ``overlap=True``, no vote leaves during backward in here.
 
-        All backward passes of a step but the last one belong inside. Without overlap nothing leaves
-        before ``step()`` anyway.
+        All backward passes of a step but the last one belong inside.
 
         Example:
             >>> with optimizer.no_sync():
@@ -303,13 +309,10 @@ class DistributedLion(VotingBase):
     @property
     def custody(self) -> Custody:
         """Whose momenta this process keeps, for checkpoints."""
-        return self._peers.custody(lambda: self.committed_step)
+        return custody_among(self._peers, lambda: self.committed_step)
 
     def diagnostics(self) -> list[Diagnosis]:
-        """Return how far workers agreed, the oldest first: one for each parameter and measure.
-
-        At most the last 1,000; empty for a single worker. With ``nodes``, of this rank's pieces.
-        """
+        """Return how far workers agreed, the oldest of the last 1,000 first; see ``Diagnosis``."""
         follow_up = self._peers.follow_up
         return [] if follow_up is None else follow_up.diagnoses
 
@@ -342,7 +345,7 @@ class DistributedLion(VotingBase):
             super().add_param_group(param_group)
             return
         peers, step = self._peers, self.committed_step
-        peers.check_idle("add_param_group()")
+        peers.check_idle("add_param_group()", name_tensors([param_group]))
         super().add_param_group(param_group)
         with peers.lifecycle.exchange("add_param_group()"):
             try:
@@ -355,16 +358,16 @@ class DistributedLion(VotingBase):
                 raise
             self._lay_out()
             if not peers.is_alone:
-                peers.take_over(peers.params, self.param_groups[-1]["params"], step=step)
+                peers.replicas.take_over(peers.params, self.param_groups[-1]["params"], step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
 
-        It holds the momentum of this worker alone: that of rank 0 loads into any ``Lion``, and
-        nothing else. ``distlion.save_checkpoint`` keeps those of all workers.
+        It holds the momentum of this worker alone, which loads into any ``Lion``; of DTensors those
+        of all, (workers, *shape). ``distlion.save_checkpoint`` keeps those of all.
 
         Raises:
-            CheckpointError: An exception cut a commit short: parameters are between two steps.
+            CheckpointError: An exception cut a commit short.
         """
         self._peers.lifecycle.check_whole()
         return super().state_dict()
@@ -380,21 +383,17 @@ class DistributedLion(VotingBase):
             InvalidArgumentError: A parameter was frozen and is not any more.
             StepMismatchError, ConfigMismatchError: Workers load different steps or settings.
         """
-        self._peers.check_idle("load_state_dict()")
-        with self._peers.lifecycle.exchange("load_state_dict()"):
-            filled = self._agree_on_state(state_dict)
-        self._peers.description.check_frozen()
+        peers, step = self._peers, self.committed_step
+        peers.check_idle("load_state_dict()")
+        filled, problem = {}, None
+        with peers.lifecycle.exchange("load_state_dict()"):
+            try:
+                filled = self._parse_state(state_dict, self._settings.momentum_sync)
+            except CheckpointError as error:
+                problem = error
+            peers.agree("load_state_dict()", problem, step=step)
+            peers.meet_in("load_state_dict()", filled["param_groups"], step=step)
+        peers.description.check_frozen()
         self._load_state(filled)
         self._lay_out()
-        self._peers.are_compared = False
-
-    def _agree_on_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return the state as it is to be loaded, once all workers know that theirs fit."""
-        peers, step, filled, problem = self._peers, self.committed_step, {}, None
-        try:
-            filled = self._parse_state(state_dict, self._settings.momentum_sync)
-        except CheckpointError as error:
-            problem = error
-        peers.agree("load_state_dict()", problem, step=step)
-        peers.meet_in("load_state_dict()", filled["param_groups"], step=step)
-        return filled
+        peers.replicas.are_compared = False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import LostUpdatesWarning
+from distlion.voting import local_tensor
 
 SAMPLED_ELEMENTS = 1 << 16
 
@@ -48,8 +49,9 @@ def warn_of_lost_updates(groups: Sequence[Mapping[str, Any]], *, rounding: str) 
 
 def _find_median(params: Sequence[Tensor]) -> float:
     """Find the median of the magnitudes of a sample of all elements; 0 for none."""
-    every = 1 + sum(param.numel() for param in params) // SAMPLED_ELEMENTS
-    samples = [param.detach().reshape(-1)[::every].float().abs().cpu() for param in params]
+    shards = [local_tensor(param).detach() for param in params]
+    every = 1 + sum(shard.numel() for shard in shards) // SAMPLED_ELEMENTS
+    samples = [shard.reshape(-1)[::every].float().abs().cpu() for shard in shards]
     if not any(sample.numel() for sample in samples):
         return 0.0
     median = float(torch.cat(samples).median())

@@ -105,6 +105,21 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def localize_momenta(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    localize: Callable[[Tensor, Any], Any],
+) -> dict[str, Any]:
+    """Cut saved momenta of many ranks down to what is kept here, by ``localize``."""
+    state = dict(state_dict["state"])
+    for saved, group in zip(state_dict["param_groups"], groups, strict=False):
+        for key, param in zip(saved["params"], group["params"], strict=False):
+            entry = state.get(key)
+            if isinstance(entry, Mapping) and "exp_avg" in entry:
+                state[key] = {**entry, "exp_avg": localize(param, entry["exp_avg"])}
+    return {**state_dict, "state": state}
+
+
 def fill_absent_keys(
     state_dict: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],

@@ -8,7 +8,7 @@ from distlion.voting.alone import (
     step_alone,
 )
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
-from distlion.voting.custody import Custody, Gather
+from distlion.voting.custody import Custody, Gather, custody_among
 from distlion.voting.description import Description
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
 from distlion.voting.gradients import GradientWatch, describe_sparse
@@ -22,9 +22,10 @@ from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
 from distlion.voting.outcome import log_abstention, log_skip
 from distlion.voting.overlap import Overlap
-from distlion.voting.param import VotingParam
+from distlion.voting.param import VotingParam, local_tensor
 from distlion.voting.peers import Peers
 from distlion.voting.settings import Settings
+from distlion.voting.sharding import ShardPieces, find_sharding
 from distlion.voting.traffic import Traffic
 from distlion.voting.vote import BucketVote, StepInputs, cast_votes, check_unchanged
 
@@ -45,6 +46,7 @@ __all__ = [
     "ParameterReply",
     "Peers",
     "Settings",
+    "ShardPieces",
     "StepInputs",
     "Traffic",
     "VotingParam",
@@ -55,11 +57,14 @@ __all__ = [
     "clip_alone",
     "clip_together",
     "commit_alone",
+    "custody_among",
     "describe_hyperparameters",
     "describe_selection",
     "describe_sparse",
     "fill_selection",
+    "find_sharding",
     "gather_alone",
+    "local_tensor",
     "log_abstention",
     "log_skip",
     "move_alone",

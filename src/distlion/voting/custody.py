@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, UnsupportedTypeError
+from distlion.exchange import gather_bytes
+
+if TYPE_CHECKING:
+    from distlion.voting.peers import Peers
 
 Gather = Callable[[bytes], list[bytes]]
 """Gather records of one size from all processes, in their order."""
@@ -71,3 +76,51 @@ def _agree_alone(call: str, problem: CheckpointError | None) -> None:
 
 def _gather_alone(record: bytes) -> list[bytes]:
     return [record]
+
+
+def custody_among(peers: Peers, step: Callable[[], int]) -> Custody:
+    """Say whose momenta a process among others keeps.
+
+    Args:
+        peers: They.
+        step: Returns the step that errors name.
+
+    Raises:
+        UnsupportedTypeError: Parameters are sharded, which another format holds better.
+    """
+    if peers.sharding is not None:
+        raise UnsupportedTypeError(
+            "the parameters are DTensors: save them with torch.distributed.checkpoint, which knows "
+            "their shards; get_optimizer_state_dict(model, optimizer) holds the momenta of all "
+            "workers, as DTensors of the shape (workers, *shape)"
+        )
+    if peers.is_alone:
+        return Custody.of_one_process(1, is_stacked=False, seed=peers.settings.seed)
+    rank, world_size = peers.group.rank, peers.group.world_size
+
+    def agree(call: str, problem: CheckpointError | None) -> None:
+        peers.agree(call, problem, step=step())
+
+    @contextmanager
+    def meeting(call: str) -> Iterator[None]:
+        peers.check_idle(call)
+        with peers.lifecycle.exchange(call):
+            yield
+
+    def open_channel(in_background: bool) -> Gather:
+        device = peers.params[0].device
+        link = peers.network.checkpoint_link(device, in_background=in_background)
+        return lambda record: gather_bytes(link, record, step=step())
+
+    return Custody(
+        workers=(rank,),
+        n_workers=world_size,
+        node_size=peers.node_size,
+        process=rank,
+        n_processes=world_size,
+        is_stacked=False,
+        seed=peers.settings.seed,
+        meeting=meeting,
+        agree=agree,
+        open_channel=open_channel,
+    )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.voting.hyperparameters import describe_hyperparameters
+from distlion.voting.param import is_dtensor
 
 
 def digest_lines(lines: Sequence[str]) -> bytes:
@@ -29,6 +30,8 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
         for index, param in enumerate(group["params"]):
             trained = "trained" if param.requires_grad else "frozen"
             kind = f"{tuple(param.shape)}, {param.dtype}, {param.device.type}, {trained}"
+            if is_dtensor(param):
+                kind += f", {param.placements}"
             lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")
     return lines
 

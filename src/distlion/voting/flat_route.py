@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation, RuleTally
-from distlion.exchange import Ballot, ByteCount, Exchange, Exchanging, Header, Link, Reply
+from distlion.exchange import (
+    Ballot,
+    ByteCount,
+    Exchange,
+    Exchanging,
+    Header,
+    Link,
+    Reply,
+    gather_flags,
+)
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
 from distlion.voting.diagnostics import ParameterReply
@@ -28,6 +37,7 @@ class FlatRoute:
         pattern: Which bytes go to whom.
         kernels: The arithmetic.
         link: The network between those who vote.
+        inside: The ranks that hold other shards of the same parameters; None for none.
     """
 
     bucket: Bucket
@@ -36,6 +46,7 @@ class FlatRoute:
     pattern: Exchange
     kernels: Kernels
     link: Link
+    inside: Link | None = None
 
     @property
     def own(self) -> tuple[VotingParam, ...]:
@@ -83,7 +94,11 @@ class FlatRoute:
         return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
 
     def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
-        return finite, header
+        if self.inside is None:
+            return finite, header
+        flags = torch.tensor(finite, dtype=torch.bool)
+        header, gathered = gather_flags(self.inside, flags, header)
+        return gathered.all(0).tolist(), header
 
     def exchange(
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins

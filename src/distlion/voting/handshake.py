@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from distlion.errors import CheckpointError, ConfigMismatchError
-from distlion.exchange import PROTOCOL_VERSION, Link, minority
+from distlion.exchange import PROTOCOL_VERSION, Link, gather_bytes, minority
 from distlion.voting.description import digest_lines
 
 PROBLEM_BYTES = 1024
@@ -127,12 +125,3 @@ def share_problem(link: Link, problem: CheckpointError | None, *, call: str, ste
         )
         error.is_recoverable = True
         raise error from problem
-
-
-def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
-    """Gather ``data``, of equal length on all ranks, in rank order."""
-    # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().to(link.device)
-    everybody = torch.empty((link.world_size, len(data)), dtype=torch.uint8, device=link.device)
-    link.all_gather(everybody, own, step=step).wait()
-    return [bytes(row.cpu().numpy()) for row in everybody]

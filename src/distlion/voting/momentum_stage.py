@@ -11,17 +11,15 @@ from torch import Tensor
 
 from distlion.exchange import (
     ByteCount,
-    ChunkKind,
     Exchange,
     Header,
     Link,
     Status,
     Verdict,
-    gather_numbers,
     gather_sample,
     plan_sample,
     run_all,
-    with_verdict,
+    share_verdict,
     worst_of,
 )
 from distlion.kernels import Kernels, Segment
@@ -176,7 +174,7 @@ class MomentumStage:
 
         # 3 agree in nodes: each of its ranks has averaged another part
         if inside is not None:
-            verdict = _share_verdict(inside, verdict, header)
+            verdict = share_verdict(inside, verdict, header)
         if verdict.status is not Status.OK:
             return AveragedMomenta(verdict)
         means = tuple(
@@ -205,13 +203,6 @@ class MomentumStage:
 def _momentum_at(committed: tuple[Segment, Kernels], index: slice | Tensor) -> Tensor:
     segment, kernels = committed
     return new_momentum(segment, index, kernels)
-
-
-def _share_verdict(inside: Link, verdict: Verdict, header: Header) -> Verdict:
-    if verdict.status is not Status.OK:
-        header = with_verdict(header, verdict)
-    header, _ = gather_numbers(inside, [], header, kind=ChunkKind.SAMPLE)
-    return Verdict.of(header)
 
 
 def _read_selected(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, bool]:

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from distlion.aggregation import Aggregation, TernaryVote
-from distlion.exchange import AllReduce, ByteCount, Exchange, Link
+from distlion.exchange import AllReduce, ByteCount, Exchange, Link, gather_bytes
 from distlion.kernels import choose_kernels
-from distlion.layout import Bucket, BucketShape, fill_buckets, take_part
+from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
 from distlion.link import (
     LinkModel,
     agree_on_model,
@@ -21,8 +21,8 @@ from distlion.link import (
 )
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
+from distlion.voting.grid import Grid, GridGroups, own_group
 from distlion.voting.group import VotingGroup
-from distlion.voting.node_groups import NodeGroups, own_group
 from distlion.voting.node_route import NodeRoute
 from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
 from distlion.voting.param import VotingParam
@@ -36,26 +36,30 @@ class VotingNetwork:
     Args:
         group: The workers.
         settings: The optimizer's.
-        node_size: Ranks of a node; 1 without nodes.
+        grid: Which of its ranks act as one worker.
+        is_sharded: Whether these hold shards of the parameters, and not whole ones.
 
     Attributes:
-        n_voters: Workers that vote: nodes, where there are some.
+        n_voters: Workers that vote.
         voter: The number of this one, which its coins depend on.
         routes: What carries each bucket, in the order in which they are exchanged.
         between: For each device, the link between those who vote.
-        inside: For each device, the link between the ranks of this node, if there are nodes.
+        inside: For each device, the link between the ranks of this worker, if it has several.
     """
 
-    def __init__(self, group: VotingGroup, settings: Settings, node_size: int) -> None:
+    def __init__(
+        self, group: VotingGroup, settings: Settings, grid: Grid, *, is_sharded: bool
+    ) -> None:
         self._group = group
         self._settings = settings
-        self._node_size = node_size
-        self.n_voters = group.world_size // node_size
-        self.voter = group.rank // node_size
+        self._grid = grid
+        self._is_sharded = is_sharded
+        self.n_voters = len(grid.between)
+        self.voter = grid.between.index(group.rank)
         self._name = ""
         self._everybody = group.process_group
         self._for_checkpoints: dist.ProcessGroup | None = None
-        self._nodes: NodeGroups | None = None
+        self._groups: GridGroups | None = None
         self.between: dict[torch.device, Link] = {}
         self.inside: dict[torch.device, Link] = {}
         self._models: dict[torch.device, LinkModel] = {}
@@ -80,13 +84,19 @@ class VotingNetwork:
         assert workers is not None
         self._name = name
         self._everybody = own_group(workers, name=name, timeout_s=timeout_s)
-        if self._node_size > 1:
-            self._nodes = NodeGroups(workers, self._node_size, name=name, timeout_s=timeout_s)
+        if len(self._grid.inside) > 1 or self._is_sharded:
+            self._groups = GridGroups(workers, self._grid, name=name, timeout_s=timeout_s)
 
     def link(self, device: torch.device, timeout_s: float) -> Link:
-        """Return a link between all workers: their own, once they are connected."""
+        """Return a link between all ranks of all workers: their own, once they are connected."""
         assert self._everybody is not None
         return Link(self._everybody, device, timeout_s=timeout_s, watch=self._group.watch)
+
+    def replica_link(self, device: torch.device, timeout_s: float) -> Link:
+        """Return a link between those who hold the same parameters, or shards of them."""
+        if self._is_sharded:
+            return self._make_link(device, inside=False, timeout_s=timeout_s)
+        return self.link(device, timeout_s)
 
     def checkpoint_link(self, device: torch.device, *, in_background: bool) -> Link:
         """Return a link between all workers on a group of its own, which waits for slow disks.
@@ -115,15 +125,21 @@ class VotingNetwork:
         if self.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
+        # Of whole parameters, so that all ranks of a worker have the same buckets.
         buckets = fill_buckets(
-            [param.slot for param in params],
+            [param.whole_slot for param in params],
             [param.kind for param in params],
             n_shards=self.n_voters,
             bucket_elements=self._bucket_elements(params),
             backwards=self._settings.overlap,
         )
+        if self._is_sharded:
+            buckets = tuple(
+                repack(bucket, [params[index].slot for index in bucket.members])
+                for bucket in buckets
+            )
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
-        self.clipper = self._build_clipper(params)
+        self.clipper = self._build_clipper(params, step=step)
 
     def _wants_models(self) -> bool:
         settings = self._settings
@@ -136,7 +152,7 @@ class VotingNetwork:
             if device not in self._models:
                 probe = self._make_link(device, inside=False, timeout_s=timeout_s)
                 model = probe_link(probe, step=step)
-                # Each part of the nodes has measured for itself, and buckets must be equal.
+                # Each rank of a worker has measured for itself, and buckets must be equal.
                 everybody = self.link(device, timeout_s)
                 self._models[device] = agree_on_model(everybody, model, step=step)
 
@@ -146,14 +162,14 @@ class VotingNetwork:
         for device in devices:
             if device not in self.between:
                 self.between[device] = self._make_link(device, inside=False, timeout_s=timeout_s)
-                if self._nodes is not None:
+                if len(self._grid.inside) > 1:
                     self.inside[device] = self._make_link(device, inside=True, timeout_s=timeout_s)
 
     def _make_link(self, device: torch.device, *, inside: bool, timeout_s: float) -> Link:
-        if self._nodes is None:
+        if self._groups is None:
             return self.link(device, timeout_s)
-        group = self._nodes.inside if inside else self._nodes.between
-        ranks = self._nodes.inside_ranks if inside else self._nodes.between_ranks
+        group = self._groups.inside if inside else self._groups.between
+        ranks = self._grid.inside if inside else self._grid.between
         return Link(group, device, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
 
     def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
@@ -162,7 +178,7 @@ class VotingNetwork:
         if not self._settings.overlap or self._settings.bucket_elements is not None:
             return limit
         whole = fill_buckets(
-            [param.slot for param in params],
+            [param.whole_slot for param in params],
             [param.kind for param in params],
             n_shards=self.n_voters,
             bucket_elements=limit,
@@ -171,7 +187,7 @@ class VotingNetwork:
         for bucket in whole:
             rule, _, device = params[bucket.members[0]].kind
             shapes.append((rule.shape(bucket), self._models[device]))
-        n_elements = sum(param.slot.n_elements for param in params)
+        n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
     def _build_route(self, bucket: Bucket, params: Sequence[VotingParam]) -> Route:
@@ -180,13 +196,13 @@ class VotingNetwork:
             for index, position in enumerate(bucket.members)
         ]
         rule, _, device = members[0].kind
-        if self._nodes is None:
+        if self._groups is None or self._is_sharded:
             pattern = self._choose_pattern(rule.shape(bucket), device)
             return self._build_flat(bucket, members, rule, device, pattern)
         all_pieces = [param.pieces for param in params]
         cuts = [
             take_part(bucket, all_pieces, part, n_shards=self.n_voters)
-            for part in range(self._node_size)
+            for part in range(len(self._grid.inside))
         ]
         # One pattern for all parts: its rounds are interleaved with exchanges inside the node.
         pattern = self._choose_pattern(
@@ -216,22 +232,28 @@ class VotingNetwork:
     ) -> FlatRoute:
         """Build the route of a bucket, or of a part of one that may be empty."""
         kernels = choose_kernels(device)
-        return FlatRoute(bucket, tuple(params), rule, pattern, kernels, self.between[device])
+        inside = self.inside.get(device) if self._is_sharded else None
+        between = self.between[device]
+        return FlatRoute(bucket, tuple(params), rule, pattern, kernels, between, inside)
 
-    def _build_clipper(self, params: Sequence[VotingParam]) -> Clipper | None:
+    def _build_clipper(self, params: Sequence[VotingParam], *, step: int) -> Clipper | None:
         """Build what clips; None where nothing is to be clipped."""
         clip = self._settings.clip_norm
         if clip is None:
             return None
         device = params[0].device
-        blocks = [0] * self._node_size
+        inside = self.inside.get(device)
+        blocks = [0] * len(params[0].pieces)
         for param in params:
             for part, (start, stop) in enumerate(param.pieces):
                 blocks[part] += -(-(stop - start) // PIECE_UNIT_ELEMENTS)
+        if self._is_sharded and inside is not None:  # other ranks' shards may be larger
+            rows = gather_bytes(inside, blocks[0].to_bytes(8, "little"), step=step)
+            blocks = [int.from_bytes(row, "little") for row in rows]
         return Clipper(
             clip,
             between=self.between[device] if clip.scope == "global" else None,
-            inside=self.inside.get(device),
+            inside=inside,
             most_blocks=max(blocks),
         )
 

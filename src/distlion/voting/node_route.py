@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import ByteCount, Exchanging, Header, Link, NodeFrames, Reply, Status
+from distlion.exchange import (
+    ByteCount,
+    Exchanging,
+    Header,
+    Link,
+    NodeFrames,
+    Reply,
+    Status,
+    gather_flags,
+)
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket, shape_node
 from distlion.voting.diagnostics import ParameterReply
@@ -164,7 +173,7 @@ class NodeRoute:
         flags = torch.ones(len(self.params), dtype=torch.bool)
         for index, param in enumerate(self.own):
             flags[self._index_of[param.position]] = finite[index]
-        header, gathered = self.frames.gather_flags(flags, header)
+        header, gathered = gather_flags(self.link, flags, header)
         everywhere = gathered.all(0).tolist()
         return [everywhere[self._index_of[param.position]] for param in self.own], header
 

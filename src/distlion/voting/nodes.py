@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import SCALE_BLOCK_ELEMENTS
-from distlion.layout import Cutter
+from distlion.layout import Cutter, Slot
 
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
 """Pieces begin where the scale blocks of QuantizedVote do, so that none is cut."""
@@ -104,6 +105,10 @@ class NodePieces:
         """Return (start, stop) of each rank's piece, of the flat parameter."""
         return self._pieces.get(param, ((0, param.numel()),))
 
+    def place(self, slot: Slot, param: Tensor) -> Slot:
+        """Return the place of what a bucket has of a parameter: all of it."""
+        return slot
+
     def momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the parameter's shape; with nodes, that of this rank's flat piece of it."""
         if param not in self._pieces:
@@ -117,3 +122,11 @@ class NodePieces:
             return exp_avg
         start, stop = self._pieces[param][self.part]
         return exp_avg.reshape(-1)[start:stop]
+
+    def localize(self, param: Tensor, exp_avg: Any) -> Any:
+        """Return a saved momentum as it is."""
+        return exp_avg
+
+    def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return a momentum as it is saved: as it is."""
+        return exp_avg

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -172,11 +173,11 @@ class Overlap:
 
         return complete
 
-    def cancel(self) -> Verdict | None:
+    def cancel(self) -> tuple[Header, Verdict]:
         """Complete the schedule of a step that this worker gives up, and say so to all.
 
         Returns:
-            None where all workers gave it up, else what came back.
+            The header of the step, and what came back.
         """
         try:
             inputs, pipeline = self._inputs or self._begin_step(), self._pipeline
@@ -198,7 +199,7 @@ class Overlap:
         verdict = worst_of([vote.reply.verdict for vote in votes])
         # On earlier buckets a worker may have voted before it gave up.
         by_all = votes[-1].reply.verdict.cancelled_by_all
-        return None if verdict.status is Status.CANCELLED and by_all else verdict
+        return inputs.header, replace(verdict, cancelled_by_all=by_all)
 
     def forget(self) -> None:
         """Forget what has arrived; for a step that is over, or a group that is dead."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
+from distlion.errors import UnsupportedTypeError
 from distlion.kernels import Coefficients, Segment
 from distlion.layout import Slot
 
@@ -17,23 +18,38 @@ SPARSE = -1
 """In place of the version of a sparse gradient, which has no address to compare."""
 
 
+def is_dtensor(tensor: object) -> bool:
+    """Return whether a tensor may be a shard of a larger one."""
+    return hasattr(tensor, "to_local")
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor: the local shard of a DTensor, else all of it."""
+    if not is_dtensor(tensor):
+        return tensor
+    with torch.no_grad():  # where no graph is built, the shard itself and not a new view of it
+        shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return shard
+
+
 @dataclass(frozen=True, eq=False)
 class VotingParam:
     """A trainable parameter, or a piece of one, as everything in a step knows it.
 
-    What torch hands over differs: strided or not, whole or cut into the pieces of a node's ranks.
-    ``local``, ``grad`` and ``exp_avg`` resolve that; behind them there are contiguous tensors only.
+    What torch hands over differs: strided or not, whole, a shard of a DTensor, or cut into the
+    pieces of a node's ranks. ``local``, ``grad`` and ``exp_avg`` resolve that; behind them there
+    are contiguous tensors of this process only.
 
     Attributes:
         param: What the user gave to the optimizer.
         position: Its number among the trainable parameters, which errors carry between workers.
         group: The number of its param group.
-        slot: Its name, size and place; that of the piece for a piece.
+        slot: Its name, size and place; that of the piece for a piece, of the shard for a DTensor.
         rule: How it is voted on.
         state: The optimizer's, which holds ``exp_avg``.
         pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
         part: The number of this rank among them.
-        piece: (start, stop) for the record of a piece; None for one of the whole parameter.
+        piece: (start, stop) for the record of a piece; None for one of all that is here.
     """
 
     param: Tensor
@@ -68,6 +84,11 @@ class VotingParam:
         return stop - start
 
     @property
+    def whole_slot(self) -> Slot:
+        """The place of the whole parameter, of which a DTensor's shard is a part."""
+        return self.slot._replace(n_elements=self.param.numel())
+
+    @property
     def exp_avg(self) -> Tensor:
         """The momentum that this process keeps."""
         exp_avg: Tensor = self.state[self.param]["exp_avg"]
@@ -78,22 +99,34 @@ class VotingParam:
 
         Written values belong into ``write_back``, which knows whether this was a copy.
         """
-        whole = self.param.contiguous()  # a contiguous tensor is its own contiguous copy
+        whole = local_tensor(self.param).contiguous()  # its own copy, if it is contiguous
         return whole if self.piece is None else whole.view(-1)[slice(*self.piece)]
 
     def write_back(self, local: Tensor) -> None:
         """Put what was written to ``local()`` into a parameter that is not contiguous."""
-        if self.param.is_contiguous():
+        own = local_tensor(self.param)
+        if own.is_contiguous():
             return
         if self.piece is not None:
-            piece, local = local, self.param.contiguous()
+            piece, local = local, own.contiguous()
             local.view(-1)[slice(*self.piece)] = piece
-        self.param.detach().copy_(local)
+        own.detach().copy_(local)
 
     def grad(self) -> Tensor | None:
-        """Return the whole parameter's gradient, contiguous; None for none, or a sparse one."""
+        """Return the gradient of all that is here, contiguous; None for none, or a sparse one.
+
+        Raises:
+            UnsupportedTypeError: It is a DTensor that is cut otherwise than the parameter.
+        """
         grad = self.param.grad
-        return None if grad is None or grad.layout is not torch.strided else grad.contiguous()
+        if grad is None or grad.layout is not torch.strided:
+            return None
+        if is_dtensor(grad) and grad.placements != self.param.placements:  # type: ignore[attr-defined]
+            raise UnsupportedTypeError(
+                f"{self.name} has the placements {self.param.placements}, its gradient "  # type: ignore[attr-defined]
+                f"{grad.placements}; redistribute the gradient before step()"  # type: ignore[attr-defined]
+            )
+        return local_tensor(grad).contiguous()
 
     def has_sparse_grad(self) -> bool:
         """Return whether the gradient is sparse, which cannot be voted on element by element."""
@@ -124,7 +157,7 @@ class VotingParam:
             return GradientMark(self, grad, 0, 0)
         if grad.layout is not torch.strided:
             return GradientMark(self, grad, SPARSE, 0)
-        return GradientMark(self, grad, grad._version, grad.data_ptr())
+        return GradientMark(self, grad, *_locate(grad))
 
 
 class GradientMark(NamedTuple):
@@ -149,4 +182,10 @@ class GradientMark(NamedTuple):
             return True
         if grad is None or self.version == SPARSE:
             return False
-        return (grad._version, grad.data_ptr()) != (self.version, self.address)
+        return _locate(grad) != (self.version, self.address)
+
+
+def _locate(grad: Tensor) -> tuple[int, int]:
+    """Return the version of a dense gradient, and where it is stored."""
+    own = local_tensor(grad)
+    return own._version, own.data_ptr()

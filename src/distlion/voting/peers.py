@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NoReturn
 
@@ -12,18 +11,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from distlion.errors import CheckpointError, InvalidArgumentError
-from distlion.exchange import ByteCount, ChunkKind, Header, Status, Verdict, worst_of
+from distlion.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    UnsupportedTypeError,
+)
+from distlion.exchange import (
+    ByteCount,
+    ChunkKind,
+    Header,
+    Status,
+    Verdict,
+    share_verdict,
+    worst_of,
+)
 from distlion.kernels import Coins
-from distlion.voting.custody import Custody, Gather
 from distlion.voting.description import Description, describe_params, digest_settings
 from distlion.voting.follow_up import FollowUp
 from distlion.voting.grad_scaler import note_overflow
 from distlion.voting.gradients import GradientWatch
+from distlion.voting.grid import Grid
 from distlion.voting.group import VotingGroup
 from distlion.voting.handshake import (
     explain_difference,
-    gather_bytes,
     shake_hands,
     share_problem,
 )
@@ -34,8 +44,9 @@ from distlion.voting.nodes import NodePieces
 from distlion.voting.outcome import log_skip, raise_verdict
 from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam
-from distlion.voting.replicas import broadcast_params, compare_order, verify_replicas
+from distlion.voting.replicas import Replicas
 from distlion.voting.settings import Settings
+from distlion.voting.sharding import Sharding, ShardPieces
 from distlion.voting.traffic import TrafficMeter
 from distlion.voting.vote import StepInputs, abstain_from_all
 
@@ -46,12 +57,15 @@ class Peers:
     Args:
         process_group: The workers; None for the default group, or for one worker alone.
         settings: The optimizer's.
+        sharding: How parameters are cut over the ranks of each worker; None for whole ones.
 
     Attributes:
-        group: The workers.
+        group: All ranks of the workers.
+        settings: The optimizer's.
         node_size: Ranks of a node; 1 without nodes.
         pieces: What is kept here of each parameter's momentum.
         network: Links and routes.
+        replicas: The parameters that are equal on all workers.
         params: The trainable parameters.
         description: What must be equal on all workers.
         overlap: The votes that leave during backward; None without overlap.
@@ -60,64 +74,46 @@ class Peers:
         meter: What this rank has handed to the network.
         is_alone: Whether there is nobody to vote with.
         n_elements: Trainable elements.
-        are_compared: Whether replicas have been found equal since they were last loaded.
         gradients: What warns of gradients that say nothing.
     """
 
     params: list[VotingParam]
     description: Description
 
-    def __init__(self, process_group: dist.ProcessGroup | None, settings: Settings) -> None:
-        self.group = VotingGroup(process_group)
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        settings: Settings,
+        sharding: Sharding | None = None,
+    ) -> None:
+        self.group = VotingGroup(process_group if sharding is None else sharding.everybody)
         self.is_alone = self.group.world_size == 1
         self.lifecycle = Lifecycle(self.group)
         self.overlap: Overlap | None = None
         self.node_size = settings.node_size(self.group.world_size)
-        self.pieces = NodePieces(self.node_size, self.group.rank % self.node_size)
-        self.network = VotingNetwork(self.group, settings, self.node_size)
+        self.sharding = sharding
+        rank, world_size = self.group.rank, self.group.world_size
+        grid = Grid.of_nodes(rank, world_size, self.node_size)
+        self.pieces: NodePieces | ShardPieces = NodePieces(self.node_size, rank % self.node_size)
+        if sharding is not None:
+            if self.node_size > 1:
+                raise UnsupportedTypeError(
+                    "nodes= averages gradients inside a node, which FSDP has done for DTensors; "
+                    "leave nodes out"
+                )
+            grid, self.pieces = sharding.grid, ShardPieces(sharding)
+        is_sharded = sharding is not None
+        self.network = VotingNetwork(self.group, settings, grid, is_sharded=is_sharded)
+        self.replicas = Replicas(self.network, settings, is_sharded=is_sharded)
         self.follow_up: FollowUp | None = None
         self.meter = TrafficMeter(self.network.between, self.network.inside)
-        self.are_compared = False
         self.gradients = GradientWatch()
-        self._settings = settings
+        self.settings = settings
         self.n_elements = 0
 
-    def custody(self, step: Callable[[], int]) -> Custody:
-        """Say whose momenta this process keeps; ``step`` returns the step that errors name."""
-        if self.is_alone:
-            return Custody.of_one_process(1, is_stacked=False, seed=self._settings.seed)
-        rank, world_size = self.group.rank, self.group.world_size
-
-        def agree(call: str, problem: CheckpointError | None) -> None:
-            self.agree(call, problem, step=step())
-
-        @contextmanager
-        def meeting(call: str) -> Iterator[None]:
-            self.check_idle(call)
-            with self.lifecycle.exchange(call):
-                yield
-
-        def open_channel(in_background: bool) -> Gather:
-            device = self.params[0].device
-            link = self.network.checkpoint_link(device, in_background=in_background)
-            return lambda record: gather_bytes(link, record, step=step())
-
-        return Custody(
-            workers=(rank,),
-            n_workers=world_size,
-            node_size=self.node_size,
-            process=rank,
-            n_processes=world_size,
-            is_stacked=False,
-            seed=self._settings.seed,
-            meeting=meeting,
-            agree=agree,
-            open_channel=open_channel,
-        )
-
     def name_worker(self) -> str | None:
-        """Say which of how many workers this is; None for one that is alone."""
-        if self.is_alone:
+        """Say whose momenta a state holds; None for those of all, or of one that is alone."""
+        if self.is_alone or self.sharding is not None:
             return None
         nodes = f", in nodes of {self.node_size}" if self.node_size > 1 else ""
         return f"{self.group.rank} of {self.group.world_size}{nodes}"
@@ -143,11 +139,12 @@ class Peers:
             f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.group.world_size}",
             f"node size: {self.node_size}",
-            *self._settings.describe(),
+            f"workers that vote: {self.network.n_voters}",
+            *self.settings.describe(),
             f"exp_avg_dtype: {exp_avg_dtype}",
             *describe_params(groups, names),
         ]
-        if (sync := self._settings.momentum_sync) is not None:
+        if (sync := self.settings.momentum_sync) is not None:
             lines.append(sync.describe_choice(params))
         return Description(lines, names, groups)
 
@@ -175,8 +172,8 @@ class Peers:
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.is_alone:
             device = everything[0].device if everything else torch.device("cpu")
-            shake_hands(self.network.link(device, self._settings.init_timeout_s), lines, step=step)
-        if not any(param.slot.n_elements for param in params):
+            shake_hands(self.network.link(device, self.settings.init_timeout_s), lines, step=step)
+        if not any(param.whole_slot.n_elements for param in params):
             raise InvalidArgumentError(
                 "no parameter requires a gradient, so there is nothing to vote on"
             )
@@ -188,31 +185,7 @@ class Peers:
         self.network.connect(str(self.lifecycle.number))
 
         # 3 take over parameters
-        self.take_over(params, everything, step=step)
-
-    def take_over(
-        self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
-    ) -> None:
-        """Overwrite parameters with those of the group's first rank.
-
-        Args:
-            params: All trainable parameters, in an order to be compared with that of others.
-            everything: What is overwritten.
-            step: The step that errors name.
-
-        Raises:
-            ConfigMismatchError: Some workers have the same values in another order.
-        """
-        link = self.network.link(params[0].device, self._settings.init_timeout_s)
-        compare_order(link, params, step=step)
-        self.broadcast(everything, step=step)
-
-    def broadcast(self, params: Sequence[Tensor], *, step: int) -> None:
-        """Overwrite parameters with those of the group's first rank."""
-        self.are_compared = False
-        timeout_s = self._settings.init_timeout_s
-        links = {param.device: self.network.link(param.device, timeout_s) for param in params}
-        broadcast_params(links, params, step=step)
+        self.replicas.take_over(params, everything, step=step)
 
     def lay_out(
         self,
@@ -237,24 +210,26 @@ class Peers:
         self.lifecycle.is_ready = True
         self.n_elements = sum(param.slot.n_elements for param in params)
         self.follow_up = FollowUp.build(
-            self._settings, self.network, groups, params, earlier=self.follow_up
+            self.settings, self.network, groups, params, earlier=self.follow_up
         )
         if self.is_alone:
             return
         self.network.lay_out(params, step=step)
-        if self._settings.overlap:
+        if self.settings.overlap:
             if self.overlap is not None:
                 self.overlap.close()
             self.overlap = Overlap(self.network.routes, begin=begin, lifecycle=self.lifecycle)
 
-    def check_idle(self, call: str) -> None:
-        """Check that a call may meet the peers between two steps.
+    def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
+        """Check that a call may meet the peers between two steps, perhaps to add parameters.
 
         Raises:
             ProcessGroupError: This optimizer is dead, or its group is gone.
             InvalidArgumentError: Votes of a step are under way.
         """
         self.lifecycle.check_usable()
+        if self.sharding is not None and added is not None:
+            self.sharding.check(added)
         if self.overlap is not None and self.overlap.has_begun:
             raise InvalidArgumentError(
                 f"{call} between backward and step(): with overlap=True votes of this step have "
@@ -286,9 +261,10 @@ class Peers:
             self.overlap.forget()
             return
         with self.lifecycle.exchange(call):
-            verdict = self.overlap.cancel()
+            header, verdict = self.overlap.cancel()
+            verdict = self.settle(verdict, header)
             self.meter.count_step(self.n_elements)
-            if verdict is not None:
+            if not (verdict.status is Status.CANCELLED and verdict.cancelled_by_all):
                 self.abandon(verdict, groups, step=step)
 
     def meet(
@@ -311,18 +287,33 @@ class Peers:
         lines = [f"call: {call}", *lines]
         agreed = step if next_step is None else next_step
         header = Header(ChunkKind.VOTE, agreed, 0, 0, digest_settings(lines))
-        coins = Coins(self._settings.seed, agreed, self.network.voter)
+        coins = Coins(self.settings.seed, agreed, self.network.voter)
         votes = abstain_from_all(
             self.network.routes,
             header,
             coins,
-            nonfinite=self._settings.nonfinite,
+            nonfinite=self.settings.nonfinite,
             clipper=self.network.clipper,
         )
+        verdict = self.settle(worst_of([vote.reply.verdict for vote in votes]), header)
         self.meter.discard()
-        verdict = worst_of([vote.reply.verdict for vote in votes])
         if verdict.status is not Status.OK:
             self._raise(verdict, lines, step=step)
+
+    def settle(self, verdict: Verdict, header: Header) -> Verdict:
+        """Let all ranks that hold shards of this worker's parameters find together.
+
+        A step is one transaction over all shards: what was found on one of them keeps all from
+        their commit.
+
+        Args:
+            verdict: What was found on this rank's shards.
+            header: Of the step, without an error.
+        """
+        inside = self.network.inside.get(self.params[0].device)
+        if self.sharding is None or inside is None:
+            return verdict
+        return share_verdict(inside, verdict, header)
 
     def meet_in(self, call: str, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
         """Meet all workers, who must have these param groups next, and be at their step."""
@@ -349,7 +340,7 @@ class Peers:
                 raise problem
             return
         self.meet(call, [], step=step)
-        link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
+        link = self.network.link(self.params[0].device, self.settings.step_timeout_s)
         share_problem(link, problem, call=call, step=step)
 
     def abandon(
@@ -364,7 +355,7 @@ class Peers:
         """
         if verdict.status is Status.NON_FINITE:
             note_overflow()
-        if verdict.status is Status.NON_FINITE and self._settings.nonfinite == "skip":
+        if verdict.status is Status.NON_FINITE and self.settings.nonfinite == "skip":
             # The step number stays as it is, so that coins stay paired.
             log_skip(self.params, verdict, rank=self.group.rank, step=step)
             return False
@@ -372,24 +363,19 @@ class Peers:
 
     def _raise(self, verdict: Verdict, lines: Sequence[str], *, step: int) -> NoReturn:
         if verdict.status is Status.CONFIG:
-            link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
+            link = self.network.link(self.params[0].device, self.settings.step_timeout_s)
             if not any(line.startswith("call: ") for line in lines):
                 lines = ["call: step()", *lines]
             explain_difference(link, lines, step=step)
         raise_verdict(self.params, verdict, rank=self.group.rank, step=step)
 
     def compare_replicas(self, *, step: int) -> None:
-        """Compare digests of all parameters, and perhaps repair: every worker is at the same step.
-
-        Momenta are never compared: they differ by design.
+        """Compare the parameters of all workers, who are at the same step; perhaps repair them.
 
         Raises:
             ReplicaMismatchError: They differ; on every rank.
         """
-        link = self.network.link(self.params[0].device, self._settings.step_timeout_s)
-        verify_replicas(link, self.params, self._settings.on_divergence, step=step)
-        self.meter.count_check(link.take_counted().sent_bytes)
-        self.are_compared = True
+        self.meter.count_check(self.replicas.compare(self.params, step=step))
 
     def plan(self, step: int) -> ByteCount:
         """Declare what this rank will hand to the network in a step; with nodes, to other nodes."""

@@ -4,21 +4,96 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from distlion.errors import ConfigMismatchError, CorruptFrameError, ReplicaMismatchError
-from distlion.exchange import Link, minority
+from distlion.errors import (
+    ConfigMismatchError,
+    CorruptFrameError,
+    ReplicaMismatchError,
+    StepError,
+)
+from distlion.exchange import Link, gather_bytes, minority
 from distlion.kernels import choose_kernels
 from distlion.voting.handshake import name_ranks
-from distlion.voting.param import VotingParam
+from distlion.voting.network import VotingNetwork
+from distlion.voting.param import VotingParam, local_tensor
+from distlion.voting.settings import Settings
 
 logger = logging.getLogger("distlion")
 
 NAMED_DIFFERENCES = 5
+FINDING_BYTES = 1024
+"""What travels of a finding to those who hold other shards."""
+
+
+class Replicas:
+    """The parameters that all workers hold, equal to the last bit.
+
+    Args:
+        network: Connects the workers.
+        settings: The optimizer's.
+        is_sharded: Whether a rank holds shards of them only.
+
+    Attributes:
+        are_compared: Whether they have been found equal since they were last loaded.
+    """
+
+    def __init__(self, network: VotingNetwork, settings: Settings, *, is_sharded: bool) -> None:
+        self._network, self._settings, self._is_sharded = network, settings, is_sharded
+        self.are_compared = False
+
+    def take_over(
+        self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
+    ) -> None:
+        """Overwrite parameters with those of the group's first rank.
+
+        Args:
+            params: All trainable parameters, in an order to be compared with that of others.
+            everything: What is overwritten.
+            step: The step that errors name.
+
+        Raises:
+            ConfigMismatchError: Some workers have the same values in another order.
+        """
+        timeout_s, link_of = self._settings.init_timeout_s, self._network.replica_link
+        with self._as_one(timeout_s, step=step):
+            compare_order(link_of(params[0].device, timeout_s), params, step=step)
+        self.are_compared = False
+        links = {param.device: link_of(param.device, timeout_s) for param in everything}
+        broadcast_params(links, everything, step=step)
+
+    def compare(self, params: Sequence[VotingParam], *, step: int) -> int:
+        """Compare digests of all parameters, and perhaps repair; return the bytes sent for it.
+
+        Momenta are never compared: they differ by design.
+
+        Raises:
+            ReplicaMismatchError: They differ; on every rank.
+        """
+        timeout_s = self._settings.step_timeout_s
+        link = self._network.replica_link(params[0].device, timeout_s)
+        with self._as_one(timeout_s, step=step):
+            verify_replicas(link, params, self._settings.on_divergence, step=step)
+        self.are_compared = True
+        return link.take_counted().sent_bytes
+
+    @contextmanager
+    def _as_one(self, timeout_s: float, *, step: int) -> Iterator[None]:
+        """Let an error that only those find who hold the same shards be raised on all ranks."""
+        if not self._is_sharded:
+            yield
+            return
+        found: StepError | None = None
+        try:
+            yield
+        except (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError) as error:
+            found = error
+        share_finding(self._network.link(torch.device("cpu"), timeout_s), found, step=step)
 
 
 def broadcast_params(
@@ -26,11 +101,12 @@ def broadcast_params(
 ) -> None:
     """Overwrite parameters with those of the group's first rank."""
     for param in params:
-        if param.numel():
-            row = param.detach().contiguous()
+        own = local_tensor(param)
+        if own.numel():
+            row = own.detach().contiguous()
             links[param.device].broadcast(row.view(-1).view(torch.uint8), step=step).wait()
-            if not param.is_contiguous():
-                param.detach().copy_(row)
+            if not own.is_contiguous():
+                own.detach().copy_(row)
 
 
 def digest_params(params: Sequence[VotingParam]) -> Tensor:
@@ -60,13 +136,14 @@ def compare_order(link: Link, params: Sequence[VotingParam], *, step: int) -> No
     if not others:
         return
     there = rows[others[0]]
+    where = name_ranks([link.ranks[member] for member in others])
     index = next(index for index, digest in enumerate(first) if there[index] != digest)
-    culprits = minority(rows)
+    culprits = tuple(link.ranks[member] for member in minority(rows))
     raise ConfigMismatchError(
         f"workers have the same parameters in different orders: what is {params[index].name} on "
-        f"rank 0 is {params[there.index(first[index])].name} on {name_ranks(others)}; give every "
+        f"rank {link.ranks[0]} is {params[there.index(first[index])].name} on {where}; give every "
         "worker the same order, and names, as in model.named_parameters(), which are compared",
-        rank=link.rank,
+        rank=link.ranks[link.rank],
         step=step,
         culprits=culprits,
     )
@@ -83,11 +160,13 @@ def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> 
     everybody = own.new_empty(link.world_size, own.numel())
     link.all_gather(everybody, own, step=step).wait()
     rows = everybody.cpu()
-    damaged = [rank for rank, row in enumerate(rows) if _checksum(row[:-1]) != row[-1]]
+    damaged = [
+        link.ranks[member] for member, row in enumerate(rows) if _checksum(row[:-1]) != row[-1]
+    ]
     if damaged:
         raise CorruptFrameError(
             f"digests of parameters from {name_ranks(damaged)} were damaged on the way",
-            rank=link.rank,
+            rank=link.ranks[link.rank],
             step=step,
             culprits=tuple(damaged),
         )
@@ -124,7 +203,11 @@ def verify_replicas(
     if not differing:
         return
     culprits = sorted(
-        {rank for column in differing for rank in minority(everybody[:, column].tolist())}
+        {
+            link.ranks[member]
+            for column in differing
+            for member in minority(everybody[:, column].tolist())
+        }
     )
     if on_divergence == "repair":
         holders = {column: _majority_holder(everybody[:, column].tolist()) for column in differing}
@@ -146,11 +229,40 @@ def verify_replicas(
     raise ReplicaMismatchError(
         f"replicas differ in {listed}{more}: {blame}; was a parameter changed outside the "
         "optimizer, or the model loaded on some ranks only? Restart from a checkpoint",
-        rank=link.rank,
+        rank=link.ranks[link.rank],
         step=step,
         culprits=tuple(culprits),
         is_recoverable=True,
     )
+
+
+def share_finding(link: Link, found: StepError | None, *, step: int) -> None:
+    """Raise on all ranks what those found who hold the same shards, and others could not.
+
+    Args:
+        link: Between all ranks.
+        found: What was found here; None for nothing.
+        step: The step that errors name.
+    """
+    kinds: dict[str, type[StepError]] = {
+        each.__name__: each
+        for each in (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError)
+    }
+    said = "" if found is None else f"{type(found).__name__}\n{found}"
+    own = said.encode(errors="replace")[:FINDING_BYTES].ljust(FINDING_BYTES, b"\0")
+    everybody = gather_bytes(link, own, step=step)
+    rows = [row.rstrip(b"\0").decode(errors="replace") for row in everybody]
+    if found is not None:
+        raise found
+    culprits = tuple(rank for rank, row in enumerate(rows) if row)
+    if culprits:
+        name, text = rows[culprits[0]].split("\n", 1)
+        raise kinds[name](
+            f"{name_ranks(culprits)} found, in other shards: {text}",
+            rank=link.ranks[link.rank],
+            step=step,
+            is_recoverable=name == ReplicaMismatchError.__name__,
+        )
 
 
 def _majority_holder(digests: Sequence[int]) -> int | None:

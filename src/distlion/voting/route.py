@@ -79,7 +79,7 @@ class Route(Protocol):
         ...
 
     def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
-        """Return which of ``own`` are finite on all ranks that share a parameter's vote."""
+        """Return which of ``own`` are finite on all ranks that act as one worker."""
         ...
 
     def exchange(

@@ -133,10 +133,10 @@ def cast_vote(
     votes, flags = route.encode(segments, inputs.coins)
     finite: Sequence[bool] = flags.tolist()  # the one wait for the device, together with the votes
     if inputs.nonfinite == "abstain":
-        finite, header = route.agree(finite, header)
-        kept = abstain(segments, finite, rank=inputs.rank, step=header.step)
-        if kept is not segments and route.own is not route.params:
-            # Another rank of the node refused a parameter whose piece was encoded here.
+        agreed, header = route.agree(finite, header)
+        kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
+        if agreed != finite:
+            # Another rank refused a parameter whose piece, or shard, was encoded here.
             votes, _ = route.encode(kept, inputs.coins)
         segments = kept
     elif inputs.found_inf or not all(finite):

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
@@ -15,12 +15,32 @@ from distlion.errors import ProcessGroupError
 from distlion.exchange import keep_forever, store_of, tidy
 
 
-class NodeGroups:
-    """The two process groups of a rank: the ranks of its node, and its peers in other nodes.
+class Grid(NamedTuple):
+    """Where a rank stands among all, of which several may act as one worker.
+
+    Attributes:
+        inside: The ranks that act as one worker with this one: those of its node, or those that
+            hold the shards of its worker's parameters; in their order.
+        between: Its peers in other workers: who votes for the same pieces, or the same shards.
+    """
+
+    inside: tuple[int, ...]
+    between: tuple[int, ...]
+
+    @classmethod
+    def of_nodes(cls, rank: int, world_size: int, size: int) -> Grid:
+        """Return that of a rank among nodes of ``size`` ranks that follow each other."""
+        node, local = divmod(rank, size)
+        inside = range(node * size, (node + 1) * size)
+        return cls(tuple(inside), tuple(range(local, world_size, size)))
+
+
+class GridGroups:
+    """The two process groups of a rank: those of its worker, and its peers in other workers.
 
     Args:
-        process_group: All workers.
-        size: Ranks of a node.
+        process_group: All ranks.
+        grid: Where this one stands.
         name: Of the optimizer, unlike that of any other on ``process_group``.
         timeout_s: For making them, and the longest that an operation on them may take.
 
@@ -29,19 +49,19 @@ class NodeGroups:
     """
 
     def __init__(
-        self, process_group: dist.ProcessGroup, size: int, *, name: str, timeout_s: float
+        self, process_group: dist.ProcessGroup, grid: Grid, *, name: str, timeout_s: float
     ) -> None:
-        node, local = divmod(process_group.rank(), size)
-        self.inside_ranks = tuple(range(node * size, (node + 1) * size))
-        self.between_ranks = tuple(range(local, process_group.size(), size))
         self.inside = own_group(
-            process_group, name=f"{name}/node {node}", timeout_s=timeout_s, ranks=self.inside_ranks
+            process_group,
+            name=f"{name}/inside {grid.inside[0]}",
+            timeout_s=timeout_s,
+            ranks=grid.inside,
         )
         self.between = own_group(
             process_group,
-            name=f"{name}/part {local}",
+            name=f"{name}/between {grid.between[0]}",
             timeout_s=timeout_s,
-            ranks=self.between_ranks,
+            ranks=grid.between,
         )
 
 
