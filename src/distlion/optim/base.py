@@ -77,7 +77,9 @@ class LionBase(Optimizer):
         warn_of_lost_updates(self.param_groups, rounding=rounding)
 
     def _begin_life(
-        self, exp_avg_dtype: torch.dtype | None = None, pieces: NodePieces | ShardPieces | None = None
+        self,
+        exp_avg_dtype: torch.dtype | None = None,
+        pieces: NodePieces | ShardPieces | None = None,
     ) -> None:
         """Set up what no state holds."""
         self._exp_avg_dtype = exp_avg_dtype
