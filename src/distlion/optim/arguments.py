@@ -108,7 +108,7 @@ def name_tensors(params: Sequence[Any]) -> dict[str, Tensor]:
     groups = params if isinstance(params[0], Mapping) else [{"params": params}]
     named: dict[str, Tensor] = {}
     for number, group in enumerate(groups):
-        names, tensors = split_names(list_group(group)["params"])
+        names, tensors = split_names(list_group(group))
         for index, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor):
                 named[label_param(names[index], tensor, index, number)] = tensor
