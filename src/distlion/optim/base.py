@@ -49,6 +49,7 @@ from distlion.voting import (
     VotingParam,
     check_hyperparameters,
     fill_selection,
+    is_dtensor,
     read_coefficients,
 )
 
@@ -185,6 +186,7 @@ class LionBase(Optimizer):
                 self.state,
                 self._pieces.of(param),
                 self._pieces.part,
+                is_sharded=is_dtensor(param),
             )
             for position, (param, number) in enumerate(found)
         ]

@@ -201,7 +201,7 @@ class DistributedLion(VotingBase):
         inputs, votes = self._cast_votes()
         is_empty = not any(vote.reply.present.any() for vote in votes)
         found, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
-        verdict = peers.settle(found, inputs.header)
+        verdict = found if peers.sharding is None else peers.settle(found, inputs.header)
         followed = None
         if follow_up is not None and verdict.status is Status.OK:
             followed = follow_up.exchange(votes, inputs.header)

@@ -22,7 +22,7 @@ from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
 from distlion.voting.outcome import log_abstention, log_skip
 from distlion.voting.overlap import Overlap
-from distlion.voting.param import VotingParam, local_tensor
+from distlion.voting.param import VotingParam, is_dtensor, local_tensor
 from distlion.voting.peers import Peers
 from distlion.voting.settings import Settings
 from distlion.voting.sharding import ShardPieces, find_sharding
@@ -64,6 +64,7 @@ __all__ = [
     "fill_selection",
     "find_sharding",
     "gather_alone",
+    "is_dtensor",
     "local_tensor",
     "log_abstention",
     "log_skip",

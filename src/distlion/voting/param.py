@@ -50,6 +50,7 @@ class VotingParam:
         pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
         part: The number of this rank among them.
         piece: (start, stop) for the record of a piece; None for one of all that is here.
+        is_sharded: Whether ``param`` is a DTensor.
     """
 
     param: Tensor
@@ -61,6 +62,7 @@ class VotingParam:
     pieces: tuple[tuple[int, int], ...]
     part: int = 0
     piece: tuple[int, int] | None = None
+    is_sharded: bool = False
 
     @property
     def name(self) -> str:
@@ -99,7 +101,8 @@ class VotingParam:
 
         Written values belong into ``write_back``, which knows whether this was a copy.
         """
-        whole = local_tensor(self.param).contiguous()  # its own copy, if it is contiguous
+        whole = local_tensor(self.param) if self.is_sharded else self.param
+        whole = whole.contiguous()  # a contiguous tensor is its own contiguous copy
         return whole if self.piece is None else whole.view(-1)[slice(*self.piece)]
 
     def write_back(self, local: Tensor) -> None:
@@ -121,7 +124,11 @@ class VotingParam:
         grad = self.param.grad
         if grad is None or grad.layout is not torch.strided:
             return None
-        if is_dtensor(grad) and grad.placements != self.param.placements:  # type: ignore[attr-defined]
+        return self._cut(grad) if self.is_sharded else grad.contiguous()
+
+    def _cut(self, grad: Tensor) -> Tensor:
+        """Return the shard of a gradient that is a DTensor, as the parameter is."""
+        if grad.placements != self.param.placements:  # type: ignore[attr-defined]
             raise UnsupportedTypeError(
                 f"{self.name} has the placements {self.param.placements}, its gradient "  # type: ignore[attr-defined]
                 f"{grad.placements}; redistribute the gradient before step()"  # type: ignore[attr-defined]
@@ -157,7 +164,8 @@ class VotingParam:
             return GradientMark(self, grad, 0, 0)
         if grad.layout is not torch.strided:
             return GradientMark(self, grad, SPARSE, 0)
-        return GradientMark(self, grad, *_locate(grad))
+        own = local_tensor(grad) if self.is_sharded else grad
+        return GradientMark(self, grad, own._version, own.data_ptr())
 
 
 class GradientMark(NamedTuple):
@@ -182,10 +190,5 @@ class GradientMark(NamedTuple):
             return True
         if grad is None or self.version == SPARSE:
             return False
-        return _locate(grad) != (self.version, self.address)
-
-
-def _locate(grad: Tensor) -> tuple[int, int]:
-    """Return the version of a dense gradient, and where it is stored."""
-    own = local_tensor(grad)
-    return own._version, own.data_ptr()
+        own = local_tensor(grad) if self.owner.is_sharded else grad
+        return (own._version, own.data_ptr()) != (self.version, self.address)
