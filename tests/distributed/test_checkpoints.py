@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import distlion
-from checkpoint.runs import Run, make_model
+from checkpoint.runs import Run, Tensors, Worker, make_model
 from cluster import run_workers
 from distlion import errors, faults
 from distlion.checkpoint.folder import encode_latest
@@ -19,45 +19,6 @@ from distlion.checkpoint.folder import encode_latest
 pytestmark = pytest.mark.distributed
 
 STEPS, SAVED_AT = 5, 2
-Tensors = list[torch.Tensor]
-
-
-class Worker:
-    """One real worker with a model, a schedule and data of its own."""
-
-    def __init__(self, rank: int, **settings: Any) -> None:
-        self.rank = rank
-        self.model = make_model()
-        settings = {"lr": 1e-2, "weight_decay": 0.1, **settings}
-        self.optimizer = distlion.DistributedLion(self.model.named_parameters(), **settings)
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=STEPS)
-
-    def train(self, start: int, stop: int) -> list[float]:
-        losses = []
-        for step in range(start, stop):
-            generator = torch.Generator().manual_seed(100 * step + self.rank)
-            loss = self.model(torch.randn(8, 9, generator=generator)).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.scheduler.step()
-            losses.append(float(loss.detach()))
-        return losses
-
-    def save(self, folder: str, extra: Any = None, **options: Any) -> Path:
-        return distlion.save_checkpoint(
-            folder, self.model, self.optimizer, self.scheduler, extra, **options
-        ).wait()
-
-    def load(self, folder: str, **options: Any) -> Any:
-        return distlion.load_checkpoint(
-            folder, self.model, self.optimizer, self.scheduler, **options
-        )
-
-    def tensors(self) -> Tensors:
-        momenta = [state["exp_avg"] for state in self.optimizer.state.values()]
-        return [t.detach().clone() for t in [*self.model.state_dict().values(), *momenta]]
-
 
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,

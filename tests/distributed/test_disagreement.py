@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -146,6 +147,60 @@ def test_rank_with_another_setting_at_one_step_is_an_error_on_every_rank(
             3,
             (2,),
         )
+
+
+NO_SETTINGS = {
+    "not a number": ("lr", float("nan")),
+    "a word": ("lr", "fast"),
+    "one beta": ("betas", (0.9,)),
+    "no betas": ("betas", None),
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "overlap": {"overlap": True, "bucket_elements": 64},
+    "clipping in nodes": {
+        "nodes": distlion.Nodes(size=2),
+        "clip_norm": distlion.ClipNorm(1.0, scope="global"),
+    },
+}
+
+
+def leave_range(
+    rank: int, world_size: int, name: str, form: str, odd_ranks: tuple[int, ...]
+) -> tuple[Caught | None, int]:
+    """Set what no step can be done with on some ranks; go on where that is an error of all."""
+    key, value = NO_SETTINGS[name]
+    optimizer = make_optimizer(**FORMS[form])
+    set_grads(optimizer, 0, rank)
+    optimizer.step()
+    set_grads(optimizer, 1, rank)
+    before = optimizer.param_groups[0][key]
+    if rank in odd_ranks:
+        optimizer.param_groups[0][key] = value
+    found = caught(optimizer, optimizer.step)
+    if len(odd_ranks) == world_size:
+        optimizer.param_groups[0][key] = before
+        optimizer.step()
+    return found, optimizer.committed_step
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, "plain") for name in NO_SETTINGS), *(("a word", f) for f in list(FORMS)[1:])],
+)
+def test_a_setting_out_of_range_at_one_step_is_an_error_on_every_rank(name: str, form: str) -> None:
+    outcomes = [found for found, _ in run_workers(leave_range, 4, name, form, (2,))]
+    key, value = NO_SETTINGS[name]
+    said = re.escape(f"{key} of group 0: {value!r} on rank 2")
+    assert_all_raised(outcomes, errors.ConfigMismatchError, said)
+    for outcome in outcomes:
+        assert outcome is not None and (outcome.step, outcome.culprits) == (1, (2,))
+
+
+def test_a_setting_out_of_range_on_all_ranks_is_told_as_such_and_they_go_on() -> None:
+    for found, steps in run_workers(leave_range, 2, "not a number", "plain", (0, 1)):
+        assert assert_raised(found, errors.InvalidArgumentError, "lr=nan").unchanged
+        assert steps == 2
 
 
 def add_group_on_one(rank: int, world_size: int) -> Caught | None:

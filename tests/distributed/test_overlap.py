@@ -116,10 +116,15 @@ def change_lr(optimizer: Any) -> None:
     optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def lose_lr(optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = float("nan")
+
+
 BETWEEN: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "clipping outside": (clip, errors.GradientChangedError, "p2|p1|p0"),
     "a second backward": (again, errors.GradientChangedError, "no_sync"),
     "another lr": (change_lr, errors.GradientChangedError, "lr"),
+    "an lr out of range": (lose_lr, errors.GradientChangedError, "lr"),
 }
 
 

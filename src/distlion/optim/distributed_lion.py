@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults
 from distlion.aggregation import Aggregation
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
 from distlion.kernels import Coins
 from distlion.optim.arguments import list_params, name_tensors
@@ -73,20 +73,16 @@ class DistributedLion(VotingBase):
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived.
             Nothing may then change gradients or hyperparameters between backward and ``step()``,
             and all backward passes of a step but the last one belong inside ``no_sync()``.
-        nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" on
-            all workers, "skip" the step on all workers, or that worker's "abstain" for that
-            parameter.
+        nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" or
+            "skip" the step on all workers, or that worker's "abstain" for that parameter.
         on_divergence: "raise" where replicas differ, or "repair" from what most workers hold.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16, whose small updates are lost otherwise.
-        exp_avg_dtype: torch.float32 or torch.bfloat16; None is the parameter's dtype, float32 for
-            float16.
+        exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
         bucket_elements: Elements up to which parameters share a bucket; None is 64 Mi, with
             ``overlap`` a size chosen from the measured latency.
-        check_every: Steps between comparisons of the replicas' digests, the first step included;
-            None is never.
-        diagnose_every: Steps from one look at how far workers agree to the next, for
-            ``diagnostics()``; None is never.
+        check_every: Steps between comparisons of replicas, from the first step on; None is never.
+        diagnose_every: Steps between looks at how far workers agree, ``diagnostics()``; or None.
         init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
         step_timeout_s: Seconds for each collective of a step.
         seed: Of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
@@ -228,9 +224,13 @@ class DistributedLion(VotingBase):
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
-        inputs, network, overlap = self._gather_inputs(), self._peers.network, self._peers.overlap
-        if overlap is not None:
-            return overlap.finish(inputs)
+        peers, network = self._peers, self._peers.network
+        try:
+            inputs = self._gather_inputs()
+        except (InvalidArgumentError, UnsupportedTypeError) as error:
+            inputs = peers.refuse(self.param_groups, error)  # or the others would wait
+        if peers.overlap is not None:
+            return peers.overlap.finish(inputs)
         return inputs, cast_votes(network.routes, inputs, network.clipper)
 
     def _gather_inputs(self) -> StepInputs:

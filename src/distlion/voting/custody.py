@@ -58,7 +58,7 @@ class Custody:
             is_stacked=is_stacked,
             seed=seed,
             meeting=lambda call: nullcontext(),
-            agree=_agree_alone,
+            agree=agree_alone,
             open_channel=lambda in_background: _gather_alone,
         )
 
@@ -68,7 +68,8 @@ class Custody:
         return self.n_workers // self.node_size
 
 
-def _agree_alone(call: str, problem: CheckpointError | None) -> None:
+def agree_alone(call: str, problem: CheckpointError | None) -> None:
+    """Raise what keeps the only process from a call, after which it may go on."""
     if problem is not None:
         problem.is_recoverable = True
         raise problem

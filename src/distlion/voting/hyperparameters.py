@@ -107,10 +107,18 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
         line
         for number, group in enumerate(groups)
         for line in (
-            f"lr of group {number}: {float(group['lr'])!r}",
-            f"betas of group {number}: {tuple(float(beta) for beta in group['betas'])!r}",
-            f"weight_decay of group {number}: {float(group['weight_decay'])!r}",
+            f"lr of group {number}: {_as_taken(group['lr'])!r}",
+            f"betas of group {number}: {_as_taken(group['betas'])!r}",
+            f"weight_decay of group {number}: {_as_taken(group['weight_decay'])!r}",
             f"aggregation of group {number}: {group['aggregation']!r}",
             f"step of group {number}: {int(group['step'])}",
         )
     ]
+
+
+def _as_taken(value: Any) -> Any:
+    """Return a number as a float, several as a tuple, and what is neither as it is."""
+    try:
+        return tuple(map(float, value)) if isinstance(value, Sequence) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value

@@ -156,6 +156,14 @@ class Overlap:
         finally:
             self._reset()
 
+    def change_settings(self) -> StepInputs | None:
+        """Return what ``finish`` takes for a change of settings; None where no vote has left."""
+        if self._inputs is None:
+            self._reset()
+            return None
+        header = self._inputs.header
+        return replace(self._inputs, header=replace(header, settings=header.settings ^ 1))
+
     def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Callable[[Header], Header]:
         """Put what went wrong since the first gradient arrived into the last bucket's header."""
         changed = [position for position, mark in self._arrived.items() if mark.has_changed()]

@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo
 
 from distlion.errors import (
     CheckpointError,
+    DistlionError,
     InvalidArgumentError,
     UnsupportedTypeError,
 )
@@ -26,17 +27,14 @@ from distlion.exchange import (
     worst_of,
 )
 from distlion.kernels import Coins
+from distlion.voting.custody import agree_alone
 from distlion.voting.description import Description, describe_params, digest_settings
 from distlion.voting.follow_up import FollowUp
 from distlion.voting.grad_scaler import note_overflow
 from distlion.voting.gradients import GradientWatch
 from distlion.voting.grid import Grid
 from distlion.voting.group import VotingGroup
-from distlion.voting.handshake import (
-    explain_difference,
-    shake_hands,
-    share_problem,
-)
+from distlion.voting.handshake import explain_difference, shake_hands, share_problem
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.momentum_stage import describe_selection
 from distlion.voting.network import VotingNetwork
@@ -236,6 +234,22 @@ class Peers:
                 "left; call step() before, or zero_grad() on all workers"
             )
 
+    def refuse(self, groups: Sequence[Any], error: DistlionError) -> StepInputs:
+        """Let all workers hear that hyperparameters of this one are out of range.
+
+        Returns:
+            Where votes have left already: inputs of other settings, with which to end the step.
+
+        Raises:
+            ConfigMismatchError: On every rank; ``error`` itself where all have the same ones.
+        """
+        if self.overlap is not None and (started := self.overlap.change_settings()):
+            return started
+        # The others are at step(), where they see that settings differ, and raise it too.
+        self.meet("step()", self.description.list_lines(groups), step=int(groups[0]["step"]))
+        error.is_recoverable = True
+        raise error
+
     def check_scaler(self, groups: Sequence[Mapping[str, Any]], grad_scale: object) -> None:
         """Refuse a GradScaler with overlap: votes leave before it gives the scale of gradients.
 
@@ -335,9 +349,7 @@ class Peers:
             ConfigMismatchError: Another worker is at another call; on every rank.
         """
         if self.is_alone:
-            if problem is not None:
-                problem.is_recoverable = True
-                raise problem
+            agree_alone(call, problem)
             return
         self.meet(call, [], step=step)
         link = self.network.link(self.params[0].device, self.settings.step_timeout_s)
