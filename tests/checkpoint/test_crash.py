@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,22 @@ def test_a_full_disk_is_a_typed_error_and_the_old_checkpoint_stays(small_disk: P
     assert sorted(os.listdir(small_disk)) == ["latest", "step-000000000001"]
     run.save(small_disk, keep_last=1)  # training goes on, and a save that fits succeeds
     assert sorted(os.listdir(small_disk)) == ["latest", "step-000000000002"]
+
+
+@pytest.mark.root
+def test_a_folder_that_is_read_only_is_a_typed_error_and_still_loads(small_disk: Path) -> None:
+    run = Run(2)
+    run.train(0, 1)
+    expected = run.tensors()
+    run.save(small_disk, keep_last=1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    run.train(1, 2)
+    with pytest.raises(errors.CheckpointError, match=f"{small_disk}.*Read-only file system"):
+        run.save(small_disk, keep_last=1)
+    resumed = Run(2)
+    assert resumed.load(small_disk).step == 1
+    assert resumed.equals(expected)
+    run.train(2, 3)
 
 
 def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import lion_pytorch
 import pytest
 import torch
 
@@ -81,6 +82,32 @@ def test_momenta_that_dcp_took_for_replicas_are_refused_on_every_rank(
         assert unchanged and steps == 1
 
 
+def hand_over(rank: int, world_size: int, flatten: bool) -> tuple[int, bool]:
+    """Hand a state to another optimizer through torch's functions, without a file between."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    model, optimizer = build()
+    take_step(model, optimizer, seed=rank)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    again, other = build()
+    before = [param.detach().clone() for param in again.parameters()]
+    set_optimizer_state_dict(again, other, state, options=options)
+    # torch runs a step where an optimizer has no state yet; ours has, from the constructor on.
+    is_untouched = all(map(torch.equal, before, again.parameters()))
+    same = all(map(torch.equal, momenta(optimizer), momenta(other)))
+    return other.committed_step, is_untouched and same
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_torch_hands_each_worker_its_own_state(flatten: bool) -> None:
+    assert run_workers(hand_over, 2, flatten) == [(1, True)] * 2
+
+
 def exchange_states(rank: int, world_size: int) -> list[tuple[str, str]]:
     """Load what another worker saved, then what this one did."""
     model, optimizer = build()
@@ -127,6 +154,12 @@ def test_the_state_of_one_of_many_loads_as_that_of_a_lion_but_not_as_that_of_one
     lion = distlion.Lion(params)
     load_alone(tmp_path / "state.pt", lion)
     assert all(map(torch.equal, momenta(lion), expected))
+    other = lion_pytorch.Lion(torch.nn.Linear(9, 7).parameters())
+    load_alone(tmp_path / "state.pt", other)
+    assert all(map(torch.equal, momenta(other), expected))
+    for param in other.param_groups[0]["params"]:
+        param.grad = torch.ones_like(param)
+    other.step()
     # What a Lion saves is no worker's any more.
     alone = distlion.DistributedLion(params)
     alone.load_state_dict(lion.state_dict())

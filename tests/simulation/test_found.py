@@ -96,3 +96,15 @@ def test_digests_that_are_damaged_on_the_way_to_one_worker_end_it_alone() -> Non
     assert sorted(error.kind for error in errors) == ["CorruptFrameError", *["PeerLostError"] * 2]
     (corrupt,) = (error for error in errors if error.kind == "CorruptFrameError")
     assert corrupt.culprits == (VICTIM,)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_sees_the_store_go_while_it_waits_for_answers_does_not_say_it_was_held_up(
+    seed: int,
+) -> None:
+    plan = make_plan(seed, Fault("leave", VICTIM, at=1), Fault("leave", 0, at=1))
+    outcome = play(replace(plan, lingers_s=(0.6, 0.0, 0.0)))
+    assert len(outcome.fired) == 2
+    raised = outcome.diaries[1].fatal
+    assert raised is not None and raised.culprits == (0,), raised
+    assert "held up" not in raised.text

@@ -2,10 +2,11 @@
 
     make soak MINUTES=30             or    python tests/soak [--minutes 1] [--workers 3] [--seed 0]
 
-In each round all workers start from the latest checkpoint, which none may have lost. After a number of steps that the seed
-draws, one of them is killed, stopped, or loses its link. All others must end by themselves, in
-time; a stopped one must end too once it wakes. When the time is over, a last round goes on without
-a fault, and its replicas, parameters and momenta must be those of a run that was never disturbed.
+In each round all workers start from the latest checkpoint, which must be the last that was saved.
+After a number of steps that the seed draws, one of them is killed, stopped, or loses its link. All
+others must end by themselves, in time; a stopped one must end too once it wakes. When the time is
+over, a last round goes on without a fault, and its replicas, parameters and momenta must be those
+of a run that was never disturbed.
 """
 
 from __future__ import annotations

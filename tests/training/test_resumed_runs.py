@@ -252,26 +252,38 @@ def test_numbers_below_one_are_refused(name, given):
         CheckpointSettings(**{given: 0})
 
 
-# Run by torchrun: SIGKILLs the worker of a rank before a step is committed, the first time only.
+# Run by torchrun: SIGKILLs a worker in each of the first starts, at a moment that is drawn.
 FATAL_PROGRAM = """
-import os, pathlib, signal, sys
+import os, pathlib, random, signal, sys
 from distlion import faults
 from distlion.cli import app
 
-marker = pathlib.Path(sys.argv.pop(1))
+marker, seed, steps = pathlib.Path(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1))
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+chance = random.Random(f"{seed} {start}")
+victim, moments = chance.randrange(2), chance.randrange(1, 71)
 
-def kill(optimizer):
-    if not marker.exists():
-        marker.write_text("fired")
+def kill(subject):
+    global moments
+    moments -= 1
+    if moments == 0:
+        with marker.open("a") as file:
+            file.write(f"{start}\\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
-faults.arm(rank=1, step=5, point="before_commit", action=kill)
+if start < 4:
+    # At most 70 moments: two steps and a save have about 40, so that no start comes to the end.
+    for step in range(steps + 1):
+        for point in ("before_step", "after_encode", "before_commit", "after_commit", "checkpoint"):
+            faults.arm(rank=victim, step=step, point=point, action=kill)
 app()
 """
+KILLS = 4
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_worker_and_ends_with_the_same_bits(tmp_path, whole):
+@pytest.mark.parametrize("seed", range(5))
+def test_torchrun_restarts_killed_workers_and_ends_with_the_same_bits(seed, tmp_path, whole):
     program, marker = tmp_path / "program.py", tmp_path / "marker"
     program.write_text(FATAL_PROGRAM)
     settings = make_settings(tmp_path)
@@ -290,20 +302,20 @@ def test_torchrun_restarts_a_killed_worker_and_ends_with_the_same_bits(tmp_path,
     }
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"),
-            *("--nproc-per-node", "2", str(program), str(marker), "train", "--resume"),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--max-restarts={KILLS}", "--nproc-per-node=2", str(program)),
+            *(str(marker), str(seed), str(STEPS), "train", "--resume"),
             *(str(part) for pair in options.items() for part in pair),
         ],
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert marker.read_text() == "fired"
+    assert marker.read_text().split() == ["0", "1", "2", "3"]
     assert "starting from the beginning" in done.stderr
-    assert "step 4 of 9" in done.stderr
     assert read_bits(tmp_path / "run") == read_bits(whole)
     assert read_record(tmp_path / "run") == read_record(whole)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.exchange.turns import LONG_S, Turn, Turns, find_out_of_order, name_turns
 
@@ -234,6 +235,7 @@ class PeerWatch:
         deadline_s = time.monotonic() + limit_s
         keys = [f"distlion/{what}/{rank}" for rank in ranks]
         while time.monotonic() < deadline_s and not self._store.check(keys):
+            self._looked_s = time.monotonic()
             # Who published it may keep the store, and not wait for those who were slow to fail.
             if unless is not None and self._store.check([unless]):
                 return
@@ -297,11 +299,18 @@ def keep_forever(process_group: object) -> None:
 
 
 def store_of(process_group: dist.ProcessGroup) -> Any:
-    """Return the store through which a group met."""
+    """Return the store through which a group met; of one that outlives workers, this start's part.
+
+    torchrun's agent keeps one store through all restarts, and in it the alarms, turns and addresses
+    of workers that are gone.
+    """
     # Public since torch 2.13 or so; the older way is private, and the same.
     if hasattr(process_group, "get_group_store"):
-        return process_group.get_group_store()
-    return dist.distributed_c10d._get_process_group_store(process_group)
+        store = process_group.get_group_store()
+    else:
+        store = dist.distributed_c10d._get_process_group_store(process_group)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    return store if start is None else PrefixStore(f"start {start}", store)
 
 
 def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from distlion.errors import InvalidArgumentError, UnwrittenRunError
 from distlion.report import draw_diagnosis_figure, draw_loss_figure
@@ -206,7 +208,16 @@ def list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
 
 
 def _train_joined(work: _Work, observe: Observer) -> Record:
-    dist.init_process_group("gloo")
+    # torchrun's agent keeps one store through all restarts: Gloo would connect to the addresses
+    # that workers of an earlier start have left there.
+    store, rank, world_size = next(iter(rendezvous("env://")))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore(f"start {start}", store),
+        rank=rank,
+        world_size=world_size,
+    )
     record = _work(observe, work)
     # Not after an error: a collective that a peer left open could keep this from returning.
     dist.destroy_process_group()

@@ -1,0 +1,44 @@
+"""What workers of an earlier start have left in a store is nothing to those of a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from distlion.exchange import store_of, watch_peers
+
+COUNT = "TORCHELASTIC_RESTART_COUNT"
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """Return a group of this process alone, over a store that stays."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    world = dist.group.WORLD
+    assert world is not None
+    yield world
+    dist.destroy_process_group()
+
+
+def test_an_alarm_of_an_earlier_start_alarms_nobody(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COUNT, "0")
+    store_of(group).set("distlion/alarm", "lost")
+    assert store_of(group).check(["distlion/alarm"])
+    monkeypatch.setenv(COUNT, "1")
+    assert not store_of(group).check(["distlion/alarm"])
+    watch = watch_peers(group)
+    assert watch.look() and not watch.alarmed.is_set()
+
+
+def test_without_torchrun_all_is_in_the_store_itself(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(COUNT, raising=False)
+    store_of(group).set("distlion/alarm", "lost")
+    watch = watch_peers(group)
+    watch.look()
+    assert watch.alarmed.is_set()
