@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -24,6 +22,7 @@ from distlion.netlab.wires import (
     list_processes,
     remove_namespaces,
 )
+from distlion.training.processes import leaving_on_sigterm
 
 
 class Lab:
@@ -99,7 +98,8 @@ class Lab:
         return lab
 
     def __enter__(self) -> Lab:
-        self._restore_sigterm = _exit_on_sigterm()
+        self._signals = leaving_on_sigterm()
+        self._signals.__enter__()
         return self
 
     def __exit__(
@@ -109,7 +109,7 @@ class Lab:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-        self._restore_sigterm()
+        self._signals.__exit__(None, None, None)
 
     @property
     def name(self) -> str:
@@ -195,31 +195,6 @@ def _remove(state: LabState, owner_pid: int) -> None:
 
 def _keep() -> None:
     """Remove nothing."""
-
-
-def _exit_on_sigterm() -> Callable[[], None]:
-    """Let SIGTERM leave ``with`` blocks in order, unless somebody handles it; return the undoing.
-
-    Signals belong to the main thread; elsewhere nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return _keep
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return _keep
-    owner_pid = os.getpid()
-
-    def raise_exit(number: int, frame: object) -> None:
-        # In a forked child, such as those of pyroute2, there are no blocks to leave.
-        if os.getpid() != owner_pid:
-            os._exit(128 + number)
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, raise_exit)
-    return _restore_default
-
-
-def _restore_default() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

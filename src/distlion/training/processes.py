@@ -83,7 +83,12 @@ def leaving_on_sigterm() -> Iterator[None]:
         yield
         return
 
+    owner_pid = os.getpid()
+
     def leave(number: int, frame: object) -> None:
+        # In a forked child, such as those of pyroute2, there are no blocks to leave.
+        if os.getpid() != owner_pid:
+            os._exit(128 + number)
         # Once: a second SIGTERM must not interrupt the cleaning.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(128 + number)
