@@ -158,4 +158,38 @@ MISUSES = (
         "self._is_under_way = False",
         LIFECYCLE,
     ),
+    Mutation(
+        "a restarted worker hears the alarm of an earlier start",
+        "exchange/watch.py",
+        'return store if start is None else PrefixStore(f"start {start}", store)',
+        "return store",
+        ("exchange/test_store.py",),
+    ),
+    Mutation(
+        "a worker whose lr is out of range leaves the others waiting",
+        "optim/distributed_lion.py",
+        "inputs = peers.refuse(self.param_groups, error)  # or the others would wait",
+        "raise error",
+        (
+            "distributed/test_disagreement.py::test_a_setting_out_of_range_at_one_step_is_an_error_on_every_rank",
+        ),
+    ),
+    Mutation(
+        "an lr out of range on all workers kills their optimizers",
+        "voting/peers.py",
+        "        error.is_recoverable = True\n        raise error",
+        "        raise error",
+        (
+            "distributed/test_disagreement.py::test_a_setting_out_of_range_on_all_ranks_is_told_as_such_and_they_go_on",
+        ),
+    ),
+    Mutation(
+        "an lr out of range that follows the first votes ends the step on one worker",
+        "voting/overlap.py",
+        "        if self._inputs is None:\n            self._reset()\n            return None",
+        "        if True:\n            self._reset()\n            return None",
+        (
+            "distributed/test_overlap.py::test_what_changes_between_backward_and_step_is_an_error_on_all",
+        ),
+    ),
 )
