@@ -138,19 +138,19 @@ def drift_and_repair(rank: int, world_size: int) -> tuple[Any, int, str]:
             return found, optimizer.committed_step, heard.getvalue()
     assert momenta
     optimizer.verify_replicas()
-    return digest_of(params_of(optimizer)), optimizer.committed_step, heard.getvalue()
+    return bits_of(params_of(optimizer)), optimizer.committed_step, heard.getvalue()
 
 
-def digest_of(tensors: list[torch.Tensor]) -> list[float]:
-    return [float(tensor.detach().double().sum()) for tensor in tensors]
+def bits_of(tensors: list[torch.nn.Parameter]) -> list[bytes]:
+    return [tensor.detach().numpy().tobytes() for tensor in tensors]
 
 
-def undisturbed(rank: int, world_size: int) -> list[float]:
+def undisturbed(rank: int, world_size: int) -> list[bytes]:
     optimizer = make_optimizer()
     for step in range(4):
         set_grads(optimizer, step, rank)
         optimizer.step()
-    return digest_of(params_of(optimizer))
+    return bits_of(params_of(optimizer))
 
 
 @pytest.mark.parametrize(("world_size", "ranks"), [(3, "rank 1"), (5, "ranks 1, 2")])
