@@ -192,14 +192,14 @@ MUTATIONS = (
     Mutation(
         "gradients that changed after encoding are not noticed",
         "voting/param.py",
-        "return (grad._version, grad.data_ptr()) != (self.version, self.address)",
+        "return (own._version, own.data_ptr()) != (self.version, self.address)",
         "return False",
         BLAME,
     ),
     Mutation(
         "a parameter that is not contiguous is not written back",
         "voting/param.py",
-        "self.param.detach().copy_(local)",
+        "own.detach().copy_(local)",
         "pass",
         ("distributed/test_parameter_kinds.py",),
     ),
