@@ -97,6 +97,11 @@ def collect(
     )
 
 
+def is_outside(name: str) -> bool:
+    """Whether an entry is a parameter that the model does not have."""
+    return name.startswith(OUTSIDE)
+
+
 def list_params(optimizer: VotingBase) -> list[Tensor]:
     """List an optimizer's parameters in group order."""
     return [param for group in optimizer.param_groups for param in group["params"]]

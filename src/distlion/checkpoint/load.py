@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlion.checkpoint.contents import OUTSIDE, describe_layout, list_params
+from distlion.checkpoint.contents import OUTSIDE, describe_layout, digest_entries, list_params
 from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import find_checkpoint
 from distlion.checkpoint.manifest import Manifest, read_manifest
@@ -269,7 +269,8 @@ class _Reader:
         try:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
             self._check_layout(tree["layout"], describe_layout(model, optimizer))
-            saved = self._read_model(tree)
+            saved = self._read_model(tree) | self._take_left_out(tree, model)
+            saved |= {name: saved[other] for name, other in tree["aliases"].items()}
             outside = {
                 index: saved.pop(f"{OUTSIDE}{index}")
                 for index in range(len(tree["layout"]))
@@ -309,8 +310,24 @@ class _Reader:
         for file in self._model:
             found |= {name: file.read(name) for name in file.names}
         found |= {name: self._own.read(f"own.{name}") for name in tree["own"]}
-        for name, other in tree["aliases"].items():
-            found[name] = found[other]
+        return found
+
+    def _take_left_out(self, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+        """Take from the model what the checkpoint leaves to it.
+
+        Raises:
+            CheckpointError: It is not what the model had when the checkpoint was saved.
+        """
+        saved, present = tree.get("left_out", {}), model.state_dict()
+        found = {name: present[name] for name in saved if isinstance(present.get(name), Tensor)}
+        digests = dict(zip(found, digest_entries(found), strict=True))
+        wrong = [name for name, digest in saved.items() if digests.get(name) != digest]
+        if wrong:
+            raise CheckpointError(
+                f"{self.folder} leaves the model to whoever saved it, and {wrong[0]} (one of "
+                f"{len(wrong)}) is not what it was then: load the model of step "
+                f"{self.manifest.step} first"
+            )
         return found
 
     def _read_optimizer(self, tree: Mapping[str, Any], optimizer: VotingBase) -> dict[str, Any]:

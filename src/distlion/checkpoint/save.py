@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from distlion import faults
-from distlion.checkpoint.contents import Contents, collect, digest_entries
+from distlion.checkpoint.contents import Contents, collect, digest_entries, is_outside
 from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import (
     PARTIAL,
@@ -105,6 +105,7 @@ def save_checkpoint(
     *,
     keep_last: int | None = None,
     async_: bool = False,
+    include_model: bool = True,
 ) -> PendingCheckpoint:
     """Save model, optimizer and every worker's momentum; every worker must call it, between steps.
 
@@ -125,6 +126,8 @@ def save_checkpoint(
         async_: Copy everything to host memory, and write while training goes on. The next save or
             load of the optimizer waits for it, and so does the end of the interpreter. What went
             wrong is logged at once, and raised by ``wait()``.
+        include_model: False where something else saves the model: of its tensors only those are
+            written that differ between workers, and a load refuses a model without the others.
 
     Returns:
         Its ``wait()`` returns the folder.
@@ -161,7 +164,7 @@ def save_checkpoint(
             contents, problem = attempt(contents.snapshot)
             council.share(problem)
             assert contents is not None
-        writer = _Writer(root, contents, shared, custody, council, keep_last)
+        writer = _Writer(root, contents, shared, custody, council, keep_last, include_model)
         pending = PendingCheckpoint(writer.write, in_background=async_)
     if async_:
         _pending[optimizer] = pending
@@ -189,8 +192,8 @@ def custody_of(optimizer: object) -> Custody:
     return optimizer.custody
 
 
-def _find_shared(council: Council, contents: Contents) -> frozenset[str]:
-    """Find which of the model's tensors are equal on all processes.
+def _find_shared(council: Council, contents: Contents) -> dict[str, int]:
+    """Digest those of the model's tensors that are equal on all processes.
 
     Raises:
         ReplicaMismatchError: One that the optimizer keeps equal is not.
@@ -211,7 +214,8 @@ def _find_shared(council: Council, contents: Contents) -> frozenset[str]:
     torn = [name for name in contents.model if name in differing & contents.replicated]
     if torn:
         raise council.refuse_replicas(torn, step=contents.step)
-    return frozenset(contents.model) - differing
+    digests = zip(contents.model, found, strict=True)
+    return {name: digest for name, digest in digests if name not in differing}
 
 
 class _Writer:
@@ -220,24 +224,27 @@ class _Writer:
     Args:
         root: The run's folder.
         contents: What this process has.
-        shared: Which of the model's tensors are equal everywhere.
+        shared: Digests of those of the model's tensors that are equal everywhere.
         custody: Whose momenta are here.
         council: All processes.
         keep_last: Complete checkpoints to keep; None for all.
+        include_model: Whether to write what is shared.
     """
 
     def __init__(
         self,
         root: Path,
         contents: Contents,
-        shared: frozenset[str],
+        shared: dict[str, int],
         custody: Custody,
         council: Council,
         keep_last: int | None,
+        include_model: bool,
     ) -> None:
         self._root = root
         self._contents = contents
         self._shared = shared
+        self._left_out = set() if include_model else {n for n in shared if not is_outside(n)}
         self._custody = custody
         self._council = council
         self._keep_last = keep_last
@@ -339,6 +346,7 @@ class _Writer:
             if name not in self._shared
         }
         tree = {**contents.tree, "own": [name.removeprefix("own.") for name in own]}
+        tree["left_out"] = {name: self._shared[name] for name in sorted(self._left_out)}
         text = json.dumps(tree).encode()
         own[TREE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         parts = {
@@ -354,7 +362,8 @@ class _Writer:
 
     def _take_share(self, view: list[int]) -> dict[str, Tensor]:
         """Take what this process writes of the shared tensors: about equal parts."""
-        shared = {name: self._contents.model[name] for name in sorted(self._shared)}
+        names = sorted(self._shared.keys() - self._left_out)
+        shared = {name: self._contents.model[name] for name in names}
         load = dict.fromkeys(view, 0)
         mine = {}
         for name, tensor in sorted(shared.items(), key=lambda pair: -pair[1].nbytes):

@@ -45,6 +45,7 @@ from distlion.voting import (
     Custody,
     MomentumSync,
     NodePieces,
+    Settings,
     ShardPieces,
     VotingParam,
     check_hyperparameters,
@@ -281,6 +282,8 @@ class VotingBase(LionBase):
         worker: Whose momenta these are, as ``Peers.name_worker`` says.
     """
 
+    _settings: Settings
+
     def __init__(
         self,
         params: ParamsT,
@@ -314,6 +317,11 @@ class VotingBase(LionBase):
     def committed_step(self) -> int:
         """Number of steps committed so far; also the number, counted from 0, of the next one."""
         return int(self.param_groups[0]["step"])
+
+    @property
+    def settings(self) -> Settings:
+        """What was chosen at construction for all steps: overlap, clipping, policies, timeouts."""
+        return self._settings
 
     @property
     def custody(self) -> Custody:

@@ -1,0 +1,223 @@
+"""Hugging Face's Trainer, and those of TRL that derive from it, with workers that vote.
+
+Tested with transformers 5.23, accelerate 1.15, trl 1.16 and peft 0.21.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
+from distlion.errors import InvalidArgumentError, MissingDependencyError, UnsupportedTypeError
+from distlion.optim import DistributedLion
+
+WORKS_WITH = {"transformers": 5, "accelerate": 1, "trl": 1}
+"""Major versions: what is overridden here may be called otherwise in others."""
+
+FOLDER = "distlion"
+"""Inside of each ``checkpoint-N`` of a Trainer."""
+
+_HOOKS = (
+    "create_accelerator_and_postprocess",
+    "create_optimizer",
+    "training_step",
+    "_get_grad_norm",
+    "_save_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler",
+)
+
+
+def check_version(package: str) -> None:
+    """Refuse a package that is missing, or whose major version is another.
+
+    Raises:
+        MissingDependencyError: It is.
+    """
+    advice = "pip install 'distlion[transformers]'"
+    try:
+        found = version(package)
+    except PackageNotFoundError as error:
+        raise MissingDependencyError(f"{package} is not installed: {advice}") from error
+    if found.split(".")[0] != str(WORKS_WITH[package]):
+        raise MissingDependencyError(
+            f"{package} {found} is installed, and distlion.integrations.transformers works with "
+            f"{package} {WORKS_WITH[package]}: {advice}"
+        )
+
+
+check_version("transformers")
+check_version("accelerate")
+
+# A mixin for Trainers is typed as one of them, and none of their methods is found before theirs.
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+
+class VotingMixin(_Base):  # type: ignore[misc]
+    """Put before a Trainer: every worker keeps its gradients and momentum, and they vote.
+
+    No DistributedDataParallel is put around the model. Checkpoints hold every worker's momentum, in
+    ``checkpoint-N/distlion``, and resume with them.
+
+    Attributes:
+        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where a run is
+            resumed on another number of them. "error" refuses.
+
+    Raises:
+        MissingDependencyError: transformers, accelerate or TRL has another major version.
+        UnsupportedTypeError: The optimizer is not ``DistributedLion``, or the model is sharded, by
+            FSDP, DeepSpeed or another plugin.
+        InvalidArgumentError: Arguments contradict each other; names them.
+        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``.
+
+    Notes:
+        Without "lr", the optimizer takes ``TrainingArguments.learning_rate``; the weight decay is
+        ``TrainingArguments.weight_decay``, for what the Trainer decays. With ``max_grad_norm``, the
+        Trainer clips each worker's gradients by their own norm. "grad_norm" in its logs is rank 0's
+        own, before clipping. Frozen parameters and buffers are each process's own.
+
+    Example:
+        >>> class VotingTrainer(VotingMixin, Trainer):
+        ...     pass
+        >>> settings = {"lr": 1e-4}
+        >>> trainer = VotingTrainer(
+        ...     model,
+        ...     TrainingArguments(weight_decay=0.1),
+        ...     train_dataset=data,
+        ...     optimizer_cls_and_kwargs=(distlion.DistributedLion, settings),
+        ... )
+        >>> trainer.train()
+    """
+
+    on_world_change: WorldChange = "error"
+    optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Have an accelerator that neither wraps nor shards."""
+        _check_trainer(type(self))
+        super().create_accelerator_and_postprocess()
+        accelerator = self.accelerator
+        kind = accelerator.distributed_type.value
+        if not (kind == "NO" or kind.startswith("MULTI_")):
+            raise UnsupportedTypeError(
+                f"the Trainer is set up for {kind}, which shards or wraps the model in its own "
+                "way; VotingMixin needs plain data parallelism (no --fsdp, no --deepspeed)"
+            )
+        accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer, with the Trainer's learning rate where it is given none."""
+        if self.optimizer is None and self.optimizer_cls_and_kwargs is not None:
+            kind, given = self.optimizer_cls_and_kwargs
+            decay = given.get("weight_decay", self.args.weight_decay)
+            if decay != self.args.weight_decay:
+                raise InvalidArgumentError(
+                    f"weight_decay={decay} in optimizer_cls_and_kwargs is overridden by that of "
+                    f"TrainingArguments, {self.args.weight_decay}: give it there"
+                )
+            self.optimizer_cls_and_kwargs = kind, {"lr": self.args.learning_rate, **given}
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        self._check_optimizer()
+        return optimizer
+
+    @property
+    def voter(self) -> DistributedLion:
+        """The optimizer, without what accelerate puts around it."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        if not isinstance(optimizer, DistributedLion):
+            raise UnsupportedTypeError(
+                f"the optimizer is a {type(optimizer).__name__}, which does not vote, so that "
+                "workers would part; give optimizer_cls_and_kwargs=(distlion.DistributedLion, "
+                "{...}) or optimizers=(distlion.DistributedLion(...), None)"
+            )
+        return optimizer
+
+    def _check_optimizer(self) -> None:
+        settings, norm = self.voter.settings, self.args.max_grad_norm
+        if norm and settings.overlap:
+            raise InvalidArgumentError(
+                f"max_grad_norm={norm} (1.0 by default) clips gradients after backward, and with "
+                "overlap=True votes leave before; give TrainingArguments max_grad_norm=0, or "
+                "overlap=False"
+            )
+        if norm and settings.clip_norm is not None:
+            raise InvalidArgumentError(
+                f"max_grad_norm={norm} (1.0 by default) would clip gradients before "
+                f"{settings.clip_norm!r} sees them; give TrainingArguments max_grad_norm=0"
+            )
+
+    def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients; no vote leaves before the last of those that accumulate."""
+        if isinstance(model, DistributedDataParallel):
+            raise UnsupportedTypeError(
+                "the model is wrapped in DistributedDataParallel, which averages gradients before "
+                "the vote; hand the Trainer the model itself"
+            )
+        is_last = self.accelerator.sync_gradients
+        with nullcontext() if is_last else self.voter.no_sync():
+            loss: Tensor = super().training_step(model, *args, **kwargs)
+        return loss
+
+    def _get_grad_norm(
+        self, model: nn.Module, grad_norm: Tensor | None = None
+    ) -> Tensor | float | None:
+        # The Trainer's own clips by infinity to measure, which counts as a change of gradients and
+        # makes all of them NaN where one is.
+        if grad_norm is None:
+            grads = [param.grad for param in model.parameters() if param.grad is not None]
+            scaler = getattr(self.accelerator, "scaler", None)
+            grad_norm = get_total_norm(grads) / (1.0 if scaler is None else scaler.get_scale())
+        norm: Tensor | float | None = super()._get_grad_norm(model, grad_norm)
+        return norm
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        # In the place of optimizer.pt, rank 0's, and scheduler.pt. The Trainer saves the model.
+        save_checkpoint(
+            Path(output_dir, FOLDER),
+            self.model,
+            self.voter,
+            self.lr_scheduler,
+            keep_last=1,
+            include_model=False,
+        )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            load_checkpoint(
+                Path(checkpoint, FOLDER),
+                self.model,
+                self.voter,
+                self.lr_scheduler,
+                on_world_change=self.on_world_change,
+            )
+
+
+def _check_trainer(kind: type) -> None:
+    """Refuse a class whose base has no Trainer, or one without what is overridden here.
+
+    Raises:
+        UnsupportedTypeError: It is one.
+        MissingDependencyError: It is TRL's, of another major version.
+    """
+    bases = kind.__mro__[kind.__mro__.index(VotingMixin) + 1 :]
+    missing = [name for name in _HOOKS if not any(name in vars(base) for base in bases)]
+    if missing:
+        raise UnsupportedTypeError(
+            f"{kind.__name__}: what stands behind VotingMixin has no {', '.join(missing)}; write "
+            "class MyTrainer(VotingMixin, Trainer), with a Trainer of transformers "
+            f"{WORKS_WITH['transformers']}"
+        )
+    if any(base.__module__.split(".")[0] == "trl" for base in bases):
+        check_version("trl")

@@ -1,0 +1,111 @@
+"""A checkpoint that leaves the model to another one: momenta come back, beside that model only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import distlion
+from cluster import run_workers
+from distlion import errors
+
+pytestmark = pytest.mark.distributed
+
+STEPS, SAVED_AT = 6, 3
+
+
+class Model(nn.Module):
+    """Tied weights, a frozen layer, and a buffer that differs between workers."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Linear(70, 9, bias=False)
+        self.frozen = nn.Linear(9, 9).requires_grad_(False)
+        self.head = nn.Linear(9, 70, bias=False)
+        self.head.weight = nn.Parameter(self.embedding.weight.detach().T.clone())
+        self.tied = self.head
+        self.register_buffer("seen", torch.tensor(rank))
+
+
+class Worker:
+    def __init__(self, rank: int, seed: int = 0) -> None:
+        self.rank = rank
+        self.model = Model(rank)
+        self.loose = nn.Parameter(torch.ones(65))
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = distlion.DistributedLion([*trained, self.loose], lr=1e-2, seed=seed)
+
+    def train(self, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            generator = torch.Generator().manual_seed(100 * step + self.rank)
+            hidden = self.model.frozen(
+                self.model.embedding(torch.randn(4, 70, generator=generator))
+            )
+            (self.model.tied(hidden).square().mean() + (self.loose * step).sum()).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def save(self, folder: str, **options: Any) -> Path:
+        return distlion.save_checkpoint(folder, self.model, self.optimizer, **options).wait()
+
+    def tensors(self) -> list[torch.Tensor]:
+        momenta = [state["exp_avg"] for state in self.optimizer.state.values()]
+        present = [*self.model.state_dict().values(), self.loose, *momenta]
+        return [each.detach().clone() for each in present]
+
+
+def resume(rank: int, world_size: int, folder: str) -> tuple[bool, bool, list[str]]:
+    """Return whether a resumed run equals a straight one, and what the files hold of the model."""
+    straight = Worker(rank)
+    straight.train(0, SAVED_AT)
+    weights = {name: value.clone() for name, value in straight.model.state_dict().items()}
+    path = straight.save(folder, include_model=False, async_=True)
+    straight.train(SAVED_AT, STEPS)
+    again = Worker(rank)
+    again.model.load_state_dict({**weights, "seen": torch.tensor(-1)})
+    distlion.load_checkpoint(folder, again.model, again.optimizer)
+    is_own_back = int(again.model.seen) == rank
+    again.train(SAVED_AT, STEPS)
+    pairs = zip(straight.tensors(), again.tensors(), strict=True)
+    is_equal = all(torch.equal(one, other) for one, other in pairs)
+    names: list[str] = []
+    for file in sorted(path.glob("model-*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            names += opened.keys()
+    return is_equal, is_own_back, names
+
+
+def test_momenta_come_back_beside_a_model_that_was_saved_elsewhere(tmp_path: Path) -> None:
+    for is_equal, is_own_back, names in run_workers(resume, 2, str(tmp_path)):
+        assert is_equal and is_own_back
+        # What neither the model nor its checkpoint has is still written.
+        assert names == ["parameter outside of the model: 2"]
+
+
+def load_beside_another(rank: int, world_size: int, folder: str, changed: str) -> tuple[str, bool]:
+    worker = Worker(rank)
+    worker.train(0, SAVED_AT)
+    worker.save(folder, include_model=False)
+    with torch.no_grad():
+        if rank == 1:
+            worker.model.state_dict()[changed].reshape(-1)[0].add_(1)
+    before = worker.tensors()
+    worker.optimizer.state[worker.loose]["exp_avg"].zero_()
+    with pytest.raises(errors.CheckpointError) as caught:
+        distlion.load_checkpoint(folder, worker.model, worker.optimizer)
+    momenta_are_kept = not worker.optimizer.state[worker.loose]["exp_avg"].any()
+    rest = zip(before[:-1], worker.tensors()[:-1], strict=True)
+    return str(caught.value), momenta_are_kept and all(torch.equal(a, b) for a, b in rest)
+
+
+@pytest.mark.parametrize("changed", ["embedding.weight", "frozen.bias"])
+def test_a_model_of_another_step_is_refused_on_all_ranks(tmp_path: Path, changed: str) -> None:
+    for said, is_unchanged in run_workers(load_beside_another, 2, str(tmp_path), changed):
+        assert "failed on rank 1" in said and changed in said and "step 3 first" in said
+        assert is_unchanged
