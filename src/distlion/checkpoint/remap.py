@@ -46,7 +46,8 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
         raise CheckpointError(
             f"the checkpoint holds the momenta of {saved} workers, and now there are {present}; "
             "say what they begin with: on_world_change='map' (each the mean of its neighbourhood), "
-            "'mean' (all the same mean) or 'reset' (zeros); --on-world-change of distlion train"
+            "'mean' (all the same mean) or 'reset' (zeros); with distlion train --on-world-change, "
+            "with a VotingMixin the attribute of the class"
         )
     if rule == "reset":
         return []

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,16 @@ from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import InvalidArgumentError, MissingDependencyError, UnsupportedTypeError
 from distlion.optim import DistributedLion
 
+# DistributedLion too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "VotingMixin"]
+
 WORKS_WITH = {"transformers": 5, "accelerate": 1, "trl": 1}
 """Major versions: what is overridden here may be called otherwise in others."""
 
 FOLDER = "distlion"
 """Inside of each ``checkpoint-N`` of a Trainer."""
 
-_HOOKS = (
+_OVERRIDDEN = (
     "create_accelerator_and_postprocess",
     "create_optimizer",
     "training_step",
@@ -34,37 +37,49 @@ _HOOKS = (
     "_save_optimizer_and_scheduler",
     "_load_optimizer_and_scheduler",
 )
+_ADVICE = "pip install 'distlion[transformers]'"
 
 
 def check_version(package: str) -> None:
-    """Refuse a package that is missing, or whose major version is another.
+    """Refuse a package that is missing, or has another major version.
 
     Raises:
-        MissingDependencyError: It is.
+        MissingDependencyError: It is, or has.
     """
-    advice = "pip install 'distlion[transformers]'"
     try:
         found = version(package)
     except PackageNotFoundError as error:
-        raise MissingDependencyError(f"{package} is not installed: {advice}") from error
+        raise MissingDependencyError(f"{package} is not installed: {_ADVICE}") from error
     if found.split(".")[0] != str(WORKS_WITH[package]):
         raise MissingDependencyError(
             f"{package} {found} is installed, and distlion.integrations.transformers works with "
-            f"{package} {WORKS_WITH[package]}: {advice}"
+            f"{package} {WORKS_WITH[package]}: {_ADVICE}"
+        )
+
+
+def check_trainer(trainer: type) -> None:
+    """Refuse a Trainer that would not call what is overridden here: votes would be lost silently.
+
+    Raises:
+        MissingDependencyError: It would not.
+    """
+    missing = [name for name in _OVERRIDDEN if not hasattr(trainer, name)]
+    if missing:
+        raise MissingDependencyError(
+            f"the Trainer of transformers {version('transformers')} has no {', '.join(missing)}, "
+            f"which distlion.integrations.transformers overrides: {_ADVICE}"
         )
 
 
 check_version("transformers")
 check_version("accelerate")
+from transformers import Trainer  # noqa: E402, once its version is known
 
-# A mixin for Trainers is typed as one of them, and none of their methods is found before theirs.
-if TYPE_CHECKING:
-    from transformers import Trainer as _Base
-else:
-    _Base = object
+check_trainer(Trainer)
 
 
-class VotingMixin(_Base):  # type: ignore[misc]
+# A Trainer itself, so that Python refuses to put it behind the Trainer, where it would do nothing.
+class VotingMixin(Trainer):  # type: ignore[misc]
     """Put before a Trainer: every worker keeps its gradients and momentum, and they vote.
 
     No DistributedDataParallel is put around the model. Checkpoints hold every worker's momentum, in
@@ -76,26 +91,24 @@ class VotingMixin(_Base):  # type: ignore[misc]
 
     Raises:
         MissingDependencyError: transformers, accelerate or TRL has another major version.
-        UnsupportedTypeError: The optimizer is not ``DistributedLion``, or the model is sharded, by
-            FSDP, DeepSpeed or another plugin.
+        UnsupportedTypeError: The optimizer is not ``DistributedLion``, or the model is sharded or
+            wrapped, by FSDP, DeepSpeed, DistributedDataParallel or another plugin.
         InvalidArgumentError: Arguments contradict each other; names them.
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``.
 
     Notes:
         Without "lr", the optimizer takes ``TrainingArguments.learning_rate``; the weight decay is
-        ``TrainingArguments.weight_decay``, for what the Trainer decays. With ``max_grad_norm``, the
+        ``TrainingArguments.weight_decay``, for what the Trainer decays. With ``max_grad_norm`` the
         Trainer clips each worker's gradients by their own norm. "grad_norm" in its logs is rank 0's
         own, before clipping. Frozen parameters and buffers are each process's own.
 
     Example:
-        >>> class VotingTrainer(VotingMixin, Trainer):
-        ...     pass
-        >>> settings = {"lr": 1e-4}
+        >>> class VotingTrainer(VotingMixin, Trainer): ...
         >>> trainer = VotingTrainer(
         ...     model,
-        ...     TrainingArguments(weight_decay=0.1),
+        ...     TrainingArguments(learning_rate=1e-4, weight_decay=0.1),
         ...     train_dataset=data,
-        ...     optimizer_cls_and_kwargs=(distlion.DistributedLion, settings),
+        ...     optimizer_cls_and_kwargs=(DistributedLion, {}),
         ... )
         >>> trainer.train()
     """
@@ -105,7 +118,8 @@ class VotingMixin(_Base):  # type: ignore[misc]
 
     def create_accelerator_and_postprocess(self) -> None:
         """Have an accelerator that neither wraps nor shards."""
-        _check_trainer(type(self))
+        if any(base.__module__.split(".")[0] == "trl" for base in type(self).__mro__):
+            check_version("trl")
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
         kind = accelerator.distributed_type.value
@@ -121,7 +135,7 @@ class VotingMixin(_Base):  # type: ignore[misc]
         if self.optimizer is None and self.optimizer_cls_and_kwargs is not None:
             kind, given = self.optimizer_cls_and_kwargs
             decay = given.get("weight_decay", self.args.weight_decay)
-            if decay != self.args.weight_decay:
+            if decay != self.args.weight_decay and "params" not in given:
                 raise InvalidArgumentError(
                     f"weight_decay={decay} in optimizer_cls_and_kwargs is overridden by that of "
                     f"TrainingArguments, {self.args.weight_decay}: give it there"
@@ -144,18 +158,23 @@ class VotingMixin(_Base):  # type: ignore[misc]
         return optimizer
 
     def _check_optimizer(self) -> None:
+        """Refuse what clipping by the Trainer would undo, or would be undone by."""
         settings, norm = self.voter.settings, self.args.max_grad_norm
-        if norm and settings.overlap:
-            raise InvalidArgumentError(
-                f"max_grad_norm={norm} (1.0 by default) clips gradients after backward, and with "
-                "overlap=True votes leave before; give TrainingArguments max_grad_norm=0, or "
-                "overlap=False"
-            )
-        if norm and settings.clip_norm is not None:
-            raise InvalidArgumentError(
-                f"max_grad_norm={norm} (1.0 by default) would clip gradients before "
-                f"{settings.clip_norm!r} sees them; give TrainingArguments max_grad_norm=0"
-            )
+        conflicts = {
+            "overlap=True: votes leave before the norm is known": settings.overlap,
+            f"{settings.clip_norm!r}: it would see gradients that are clipped already": (
+                settings.clip_norm is not None
+            ),
+            'nonfinite="abstain": where one gradient of a worker is NaN, all of them become NaN': (
+                settings.nonfinite == "abstain"
+            ),
+        }
+        for conflict, is_there in conflicts.items():
+            if norm > 0 and is_there:
+                raise InvalidArgumentError(
+                    f"max_grad_norm={norm} (1.0 by default), by which the Trainer clips gradients, "
+                    f"cannot be used with {conflict}; give TrainingArguments max_grad_norm=0"
+                )
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """Compute gradients; no vote leaves before the last of those that accumulate."""
@@ -164,8 +183,8 @@ class VotingMixin(_Base):  # type: ignore[misc]
                 "the model is wrapped in DistributedDataParallel, which averages gradients before "
                 "the vote; hand the Trainer the model itself"
             )
-        is_last = self.accelerator.sync_gradients
-        with nullcontext() if is_last else self.voter.no_sync():
+        voter, is_last = self.voter, self.accelerator.sync_gradients
+        with nullcontext() if is_last else voter.no_sync():
             loss: Tensor = super().training_step(model, *args, **kwargs)
         return loss
 
@@ -202,22 +221,3 @@ class VotingMixin(_Base):  # type: ignore[misc]
                 self.lr_scheduler,
                 on_world_change=self.on_world_change,
             )
-
-
-def _check_trainer(kind: type) -> None:
-    """Refuse a class whose base has no Trainer, or one without what is overridden here.
-
-    Raises:
-        UnsupportedTypeError: It is one.
-        MissingDependencyError: It is TRL's, of another major version.
-    """
-    bases = kind.__mro__[kind.__mro__.index(VotingMixin) + 1 :]
-    missing = [name for name in _HOOKS if not any(name in vars(base) for base in bases)]
-    if missing:
-        raise UnsupportedTypeError(
-            f"{kind.__name__}: what stands behind VotingMixin has no {', '.join(missing)}; write "
-            "class MyTrainer(VotingMixin, Trainer), with a Trainer of transformers "
-            f"{WORKS_WITH['transformers']}"
-        )
-    if any(base.__module__.split(".")[0] == "trl" for base in bases):
-        check_version("trl")
