@@ -5,6 +5,7 @@ Tested with transformers 5.23, accelerate 1.15, trl 1.16 and peft 0.21.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -202,14 +203,11 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # In the place of optimizer.pt, rank 0's, and scheduler.pt. The Trainer saves the model.
-        save_checkpoint(
-            Path(output_dir, FOLDER),
-            self.model,
-            self.voter,
-            self.lr_scheduler,
-            keep_last=1,
-            include_model=False,
-        )
+        folder = Path(output_dir, FOLDER)
+        if self.accelerator.is_local_main_process:
+            # Of an earlier run, whose model was overwritten. Nobody writes before all have come.
+            shutil.rmtree(folder, ignore_errors=True)
+        save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, include_model=False)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

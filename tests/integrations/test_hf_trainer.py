@@ -1,0 +1,353 @@
+"""VotingMixin before a Trainer: what users meet beyond the exam."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distlion
+from cluster import run_workers
+from distlion import errors
+from integrations.job import Job
+
+pytestmark = pytest.mark.distributed
+
+Facts = dict[str, Any]
+
+
+class Dropping(torch.nn.Module):
+    """The exam's model behind a layer that depends on random numbers."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.inner, self.dropout = Job("", 1).make_model(rank), torch.nn.Dropout(0.2)
+
+    def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.inner(self.dropout(pixels), labels)
+
+
+def make_trainer(folder: str, rank: int, *, model: Any = None, **options: Any) -> Any:
+    """Make a Trainer of 4 steps; ``options`` are TrainingArguments and what follows ``optimizer``.
+
+    Imported here: the process of the tests itself imports no Trainer.
+    """
+    from transformers import TrainingArguments
+
+    from integrations.hf_trainer import VotingTrainer, make_arguments
+
+    job = Job(folder, int(os.environ.get("WORLD_SIZE", "1")), steps=4)
+    optimizer = {"check_every": 1, "step_timeout_s": 20, **options.pop("optimizer", {})}
+    choice = options.pop("choice", {})
+    kind = options.pop("kind", VotingTrainer)
+    choice = choice or {"optimizer_cls_and_kwargs": (distlion.DistributedLion, optimizer)}
+    return kind(
+        Dropping(rank) if model is None else model,
+        TrainingArguments(**{**make_arguments(job), "logging_steps": 1, **options}),
+        train_dataset=job.dataset(deal="batches"),
+        eval_dataset=job.validation(),
+        **choice,
+    )
+
+
+def state_of(trainer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return parameters and momenta."""
+    params = [param.detach().clone() for param in trainer.model.parameters()]
+    state = trainer.voter.state
+    return params, [state[param]["exp_avg"].clone() for param in trainer.model.parameters()]
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    return all(
+        torch.equal(a, b)
+        for ours, theirs in zip(one, other, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def load_momenta(trainer: Any, checkpoint: str) -> list[torch.Tensor]:
+    """Return the momenta with which a resumed training begins."""
+    from transformers import TrainerCallback
+
+    momenta: list[torch.Tensor] = []
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            momenta.extend(state_of(trainer)[1])
+
+    trainer.add_callback(Look())
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return momenta
+
+
+def error_of(call: Callable[[], Any]) -> tuple[type[BaseException], str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error), str(error)
+    raise AssertionError("nothing was raised")
+
+
+# One process.
+
+
+def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Facts:
+    from unittest import mock
+
+    from transformers import Trainer
+
+    from distlion.integrations import transformers as ours
+    from integrations.hf_trainer import VotingTrainer
+
+    facts: Facts = {}
+
+    def refused(name: str, **options: Any) -> None:
+        facts[name] = error_of(make_trainer(folder, 0, **options).train)
+
+    refused("another optimizer", choice={"optimizers": (None, None)})
+    refused("overlap", max_grad_norm=1.0, optimizer={"overlap": True})
+    refused("clip_norm", max_grad_norm=1.0, optimizer={"clip_norm": distlion.ClipNorm(1.0)})
+    refused("abstain", max_grad_norm=1.0, optimizer={"nonfinite": "abstain"})
+    refused("weight_decay", optimizer={"weight_decay": 0.5})
+    facts["behind"] = error_of(lambda: type("Behind", (Trainer, ours.VotingMixin), {}))
+    for package in ("transformers", "accelerate", "trl"):
+        with mock.patch.object(ours, "version", lambda name: "7.3.1"):
+            facts[package] = error_of(functools.partial(ours.check_version, package))
+    facts["no hook"] = error_of(lambda: ours.check_trainer(object))
+
+    trainer = make_trainer(folder, 0, learning_rate=0.5, save_strategy="steps", save_steps=2)
+    trainer.create_optimizer()
+    facts["groups"] = [
+        {name: group[name] for name in ("lr", "weight_decay")}
+        for group in trainer.optimizer.param_groups
+    ]
+    trainer = make_trainer(folder, 0, save_strategy="steps", save_steps=2)
+    trainer.train()
+    again = make_trainer(folder, 0)
+    again.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+    facts["alone resumes"] = are_equal(state_of(trainer), state_of(again))
+
+    class MeanTrainer(VotingTrainer):
+        on_world_change = "mean"
+
+    facts["world change"] = error_of(lambda: load_momenta(make_trainer(folder, 0), saved_by_two))
+    facts["mean"] = load_momenta(make_trainer(folder, 0, kind=MeanTrainer), saved_by_two)
+    return facts
+
+
+# Two processes.
+
+
+def ask_two(rank: int, world_size: int, folder: str) -> Facts:
+    from transformers import Trainer
+
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+    os.environ.update({name: str(number) for name, number in place.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    facts: Facts = {}
+
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    straight = make_trainer(f"{folder}/a", rank, **saving)
+    straight.train()
+    resumed = make_trainer(f"{folder}/b", rank, save_strategy="no")
+    resumed.train(resume_from_checkpoint=f"{folder}/a/checkpoint-2")
+    facts["resumes with dropout"] = are_equal(state_of(straight), state_of(resumed))
+    start = make_trainer(f"{folder}/b", rank)
+    facts["momenta at step 2"] = load_momenta(start, f"{folder}/a/checkpoint-2")
+    resumed.train()  # goes on with its momentum, as a Trainer does
+    facts["steps of two trainings"] = resumed.voter.committed_step
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 1}
+    evaluating = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps"}
+    trainer = make_trainer(f"{folder}/c", rank, **best, **evaluating, save_steps=1)
+    trainer.train()
+    params = state_of(trainer)[0]
+    torch.distributed.barrier()
+    facts["best"] = (trainer.state.best_model_checkpoint, params)
+    facts["kept"] = sorted(each.name for each in Path(folder, "c").glob("checkpoint-*"))
+    files = [each for each in Path(facts["best"][0]).rglob("*") if each.is_file()]
+    facts["files"] = sorted(str(each.relative_to(facts["best"][0])) for each in files)
+
+    facts["norms"] = {}
+    for name, options in {
+        "measured": {},
+        "clipped": {"max_grad_norm": 1e-3},
+        "overlap": {"optimizer": {"overlap": True, "bucket_elements": 256}},
+    }.items():
+        trainer = make_trainer(f"{folder}/d", rank, **options)
+        trainer.train()
+        facts["norms"][name] = [row["grad_norm"] for row in trainer.state.log_history[:-1]]
+
+    facts["abstains"] = _abstain(rank, folder)
+    other = make_trainer(f"{folder}/c", rank, model=Job("", 1).make_model(rank), **saving)
+    other.train()
+    facts["saved over another run"] = sorted(os.listdir(f"{folder}/c/checkpoint-4/distlion"))
+    os.makedirs(f"{folder}/e/checkpoint-2", exist_ok=True)
+    if rank == 0:
+        shutil.copytree(f"{folder}/a/checkpoint-2", f"{folder}/e/checkpoint-2", dirs_exist_ok=True)
+        os.remove(f"{folder}/e/checkpoint-2/distlion/latest")
+    torch.distributed.barrier()
+    incomplete = make_trainer(f"{folder}/e", rank)
+    facts["incomplete"] = error_of(lambda: incomplete.train(resume_from_checkpoint=True))
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        plain = make_trainer(f"{folder}/f", rank, kind=Trainer, **saving)
+        plain.train()
+    facts["plain Trainer warns"] = errors.IdenticalGradientsWarning in [w.category for w in seen]
+    again = make_trainer(f"{folder}/f", rank)
+    facts["plain checkpoint"] = error_of(
+        lambda: again.train(resume_from_checkpoint=f"{folder}/f/checkpoint-2")
+    )
+    wrapped = make_trainer(f"{folder}/g", rank)
+    wrapped.accelerator.prepare_model = type(wrapped.accelerator).prepare_model.__get__(
+        wrapped.accelerator
+    )
+    facts["DDP"] = error_of(wrapped.train)
+    return facts
+
+
+def _abstain(rank: int, folder: str) -> list[tuple[bool, bool]]:
+    """Return which gradients of this rank were finite when the optimizer saw them."""
+    from transformers import TrainerCallback
+
+    trainer = make_trainer(f"{folder}/d", rank, max_steps=1, optimizer={"nonfinite": "abstain"})
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            seen.extend(bool(p.grad.isfinite().all()) for p in trainer.model.parameters())
+
+    if rank == 1:
+        trainer.model.inner.outer.weight.register_hook(lambda grad: grad * float("nan"))
+    trainer.add_callback(Watch())
+    trainer.train()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def two() -> Any:
+    with tempfile.TemporaryDirectory(prefix="distlion-hf-") as folder:
+        yield folder, run_workers(ask_two, 2, folder, timeout_s=150)
+
+
+@pytest.fixture(scope="module")
+def alone(two: Any, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    folder = str(tmp_path_factory.mktemp("alone"))
+    saved = f"{two[0]}/a/checkpoint-2"
+    return run_workers(ask_alone, 1, folder, saved, process_group=False, timeout_s=150)[0]
+
+
+def test_dropout_and_momenta_resume(two: Any) -> None:
+    for facts in two[1]:
+        assert facts["resumes with dropout"]
+        assert facts["steps of two trainings"] == 8
+
+
+def test_checkpoint_holds_the_model_once_and_a_momentum_of_each_worker(two: Any) -> None:
+    files = two[1][0]["files"]
+    assert "optimizer.pt" not in files and "scheduler.pt" not in files
+    assert "model.safetensors" in files and "trainer_state.json" in files
+    momenta = [name for name in files if "worker-" in name]
+    assert [Path(name).name for name in momenta] == [
+        "worker-00000.safetensors",
+        "worker-00001.safetensors",
+    ]
+
+
+def test_best_model_is_loaded_and_old_checkpoints_are_removed(two: Any) -> None:
+    (best, params), (_, others) = two[1][0]["best"], two[1][1]["best"]
+    assert set(two[1][0]["kept"]) <= {Path(best).name, "checkpoint-4"}
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+def test_logged_norm_is_that_of_rank_0_before_clipping(two: Any) -> None:
+    for facts in two[1][:1]:
+        norms = facts["norms"]
+        assert norms["measured"] == norms["overlap"] and len(norms["measured"]) == 4
+        # The first gradient does not depend on clipping; later momenta do.
+        assert norms["clipped"][0] == norms["measured"][0] > 1e-2
+
+
+def test_measuring_the_norm_spreads_no_nan(two: Any) -> None:
+    assert two[1][0]["abstains"] == [True, True]
+    assert two[1][1]["abstains"] == [True, False]
+
+
+def test_folder_of_another_run_is_overwritten(two: Any) -> None:
+    for facts in two[1]:
+        assert facts["saved over another run"] == ["latest", "step-000000000004"]
+
+
+def test_incomplete_checkpoint_is_refused_by_all(two: Any) -> None:
+    for facts in two[1]:
+        kind, said = facts["incomplete"]
+        assert kind is errors.CheckpointError and "checkpoint-2/distlion/latest" in said
+
+
+def test_trainer_without_the_mixin_is_warned_of(two: Any) -> None:
+    for facts in two[1]:
+        assert facts["plain Trainer warns"]
+
+
+def test_checkpoint_of_a_trainer_without_the_mixin_is_refused(two: Any) -> None:
+    for facts in two[1]:
+        kind, said = facts["plain checkpoint"]
+        assert kind is errors.CheckpointError and "save_checkpoint" in said
+
+
+def test_model_under_ddp_is_refused(two: Any) -> None:
+    for facts in two[1]:
+        kind, said = facts["DDP"]
+        assert kind is errors.UnsupportedTypeError and "DistributedDataParallel" in said
+
+
+def test_another_number_of_workers_is_refused_or_mapped(two: Any, alone: Facts) -> None:
+    kind, said = alone["world change"]
+    assert kind is errors.CheckpointError
+    assert "on_world_change" in said and "VotingMixin" in said
+    first, second = (facts["momenta at step 2"] for facts in two[1])
+    for mean, one, other in zip(alone["mean"], first, second, strict=True):
+        assert not torch.equal(one, other)
+        assert torch.equal(mean, ((one.double() + other.double()) / 2).float())
+
+
+def test_one_process_trains_and_resumes(alone: Facts) -> None:
+    assert alone["alone resumes"]
+
+
+def test_optimizer_takes_the_trainers_lr_and_weight_decay(alone: Facts) -> None:
+    assert [group["lr"] for group in alone["groups"]] == [0.5, 0.5]
+    assert [group["weight_decay"] for group in alone["groups"]] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "fragments"),
+    [
+        ("another optimizer", errors.UnsupportedTypeError, ["AdamW", "optimizer_cls_and_kwargs"]),
+        ("overlap", errors.InvalidArgumentError, ["max_grad_norm=0", "overlap=True"]),
+        ("clip_norm", errors.InvalidArgumentError, ["max_grad_norm=0", "ClipNorm("]),
+        ("abstain", errors.InvalidArgumentError, ["max_grad_norm=0", "abstain"]),
+        ("weight_decay", errors.InvalidArgumentError, ["weight_decay=0.5", "TrainingArguments"]),
+        ("behind", TypeError, ["VotingMixin"]),
+        ("transformers", errors.MissingDependencyError, ["transformers 7.3.1", "transformers 5"]),
+        ("accelerate", errors.MissingDependencyError, ["accelerate 7.3.1", "accelerate 1"]),
+        ("trl", errors.MissingDependencyError, ["trl 7.3.1", "trl 1"]),
+        ("no hook", errors.MissingDependencyError, ["_save_optimizer_and_scheduler"]),
+    ],
+)
+def test_what_would_be_lost_silently_is_refused(
+    alone: Facts, case: str, kind: type, fragments: list[str]
+) -> None:
+    found, said = alone[case]
+    assert found is kind, said
+    for fragment in fragments:
+        assert fragment in said
