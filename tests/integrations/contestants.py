@@ -15,12 +15,25 @@ class Contestant:
         module: Imported in every rank's process, never in that of the tests; its
             ``train(job: Job, rank: int) -> Trained`` does the job there, and lets every error out.
         lacks: Rows of the exam that the framework does not offer, by name.
+        is_slow: Whether its import alone takes longer than the short exam may.
+        plain: The module of the plain loop that it is compared with, for another model and loss.
     """
 
     name: str
     distribution: str
     module: str
     lacks: tuple[str, ...] = ()
+    is_slow: bool = False
+    plain: str = "integrations.plain"
 
 
-CONTESTANTS: tuple[Contestant, ...] = ()
+CONTESTANTS: tuple[Contestant, ...] = (
+    Contestant("Trainer", "transformers", "integrations.with_trainer"),
+    Contestant(
+        "SFTTrainer",
+        "trl",
+        "integrations.with_sft_trainer",
+        plain="integrations.plain_sft",
+        is_slow=True,
+    ),
+)

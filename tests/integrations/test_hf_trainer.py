@@ -42,7 +42,7 @@ def make_trainer(folder: str, rank: int, *, model: Any = None, **options: Any) -
     """
     from transformers import TrainingArguments
 
-    from integrations.hf_trainer import VotingTrainer, make_arguments
+    from integrations.with_trainer import VotingTrainer, make_arguments
 
     job = Job(folder, int(os.environ.get("WORLD_SIZE", "1")), steps=4)
     optimizer = {"check_every": 1, "step_timeout_s": 20, **options.pop("optimizer", {})}
@@ -105,7 +105,7 @@ def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Fac
     from transformers import Trainer
 
     from distlion.integrations import transformers as ours
-    from integrations.hf_trainer import VotingTrainer
+    from integrations.with_trainer import VotingTrainer
 
     facts: Facts = {}
 
