@@ -1,4 +1,4 @@
-"""The plain loop that TRL's SFTTrainer must equal, bit for bit: its loss, and nothing else of it."""
+"""The plain loop that TRL's SFTTrainer must equal, bit for bit: it has its loss, no more."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def train(job: Job, rank: int) -> Trained:
     model.train()
     optimizer = make_optimizer(job, model)
     scheduler = job.make_scheduler(optimizer)
-    step = 0
+    first_step = 0
     if job.resume is not None:
-        step = distlion.load_checkpoint(job.resume, model, optimizer, scheduler).step
+        first_step = distlion.load_checkpoint(job.resume, model, optimizer, scheduler).step
     # Of all ranks in a step, as a Trainer counts them for this model: the first of a text too.
     n_tokens = job.accumulation * job.world_size * BATCH * LENGTH
-    for step in range(step + 1, job.steps + 1):
+    for step in range(first_step + 1, job.steps + 1):
         model.is_poisoned = is_poisoned(job, rank, step - 1)
         for micro_step in range((step - 1) * job.accumulation, step * job.accumulation):
             is_last = micro_step + 1 == step * job.accumulation

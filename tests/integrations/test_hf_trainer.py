@@ -102,6 +102,7 @@ def error_of(call: Callable[[], Any]) -> tuple[type[BaseException], str]:
 def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Facts:
     from unittest import mock
 
+    from accelerate import Accelerator, DistributedType
     from transformers import Trainer
 
     from distlion.integrations import transformers as ours
@@ -110,7 +111,7 @@ def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Fac
     facts: Facts = {}
 
     def refused(name: str, **options: Any) -> None:
-        facts[name] = error_of(make_trainer(folder, 0, **options).train)
+        facts[name] = error_of(lambda: make_trainer(folder, 0, **options).train())
 
     refused("another optimizer", choice={"optimizers": (None, None)})
     refused("overlap", max_grad_norm=1.0, optimizer={"overlap": True})
@@ -119,8 +120,10 @@ def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Fac
     refused("weight_decay", optimizer={"weight_decay": 0.5})
     facts["behind"] = error_of(lambda: type("Behind", (Trainer, ours.VotingMixin), {}))
     for package in ("transformers", "accelerate", "trl"):
-        with mock.patch.object(ours, "version", lambda name: "7.3.1"):
+        with mock.patch.object(ours, "version", return_value="7.3.1"):
             facts[package] = error_of(functools.partial(ours.check_version, package))
+    with mock.patch.object(Accelerator, "distributed_type", DistributedType.FSDP):
+        refused("FSDP")
     facts["no hook"] = error_of(lambda: ours.check_trainer(object))
 
     trainer = make_trainer(folder, 0, learning_rate=0.5, save_strategy="steps", save_steps=2)
@@ -252,7 +255,7 @@ def test_dropout_and_momenta_resume(two: Any) -> None:
         assert facts["steps of two trainings"] == 8
 
 
-def test_checkpoint_holds_the_model_once_and_a_momentum_of_each_worker(two: Any) -> None:
+def test_checkpoint_holds_a_momentum_of_each_worker(two: Any) -> None:
     files = two[1][0]["files"]
     assert "optimizer.pt" not in files and "scheduler.pt" not in files
     assert "model.safetensors" in files and "trainer_state.json" in files
@@ -337,6 +340,7 @@ def test_optimizer_takes_the_trainers_lr_and_weight_decay(alone: Facts) -> None:
         ("clip_norm", errors.InvalidArgumentError, ["max_grad_norm=0", "ClipNorm("]),
         ("abstain", errors.InvalidArgumentError, ["max_grad_norm=0", "abstain"]),
         ("weight_decay", errors.InvalidArgumentError, ["weight_decay=0.5", "TrainingArguments"]),
+        ("FSDP", errors.UnsupportedTypeError, ["FSDP", "plain data parallelism"]),
         ("behind", TypeError, ["VotingMixin"]),
         ("transformers", errors.MissingDependencyError, ["transformers 7.3.1", "transformers 5"]),
         ("accelerate", errors.MissingDependencyError, ["accelerate 7.3.1", "accelerate 1"]),

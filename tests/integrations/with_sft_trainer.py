@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from distlion.integrations.transformers import DistributedLion, VotingMixin
-from integrations.with_trainer import find_checkpoint, make_arguments
 from integrations.job import Job, Trained
 from integrations.sft_job import END, PADDING, VOCABULARY, SentenceModel, is_poisoned, list_texts
+from integrations.with_trainer import find_checkpoint, make_arguments
 
 
 class VotingSFTTrainer(VotingMixin, SFTTrainer):

@@ -86,8 +86,10 @@ def collect(
             exp_avg = entry["exp_avg"]
             momenta[worker][f"exp_avg.{index}"] = exp_avg[worker] if custody.is_stacked else exp_avg
     voted = list_params(optimizer)
-    known = {param: name for name, param in model.named_parameters(remove_duplicate=False)}
-    replicated = {name for param, name in known.items() if param in set(voted) and name in entries}
+    # A tied weight has several names, of which one is that of its entry.
+    named = list(model.named_parameters(remove_duplicate=False))
+    known, trained = {param for _, param in named}, set(voted)
+    replicated = {name for name, param in named if param in trained and name in entries}
     for index, param in enumerate(voted):
         if param not in known:
             entries[f"{OUTSIDE}{index}"] = param.detach()
@@ -95,11 +97,6 @@ def collect(
     return Contents(
         optimizer.committed_step, entries, frozenset(replicated), tree, tensors, momenta
     )
-
-
-def is_outside(name: str) -> bool:
-    """Whether an entry is a parameter that the model does not have."""
-    return name.startswith(OUTSIDE)
 
 
 def list_params(optimizer: VotingBase) -> list[Tensor]:

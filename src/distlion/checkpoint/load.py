@@ -324,9 +324,8 @@ class _Reader:
         wrong = [name for name, digest in saved.items() if digests.get(name) != digest]
         if wrong:
             raise CheckpointError(
-                f"{self.folder} leaves the model to whoever saved it, and {wrong[0]} (one of "
-                f"{len(wrong)}) is not what it was then: load the model of step "
-                f"{self.manifest.step} first"
+                f"{self.folder} holds what was trained only, and {wrong[0]} (one of {len(wrong)}), "
+                "which was not, is not what it was then: begin with the same model"
             )
         return found
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from distlion import faults
-from distlion.checkpoint.contents import Contents, collect, digest_entries, is_outside
+from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import (
     PARTIAL,
@@ -105,7 +105,7 @@ def save_checkpoint(
     *,
     keep_last: int | None = None,
     async_: bool = False,
-    include_model: bool = True,
+    only_trained: bool = False,
 ) -> PendingCheckpoint:
     """Save model, optimizer and every worker's momentum; every worker must call it, between steps.
 
@@ -126,8 +126,8 @@ def save_checkpoint(
         async_: Copy everything to host memory, and write while training goes on. The next save or
             load of the optimizer waits for it, and so does the end of the interpreter. What went
             wrong is logged at once, and raised by ``wait()``.
-        include_model: False where something else saves the model: of its tensors only those are
-            written that differ between workers, and a load refuses a model without the others.
+        only_trained: Leave out what the optimizer does not train and all workers have alike, such
+            as the base of an adapter; a load refuses a model that does not have the same.
 
     Returns:
         Its ``wait()`` returns the folder.
@@ -164,7 +164,7 @@ def save_checkpoint(
             contents, problem = attempt(contents.snapshot)
             council.share(problem)
             assert contents is not None
-        writer = _Writer(root, contents, shared, custody, council, keep_last, include_model)
+        writer = _Writer(root, contents, shared, custody, council, keep_last, only_trained)
         pending = PendingCheckpoint(writer.write, in_background=async_)
     if async_:
         _pending[optimizer] = pending
@@ -228,7 +228,7 @@ class _Writer:
         custody: Whose momenta are here.
         council: All processes.
         keep_last: Complete checkpoints to keep; None for all.
-        include_model: Whether to write what is shared.
+        only_trained: Whether to leave out what is shared and not trained.
     """
 
     def __init__(
@@ -239,12 +239,12 @@ class _Writer:
         custody: Custody,
         council: Council,
         keep_last: int | None,
-        include_model: bool,
+        only_trained: bool,
     ) -> None:
         self._root = root
         self._contents = contents
         self._shared = shared
-        self._left_out = set() if include_model else {n for n in shared if not is_outside(n)}
+        self._left_out = shared.keys() - contents.replicated if only_trained else set()
         self._custody = custody
         self._council = council
         self._keep_last = keep_last

@@ -202,12 +202,14 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         return norm
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # In the place of optimizer.pt, rank 0's, and scheduler.pt. The Trainer saves the model.
+        # In the place of optimizer.pt, rank 0's, and scheduler.pt. What is trained is saved here too:
+        # a Trainer reads its own file of the model by the names of tensors, which for some models
+        # (ViT, 5.23) are others than theirs, and goes on with a warning and without the weights.
         folder = Path(output_dir, FOLDER)
         if self.accelerator.is_local_main_process:
             # Of an earlier run, whose model was overwritten. Nobody writes before all have come.
             shutil.rmtree(folder, ignore_errors=True)
-        save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, include_model=False)
+        save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, only_trained=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
