@@ -95,7 +95,7 @@ def make_trainer(folder: str, rank: int, kind: str, **options: Any) -> Any:
             common["peft_config"] = LoraConfig(r=4, target_modules=["c_attn"])
         # Another class than that of the exam, which notes losses of its own model.
         trainer_class = type("SFT", (sft.VotingMixin, sft.SFTTrainer), {})
-        config = SFTConfig(**arguments, max_length=None)
+        config = SFTConfig(**arguments, max_length=64)
         tokenizer = sft.make_tokenizer()
         return trainer_class(
             make(rank), config, train_dataset=data, processing_class=tokenizer, **common
@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[Make, dict[str, Any]]] = {
     "LoRA": (make_lora, {}),
     "label smoothing": (make_base, {"label_smoothing_factor": 0.1}),
     "tokens counted by worker": (make_base, {"average_tokens_across_devices": False}),
-    "activation checkpointing": (make_base, {"gradient_checkpointing": True}),
+    "activation checkpointing": (make_base, {"activation_checkpointing": True}),
     "autocast": (make_base, {"bf16": True}),
     "bfloat16": (lambda rank: make_base(rank).bfloat16(), {}),
     "compiled": (make_base, {"torch_compile": True, "torch_compile_backend": "eager"}),
