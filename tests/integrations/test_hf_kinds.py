@@ -41,10 +41,16 @@ def run_example(rank: int, world_size: int, arguments: list[str]) -> dict[str, A
     }
 
 
-def test_example_trains_and_resumes(tmp_path: Path) -> None:
+def test_example_trains(tmp_path: Path) -> None:
+    arguments = ["--folder", str(tmp_path), "--steps", "4"]
+    for found in run_workers(run_example, 2, arguments, timeout_s=120):
+        assert found["kind"] == "DistributedLion" and found["steps"] == 4
+
+
+@pytest.mark.slow
+def test_example_resumes(tmp_path: Path) -> None:
     options = ["--folder", str(tmp_path), "--steps"]
-    for found in run_workers(run_example, 2, [*options, "4"], timeout_s=120):
-        assert found["kind"] == "DistributedLion"
+    run_workers(run_example, 2, [*options, "4"], timeout_s=120)
     for found in run_workers(run_example, 2, [*options, "24", "--resume"], timeout_s=120):
         assert found["steps"] == 24
         assert found["losses"][-1] < found["losses"][0]

@@ -202,8 +202,8 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         return norm
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # In the place of optimizer.pt, rank 0's, and scheduler.pt. What is trained is saved here too:
-        # a Trainer reads its own file of the model by the names of tensors, which for some models
+        # In the place of optimizer.pt, rank 0's, and scheduler.pt. What is trained is saved too: a
+        # Trainer reads its own file of the model by the names of tensors, which for some models
         # (ViT, 5.23) are others than theirs, and goes on with a warning and without the weights.
         folder = Path(output_dir, FOLDER)
         if self.accelerator.is_local_main_process:
