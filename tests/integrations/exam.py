@@ -155,10 +155,12 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def _count_all_reduces(profile: torch.profiler.profile, n_elements: int) -> int:
     """Count those of at least so many elements, whether Python or DDP's reducer asked for them."""
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    # What `profile.events()` makes of these, parents and children, takes seconds.
     return sum(
-        any(prod(shape) >= n_elements for shape in event.input_shapes)
-        for event in profile.events() or ()
-        if event.name == "gloo:all_reduce"
+        any(prod(shape) >= n_elements for shape in event.shapes())
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "gloo:all_reduce"
     )
 
 
