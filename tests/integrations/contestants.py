@@ -36,4 +36,5 @@ CONTESTANTS: tuple[Contestant, ...] = (
         plain="integrations.plain_sft",
         is_slow=True,
     ),
+    Contestant("Accelerate", "accelerate", "integrations.with_accelerate"),
 )

@@ -1,0 +1,136 @@
+"""Accelerate with workers that vote: no wrapper around the model, every momentum saved.
+
+Tested with accelerate 1.15; another major version is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
+from distlion.errors import UnsupportedTypeError
+from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.optim import DistributedLion
+
+check_version("accelerate", major=1, extra="accelerate")
+from accelerate import Accelerator  # noqa: E402, once its version is known
+from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
+
+FOLDER = "distlion"
+"""Inside of the folder that ``save_state`` writes; those of further optimizers get a number."""
+
+
+class VotingAccelerator(Accelerator):  # type: ignore[misc]
+    """An Accelerator under which every worker keeps its gradients and momentum, and they vote.
+
+    Args:
+        args, kwargs: Of ``Accelerator``.
+        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where
+            ``load_state`` finds another number of them. "error" refuses.
+
+    Raises:
+        MissingDependencyError: accelerate has another major version.
+        UnsupportedTypeError: An optimizer is not ``DistributedLion``, or Accelerate is set up to
+            shard the model.
+        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
+
+    Notes:
+        The model is not wrapped in DistributedDataParallel. ``accumulate`` and ``no_sync`` hold back
+        votes under ``overlap=True``; ``clip_grad_norm_`` clips each worker by its own norm.
+        ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` wants it.
+
+    Example:
+        >>> accelerator = VotingAccelerator()
+        >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4)
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    """
+
+    def __init__(
+        self, *args: Any, on_world_change: WorldChange = "error", **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        kind = self.distributed_type.value
+        if not (kind == "NO" or kind.startswith("MULTI_")):
+            raise UnsupportedTypeError(
+                f"Accelerate is set up for {kind}, which shards the model or drives the optimizer "
+                "in its own way; VotingAccelerator needs plain data parallelism"
+            )
+        self._on_world_change = on_world_change
+        self._voting: list[_VotingOptimizer] = []
+        self.register_save_state_pre_hook(self._save_votes)
+        self.register_load_state_pre_hook(self._find_votes)
+
+    def prepare_model(
+        self,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> nn.Module:
+        """Place a model, without a wrapper that averages its gradients."""
+        placed: nn.Module = super().prepare_model(model, device_placement, evaluation_mode=True)
+        if not evaluation_mode:
+            broadcast_rest(placed)
+        return placed
+
+    def prepare_optimizer(
+        self, optimizer: Optimizer, device_placement: bool | None = None
+    ) -> Optimizer:
+        """Prepare an optimizer, which must vote."""
+        if not isinstance(optimizer, _VotingOptimizer):
+            placement = self.device_placement if device_placement is None else device_placement
+            voter = check_votes(optimizer, type(self).__name__)
+            optimizer = _VotingOptimizer(voter, placement, self.scaler)
+            self._voting.append(optimizer)
+        prepared: Optimizer = super().prepare_optimizer(optimizer)
+        return prepared
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Accumulate gradients: under ``overlap=True``, no vote leaves during backward in here."""
+        with ExitStack() as stack:
+            for each in self._voting:
+                stack.enter_context(each.voter.no_sync())
+            yield
+
+    def _save_votes(self, models: list[nn.Module], weights: Any, folder: str) -> None:
+        for each, path in zip(self._voting, self._name_folders(folder), strict=True):
+            # Accelerate saves the model.
+            save_checkpoint(
+                path, nn.ModuleList(models), each.voter, keep_last=1, include_model=False
+            )
+
+    def _find_votes(self, models: list[nn.Module], folder: str) -> None:
+        for each, path in zip(self._voting, self._name_folders(folder), strict=True):
+            change = self._on_world_change
+            each.restore = partial(
+                load_checkpoint, path, nn.ModuleList(models), each.voter, on_world_change=change
+            )
+
+    def _name_folders(self, folder: str) -> list[Path]:
+        names = [f"{FOLDER}-{number}" if number else FOLDER for number in range(len(self._voting))]
+        return [Path(folder, name) for name in names]
+
+
+class _VotingOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
+    """An optimizer whose state is every worker's own, wherever Accelerate loads rank 0's."""
+
+    def __init__(self, voter: DistributedLion, device_placement: bool, scaler: Any) -> None:
+        super().__init__(voter, device_placement=device_placement, scaler=scaler)
+        self.voter = voter
+        self.restore: Any = None
+        self._is_accelerate_prepared = True  # it is not to be wrapped again
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; the one of rank 0 that ``load_state`` brings stands for all workers'."""
+        restore, self.restore = self.restore, None
+        if restore is None:
+            super().load_state_dict(state_dict)
+        else:
+            restore()
