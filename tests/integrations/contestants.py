@@ -37,4 +37,6 @@ CONTESTANTS: tuple[Contestant, ...] = (
         is_slow=True,
     ),
     Contestant("Accelerate", "accelerate", "integrations.with_accelerate"),
+    Contestant("Lightning", "lightning", "integrations.with_lightning"),
+    Contestant("Fabric", "lightning", "integrations.with_fabric"),
 )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster import run_workers
+from cluster import WorkerDiedError, run_workers
 from distlion import errors, faults
 from integrations.job import VALIDATION, Job, Trained
 
@@ -82,7 +82,7 @@ def plan_jobs(folder: str, world_size: int) -> dict[str, Job]:
     """Return every job by its name, in the order of a sitting: the one that kills a rank last."""
     options: dict[str, dict[str, Any]] = {
         "straight": {"save_at": SAVED_AT},
-        "resumed": {"resume": os.path.join(folder, "straight")},
+        "resumed": {"resume": os.path.join(folder, "straight"), "first_step": SAVED_AT},
         "accumulation": {"accumulation": 2},
         "clipping": {"clip_norm": 0.05},
         "overlap": {"overlap": True},
@@ -174,14 +174,14 @@ def hold_sitting(module: str, world_size: int, names: tuple[str, ...]) -> Report
         jobs = {name: job for name, job in plan_jobs(folder, world_size).items() if name in names}
         for job in jobs.values():
             os.mkdir(job.folder)
-        run_workers(
-            sit,
-            world_size,
-            module,
-            list(jobs.values()),
-            timeout_s=60 + 30 * len(jobs),
-            may_die=True,
+        timeout_s = 60 + 30 * len(jobs)
+        outcomes = run_workers(
+            sit, world_size, module, list(jobs.values()), timeout_s=timeout_s, may_die=True
         )
+        for rank, outcome in enumerate(outcomes):
+            died = isinstance(outcome, WorkerDiedError) and rank == KILLED[0] and "killed" in jobs
+            if outcome is not None and not died:
+                raise outcome
         return {
             name: [_read(job, rank) for rank in range(world_size)] for name, job in jobs.items()
         }

@@ -34,7 +34,8 @@ class Job:
         steps: Optimizer steps at which training ends, counted from the very first one; also the
             length of the schedule of lr.
         save_at: Save a checkpoint in ``folder`` once so many steps are committed, and go on.
-        resume: The ``folder`` of a run that has saved; continue with new objects where it did.
+        resume: The ``folder`` of a run that has saved; continue with new objects where it did, at
+        first_step: which its checkpoint says too.
         accumulation: Micro-steps in a step; their losses are divided by it.
         clip_norm: Largest norm of this rank's own gradients, clipped by the framework's means.
         overlap: Votes leave during backward; where there is accumulation, in its last micro-step.
@@ -49,6 +50,7 @@ class Job:
     steps: int = 12
     save_at: int | None = None
     resume: str | None = None
+    first_step: int = 0
     accumulation: int = 1
     clip_norm: float | None = None
     overlap: bool = False

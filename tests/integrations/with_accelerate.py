@@ -52,7 +52,7 @@ def train(job: Job, rank: int) -> Trained:
         if job.evaluation is not None and step % job.evaluation == 0:
             model.eval()
             with torch.no_grad():
-                for batch in validation:
-                    model(**batch)
+                for held_out in validation:
+                    model(**held_out)
             model.train()
     return Trained(model, optimizer.optimizer)

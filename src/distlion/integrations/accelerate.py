@@ -42,8 +42,8 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
-        The model is not wrapped in DistributedDataParallel. ``accumulate`` and ``no_sync`` hold back
-        votes under ``overlap=True``; ``clip_grad_norm_`` clips each worker by its own norm.
+        The model is not wrapped in DistributedDataParallel. Under ``overlap=True``, ``accumulate``
+        and ``no_sync`` hold back votes; ``clip_grad_norm_`` clips each worker by its own norm.
         ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` wants it.
 
     Example:
@@ -52,9 +52,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
 
-    def __init__(
-        self, *args: Any, on_world_change: WorldChange = "error", **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         kind = self.distributed_type.value
         if not (kind == "NO" or kind.startswith("MULTI_")):

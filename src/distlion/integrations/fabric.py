@@ -1,0 +1,117 @@
+"""Lightning Fabric with workers that vote: no wrapper around the model, every momentum saved.
+
+Tested with lightning 2.6; another major version is refused. For the Trainer there is
+``distlion.integrations.lightning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from distlion.checkpoint import WorldChange
+from distlion.errors import CheckpointError
+from distlion.integrations.companion import KEY, load_votes, save_votes
+from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.optim import DistributedLion
+
+check_version("lightning", major=2, extra="lightning")
+from lightning.fabric.strategies import DDPStrategy  # noqa: E402, once its version is known
+
+
+class VotingStrategy(DDPStrategy):  # type: ignore[misc]
+    """A strategy under which every worker keeps its gradients and momentum, and they vote.
+
+    Args:
+        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where a run is
+            resumed on another number of them. "error" refuses.
+        kwargs: Of ``DDPStrategy``.
+
+    Raises:
+        MissingDependencyError: lightning has another major version.
+        UnsupportedTypeError: An optimizer is not ``DistributedLion``.
+        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
+
+    Notes:
+        The module is not wrapped in DistributedDataParallel. ``no_backward_sync`` holds back votes
+        under ``overlap=True``; ``clip_gradients`` clips each worker by its own norm. Beside a
+        checkpoint ``NAME``, workers' momenta are in the folder ``NAME.distlion``, without which an
+        optimizer does not load.
+
+    Example:
+        >>> fabric = lightning.Fabric(strategy=VotingStrategy(), devices=2)
+        >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4)
+        >>> model, optimizer = fabric.setup(model, optimizer)
+    """
+
+    def __init__(self, *, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._on_world_change = on_world_change
+        self._voters: list[DistributedLion] = []
+        # Fabric reads this; that of its DDPStrategy wants a wrapped module.
+        self._backward_sync_control = _HoldVotes(self._voters)
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """Leave a module as it is; what DistributedDataParallel does at first is done."""
+        broadcast_rest(module)
+        return module
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Take an optimizer, which must vote."""
+        self._voters.append(check_votes(optimizer, type(self).__name__))
+        return optimizer
+
+    def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Save the momenta of all workers, then what Fabric saves, which names them."""
+        modules, voters = _sort(state)
+        if voters:
+            state = dict(state)
+            save_votes(state, path, modules, voters)
+        super().save_checkpoint(path, state, *args, **kwargs)
+
+    def load_checkpoint(
+        self, path: Any, state: Any = None, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Load what Fabric saved, and the momenta of all workers; in the file are rank 0's."""
+        if isinstance(state, Optimizer):
+            raise CheckpointError(
+                f"{path}: the momenta of all workers are loaded after the model; give both, as in "
+                '{"model": model, "optimizer": optimizer}'
+            )
+        modules, voters = _sort(state if isinstance(state, dict) else {})
+        if not voters:
+            rest: dict[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
+            return rest
+        others = {name: each for name, each in state.items() if name not in voters}
+        rest = super().load_checkpoint(path, others, *args, **kwargs)
+        state.update(others)
+        change = self._on_world_change
+        load_votes(rest, path, modules, voters, on_world_change=change)
+        return {name: each for name, each in rest.items() if name != KEY and name not in voters}
+
+
+class _HoldVotes:
+    """What Fabric asks for when gradients accumulate."""
+
+    def __init__(self, voters: list[DistributedLion]) -> None:
+        self._voters = voters
+
+    @contextmanager
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> Iterator[None]:
+        """Hold back votes of all optimizers, where it is enabled."""
+        with ExitStack() as stack:
+            for voter in self._voters if enabled else ():
+                stack.enter_context(voter.no_sync())
+            yield
+
+
+def _sort(state: dict[str, Any]) -> tuple[nn.Module, dict[str, DistributedLion]]:
+    """Return the modules and the optimizers of what is to be saved or loaded."""
+    modules = [each for each in state.values() if isinstance(each, nn.Module)]
+    optimizers = {name: each for name, each in state.items() if isinstance(each, Optimizer)}
+    voters = {name: check_votes(each, "Fabric") for name, each in optimizers.items()}
+    return nn.ModuleList(modules), voters

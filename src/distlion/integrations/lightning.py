@@ -1,0 +1,114 @@
+"""Lightning's Trainer with workers that vote: no wrapper around the model, every momentum saved.
+
+Tested with lightning 2.6; another major version is refused. For Fabric there is
+``distlion.integrations.fabric``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from distlion.checkpoint import WorldChange
+from distlion.errors import InvalidArgumentError
+from distlion.integrations.companion import load_votes, name_companion, save_votes
+from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.optim import DistributedLion
+
+check_version("lightning", major=2, extra="lightning")
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402, once its version is known
+
+_OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}
+
+
+class VotingStrategy(DDPStrategy):  # type: ignore[misc]
+    """A strategy under which every worker keeps its gradients and momentum, and they vote.
+
+    Args:
+        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where a run is
+            resumed on another number of them. "error" refuses.
+        kwargs: Of ``DDPStrategy``, but those that concern its averaging of gradients.
+
+    Raises:
+        MissingDependencyError: lightning has another major version.
+        UnsupportedTypeError: An optimizer is not ``DistributedLion``.
+        InvalidArgumentError: An argument concerns the averaging of gradients.
+        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
+
+    Notes:
+        The module is not wrapped in DistributedDataParallel. Accumulation holds back votes under
+        ``overlap=True``; ``gradient_clip_val`` clips each worker by its own norm. Beside a
+        checkpoint ``NAME.ckpt``, workers' momenta are in the folder ``NAME.ckpt.distlion``, without
+        which it does not resume.
+
+    Example:
+        >>> trainer = lightning.Trainer(strategy=VotingStrategy(), devices=2)
+        >>> trainer.fit(module, loader)  # its configure_optimizers returns a DistributedLion
+    """
+
+    def __init__(self, *, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
+        refused = sorted(_OF_DDP & kwargs.keys())
+        if refused:
+            raise InvalidArgumentError(
+                f"{', '.join(refused)}: VotingStrategy averages no gradients and has no such hook"
+            )
+        super().__init__(**kwargs)
+        self._on_world_change = on_world_change
+        self._resumed_from: str | os.PathLike[str] | None = None
+
+    @property
+    def voters(self) -> list[DistributedLion]:
+        """The optimizers, without what Lightning puts around them."""
+        return [check_votes(optimizer, type(self).__name__) for optimizer in self.optimizers]
+
+    def configure_ddp(self) -> None:
+        """Leave the module as it is; what DistributedDataParallel does at first is done."""
+        broadcast_rest(self.lightning_module)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Create optimizers, which must vote."""
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            check_votes(optimizer, type(self).__name__)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Accumulate gradients: under ``overlap=True``, no vote leaves during backward in here."""
+        with ExitStack() as stack:
+            for voter in self.voters:
+                stack.enter_context(voter.no_sync())
+            yield
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Save the momenta of all workers, then what Lightning saves, which names them."""
+        if "optimizer_states" in checkpoint:
+            save_votes(checkpoint, filepath, self.lightning_module, dict(enumerate(self.voters)))
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load what Lightning saved, and remember where."""
+        self._resumed_from = checkpoint_path
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        return checkpoint
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the momenta of all workers; in the file there are those of rank 0."""
+        assert self._resumed_from is not None
+        load_votes(
+            checkpoint,
+            self._resumed_from,
+            self.lightning_module,
+            dict(enumerate(self.voters)),
+            on_world_change=self._on_world_change,
+        )
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint with its momenta."""
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            shutil.rmtree(name_companion(filepath), ignore_errors=True)
