@@ -15,7 +15,9 @@ import pytest
 import distlion
 
 OPTIONAL_PACKAGES = [
+    "accelerate",
     "datasets",
+    "lightning",
     "matplotlib",
     "pyroute2",
     "rich",

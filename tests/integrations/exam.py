@@ -103,11 +103,7 @@ def plan_jobs(folder: str, world_size: int) -> dict[str, Job]:
 
 def sit(rank: int, world_size: int, module: str, jobs: list[Job]) -> None:
     """Do jobs one after the other, and leave a report of each in its folder."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-    place |= {"LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
-    os.environ.update({name: str(number) for name, number in place.items()})
-    # As torchrun says it; nobody goes there, as the group is made.
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"})
+    tell_place(rank, world_size)
     train = importlib.import_module(module).train
     for job in jobs:
         dist.barrier()
@@ -115,6 +111,15 @@ def sit(rank: int, world_size: int, module: str, jobs: list[Job]) -> None:
         (Path(job.folder) / f"report-{rank}").write_bytes(pickle.dumps(report))
         faults.disarm_all()
         gc.collect()  # connections end with their optimizer
+
+
+def tell_place(rank: int, world_size: int) -> None:
+    """Tell a framework what torchrun tells it."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+    place |= {"LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
+    os.environ.update({name: str(number) for name, number in place.items()})
+    # As torchrun says it; nobody goes there, as the group is made.
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"})
 
 
 def _report(train: Callable[[Job, int], Trained], job: Job, rank: int) -> Report:

@@ -11,17 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
-from distlion.errors import UnsupportedTypeError
+from distlion.errors import ProcessGroupError, UnsupportedTypeError
 from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
 from distlion.optim import DistributedLion
 
 check_version("accelerate", major=1, extra="accelerate")
 from accelerate import Accelerator  # noqa: E402, once its version is known
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
+
+# DistributedLion too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "VotingAccelerator"]
 
 FOLDER = "distlion"
 """Inside of the folder that ``save_state`` writes; those of further optimizers get a number."""
@@ -39,6 +43,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         MissingDependencyError: accelerate has another major version.
         UnsupportedTypeError: An optimizer is not ``DistributedLion``, or Accelerate is set up to
             shard the model.
+        ProcessGroupError: Accelerate does not know of the processes that there are.
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
@@ -48,7 +53,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     Example:
         >>> accelerator = VotingAccelerator()
-        >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4)
+        >>> optimizer = DistributedLion(model.parameters(), lr=1e-4)
         >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
 
@@ -59,6 +64,12 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             raise UnsupportedTypeError(
                 f"Accelerate is set up for {kind}, which shards the model or drives the optimizer "
                 "in its own way; VotingAccelerator needs plain data parallelism"
+            )
+        if dist.is_initialized() and dist.get_world_size() != self.num_processes:
+            # It would deal the same data to all, and save as if each were alone.
+            raise ProcessGroupError(
+                f"Accelerate counts {self.num_processes} processes, and the process group has "
+                f"{dist.get_world_size()}; on CPUs give VotingAccelerator(cpu=True)"
             )
         self._on_world_change = on_world_change
         self._voting: list[_VotingOptimizer] = []

@@ -22,6 +22,9 @@ from distlion.optim import DistributedLion
 check_version("lightning", major=2, extra="lightning")
 from lightning.fabric.strategies import DDPStrategy  # noqa: E402, once its version is known
 
+# DistributedLion too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "VotingStrategy"]
+
 
 class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     """A strategy under which every worker keeps its gradients and momentum, and they vote.
@@ -44,7 +47,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Example:
         >>> fabric = lightning.Fabric(strategy=VotingStrategy(), devices=2)
-        >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4)
+        >>> optimizer = DistributedLion(model.parameters(), lr=1e-4)
         >>> model, optimizer = fabric.setup(model, optimizer)
     """
 

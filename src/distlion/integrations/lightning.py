@@ -21,6 +21,9 @@ from distlion.optim import DistributedLion
 check_version("lightning", major=2, extra="lightning")
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402, once its version is known
 
+# DistributedLion too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "VotingStrategy"]
+
 _OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}
 
 

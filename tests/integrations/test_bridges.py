@@ -1,0 +1,201 @@
+"""What the bridges refuse, and what they do beyond the exam; every rank hears the same error."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distlion
+from cluster import run_workers
+from distlion import errors
+from distlion.integrations import frameworks
+from integrations.exam import tell_place
+from integrations.job import Job
+
+pytestmark = pytest.mark.distributed
+
+BRIDGES = {"accelerate": "accelerate", "lightning": "lightning", "fabric": "lightning"}
+"""Modules of distlion.integrations, and the package that each is for."""
+
+TRAIN = {
+    "accelerate": "integrations.with_accelerate",
+    "lightning": "integrations.with_lightning",
+    "fabric": "integrations.with_fabric",
+}
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_another_major_version_is_refused_by_name(
+    bridge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "version", lambda package: "99.1")
+    monkeypatch.delitem(sys.modules, f"distlion.integrations.{bridge}", raising=False)
+    with pytest.raises(errors.MissingDependencyError) as caught:
+        importlib.import_module(f"distlion.integrations.{bridge}")
+    package = BRIDGES[bridge]
+    assert f"{package} 99.1 is installed" in str(caught.value)
+    assert f"distlion[{package}]" in str(caught.value)
+
+
+def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(frameworks, "version", find)
+    with pytest.raises(errors.MissingDependencyError, match=r"distlion\[lightning\]"):
+        frameworks.check_version("lightning", major=2, extra="lightning")
+
+
+def test_an_optimizer_that_does_not_vote_is_refused() -> None:
+    adamw = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+    with pytest.raises(errors.UnsupportedTypeError, match="AdamW, which does not vote"):
+        frameworks.check_votes(adamw, "VotingStrategy")
+
+
+def copy_rest(rank: int, world_size: int) -> tuple[list[float], list[float]]:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.fill_(rank + 1)
+    model[0].weight.requires_grad_(False)
+    model[0].weight = torch.nn.Parameter(model[0].weight.T.clone().T, requires_grad=False)
+    frameworks.broadcast_rest(model)
+    rest = [model[0].weight, *model.buffers()]
+    trained = [model[0].bias, *model[1].parameters()]
+    return [float(t.float().mean()) for t in rest], [float(t.detach().mean()) for t in trained]
+
+
+def test_buffers_and_frozen_parameters_begin_as_those_of_rank_0() -> None:
+    for rank, (rest, trained) in enumerate(run_workers(copy_rest, 2)):
+        assert rest == [1.0] * 4
+        assert trained == [rank + 1.0] * 3  # DistributedLion's own business
+
+
+def catch(call: Callable[[], Any]) -> str:
+    """Return what a call raises, as kind and text; all ranks go on together."""
+    try:
+        call()
+    except errors.DistlionError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        dist.barrier()
+    return "nothing"
+
+
+def meet_refusals(rank: int, world_size: int, folder: str, bridge: str) -> dict[str, str]:
+    """Resume from what is not whole, each time with a copy of one checkpoint."""
+    tell_place(rank, world_size)
+    train = importlib.import_module(TRAIN[bridge]).train
+    saved = os.path.join(folder, "saved")
+    train(Job(saved, world_size, steps=2, save_at=1), rank)
+    dist.barrier()
+    said = {}
+    for name, damage in DAMAGES.items():
+        copy = os.path.join(folder, name)
+        if rank == 0:
+            shutil.copytree(saved, copy)
+            damage(Path(copy))
+        dist.barrier()
+        job = Job(copy, world_size, steps=2, resume=copy, first_step=1)
+        said[name] = catch(lambda job=job: train(job, rank))
+    return said
+
+
+def remove_momenta(folder: Path) -> None:
+    (found,) = {path.parent for path in folder.rglob("latest")}
+    shutil.rmtree(found)
+
+
+def remove_one_momentum(folder: Path) -> None:
+    for path in folder.rglob("worker-00001.safetensors"):
+        path.unlink()
+
+
+def exchange_momenta(folder: Path) -> None:
+    for one in folder.rglob("worker-00000.safetensors"):
+        other = one.with_name("worker-00001.safetensors")
+        shutil.copy(one, other)
+
+
+DAMAGES = {
+    "without momenta": remove_momenta,
+    "without one momentum": remove_one_momentum,
+    "rank 0's momentum for all": exchange_momenta,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_checkpoint_that_lacks_momenta_is_refused_on_all_ranks(
+    bridge: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(BRIDGES[bridge])
+    said = run_workers(meet_refusals, 2, str(tmp_path), bridge, timeout_s=240)
+    for answers in said:
+        assert answers.keys() == DAMAGES.keys()
+        for name, answer in answers.items():
+            assert answer.startswith("CheckpointError"), (name, answer)
+
+
+def resume_on_three(rank: int, world_size: int, folder: str, bridge: str) -> str:
+    tell_place(rank, world_size)
+    train = importlib.import_module(TRAIN[bridge]).train
+    job = Job(folder, world_size, steps=2, resume=folder, first_step=1)
+    return catch(lambda: train(job, rank))
+
+
+def save_on_two(rank: int, world_size: int, folder: str, bridge: str) -> None:
+    tell_place(rank, world_size)
+    importlib.import_module(TRAIN[bridge]).train(Job(folder, world_size, steps=2, save_at=1), rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_another_number_of_workers_is_refused_with_what_to_say(bridge: str, tmp_path: Path) -> None:
+    pytest.importorskip(BRIDGES[bridge])
+    run_workers(save_on_two, 2, str(tmp_path), bridge, timeout_s=240)
+    for said in run_workers(resume_on_three, 3, str(tmp_path), bridge, timeout_s=240):
+        assert said.startswith("CheckpointError")
+        assert "momenta of 2 workers, and now there are 3" in said and "on_world_change" in said
+
+
+def misuse_accelerate(rank: int, world_size: int) -> dict[str, str]:
+    from accelerate.state import AcceleratorState
+
+    from distlion.integrations.accelerate import VotingAccelerator
+
+    tell_place(rank, world_size)
+    model = torch.nn.Linear(2, 2)
+    said = {"processes": catch(VotingAccelerator)}
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = VotingAccelerator(cpu=True)
+    adamw = torch.optim.AdamW(model.parameters())
+    said["optimizer"] = catch(lambda: accelerator.prepare(model, adamw))
+    voter = distlion.DistributedLion(model.parameters())
+    prepared = accelerator.prepare(voter)
+    assert accelerator.prepare(prepared) is prepared
+    said["no_sync"] = type(accelerator.prepare(model)).__name__
+    return said
+
+
+@pytest.mark.slow
+def test_accelerate_that_would_not_vote_is_refused() -> None:
+    pytest.importorskip("accelerate")
+    for said in run_workers(misuse_accelerate, 2, timeout_s=120):
+        if not torch.cuda.is_available():
+            assert (
+                said["processes"].startswith("ProcessGroupError")
+                and "cpu=True" in said["processes"]
+            )
+        assert said["optimizer"].startswith("UnsupportedTypeError")
+        assert said["no_sync"] == "Linear"
