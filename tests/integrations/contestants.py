@@ -14,6 +14,7 @@ class Contestant:
         distribution: What must be installed, by its name in a package registry.
         module: Imported in every rank's process, never in that of the tests; its
             ``train(job: Job, rank: int) -> Trained`` does the job there, and lets every error out.
+        tested_with: Its version, for the table.
         lacks: Rows of the exam that the framework does not offer, by name.
         is_slow: Whether its import alone takes longer than the short exam may.
         plain: The module of the plain loop that it is compared with, for another model and loss.
@@ -22,21 +23,23 @@ class Contestant:
     name: str
     distribution: str
     module: str
+    tested_with: str
     lacks: tuple[str, ...] = ()
     is_slow: bool = False
     plain: str = "integrations.plain"
 
 
 CONTESTANTS: tuple[Contestant, ...] = (
-    Contestant("Trainer", "transformers", "integrations.with_trainer"),
+    Contestant("Trainer", "transformers", "integrations.with_trainer", "transformers 5.23"),
     Contestant(
         "SFTTrainer",
         "trl",
         "integrations.with_sft_trainer",
+        "trl 1.16",
         plain="integrations.plain_sft",
         is_slow=True,
     ),
-    Contestant("Accelerate", "accelerate", "integrations.with_accelerate"),
-    Contestant("Lightning", "lightning", "integrations.with_lightning"),
-    Contestant("Fabric", "lightning", "integrations.with_fabric"),
+    Contestant("Accelerate", "accelerate", "integrations.with_accelerate", "accelerate 1.15"),
+    Contestant("Lightning", "lightning", "integrations.with_lightning", "lightning 2.6"),
+    Contestant("Fabric", "lightning", "integrations.with_fabric", "lightning 2.6"),
 )

@@ -112,8 +112,8 @@ def meet_refusals(rank: int, world_size: int, folder: str, bridge: str) -> dict[
 
 
 def remove_momenta(folder: Path) -> None:
-    (found,) = {path.parent for path in folder.rglob("latest")}
-    shutil.rmtree(found)
+    for path in list(folder.rglob("latest")):
+        shutil.rmtree(path.parent)
 
 
 def remove_one_momentum(folder: Path) -> None:

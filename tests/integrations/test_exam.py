@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 
 QUICK = ("no all-reduce of gradients", "same bits as a plain loop")
 QUICK_JOBS = ("straight",)
-PLAIN = Contestant("a plain loop", "torch", "integrations.plain")
+PLAIN = Contestant("a plain loop", "torch", "integrations.plain", "")
 
 
 def name_of(value: object) -> str | None:

@@ -55,4 +55,4 @@ def train(job: Job, rank: int) -> Trained:
                 for held_out in validation:
                     model(**held_out)
             model.train()
-    return Trained(model, optimizer.optimizer)
+    return Trained(accelerator.unwrap_model(model), optimizer.optimizer)

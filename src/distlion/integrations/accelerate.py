@@ -111,9 +111,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
     def _save_votes(self, models: list[nn.Module], weights: Any, folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):
             # Accelerate saves the model.
-            save_checkpoint(
-                path, nn.ModuleList(models), each.voter, keep_last=1, include_model=False
-            )
+            save_checkpoint(path, nn.ModuleList(models), each.voter, keep_last=1, only_trained=True)
 
     def _find_votes(self, models: list[nn.Module], folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):

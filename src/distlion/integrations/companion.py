@@ -55,7 +55,7 @@ def save_votes(
     folder, names = name_companion(path), {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
         pending = save_checkpoint(
-            folder / str(number), model, optimizer, keep_last=_KEPT, include_model=False
+            folder / str(number), model, optimizer, keep_last=_KEPT, only_trained=True
         )
         names[name] = f"{number}/{pending.wait().name}"
     checkpoint[KEY] = names

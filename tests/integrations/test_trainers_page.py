@@ -1,0 +1,71 @@
+"""docs/trainers.md says what the list of contestants says, and its scripts are the examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integrations.contestants import CONTESTANTS
+from integrations.exam import ROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "trainers.md").read_text()
+EXAMPLES = {
+    "Accelerate": "03_accelerate.py",
+    "Lightning": "04_lightning.py",
+    "Fabric": "05_fabric.py",
+}
+
+
+def write_table() -> str:
+    """Write the table of the exam, out of the list."""
+    lines = [["", *(each.name for each in CONTESTANTS)], ["---"] * (len(CONTESTANTS) + 1)]
+    lines.append(["tested with", *(each.tested_with for each in CONTESTANTS)])
+    for row in ROWS:
+        cells = ["not offered" if row.name in each.lacks else "yes" for each in CONTESTANTS]
+        lines.append([row.name, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def test_table_is_that_of_the_list() -> None:
+    assert write_table() in PAGE
+
+
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_at_most_three_lines_change_and_they_are_those_of_the_example(section: str) -> None:
+    code = re.search(rf"^## {section}\n+```diff\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+    assert code is not None
+    added = [line[1:].strip() for line in code[1].splitlines() if line.startswith("+")]
+    example = (ROOT / "examples" / EXAMPLES[section]).read_text()
+    assert 1 <= len(added) <= 3
+    for line in added:
+        assert line.replace("strategy=", "") in example
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = [str(ROOT / "examples" / EXAMPLES[section]), f"--folder={tmp_path / 'runs'}"]
+    for options in (["--epochs=4"], ["--epochs=6", "--resume"]):
+        finished = subprocess.run(
+            [*launch, *script, *options],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr
+        # 64 * 128 + 128 + 128 * 10 + 10 parameters: a bit each up and down, half of them to oneself.
+        (sent,) = re.findall(r"bytes sent in a step (\d+)", finished.stdout)
+        assert 9610 / 8 < int(sent) < 2 * 9610 / 8
+        (accuracy,) = re.findall(r"test accuracy (\d\.\d+)", finished.stdout)
+        assert float(accuracy) > 0.8
