@@ -64,7 +64,7 @@ def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path)
             check=False,
         )
         assert finished.returncode == 0, finished.stderr
-        # 64 * 128 + 128 + 128 * 10 + 10 parameters: a bit each up and down, half of them to oneself.
+        # 64 * 128 + 128 + 128 * 10 + 10 parameters: a bit up and a bit down, half to oneself.
         (sent,) = re.findall(r"bytes sent in a step (\d+)", finished.stdout)
         assert 9610 / 8 < int(sent) < 2 * 9610 / 8
         (accuracy,) = re.findall(r"test accuracy (\d\.\d+)", finished.stdout)
