@@ -19,6 +19,7 @@ import distlion
 from cluster import run_workers
 from distlion import errors
 from distlion.integrations import frameworks
+from distlion.integrations.companion import load_votes, name_companion
 from integrations.exam import tell_place
 from integrations.job import Job
 
@@ -199,3 +200,53 @@ def test_accelerate_that_would_not_vote_is_refused() -> None:
             )
         assert said["optimizer"].startswith("UnsupportedTypeError")
         assert said["no_sync"] == "Linear"
+
+
+def test_a_file_that_names_no_momenta_is_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    voters = {0: distlion.DistributedLion(model.parameters())}
+    with pytest.raises(errors.CheckpointError, match="does not say where the momenta"):
+        load_votes({}, "run.ckpt", model, voters, on_world_change="error")
+
+
+def test_momenta_beside_an_address_are_refused() -> None:
+    with pytest.raises(errors.CheckpointError, match="must be on a file system"):
+        name_companion("s3://bucket/run.ckpt")
+
+
+def test_a_link_has_the_momenta_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").symlink_to("step=3.ckpt")
+    assert name_companion(tmp_path / "last.ckpt").name == "step=3.ckpt.distlion"
+
+
+def keep_the_last(rank: int, world_size: int, folder: str) -> str:
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from distlion.integrations.lightning import VotingStrategy
+    from integrations.with_lightning import Module
+
+    tell_place(rank, world_size)
+    said = catch(lambda: VotingStrategy(ddp_comm_hook=print))
+    saves = ModelCheckpoint(folder, filename="{step}", save_top_k=1, every_n_train_steps=2)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=VotingStrategy(),
+        max_steps=6,
+        callbacks=[saves],
+        logger=False,
+        limit_val_batches=0,
+        enable_progress_bar=False,
+    )
+    trainer.fit(Module(Job(folder, 1), rank))
+    return said
+
+
+@pytest.mark.slow
+def test_lightning_removes_momenta_with_their_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    (said,) = run_workers(keep_the_last, 1, str(tmp_path), timeout_s=120)
+    assert said.startswith("InvalidArgumentError") and "ddp_comm_hook" in said
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step=6.ckpt", "step=6.ckpt.distlion"]

@@ -64,8 +64,10 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         return module
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Take an optimizer, which must vote."""
-        self._voters.append(check_votes(optimizer, type(self).__name__))
+        """Take an optimizer, which must vote; its momenta follow parameters that were moved."""
+        voter = check_votes(optimizer, type(self).__name__)
+        voter.load_state_dict(voter.state_dict())
+        self._voters.append(voter)
         return optimizer
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
