@@ -97,7 +97,9 @@ class TestARecord:
 
     def test_busy_cores_are_reported(self, record):
         busy_s = [
-            method["busy_s"] for methods in record["results"].values() for method in methods.values()
+            method["busy_s"]
+            for methods in record["results"].values()
+            for method in methods.values()
         ]
         # A block of one step can lie between two of the kernel's ticks; all together can not.
         assert min(busy_s) >= 0 and sum(busy_s) > 0
