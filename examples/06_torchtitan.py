@@ -18,7 +18,7 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-import torchtitan_on_cpu  # noqa: F401, without an accelerator only; before what is below
+import torchtitan_compat  # noqa: F401, before all below; of torchtitan 0.3.0 on torch 2.13
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss
@@ -29,6 +29,7 @@ from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.tools.logging import init_logger
 from torchtitan.trainer import Trainer
 from torchtitan_votes import voting_lion  # 1
 
@@ -110,6 +111,7 @@ def configure(args: argparse.Namespace) -> Trainer.Config:
         parallelism=ParallelismConfig(
             data_parallel_replicate_degree=args.replicas,  # those that vote
             data_parallel_shard_degree=-1,  # the ranks of each
+            spmd_backend="partial_dtensor",  # torchtitan 0.3.0 needs a later torch for others
         ),
         training=TrainingConfig(
             local_batch_size=16,
@@ -132,6 +134,7 @@ def configure(args: argparse.Namespace) -> Trainer.Config:
 
 def main() -> None:
     """Train, and say how well."""
+    init_logger()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--before", action="store_true", help="torchtitan as it is")
     parser.add_argument("--replicas", type=int, default=2)

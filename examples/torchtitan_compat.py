@@ -1,12 +1,17 @@
-"""Lets torchtitan 0.3 run where there is no accelerator; import it before torchtitan's others.
+"""Lets torchtitan 0.3.0 run with torch 2.13, and on CPUs; import it before torchtitan's others.
 
-Nothing here concerns votes: torchtitan asks the device for its name and memory, a CPU has neither.
+Nothing here concerns votes. torchtitan 0.3.0 calls ``torch.distributed.set_timeout`` of a later
+torch, and asks the device for its name and memory, which a CPU does not have.
 """
 
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 from torchtitan.tools import utils
+
+if not hasattr(dist, "set_timeout"):
+    dist.set_timeout = dist.distributed_c10d._set_pg_timeout
 
 if not torch.accelerator.is_available():
     utils.device_type = "cpu"
