@@ -3,7 +3,8 @@
     python examples/07_ray.py            # after: votes
     python examples/07_ray.py --before   # before: DDP and AdamW
 
-Both train a small classifier on scikit-learn's digits, with two workers on this machine.
+Both train a small classifier on scikit-learn's digits, with two workers on this machine, and
+resume where they find a checkpoint.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-import distlion
+from distlion import DistributedLion  # 1
 
 
 def train(config: dict[str, Any]) -> None:
@@ -36,13 +37,11 @@ def train(config: dict[str, Any]) -> None:
     if config["before"]:
         model = ray.train.torch.prepare_model(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-        saves, part = rank == 0, "worker-0.pt"
     else:
-        model = ray.train.torch.prepare_model(model, parallel_strategy=None)  # 1
-        optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 2
-        saves, part = True, f"worker-{rank}.pt"  # 3: every worker's momentum
+        model = ray.train.torch.prepare_model(model, parallel_strategy=None)  # 2
+        optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
 
-    first = 0
+    first, part = 0, f"worker-{rank}.pt"
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
@@ -66,24 +65,25 @@ def train(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "epoch": epoch}, os.path.join(folder, part))
-            checkpoint = ray.train.Checkpoint.from_directory(folder) if saves else None
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
             ray.train.report(metrics, checkpoint=checkpoint)  # Ray puts all parts into one folder
 
 
 def main() -> None:
-    """Train, or go on where the last run of this name has ended."""
+    """Train, and say how well."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--before", action="store_true", help="Ray Train as it is")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--folder", type=Path, default=Path("runs/ray"), help="of checkpoints")
-    parser.add_argument("--resume", type=Path, help="a checkpoint, as the run before has named it")
     args = parser.parse_args()
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"before": args.before, "epochs": args.epochs},
         scaling_config=ray.train.ScalingConfig(num_workers=2, use_gpu=torch.cuda.device_count() > 1),
-        run_config=ray.train.RunConfig(storage_path=str(args.folder.resolve())),
-        resume_from_checkpoint=args.resume and ray.train.Checkpoint(str(args.resume.resolve())),
+        # Of this name: a second call goes on with the last checkpoint of the first.
+        run_config=ray.train.RunConfig(
+            name="before" if args.before else "votes", storage_path=str(args.folder.resolve())
+        ),
     )
     result = trainer.fit()
     print(f"test accuracy {result.metrics['accuracy']:.3f}")
