@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torchtitan_compat  # noqa: F401, before all below; of torchtitan 0.3.0 on torch 2.13
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-
-import torchtitan_compat  # noqa: F401, before all below; of torchtitan 0.3.0 on torch 2.13
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss

@@ -43,9 +43,7 @@ def voting_lion(lr: float, weight_decay: float, **options: Any) -> VotingOptimiz
     group = {"lr": lr, "weight_decay": weight_decay}
     return VotingOptimizers.Config(
         param_groups=[
-            ParamGroupConfig(
-                pattern=".*", optimizer_name="DistributedLion", optimizer_kwargs=group
-            )
+            ParamGroupConfig(pattern=".*", optimizer_name="DistributedLion", optimizer_kwargs=group)
         ],
         optimizer_factory_kwargs_by_name={"DistributedLion": options},
     )

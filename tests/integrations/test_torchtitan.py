@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def build(replicas: int) -> tuple[nn.Module, Any]:
     from torchtitan_votes import voting_lion
 
     names = ("dp_replicate", "fsdp")
-    mesh = init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas), mesh_dim_names=names)
+    shape = (replicas, dist.get_world_size() // replicas)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 8, bias=False))
     for layer in (model[0], model[2]):
@@ -140,11 +141,19 @@ def run_example(*options: str) -> str:
     return finished.stdout
 
 
-def read(checkpoint: Path) -> dict[str, Any]:
+def read(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint."""
     whole = checkpoint.with_suffix(".pt")
     dcp_to_torch_save(checkpoint, whole)
-    state: dict[str, Any] = torch.load(whole, weights_only=False)
-    return state
+    return dict(list_tensors(torch.load(whole, weights_only=False), ""))
+
+
+def list_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from list_tensors(each, f"{name}.{key}")
 
 
 @pytest.mark.slow
@@ -165,7 +174,7 @@ def test_example_trains_and_resumes_under_torchtitans_trainer(tmp_path: Path) ->
     assert straight.keys() == resumed.keys()
     momenta = [key for key in straight if key.endswith(".exp_avg")]
     assert momenta
-    for key in [key for key in straight if isinstance(straight[key], Tensor)]:
+    for key in straight:
         assert torch.equal(straight[key], resumed[key]), key
     for key in momenta:  # (workers, *shape): of workers that have seen other data
         assert not torch.equal(*straight[key]), key
