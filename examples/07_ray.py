@@ -80,9 +80,7 @@ def main() -> None:
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"before": args.before, "epochs": args.epochs},
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=2, use_gpu=torch.cuda.device_count() > 1
-        ),
+        scaling_config=ray.train.ScalingConfig(num_workers=2, use_gpu=on_gpus),
         # Of this name: a second call goes on with the last checkpoint of the first.
         run_config=ray.train.RunConfig(
             name="before" if args.before else "votes", storage_path=str(args.folder.resolve())
