@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cluster import run_workers
+from distlion.errors import UnsupportedTypeError
 
 pytest.importorskip("torchtitan")
 
@@ -28,15 +29,17 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "check_every": 1}
 
 
-def build(replicas: int) -> tuple[nn.Module, Any]:
-    """Return a model as torchtitan shards it, and its optimizers."""
+def build(replicas: int | None) -> tuple[nn.Module, Any]:
+    """Return a model as torchtitan shards it, and its optimizers; None is FSDP alone."""
     sys.path.insert(0, str(EXAMPLES))
     from torchtitan.distributed.fsdp import disable_fsdp_gradient_division
     from torchtitan_votes import voting_lion
 
     names = ("dp_replicate", "fsdp")
-    shape = (replicas, dist.get_world_size() // replicas)
+    shape = (replicas or 1, dist.get_world_size() // (replicas or 1))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    if replicas is None:
+        mesh = mesh["fsdp"]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 8, bias=False))
     for layer in (model[0], model[2]):
@@ -125,6 +128,17 @@ def refuse_another_optimizer(rank: int, world_size: int) -> str:
 @pytest.mark.distributed
 def test_an_optimizer_that_does_not_vote_is_refused() -> None:
     assert all(run_workers(refuse_another_optimizer, 2, timeout_s=120))
+
+
+def refuse_a_single_replica(rank: int, world_size: int) -> str:
+    with pytest.raises(UnsupportedTypeError, match="without a replicate dim") as caught:
+        build(None)
+    return str(caught.value)
+
+
+@pytest.mark.distributed
+def test_a_model_whose_replicas_are_one_is_refused() -> None:
+    assert all(run_workers(refuse_a_single_replica, 2, timeout_s=120))
 
 
 def run_example(*options: str) -> str:
