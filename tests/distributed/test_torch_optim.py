@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from pathlib import Path
@@ -12,33 +13,41 @@ import schedule_rows
 import state_rows
 import step_rows
 from cluster import run_workers
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 ROWS = schedule_rows.ROWS | step_rows.ROWS | state_rows.ROWS
+# They import what takes seconds.
+SLOW = [title for title in ROWS if "transformers" in title or "torch.compile" in title]
 
 
-def run_rows(rank: int, world_size: int) -> dict[str, str | None]:
+def run_rows(rank: int, world_size: int, titles: list[str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    for title, function in ROWS.items():
+    for title in titles:
         try:
-            function(rank)
+            ROWS[title](rank)
             found[title] = None
         except (Exception, pytest.fail.Exception):  # other rows go on
             found[title] = traceback.format_exc()
     return found
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> list[dict[str, str | None]]:
-    return run_workers(run_rows, 2, timeout_s=120)
+@functools.cache
+def run_tier(is_slow: bool) -> list[dict[str, str | None]]:
+    titles = [title for title in ROWS if (title in SLOW) == is_slow]
+    return run_workers(run_rows, 2, titles, timeout_s=120)
 
 
-@pytest.mark.parametrize("title", ROWS)
-def test_row_holds_on_every_rank(outcomes: list[dict[str, str | None]], title: str) -> None:
-    for found in outcomes:
+@pytest.mark.parametrize("title", in_tiers(ROWS, lambda title: title not in SLOW))
+def test_row_holds_on_every_rank(title: str) -> None:
+    for found in run_tier(title in SLOW):
         assert found[title] is None, found[title]
+
+
+def test_slow_rows_are_two() -> None:
+    assert len(SLOW) == 2
 
 
 def test_rows_of_the_page_are_the_tests() -> None:
