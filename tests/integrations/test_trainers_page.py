@@ -68,4 +68,4 @@ def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path)
         (sent,) = re.findall(r"bytes sent in a step (\d+)", finished.stdout)
         assert 9610 / 8 < int(sent) < 2 * 9610 / 8
         (accuracy,) = re.findall(r"test accuracy (\d\.\d+)", finished.stdout)
-        assert float(accuracy) > 0.8
+        assert float(accuracy) > 0.7  # of ten digits, after four epochs
