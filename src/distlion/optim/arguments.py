@@ -18,8 +18,11 @@ from distlion.voting import local_tensor
 def list_params(params: Any) -> list[Any]:
     """Turn the ``params`` argument of an optimizer into a list that may be looked at twice.
 
+    So may the ``params`` of its groups, which are often generators too.
+
     Raises:
-        UnsupportedTypeError: A bare tensor, or a set, whose order differs between processes.
+        UnsupportedTypeError: A bare tensor, or a set, whose order differs between processes; or a
+            group without a list of parameters.
         InvalidArgumentError: Nothing in it.
     """
     if isinstance(params, Tensor):
@@ -37,7 +40,7 @@ def list_params(params: Any) -> list[Any]:
         raise InvalidArgumentError(
             "params is empty; expected at least one parameter (was the generator used up?)"
         )
-    return listed
+    return [list_group(each) if isinstance(each, Mapping) else each for each in listed]
 
 
 def list_group(group: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
 from distlion.kernels import Coins
-from distlion.optim.arguments import list_params, name_tensors
+from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.voting import (
     BucketVote,
@@ -345,8 +345,9 @@ class DistributedLion(VotingBase):
             super().add_param_group(param_group)
             return
         peers, step = self._peers, self.committed_step
-        peers.check_idle("add_param_group()", name_tensors([param_group]))
-        super().add_param_group(param_group)
+        group = list_group(param_group)
+        peers.check_idle("add_param_group()", name_tensors([group]))
+        super().add_param_group(group)
         with peers.lifecycle.exchange("add_param_group()"):
             try:
                 lines = self._describe().list_lines(self.param_groups)
