@@ -187,7 +187,7 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
     first = next((header for header in blamed if header.culprit == culprits[0]), None)
     return Verdict(
         worst,
-        culprits,
+        tuple(culprit for culprit in culprits if culprit >= 0),  # -1: unknown to who found it
         position=first.position if first else -1,
         cancelled_by_all=all(header.cancelled_by_all for header in headers),
         steps=steps,

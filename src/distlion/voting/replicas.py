@@ -248,21 +248,28 @@ def share_finding(link: Link, found: StepError | None, *, step: int) -> None:
         each.__name__: each
         for each in (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError)
     }
-    said = "" if found is None else f"{type(found).__name__}\n{found}"
+    blamed = [] if found is None else found.culprits
+    said = "" if found is None else f"{type(found).__name__}\n{_join(blamed)}\n{found}"
     own = said.encode(errors="replace")[:FINDING_BYTES].ljust(FINDING_BYTES, b"\0")
     everybody = gather_bytes(link, own, step=step)
     rows = [row.rstrip(b"\0").decode(errors="replace") for row in everybody]
     if found is not None:
         raise found
-    culprits = tuple(rank for rank, row in enumerate(rows) if row)
-    if culprits:
-        name, text = rows[culprits[0]].split("\n", 1)
+    finders = [rank for rank, row in enumerate(rows) if row]
+    if finders:
+        name, named, text = rows[finders[0]].split("\n", 2)
         raise kinds[name](
-            f"{name_ranks(culprits)} found, in other shards: {text}",
+            f"{name_ranks(finders)} found, in other shards: {text}",
             rank=link.ranks[link.rank],
             step=step,
+            culprits=tuple(int(rank) for rank in named.split()),
             is_recoverable=name == ReplicaMismatchError.__name__,
         )
+
+
+def _join(ranks: Sequence[int]) -> str:
+    """List ranks in one line, as many as leave room for what was found."""
+    return " ".join(map(str, ranks[: FINDING_BYTES // 16]))
 
 
 def _majority_holder(digests: Sequence[int]) -> int | None:
@@ -280,16 +287,18 @@ def _repair(
     step: int,
 ) -> None:
     """Overwrite parameters with those of the majority, on all ranks: their bits are equal there."""
+    sources = set()
     for column, source in holders.items():
         assert source is not None  # whoever calls has looked
+        sources.add(str(link.ranks[source]))
         row = params[column].local()
         link.broadcast(row.view(-1).view(torch.uint8), step=step, source=source).wait()
         params[column].write_back(row)
     logger.warning(
         "[rank %d, step %d] replicas differed in %s: repaired on %s, from rank %s",
-        link.rank,
+        link.ranks[link.rank],
         step,
         ", ".join(params[column].name for column in holders),
         name_ranks(culprits),
-        ", ".join(sorted({str(source) for source in holders.values()})),
+        ", ".join(sorted(sources)),
     )
