@@ -94,6 +94,24 @@ class TestNan:
         assert rows[1][-1] == rows[3][-1]
 
 
+def train_with_overflow(rank: int, world_size: int) -> tuple[bool, list[bytes]]:
+    """Let a GradScaler tell one shard alone of an overflow; return whether this rank voted."""
+    mesh = make_mesh(2, 2)
+    model = shard(build(), mesh["shard"])
+    optimizer = make_optimizer(model, mesh, nonfinite="abstain")
+    run_backward(model, 0, rank)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(float(rank == 1))
+    optimizer.step()
+    momenta = [optimizer.state[param]["exp_avg"] for param in model.parameters()]
+    return any(bool(each.any()) for each in momenta), digest(model)
+
+
+def test_an_overflow_that_one_shard_was_told_of_takes_the_vote_from_all_of_that_worker():
+    found = run_workers(train_with_overflow, N_RANKS)
+    assert [voted for voted, _ in found] == [False, False, True, True]
+    assert found[0][1] == found[2][1]
+
+
 def meet_differences(rank: int, world_size: int) -> dict[str, Any]:
     mesh, found = make_mesh(2, 2), {}
 
@@ -119,6 +137,11 @@ def meet_differences(rank: int, world_size: int) -> dict[str, Any]:
     )
 
     model, optimizer = fresh()
+    if rank in (2, 3):
+        optimizer.param_groups[0]["step"] = 5
+    found["another step of one worker"] = catch(optimizer.step)
+
+    model, optimizer = fresh()
     if rank == 3:
         with torch.no_grad():
             next(model.parameters())._local_tensor[0, 0] += 1
@@ -139,6 +162,7 @@ def differences() -> list[dict[str, Any]]:
         ("lr of one rank", "ConfigMismatchError", "lr of group 0: 0.5 on rank 3", (3,)),
         ("another call on one shard", "ConfigMismatchError", "verify_replicas() on ranks 1, 3", ()),
         ("a step given up on one shard", "StepMismatchError", "gave this step up", (0,)),
+        ("another step of one worker", "StepMismatchError", "step 0, rank", ()),
         ("a shard that differs", "ReplicaMismatchError", "replicas differ in 0.weight", ()),
         ("settings at construction", "ConfigMismatchError", "seed: 0 on rank 0", ()),
     ],
@@ -236,6 +260,23 @@ def test_a_rank_whose_shards_are_all_empty_takes_part(options):
     found = run_workers(train_empty, N_RANKS, options)
     assert [is_empty for is_empty, _ in found] == [False, True, False, True]
     assert found[0][1] == found[2][1]
+
+
+def differ_among_three(rank: int, world_size: int) -> tuple[str, str, tuple[int, ...]]:
+    mesh = make_mesh(3, 2)
+    model = shard(build(), mesh["shard"])
+    optimizer = make_optimizer(model, mesh)
+    run_backward(model, 0, rank)
+    if rank == 3:
+        with torch.no_grad():
+            next(model.parameters())._local_tensor[0, 0] += 1
+    return catch(optimizer.step)
+
+
+def test_ranks_of_other_shards_name_who_left_the_majority_too():
+    for rank, (kind, text, culprits) in enumerate(run_workers(differ_among_three, 6)):
+        assert (kind, culprits) == ("ReplicaMismatchError", (3,))
+        assert ("in other shards" in text) == (rank % 2 == 0)
 
 
 def construct_wrongly(rank: int, world_size: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import distlion
 from cluster import run_workers
 from distlion.errors import IdenticalGradientsWarning, UnsupportedTypeError
 from distlion.integrations.fsdp import disable_all_reduce
+from distlion.voting.vote import draft_vote
 from distributed.sharded_models import (
     Reference,
     build,
@@ -253,3 +254,49 @@ def test_workers_that_fsdp_has_averaged_are_told():
         assert averaged == [IdenticalGradientsWarning.__name__]
         assert apart == []
         assert "without a replicate dim, which is right" in refused
+
+
+def clip_beside_tensor_parallelism(rank: int, world_size: int) -> tuple[float, float, str]:
+    """Return the norm as torch has it, that of ClipNorm, and what momentum_sync is told."""
+    mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    torch.manual_seed(0)
+    model = Mlp()
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = make_optimizer(model, mesh, clip_norm=distlion.ClipNorm(1e-3), check_every=None)
+    torch.manual_seed(rank // 2)
+    model(torch.randn(4, 7)).square().mean().backward()
+    squares = [param.grad.full_tensor().double().square().sum() for param in model.parameters()]
+    inputs, peers = optimizer._gather_inputs(), optimizer._peers
+    counted = [
+        segment
+        for route in peers.network.routes
+        for segment in draft_vote(route, inputs).list_counted()
+    ]
+    _, factor = peers.network.clipper.measure(counted, inputs.header)
+    optimizer.step()
+    refused = ""
+    try:
+        mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
+        model = Mlp()
+        parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["shard"])
+        make_optimizer(model, mesh, momentum_sync=distlion.MomentumSync(every=1))
+    except UnsupportedTypeError as error:
+        refused = str(error)
+    return float(sum(squares).sqrt()), 1e-3 / factor, refused
+
+
+@functools.cache
+def clipped_beside_tensor_parallelism() -> list[tuple[float, float, str]]:
+    return run_workers(clip_beside_tensor_parallelism, N_RANKS)
+
+
+def test_a_norm_counts_what_tensor_parallelism_leaves_whole_once():
+    for whole, clipped_by, _ in clipped_beside_tensor_parallelism():
+        assert clipped_by == pytest.approx(whole, rel=1e-4)  # float32 sums, and NORM_EPSILON
+
+
+def test_momenta_that_ranks_of_a_worker_hold_copies_of_are_not_synchronized():
+    for *_, refused in clipped_beside_tensor_parallelism():
+        assert "2 ranks of each worker hold the same of norm.weight" in refused

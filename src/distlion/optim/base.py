@@ -188,6 +188,7 @@ class LionBase(Optimizer):
                 self._pieces.of(param),
                 self._pieces.part,
                 is_sharded=is_dtensor(param),
+                copies=self._pieces.find_copies(param),
             )
             for position, (param, number) in enumerate(found)
         ]

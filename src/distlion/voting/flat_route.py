@@ -93,10 +93,12 @@ class FlatRoute:
         )
         return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
 
-    def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
+    def agree(
+        self, finite: Sequence[bool], header: Header, *, overflow: bool
+    ) -> tuple[Sequence[bool], Header]:
         if self.inside is None:
             return finite, header
-        flags = torch.tensor(finite, dtype=torch.bool)
+        flags = torch.tensor(finite, dtype=torch.bool) & (not overflow)
         header, gathered = gather_flags(self.inside, flags, header)
         return gathered.all(0).tolist(), header
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from distlion.errors import UnsupportedTypeError
 from distlion.exchange import ByteCount, Header, Verdict, gather_sample
 from distlion.kernels import Kernels, Segment
 from distlion.voting.diagnostics import Diagnosis, Examiner
@@ -84,6 +85,7 @@ class FollowUp:
         n_voters, seed = network.n_voters, settings.seed
         momenta = examiner = None
         if settings.momentum_sync is not None:
+            _refuse_copies(params)
             momenta = MomentumStage(
                 settings.momentum_sync, groups, params, n_workers=n_voters, seed=seed
             )
@@ -156,6 +158,21 @@ class FollowUp:
                 reply for vote in votes for reply in vote.draft.route.list_replies(vote.reply)
             ]
             self._examiner.conclude(step, followed.samples, replies)
+
+
+def _refuse_copies(params: Sequence[VotingParam]) -> None:
+    """Refuse to average momenta of which ranks of one worker hold copies.
+
+    What moves, and how it is rounded, goes by the other momenta of a rank, so that copies would
+    drift apart, and with them the parameters.
+    """
+    copied = next((param for param in params if param.copies.n > 1), None)
+    if copied is not None:
+        raise UnsupportedTypeError(
+            f"momentum_sync, and {copied.copies.n} ranks of each worker hold the same of "
+            f"{copied.name} (tensor parallelism leaves it whole): their momenta would drift apart; "
+            "leave momentum_sync out"
+        )
 
 
 def _list_segments(votes: Sequence[BucketVote]) -> dict[int, tuple[Segment, Kernels]]:

@@ -169,7 +169,9 @@ class NodeRoute:
     def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
         return self.part.encode(segments, coins)
 
-    def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
+    def agree(
+        self, finite: Sequence[bool], header: Header, *, overflow: bool
+    ) -> tuple[Sequence[bool], Header]:
         flags = torch.ones(len(self.params), dtype=torch.bool)
         for index, param in enumerate(self.own):
             flags[self._index_of[param.position]] = finite[index]

@@ -13,6 +13,7 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import SCALE_BLOCK_ELEMENTS
 from distlion.layout import Cutter, Slot
+from distlion.voting.param import ALONE, Copies
 
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
 """Pieces begin where the scale blocks of QuantizedVote do, so that none is cut."""
@@ -108,6 +109,10 @@ class NodePieces:
     def place(self, slot: Slot, param: Tensor) -> Slot:
         """Return the place of what a bucket has of a parameter: all of it."""
         return slot
+
+    def find_copies(self, param: Tensor) -> Copies:
+        """Return that each piece is held once."""
+        return ALONE
 
     def momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the parameter's shape; with nodes, that of this rank's flat piece of it."""

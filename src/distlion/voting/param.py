@@ -32,6 +32,22 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return shard
 
 
+class Copies(NamedTuple):
+    """Ranks of one worker that hold the same shard of a parameter: tensor parallelism leaves some.
+
+    Attributes:
+        n: How many there are.
+        is_first: Whether this rank is the one that counts it in norms.
+    """
+
+    n: int = 1
+    is_first: bool = True
+
+
+ALONE = Copies()
+"""Nobody else does."""
+
+
 @dataclass(frozen=True, eq=False)
 class VotingParam:
     """A trainable parameter, or a piece of one, as everything in a step knows it.
@@ -51,6 +67,7 @@ class VotingParam:
         part: The number of this rank among them.
         piece: (start, stop) for the record of a piece; None for one of all that is here.
         is_sharded: Whether ``param`` is a DTensor.
+        copies: Who else in this worker holds the same of it.
     """
 
     param: Tensor
@@ -63,6 +80,7 @@ class VotingParam:
     part: int = 0
     piece: tuple[int, int] | None = None
     is_sharded: bool = False
+    copies: Copies = ALONE
 
     @property
     def name(self) -> str:

@@ -78,8 +78,17 @@ class Route(Protocol):
         """
         ...
 
-    def agree(self, finite: Sequence[bool], header: Header) -> tuple[Sequence[bool], Header]:
-        """Return which of ``own`` are finite on all ranks that act as one worker."""
+    def agree(
+        self, finite: Sequence[bool], header: Header, *, overflow: bool
+    ) -> tuple[Sequence[bool], Header]:
+        """Return which of ``own`` are finite on all ranks that act as one worker.
+
+        Args:
+            finite: Which are, on this one.
+            header: This rank's.
+            overflow: Whether a GradScaler has seen one here: then no shard of this worker votes,
+                while a node goes on with the mean of its other ranks.
+        """
         ...
 
     def exchange(

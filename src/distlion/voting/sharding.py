@@ -18,7 +18,7 @@ from distlion.errors import InvalidArgumentError, ProcessGroupError, Unsupported
 from distlion.exchange import Link, gather_bytes
 from distlion.layout import WORD_ELEMENTS, Slot
 from distlion.voting.grid import Grid, own_group
-from distlion.voting.param import is_dtensor, local_tensor
+from distlion.voting.param import Copies, is_dtensor, local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,6 +40,12 @@ class Sharding:
     grid: Grid
     voter_dims: Mapping[DeviceMesh, int | None]
     state_meshes: Mapping[DeviceMesh, DeviceMesh] = field(default_factory=dict)
+
+    @property
+    def worker(self) -> tuple[int, ...]:
+        """The ranks of this rank's worker, as torch numbers them."""
+        ranks = _ranks_of(self.everybody)
+        return tuple(ranks[member] for member in self.grid.inside)
 
     @property
     def voter(self) -> int:
@@ -278,6 +284,24 @@ class ShardPieces:
         return slot._replace(
             n_elements=n_elements, first_word=slot.first_word + word, first_bit=bit
         )
+
+    def find_copies(self, param: Tensor) -> Copies:
+        """Find who else in this worker holds the same shard.
+
+        A dim that is replicated and does not vote has a copy on each of its ranks; so has a mesh
+        of some ranks of the worker on each further part of these.
+        """
+        mesh, voter_dims = param.device_mesh, self._sharding.voter_dims  # type: ignore[attr-defined]
+        inside, coordinate = self._sharding.worker, mesh.get_coordinate()
+        n_shards, is_first = 1, inside[0] in mesh.mesh.flatten().tolist()
+        for dim, placement in enumerate(param.placements):  # type: ignore[attr-defined]
+            if dim == voter_dims[mesh]:
+                continue
+            if placement.is_replicate():
+                is_first = is_first and coordinate[dim] == 0
+            else:
+                n_shards *= mesh.size(dim)
+        return Copies(len(inside) // n_shards, is_first)
 
     def momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the shape of the local shard."""

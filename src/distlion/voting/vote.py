@@ -75,6 +75,11 @@ class Draft:
         segments = self.route.kernels.gather(scale_segments(self.segments, factor))
         return replace(self, segments=segments, header=with_error_of(self.header, found))
 
+    def list_counted(self) -> list[Segment]:
+        """List what a norm counts here: of shards that several ranks hold, those of the first."""
+        own = zip(self.route.own, self.segments, strict=True)
+        return [segment for param, segment in own if param.copies.is_first]
+
     def find_changed(self) -> VotingParam | None:
         """Find the first parameter whose gradient is not the one that was encoded."""
         for mark in self.marks:
@@ -133,7 +138,7 @@ def cast_vote(
     votes, flags = route.encode(segments, inputs.coins)
     finite: Sequence[bool] = flags.tolist()  # the one wait for the device, together with the votes
     if inputs.nonfinite == "abstain":
-        agreed, header = route.agree(finite, header)
+        agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
         kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
         if agreed != finite:
             # Another rank refused a parameter whose piece, or shard, was encoded here.
@@ -176,7 +181,7 @@ def cast_votes(
     # A norm is that of all gradients, so that all are there before the first vote is encoded.
     drafts = [draft_vote(route, inputs) for route in routes]
     header, factor = clipper.measure(
-        [segment for draft in drafts for segment in draft.segments], inputs.header
+        [segment for draft in drafts for segment in draft.list_counted()], inputs.header
     )
     for draft in drafts:
         pipeline.add(cast_vote(draft.scaled(factor, header), inputs))
@@ -201,7 +206,7 @@ def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[Bu
     """Take part in what ``cast_vote`` exchanges, without a vote on any parameter."""
     route, header = draft.route, draft.header
     if nonfinite == "abstain":
-        _, header = route.agree([True] * len(route.own), header)
+        _, header = route.agree([True] * len(route.own), header, overflow=False)
     votes, _ = route.encode([], coins)
     reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
     return BucketVote(replace(draft, header=header), reply)
