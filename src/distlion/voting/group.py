@@ -40,17 +40,26 @@ class VotingGroup:
         return watch_peers(self.process_group)
 
 
-def _find_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+def check_member(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a group, if this process is in it.
+
+    Raises:
+        ProcessGroupError: It is not.
+    """
     ready = dist.is_available() and dist.is_initialized()
+    # torch hands non-members a placeholder instead of a group.
+    is_member = isinstance(process_group, dist.ProcessGroup)
+    if not ready or not is_member or dist.get_rank(process_group) < 0:
+        raise ProcessGroupError(
+            "this process is not a member of process_group=; make the optimizer on members only"
+        )
+    return process_group
+
+
+def _find_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     if process_group is not None:
-        # torch hands non-members a placeholder instead of a group.
-        is_member = isinstance(process_group, dist.ProcessGroup)
-        if not ready or not is_member or dist.get_rank(process_group) < 0:
-            raise ProcessGroupError(
-                "this process is not a member of process_group=; make the optimizer on members only"
-            )
-        return process_group
-    if ready:
+        return check_member(process_group)
+    if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1":

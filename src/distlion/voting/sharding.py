@@ -18,6 +18,7 @@ from distlion.errors import InvalidArgumentError, ProcessGroupError, Unsupported
 from distlion.exchange import Link, gather_bytes
 from distlion.layout import WORD_ELEMENTS, Slot
 from distlion.voting.grid import Grid, own_group
+from distlion.voting.group import check_member
 from distlion.voting.param import Copies, is_dtensor, local_tensor
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Sharding:
 
         Raises:
             UnsupportedTypeError: One is a plain tensor.
-            InvalidArgumentError: One lies on another mesh.
+            InvalidArgumentError: One lies on another mesh, or is cut over the voters.
         """
         _check_kinds(params)
         for name, param in params.items():
@@ -65,6 +66,11 @@ class Sharding:
                 raise InvalidArgumentError(
                     f"{name} lies on a mesh that no parameter of this optimizer lay on when it was "
                     "made; make an optimizer of all parameters"
+                )
+            dim = self.voter_dims[param.device_mesh]  # type: ignore[attr-defined]
+            if dim is not None and not param.placements[dim].is_replicate():  # type: ignore[attr-defined]
+                raise InvalidArgumentError(
+                    f"{name} is cut over the workers that vote; expected it to be replicated there"
                 )
 
 
@@ -90,13 +96,16 @@ def find_sharding(
     Raises:
         UnsupportedTypeError: Some are DTensors and others are not.
         InvalidArgumentError: No mesh dim, or more than one, may vote.
-        ProcessGroupError: Ranks did not come.
+        ProcessGroupError: Ranks did not come, or this one is not in ``process_group``.
     """
     if not any(map(is_dtensor, params.values())):
         return None
     _check_kinds(params)
     meshes = list(dict.fromkeys(param.device_mesh for param in params.values()))  # type: ignore[attr-defined]
-    voters = process_group or _find_voters(meshes, params.values())
+    if process_group is None:
+        voters = _find_voters(meshes, params.values())
+    else:
+        voters = check_member(process_group)
     ranks = tuple(dist.get_process_group_ranks(voters))
     replicated = _find_replicated(meshes, params.values())
     voter_dims = {mesh: _find_dim(mesh, replicated[mesh], ranks) for mesh in meshes}
