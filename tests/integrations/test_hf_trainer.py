@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import shutil
 import tempfile
@@ -106,6 +107,7 @@ def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Fac
     from accelerate import Accelerator, DistributedType
     from transformers import Trainer
 
+    from distlion.integrations import frameworks
     from distlion.integrations import transformers as ours
     from integrations.with_trainer import VotingTrainer
 
@@ -120,9 +122,15 @@ def ask_alone(rank: int, world_size: int, folder: str, saved_by_two: str) -> Fac
     refused("abstain", max_grad_norm=1.0, optimizer={"nonfinite": "abstain"})
     refused("weight_decay", optimizer={"weight_decay": 0.5})
     facts["behind"] = error_of(lambda: type("Behind", (Trainer, ours.VotingMixin), {}))
-    for package in ("transformers", "accelerate", "trl"):
-        with mock.patch.object(ours, "version", return_value="7.3.1"):
-            facts[package] = error_of(functools.partial(ours.check_version, package))
+    from_trl = type("FromTrl", (VotingTrainer,), {"__module__": "trl.trainer"})
+    for package, use in {
+        "transformers": functools.partial(importlib.reload, ours),
+        "accelerate": functools.partial(importlib.reload, ours),
+        "trl": functools.partial(make_trainer, folder, 0, kind=from_trl),
+    }.items():
+        others = {"transformers": "5.0", "accelerate": "1.0", package: "7.3.1"}
+        with mock.patch.object(frameworks, "version", side_effect=others.get):
+            facts[package] = error_of(use)
     with mock.patch.object(Accelerator, "distributed_type", DistributedType.FSDP):
         refused("FSDP")
     facts["no hook"] = error_of(lambda: ours.check_trainer(object))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from contextlib import nullcontext
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from torch.nn.utils import get_total_norm
 
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import InvalidArgumentError, MissingDependencyError, UnsupportedTypeError
+from distlion.integrations.frameworks import check_version
 from distlion.optim import DistributedLion
 
 # DistributedLion too: a script needs one line to import what it changes.
 __all__ = ["DistributedLion", "VotingMixin"]
 
-WORKS_WITH = {"transformers": 5, "accelerate": 1, "trl": 1}
-"""Major versions: what is overridden here may be called otherwise in others."""
+EXTRA = "transformers"
 
 FOLDER = "distlion"
 """Inside of each ``checkpoint-N`` of a Trainer."""
@@ -38,24 +38,6 @@ _OVERRIDDEN = (
     "_save_optimizer_and_scheduler",
     "_load_optimizer_and_scheduler",
 )
-_ADVICE = "pip install 'distlion[transformers]'"
-
-
-def check_version(package: str) -> None:
-    """Refuse a package that is missing, or has another major version.
-
-    Raises:
-        MissingDependencyError: It is, or has.
-    """
-    try:
-        found = version(package)
-    except PackageNotFoundError as error:
-        raise MissingDependencyError(f"{package} is not installed: {_ADVICE}") from error
-    if found.split(".")[0] != str(WORKS_WITH[package]):
-        raise MissingDependencyError(
-            f"{package} {found} is installed, and distlion.integrations.transformers works with "
-            f"{package} {WORKS_WITH[package]}: {_ADVICE}"
-        )
 
 
 def check_trainer(trainer: type) -> None:
@@ -68,12 +50,14 @@ def check_trainer(trainer: type) -> None:
     if missing:
         raise MissingDependencyError(
             f"the Trainer of transformers {version('transformers')} has no {', '.join(missing)}, "
-            f"which distlion.integrations.transformers overrides: {_ADVICE}"
+            f"which distlion.integrations.transformers overrides: "
+            f"pip install 'distlion[{EXTRA}]'"
         )
 
 
-check_version("transformers")
-check_version("accelerate")
+# What is overridden here may be called otherwise in other major versions.
+check_version("transformers", major=5, extra=EXTRA)
+check_version("accelerate", major=1, extra=EXTRA)
 from transformers import Trainer  # noqa: E402, once its version is known
 
 check_trainer(Trainer)
@@ -120,7 +104,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
     def create_accelerator_and_postprocess(self) -> None:
         """Have an accelerator that neither wraps nor shards."""
         if any(base.__module__.split(".")[0] == "trl" for base in type(self).__mro__):
-            check_version("trl")
+            check_version("trl", major=1, extra=EXTRA)
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
         kind = accelerator.distributed_type.value
