@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core.hpp"
+
 namespace distlion {
 namespace {
 

@@ -39,3 +39,10 @@ def test_no_function_and_no_file_is_longer_than_a_reader_can_hold(folder: str) -
             if lines > MOST_LINES_OF_A_FUNCTION:
                 long.append(f"{path}, {name}: {lines} lines")
     assert long == []
+
+
+def test_no_file_of_the_core_is_longer_than_a_reader_can_hold() -> None:
+    paths = sorted((ROOT / "csrc").iterdir())
+    assert any(path.name == "bindings.cpp" for path in paths)
+    lengths = {path.name: len(path.read_text().splitlines()) for path in paths}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FILE} == {}

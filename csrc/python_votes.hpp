@@ -1,0 +1,123 @@
+// How packed votes, replies and what is said of them are read from Python.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core.hpp"
+#include "python_segments.hpp"
+
+namespace distlion {
+
+// A packed tensor: (..., blocks, planes, 8) int64.
+struct Packed {
+    std::uint64_t* words;
+    std::size_t n_workers, n_blocks, n_planes;
+};
+
+inline DType direction_type(bool is_bfloat16) {
+    return is_bfloat16 ? DType::bfloat16 : DType::float32;
+}
+
+inline ReplyFormat read_format(const std::string& name) {
+    if (name == "sign") return ReplyFormat::sign;
+    if (name == "ternary") return ReplyFormat::ternary;
+    if (name == "count") return ReplyFormat::count;
+    refuse("reply_format is '" + name + "', expected 'sign', 'ternary' or 'count'");
+}
+
+// `rounding` is (key, inverted) of a coin, or None.
+inline void set_rounding(Commitment& commitment, nb::handle rounding) {
+    if (!rounding.is_none()) {
+        commitment.rounds_stochastically = true;
+        commitment.rounding = {read_unsigned(item(rounding, 0)), nb::cast<bool>(item(rounding, 1))};
+    }
+}
+
+// Where `n` numbers of 64 bits go.
+inline void* read_numbers(const TensorReader& tensors, nb::handle out, const char* what, std::size_t n) {
+    const TensorView view = tensors.read(out, what, {});
+    if (!is_type(view.dtype, kInt, 64) || view.n_elements != n) {
+        refuse(std::string(what) + ": expected int64, " + std::to_string(n) + " elements");
+    }
+    return view.data;
+}
+
+inline float* read_stream(const TensorReader& tensors, nb::handle tensor, std::size_t n_words) {
+    const TensorView view = tensors.read(tensor, "tensor", {});
+    if (!is_type(view.dtype, kFloat, 32) || view.n_elements != n_words * kWordElements) {
+        refuse("expected float32, 64 elements for a word");
+    }
+    return static_cast<float*>(view.data);
+}
+
+inline Packed read_packed(const TensorReader& tensors, nb::handle tensor, std::size_t n_dims,
+                          const char* what) {
+    const TensorView view = tensors.read(tensor, what, {}, Wants::shape);
+    if (!is_type(view.dtype, kInt, 64) || view.shape.size() != n_dims ||
+        view.shape.back() != static_cast<std::int64_t>(kBlockWords)) {
+        refuse(std::string(what) + ": expected int64 of shape (" +
+               (n_dims == 4 ? "workers, " : "") + "blocks, planes, 8)");
+    }
+    return {static_cast<std::uint64_t*>(view.data),
+            n_dims == 4 ? static_cast<std::size_t>(view.shape[0]) : 1,
+            static_cast<std::size_t>(view.shape[n_dims - 3]),
+            static_cast<std::size_t>(view.shape[n_dims - 2])};
+}
+
+// Cut the bucket's parameters to the shard; leave out those that nobody votes for.
+inline std::vector<Run> read_runs(const TensorReader& tensors, nb::handle present, nb::handle slots,
+                                  std::size_t n_workers, std::size_t first_block, std::size_t n_blocks,
+                                  std::vector<std::uint32_t>& voters) {
+    const TensorView flags = tensors.read(present, "present", {}, Wants::shape);
+    const Py_ssize_t n_slots_or_error = PyTuple_Size(slots.ptr());
+    if (n_slots_or_error < 0) {
+        throw nb::python_error();
+    }
+    const auto n_slots = static_cast<std::size_t>(n_slots_or_error);
+    if (!is_type(flags.dtype, kBool, 8) || flags.shape.size() != 2 ||
+        flags.shape[0] != static_cast<std::int64_t>(n_workers) ||
+        flags.shape[1] != static_cast<std::int64_t>(n_slots)) {
+        refuse("present: expected bool of shape (" + std::to_string(n_workers) + ", " +
+               std::to_string(n_slots) + ")");
+    }
+    const auto* is_present = static_cast<const std::uint8_t*>(flags.data);
+    voters.reserve(n_workers * n_slots);  // runs point into it
+    if (first_block > kMostCounted) {
+        refuse("first_block is " + std::to_string(first_block) + ", expected at most 2^56");
+    }
+    const std::size_t begin = first_block * kBlockWords;
+    const std::size_t end = begin + n_blocks * kBlockWords;
+    std::vector<Run> runs;
+    for (std::size_t k = 0; k < n_slots; ++k) {
+        const nb::handle slot = item(slots, static_cast<Py_ssize_t>(k));
+        const std::size_t n_elements = read_size(item(slot, slot_field::n_elements));
+        const std::size_t start = read_size(item(slot, slot_field::bucket_word));
+        const std::size_t stop = start + (n_elements + kWordElements - 1) / kWordElements;
+        const std::size_t first = start > begin ? start : begin;
+        const std::size_t last = stop < end ? stop : end;
+        if (first >= last) {
+            continue;
+        }
+        const std::size_t before = voters.size();
+        for (std::size_t worker = 0; worker < n_workers; ++worker) {
+            if (is_present[worker * n_slots + k]) {
+                voters.push_back(static_cast<std::uint32_t>(worker));
+            }
+        }
+        if (voters.size() == before) {
+            continue;
+        }
+        const std::size_t skipped = first - start;
+        const std::size_t rest = n_elements - skipped * kWordElements;
+        const std::size_t room = (last - first) * kWordElements;
+        runs.push_back({voters.data() + before, voters.size() - before, first - begin, last - begin,
+                        rest < room ? rest : room,
+                        read_unsigned(item(slot, slot_field::first_word)) + skipped,
+                        read_bit(item(slot, slot_field::first_bit))});
+    }
+    return runs;
+}
+
+}  // namespace distlion
