@@ -24,18 +24,27 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
-STEPS = 3
 # Scale blocks that a shard cuts are others: those rules are compared with themselves only.
 WHOLE = {
     name: rule
     for name, rule in matrix.RULES.items()
     if not isinstance(rule, distlion.QuantizedVote) or rule.bits == 1
 }
-MESHES = [(2, 2), (1, 4), (4, 1), (2, 3), (2, 1), (1, 2)]
+EVERY_RULE = tuple(matrix.RULES)
+# (voters, shards of each), rules and steps: the first one in the quick tier.
+CASES = [
+    ((2, 2), ("majority",), 3),
+    ((2, 2), EVERY_RULE, 20),
+    ((1, 4), EVERY_RULE, 20),
+    ((4, 1), EVERY_RULE, 20),
+    ((2, 3), EVERY_RULE, 3),
+    ((2, 1), ("majority",), 3),
+    ((1, 2), ("majority",), 3),
+]
 
 
 def train_beside_whole(
-    rank: int, world_size: int, mesh_shape: tuple[int, int], names: list[str]
+    rank: int, world_size: int, mesh_shape: tuple[int, int], names: tuple[str, ...], steps: int
 ) -> list[Any]:
     """Return for each rule and with and without overlap: equal to whole, started before step()."""
     mesh = make_mesh(*mesh_shape)
@@ -48,7 +57,7 @@ def train_beside_whole(
             optimizer = make_optimizer(model, mesh, **options)
             reference = Reference(mesh_shape[0], aggregation=rule)
             started = 0
-            for step in range(STEPS):
+            for step in range(steps):
                 run_backward(model, step, rank)
                 reference.step(gather_gradients(model, mesh))
                 if overlap:
@@ -60,32 +69,33 @@ def train_beside_whole(
 
 
 @functools.cache
-def trained(mesh_shape: tuple[int, int]) -> list[list[Any]]:
-    voters, shards = mesh_shape
-    names = list(matrix.RULES) if mesh_shape == (2, 3) else ["majority"]
-    return run_workers(train_beside_whole, voters * shards, mesh_shape, names, timeout_s=300)
+def trained(mesh_shape: tuple[int, int], names: tuple[str, ...], steps: int) -> list[list[Any]]:
+    n_ranks = mesh_shape[0] * mesh_shape[1]
+    return run_workers(train_beside_whole, n_ranks, mesh_shape, names, steps, timeout_s=600)
 
 
 @pytest.mark.parametrize(
-    "mesh_shape", in_tiers([(each,) for each in MESHES], lambda case: case[0] == (2, 2))
+    ("mesh_shape", "names", "steps"), in_tiers(CASES, lambda case: case == CASES[0])
 )
 class TestBits:
-    def test_rules_without_scale_blocks_equal_virtual_workers_on_whole_parameters(self, mesh_shape):
-        for rows in trained(mesh_shape):
+    def test_rules_without_scale_blocks_equal_virtual_workers_on_whole_parameters(
+        self, mesh_shape, names, steps
+    ):
+        for rows in trained(mesh_shape, names, steps):
             compared = [
                 (name, overlap, equal) for name, overlap, equal, *_ in rows if name in WHOLE
             ]
             assert compared
             assert all(equal for *_, equal in compared), compared
 
-    def test_replicas_are_equal(self, mesh_shape):
+    def test_replicas_are_equal(self, mesh_shape, names, steps):
         _, shards = mesh_shape
-        ranks = trained(mesh_shape)
+        ranks = trained(mesh_shape, names, steps)
         for rank, rows in enumerate(ranks):
             assert [row[-1] for row in rows] == [row[-1] for row in ranks[rank % shards]]
 
-    def test_overlap_has_the_same_bits_and_begins_during_backward(self, mesh_shape):
-        for rows in trained(mesh_shape):
+    def test_overlap_has_the_same_bits_and_begins_during_backward(self, mesh_shape, names, steps):
+        for rows in trained(mesh_shape, names, steps):
             for without, with_overlap in zip(rows[::2], rows[1::2], strict=True):
                 assert without[-1] == with_overlap[-1]
                 assert with_overlap[3] > 0
