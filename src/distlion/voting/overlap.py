@@ -17,8 +17,9 @@ from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
+from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
-from distlion.voting.param import GradientMark, VotingParam
+from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
 
@@ -49,6 +50,7 @@ class Overlap:
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._paused = False
+        self._arrivals = Arrivals()
         self._tasks = _start_thread()
         self._reset()
         handles = [
@@ -71,8 +73,7 @@ class Overlap:
         self._pipeline = Pipeline[BucketVote]()
         self._n_started = 0
         self._last_task: Future[Any] | None = None
-        self._arrived: dict[int, GradientMark] = {}
-        self._twice: int | None = None
+        self._arrivals.clear()
         self._missing = [len(route.params) for route in self._routes]
 
     def _begin_step(self) -> StepInputs:
@@ -83,7 +84,7 @@ class Overlap:
     @property
     def has_begun(self) -> bool:
         """Whether gradients of this step have arrived; votes may have left then."""
-        return bool(self._arrived) or self._inputs is not None
+        return bool(self._arrivals) or self._inputs is not None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -96,14 +97,14 @@ class Overlap:
 
     def note_arrival(self, param: VotingParam, bucket: int) -> None:
         """Note that a gradient is complete, and start the buckets that waited for it."""
-        if self._paused or self._lifecycle.is_dead:
+        if self._lifecycle.is_dead:
             return
-        position = param.position
         with self._lock:  # backward runs on a thread for each device
-            if position in self._arrived:
-                self._twice = position if self._twice is None else self._twice
+            if self._paused:
+                self._arrivals.remember(param)
                 return
-            self._arrived[position] = param.mark()
+            if not self._arrivals.note(param):
+                return
             self._missing[bucket] -= 1
             last = len(self._routes) - 1
             while self._n_started < last and self._missing[self._n_started] == 0:
@@ -166,14 +167,13 @@ class Overlap:
 
     def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Callable[[Header], Header]:
         """Put what went wrong since the first gradient arrived into the last bucket's header."""
-        changed = [position for position, mark in self._arrived.items() if mark.has_changed()]
-        changed += [] if self._twice is None else [self._twice]
+        changed = self._arrivals.list_changed()
         settings_changed = inputs.header.settings != now.header.settings
 
         def complete(header: Header) -> Header:
             if changed:
                 header = with_error(
-                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=min(changed)
+                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed[0]
                 )
             if settings_changed:
                 header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)

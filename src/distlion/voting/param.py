@@ -183,7 +183,7 @@ class VotingParam:
         if grad.layout is not torch.strided:
             return GradientMark(self, grad, SPARSE, 0)
         own = local_tensor(grad) if self.is_sharded else grad
-        return GradientMark(self, grad, own._version, own.data_ptr())
+        return GradientMark(self, grad, grad._version, own.data_ptr())
 
 
 class GradientMark(NamedTuple):
@@ -192,7 +192,8 @@ class GradientMark(NamedTuple):
     Attributes:
         owner: Its parameter.
         grad: The tensor.
-        version: Its version counter, or ``SPARSE``.
+        version: Its version counter, or ``SPARSE``. That of a DTensor does not count what is done
+            to its shard: see ``Arrivals``.
         address: Where it is stored.
     """
 
@@ -209,4 +210,4 @@ class GradientMark(NamedTuple):
         if grad is None or self.version == SPARSE:
             return False
         own = local_tensor(grad) if self.owner.is_sharded else grad
-        return (own._version, own.data_ptr()) != (self.version, self.address)
+        return (grad._version, own.data_ptr()) != (self.version, self.address)
