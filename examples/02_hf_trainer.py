@@ -37,7 +37,7 @@ model = ViTForImageClassification(
         num_labels=10,
     )
 )
-settings = TrainingArguments(
+arguments = TrainingArguments(
     args.folder,
     max_steps=args.steps,
     per_device_train_batch_size=32,
@@ -56,13 +56,13 @@ def score(prediction):
 
 sets = {"train_dataset": data[:1500], "eval_dataset": data[1500:], "compute_metrics": score}
 if args.before:
-    trainer = Trainer(model, settings, **sets)
+    trainer = Trainer(model, arguments, **sets)
 else:
 
     class VotingTrainer(VotingMixin, Trainer): ...  # 2
 
     trainer = VotingTrainer(
-        model, settings, **sets, optimizer_cls_and_kwargs=(DistributedLion, {})
+        model, arguments, **sets, optimizer_cls_and_kwargs=(DistributedLion, {})
     )  # 3
 
 trainer.train(resume_from_checkpoint=args.resume)

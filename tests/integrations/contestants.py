@@ -17,6 +17,8 @@ class Contestant:
         tested_with: Its version, for the table.
         lacks: Rows of the exam that the framework does not offer, by name.
         is_slow: Whether its import alone takes longer than the short exam may.
+        shards: Ranks of each worker.
+        launcher: A module that starts the ranks, run as a program; None for ours.
         plain: The module of the plain loop that it is compared with, for another model and loss.
     """
 
@@ -26,6 +28,8 @@ class Contestant:
     tested_with: str
     lacks: tuple[str, ...] = ()
     is_slow: bool = False
+    shards: int = 1
+    launcher: str | None = None
     plain: str = "integrations.plain"
 
 
@@ -42,4 +46,21 @@ CONTESTANTS: tuple[Contestant, ...] = (
     Contestant("Accelerate", "accelerate", "integrations.with_accelerate", "accelerate 1.15"),
     Contestant("Lightning", "lightning", "integrations.with_lightning", "lightning 2.6"),
     Contestant("Fabric", "lightning", "integrations.with_fabric", "lightning 2.6"),
+    Contestant("FSDP2", "torch", "integrations.with_fsdp", "torch 2.13", shards=2),
+    Contestant(
+        "torchtitan",
+        "torchtitan",
+        "integrations.with_torchtitan",
+        "torchtitan 0.3.0",
+        is_slow=True,
+        shards=2,
+    ),
+    Contestant(
+        "Ray Train",
+        "ray",
+        "integrations.with_ray",
+        "ray 2.60",
+        is_slow=True,
+        launcher="integrations.with_ray",
+    ),
 )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 import distlion
-from integrations.job import BATCH, VALIDATION, Job, Trained
+from integrations.job import BATCH, VALIDATION, DigitsModel, Job, Trained
 
 
-def train(job: Job, rank: int) -> Trained:
+def train(
+    job: Job, rank: int, prepare: Callable[[DigitsModel], DigitsModel] = lambda model: model
+) -> Trained:
     """Do what the job says; called on every rank."""
-    model = job.make_model(rank)
+    model = prepare(job.make_model(rank))
     optimizer = distlion.DistributedLion(model.parameters(), **job.optimizer_options)
     scheduler = job.make_scheduler(optimizer)
     done = 0
@@ -33,11 +36,12 @@ def train(job: Job, rank: int) -> Trained:
         if step == job.save_at:
             distlion.save_checkpoint(job.folder, model, optimizer, scheduler).wait()
         if job.evaluation is not None and step % job.evaluation == 0:
-            _evaluate(job, model, rank)
+            evaluate(job, model, rank)
     return Trained(model, optimizer)
 
 
-def _evaluate(job: Job, model: torch.nn.Module, rank: int) -> None:
+def evaluate(job: Job, model: torch.nn.Module, rank: int) -> None:
+    """Evaluate on a worker's share of the examples that are held out."""
     data = job.validation()
     mine = range(rank, len(VALIDATION), job.world_size)
     model.eval()

@@ -22,16 +22,16 @@ def name_of(value: object) -> str | None:
 
 
 def sit_exam(contestant: Contestant, *, quick: bool) -> Reports:
-    """Return what the ranks of a framework say: two in the quick tier, else three."""
+    """Return what the ranks of a framework say: two workers in the quick tier, else three."""
     if quick:
-        return hold_sitting(contestant.module, 2, QUICK_JOBS)
+        return hold_sitting(contestant, 2, QUICK_JOBS)
     rows = [row for row in ROWS if row.name not in contestant.lacks]
     names = tuple(name for name in plan_jobs("", 3) if any(name in row.jobs for row in rows))
-    return hold_sitting(contestant.module, 3, names)
+    return hold_sitting(contestant, 3, names)
 
 
 def mark(contestant: Contestant, row: Row, *, quick: bool) -> None:
-    loop = replace(PLAIN, module=contestant.plain)
+    loop = replace(PLAIN, module=contestant.plain, plain=contestant.plain)
     reports, plain = (sit_exam(each, quick=quick) for each in (contestant, loop))
     row.check(reports, plain)
 
