@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += [f"--nproc-per-node={n_ranks}"]
     script = [str(ROOT / "examples" / EXAMPLES[section]), f"--folder={tmp_path / 'runs'}"]
-    for options in (["--epochs=4"], ["--epochs=6", "--resume"]):
+    for options in (["--before", "--epochs=1"], ["--epochs=4"], ["--epochs=6", "--resume"]):
         finished = subprocess.run(
             [*launch, *script, *options],
             cwd=tmp_path,
@@ -77,6 +78,10 @@ def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path)
             check=False,
         )
         assert finished.returncode == 0, finished.stderr
+        if "--before" in options:
+            assert "bytes sent" not in finished.stdout
+            shutil.rmtree(tmp_path / "runs")
+            continue
         # 64 * 128 + 128 + 128 * 10 + 10 parameters: a bit up and a bit down, half to oneself.
         (sent,) = re.findall(r"bytes sent in a step (\d+)", finished.stdout)
         assert 9610 / 8 < int(sent) * ALIKE[section] < 2.5 * 9610 / 8
