@@ -14,6 +14,8 @@ from distlion.kernels.gpu.table import Part, Uploaded
 
 N_WARPS = 4
 """Fewer than 8: a thread has 32 elements, over which what it does once is spread."""
+OPTIONS = {"num_warps": N_WARPS, "enable_fp_fusion": False}
+"""Of every kernel. Fused, a product and a sum would round once."""
 
 
 def count_neighbors(*kinds: int) -> int:
@@ -42,7 +44,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *arguments: Any, **constant
         return
     device = next(one.device for one in arguments if isinstance(one, Tensor))
     with _entered(device):
-        kernel[grid](*arguments, **constants, num_warps=N_WARPS, enable_fp_fusion=False)
+        kernel[grid](*arguments, **constants, **OPTIONS)
 
 
 def _entered(device: torch.device) -> AbstractContextManager[Any]:

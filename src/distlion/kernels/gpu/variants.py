@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.kernels.gpu import checks, commit, count, encode
 from distlion.kernels.gpu.backend import COIN_BLOCK
-from distlion.kernels.gpu.launch import N_WARPS, count_neighbors
+from distlion.kernels.gpu.launch import OPTIONS, count_neighbors
 from distlion.kernels.gpu.table import KINDS
 
 POINTERS = {
@@ -75,7 +75,7 @@ class Variant:
         return triton.compile(
             source,
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": N_WARPS, "enable_fp_fusion": not is_exact},
+            options=OPTIONS | ({} if is_exact else {"enable_fp_fusion": True}),
         )
 
 
