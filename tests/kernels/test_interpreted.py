@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from backends import CPU, INTERPRETS, Backend
+from backends import CPU, INTERPRETS, REFERENCE, Backend
 from conformance import DTYPES, conform
 from distlion.aggregation import (
     Aggregation,
@@ -75,6 +75,17 @@ def test_whole_tiles_of_every_dtype_are_those_of_the_reference(
             for rounding in (None, ROUNDING):
                 moving = committing(op, (8192,), dtypes, reply_format, planes, rounding=rounding)
                 conform(triton, *moving, is_aligned=True)
+
+
+def test_sums_of_blocks_are_added_by_the_fixed_tree(triton: Backend) -> None:
+    """The one by which levels take their mean; in double, where another order shows."""
+    numbers = torch.randn(2 * 4096 + 5, generator=torch.Generator().manual_seed(3)).exp()
+    expected = REFERENCE.square_sums(numbers)
+    neighbors = numbers[:4096].double().square()
+    while len(neighbors) > 1:
+        neighbors = neighbors[::2] + neighbors[1::2]
+    assert neighbors[0] != expected[0], "these numbers are to tell orders apart"
+    assert torch.equal(triton.kernels.square_sums(numbers), expected)
 
 
 def test_parameters_of_several_dtypes_are_encoded_in_one_call(triton: Backend) -> None:
