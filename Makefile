@@ -15,7 +15,9 @@ MINUTES ?= 30
 
 BIN := $(VENV)/bin
 TRAIN_EXTRAS := train
-TEST_EXTRAS := train,netlab,integrations,dev
+TEST_EXTRAS := train,netlab,integrations,gpu,dev
+# The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
+INTERPRETED := TRITON_INTERPRET=1
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
 # Of the quick tests with the processes that they start; a run of some of them covers less.
@@ -43,6 +45,7 @@ test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, 
 	@$(run_parts)
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(ARGS)
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py -m "not slow"
 	sum_up
 
 test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
@@ -50,6 +53,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py -k "triton or interpreted"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "mutations" $(BIN)/python tests/mutations

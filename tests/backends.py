@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ import torch
 from distlion.kernels import Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether this process has Triton's kernels on the CPU, for which it is started on its own."""
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 HAS_CUDA = torch.cuda.is_available()
@@ -25,27 +28,43 @@ class Backend:
     device: torch.device
     kernels: Kernels = field(repr=False)
 
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether its kernels are thousands of times slower than others."""
+        return self.name == "triton" and self.device == CPU
+
     def __str__(self) -> str:
         return f"{self.name} on {self.device}"
 
 
 TRUTH = Backend("reference", CPU, REFERENCE)
 CORES = tuple(Backend(f"core {name}", CPU, CpuKernels(name)) for name in INSTRUCTION_SETS)
+
+
+def _list_triton() -> tuple[Backend, ...]:
+    """List Triton's kernels where this process has them; to import them takes a second."""
+    if not (INTERPRETS or HAS_CUDA):
+        return ()
+    from distlion.kernels.gpu import TritonKernels
+
+    return (Backend("triton", CPU if INTERPRETS else CUDA, cast(Kernels, TritonKernels())),)
+
+
 # The cores are last: after them, what they were compared with is no longer kept.
-OTHERS = (Backend("reference", CUDA, REFERENCE), *CORES)
-OTHERS_HERE = tuple(one for one in OTHERS if HAS_CUDA or one.device != CUDA)
+OTHERS = (*_list_triton(), Backend("reference", CUDA, REFERENCE), *CORES)
 
 
 def _list_params(backends: tuple[Backend, ...]) -> list[Any]:
-    marks = (pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device"))
-    return [
-        pytest.param(backend, id=str(backend), marks=marks if backend.device == CUDA else ())
-        for backend in backends
-    ]
+    on_cuda = (pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device"))
+    params = []
+    for backend in backends:
+        marks = on_cuda if backend.device == CUDA else (pytest.mark.slow,) * backend.is_interpreted
+        params.append(pytest.param(backend, id=str(backend), marks=marks))
+    return params
 
 
 over_all = pytest.mark.parametrize("backend", _list_params((TRUTH, *OTHERS)))
 over_others = pytest.mark.parametrize("backend", _list_params(OTHERS))
 """All but the one that the others are compared with."""
 over_cores = pytest.mark.parametrize("backend", _list_params(CORES))
-"""Those that start threads and read tensors' addresses."""
+"""Those that start threads."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from backends import CPU, OTHERS_HERE, Backend, over_cores, over_others
+from backends import CPU, Backend, over_cores, over_others
 from conformance import DTYPES, MANY, Memory, conform, draw_words, make_bucket, make_segments
 from distlion.kernels import Coin, Kernels, ReplyFormat
 from distlion.kernels.cpu import Core, CpuKernels
@@ -93,6 +93,7 @@ def test_tensors_read_by_their_attributes_give_the_same(backend: Backend) -> Non
         conform(backend, name, run)
 
 
+@over_others
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=6),
     dtypes=st.sampled_from(DTYPES),
@@ -111,6 +112,7 @@ def test_a_step_is_equal_from_the_votes_to_the_commit(
     n_shards: int,
     share: float,
     seed: int,
+    backend: Backend,
 ) -> None:
     bucket = make_bucket(sizes, n_shards)
     planes = {
@@ -150,6 +152,5 @@ def test_a_step_is_equal_from_the_votes_to_the_commit(
         )
         return flags
 
-    for backend in OTHERS_HERE:
-        case = f"step {sizes} {dtypes} {n_workers} {reply_format} {n_shards} {share} {seed}"
-        conform(backend, case, run)
+    case = f"step {sizes} {dtypes} {n_workers} {reply_format} {n_shards} {share} {seed}"
+    conform(backend, case, run)

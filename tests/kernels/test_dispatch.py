@@ -33,11 +33,6 @@ def test_the_plain_kernels_are_the_choice_where_they_are_named(
     assert choose_kernels(CUDA) is reference
 
 
-def test_the_plain_kernels_are_the_choice_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DISTLION_KERNELS", raising=False)
-    assert choose_kernels(CUDA) is reference
-
-
 def test_the_core_is_refused_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTLION_KERNELS", "cpu")
     with pytest.raises(KernelBackendError, match="'cpu': no such kernels for cuda"):

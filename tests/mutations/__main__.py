@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 
 from planted import MUTATIONS, Mutation
+from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
@@ -49,6 +50,9 @@ def run_tests(python: Path, mutation: Mutation) -> int:
     tests = [str(ROOT / "tests" / test) for test in mutation.tests]
     command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    if mutation.interprets:
+        environment["TRITON_INTERPRET"] = "1"
+        command += ["-m", "not slow"]
     try:
         finished = subprocess.run(
             command,
@@ -83,7 +87,7 @@ def plant(python: Path, mutation: Mutation) -> str:
 
 def main(words: str) -> int:
     """Plant all bugs whose name holds ``words``; return 0 if each was killed."""
-    planted = MUTATIONS + MISUSES + LOSSES + PROTOCOL
+    planted = MUTATIONS + KERNELS + MISUSES + LOSSES + PROTOCOL
     chosen = [mutation for mutation in planted if words in mutation.name]
     python = make_tree()
     n_killed = 0

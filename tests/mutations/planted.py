@@ -15,6 +15,7 @@ class Mutation:
         old: Text that occurs once in the file.
         new: What stands there instead.
         tests: What must fail: paths below tests, with ``::`` and a test where one is enough.
+        interprets: Whether Triton's kernels are interpreted; slow tests are left out then.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Mutation:
     old: str
     new: str
     tests: tuple[str, ...]
+    interprets: bool = False
 
 
 BLAME = ("distributed/test_blame.py",)

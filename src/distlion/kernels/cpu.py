@@ -16,6 +16,7 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
+from distlion.kernels.versions import note_writes
 from distlion.layout import Bucket
 
 try:
@@ -170,7 +171,7 @@ class CpuKernels:
     ) -> None:
         arguments = (reply_format.value, _draws(rounding), True, torch.get_num_threads())
         self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
-        _note_writes(segments, present, param=True, exp_avg=True)
+        note_writes(segments, present, param=True, exp_avg=True)
 
     def apply_reply(
         self,
@@ -183,16 +184,16 @@ class CpuKernels:
     ) -> None:
         arguments = (reply_format.value, _draws(rounding), False, torch.get_num_threads())
         self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
-        _note_writes(segments, present, param=True, exp_avg=False)
+        note_writes(segments, present, param=True, exp_avg=False)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
         self._core.update_momentum(self._table(segments), present, torch.get_num_threads())
-        _note_writes(segments, present, param=False, exp_avg=True)
+        note_writes(segments, present, param=False, exp_avg=True)
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         self._core.step_alone(self._table(segments), _draws(rounding), torch.get_num_threads())
         moved = [segment.grad is not None for segment in segments]
-        _note_writes(segments, moved, param=True, exp_avg=True)
+        note_writes(segments, moved, param=True, exp_avg=True)
 
     def check_finite(self, segments: Sequence[Segment]) -> Tensor:
         finite = _make_flags(segments)
@@ -233,21 +234,6 @@ class _Gathered(tuple[Segment, ...]):
 
 def _make_flags(segments: Sequence[Segment]) -> Tensor:
     return torch.empty(len(segments), dtype=torch.bool)
-
-
-def _note_writes(
-    segments: Sequence[Segment], present: Sequence[int], *, param: bool, exp_avg: bool
-) -> None:
-    """Tell autograd, which refuses to differentiate through what has changed since."""
-    written: list[Tensor] = []
-    for index, segment in enumerate(segments):
-        if not present[index]:
-            continue
-        if param:
-            written.append(segment.param)
-        if exp_avg and segment.grad is not None:
-            written.append(segment.exp_avg)
-    torch.autograd.graph.increment_version(written)
 
 
 def _draws(coin: Coin | None) -> tuple[int, bool] | None:

@@ -15,17 +15,24 @@ from distlion.kernels import reference
 from distlion.kernels.contract import Kernels
 
 ENVIRONMENT_VARIABLE = "DISTLION_KERNELS"
-"""Names the backend that is wanted: "cpu", the C++ core, or "reference", plain torch."""
+"""Names the backend that is wanted: "cpu", the C++ core, "triton", or "reference", plain torch."""
+
+AVAILABLE = {"cpu": ("cpu", "reference", "triton"), "cuda": ("triton", "reference")}
+"""For each type of device, the default first. Elsewhere there is plain torch only."""
 
 
 def choose_kernels(device: torch.device) -> Kernels:
-    """Choose the backend for tensors on ``device``: the C++ core on the CPU, plain torch elsewhere.
+    """Choose the backend for tensors on ``device``.
+
+    The default is the C++ core on the CPU, Triton on CUDA, and plain torch elsewhere.
 
     Raises:
-        KernelBackendError: The core was not built, ``DISTLION_KERNELS`` names none that exists for
-            the device, or the machine stores numbers big end first.
+        KernelBackendError: The core was not built, Triton is missing, ``DISTLION_KERNELS`` names
+            none that exists for the device (Triton works on tensors of the CPU only where
+            ``TRITON_INTERPRET=1``, and there on no others), or the machine stores numbers big end
+            first.
     """
-    available = ("cpu", "reference") if device.type == "cpu" else ("reference",)
+    available = AVAILABLE.get(device.type, ("reference",))
     wanted = os.environ.get(ENVIRONMENT_VARIABLE, available[0])
     if wanted not in available:
         expected = " or ".join(repr(name) for name in available)
@@ -37,6 +44,8 @@ def choose_kernels(device: torch.device) -> Kernels:
         raise KernelBackendError(
             "packed votes need a little-endian machine; this one is big-endian"
         )
+    if wanted == "triton":
+        return _load_triton(device.type)
     return _load_core() if wanted == "cpu" else cast(Kernels, reference)
 
 
@@ -45,6 +54,20 @@ def _load_core() -> Kernels:
     # Imported when first needed: the plain kernels work without it.
     core = importlib.import_module("distlion.kernels.cpu")
     return cast(Kernels, core.CpuKernels())
+
+
+@functools.cache
+def _load_triton(device_type: str) -> Kernels:
+    gpu = importlib.import_module("distlion.kernels.gpu")
+    if (device_type == "cpu") != gpu.IS_INTERPRETED:
+        is_not = "is" if gpu.IS_INTERPRETED else "is not"
+        change = "unset it for CUDA" if gpu.IS_INTERPRETED else "set it, or unset DISTLION_KERNELS"
+        raise KernelBackendError(
+            f"Triton's kernels were asked for tensors on {device_type}, but TRITON_INTERPRET=1 "
+            f"{is_not} set: interpreted kernels work on the CPU, compiled ones on CUDA; {change}, "
+            "and start again"
+        )
+    return cast(Kernels, gpu.TritonKernels())
 
 
 def check_denormals() -> None:

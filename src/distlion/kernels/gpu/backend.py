@@ -1,0 +1,398 @@
+"""The ops of ``contract.py`` for tensors on a CUDA device, whole buckets per launch.
+
+Bitwise identical to ``reference.py``. Interpreted by Triton on the CPU (``TRITON_INTERPRET=1``),
+the same kernels work on tensors there, thousands of times slower: for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError
+from distlion.kernels.coin import Coin
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
+from distlion.kernels.gpu import bits, checks, count, encode
+from distlion.kernels.gpu import commit as committing
+from distlion.kernels.gpu.launch import count_neighbors, launch, launch_part
+from distlion.kernels.gpu.powers import list_powers
+from distlion.kernels.gpu.runs import list_runs
+from distlion.kernels.gpu.table import (
+    ALIGN_BYTES,
+    FIELDS,
+    KINDS,
+    SegmentTable,
+    Uploaded,
+    map_tiles,
+    read_segments,
+    upload,
+    upload_table,
+)
+from distlion.kernels.versions import note_writes
+from distlion.kernels.words import mix_words
+from distlion.layout import Bucket
+
+COIN_BLOCK = 256
+FORMATS = {
+    ReplyFormat.SIGN: committing.SIGN.value,
+    ReplyFormat.TERNARY: committing.TERNARY.value,
+    ReplyFormat.COUNT: committing.COUNT.value,
+}
+OWN, NO_REPLY = committing.OWN.value, committing.NO_REPLY.value
+
+
+class TritonKernels:
+    """The ops, on the device of the tensors given.
+
+    Raises:
+        InvalidArgumentError: From an op: a tensor has another dtype, size or device than the
+            contract says, or one of a segment or ``out`` is not contiguous.
+    """
+
+    def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
+        return _Gathered(segments, read_segments(segments))
+
+    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
+        out = torch.empty(n_words, dtype=torch.int64, device=device)
+        rows = np.zeros((1, FIELDS), dtype=np.int64)
+        rows[0, [checks.WORD.value, checks.N_WORDS.value]] = first_word, n_words
+        table = upload_table(rows, np.zeros(0, dtype=np.int32), device, coin=coin)
+        n_programs = -(-n_words // COIN_BLOCK)
+        launch(checks.coin_kernel, n_programs, table.rows, out, BLOCK=COIN_BLOCK)
+        return out
+
+    def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
+        return _encode(segments, encode.SIGNS.value, out, zero=zero)
+
+    def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> Tensor:
+        return _encode(segments, encode.TERNARY.value, out)
+
+    def encode_levels(
+        self,
+        segments: Sequence[Segment],
+        zero: Coin,
+        *,
+        norm: Literal["l1", "linf"],
+        step: float,
+        out: Tensor,
+    ) -> Tensor:
+        vote = encode.LEVELS.value
+        return _encode(segments, vote, out, zero=zero, is_l1=norm == "l1", width=step)
+
+    def encode_directions(
+        self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
+    ) -> Tensor:
+        return _encode(segments, encode.DIRECTIONS.value, out, direction=_check_direction(dtype))
+
+    def count_signs(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        tie: Coin | None,
+        *,
+        out: Tensor,
+    ) -> None:
+        reply = ReplyFormat.TERNARY if tie is None else ReplyFormat.SIGN
+        _count(votes, present, bucket, first_block, out, reply=reply, tie=tie)
+
+    def count_ternary(
+        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+    ) -> None:
+        vote = encode.TERNARY.value
+        _count(votes, present, bucket, first_block, out, reply=ReplyFormat.TERNARY, vote=vote)
+
+    def count_ones(
+        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
+    ) -> None:
+        _count(votes, present, bucket, first_block, out, reply=ReplyFormat.COUNT)
+
+    def count_levels(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        tie: Coin,
+        *,
+        out: Tensor,
+    ) -> None:
+        _count(votes, present, bucket, first_block, out, reply=ReplyFormat.SIGN, tie=tie)
+
+    def sum_directions(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        *,
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        _count(
+            votes,
+            present,
+            bucket,
+            first_block,
+            out,
+            reply=ReplyFormat.TERNARY,
+            vote=encode.DIRECTIONS.value,
+            direction=_check_direction(dtype),
+        )
+
+    def commit(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        *,
+        reply_format: ReplyFormat,
+        rounding: Coin | None,
+    ) -> None:
+        _commit(segments, present, reply, FORMATS[reply_format], rounding, moves_momentum=True)
+        note_writes(segments, present, param=True, exp_avg=True)
+
+    def apply_reply(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        *,
+        reply_format: ReplyFormat,
+        rounding: Coin | None,
+    ) -> None:
+        _commit(segments, present, reply, FORMATS[reply_format], rounding, moves_momentum=False)
+        note_writes(segments, present, param=True, exp_avg=False)
+
+    def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
+        _commit(segments, present, None, NO_REPLY, None, moves_momentum=True)
+        note_writes(segments, present, param=False, exp_avg=True)
+
+    def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
+        moved = [segment.grad is not None for segment in segments]
+        _commit(segments, moved, None, OWN, rounding, moves_momentum=True)
+        note_writes(segments, moved, param=True, exp_avg=True)
+
+    def check_finite(self, segments: Sequence[Segment]) -> Tensor:
+        return _encode(segments, encode.NONE.value, None)
+
+    def digests(self, tensors: Sequence[Tensor]) -> Tensor:
+        if not tensors:
+            return torch.zeros(0, dtype=torch.int64)
+        contiguous = [tensor.contiguous() for tensor in tensors]
+        device = contiguous[0].device
+        rows = np.zeros((1 + len(tensors), FIELDS), dtype=np.int64)
+        for row, tensor in zip(rows[1:], contiguous, strict=True):
+            address = tensor.data_ptr()
+            row[bits.PARAM.value], row[bits.N_ELEMENTS.value] = address, tensor.numel()
+            row[bits.ALIGNED.value] = address % ALIGN_BYTES == 0
+        # The sums begin with the numbers of elements.
+        totals = upload(rows[1:, bits.N_ELEMENTS.value].copy(), device)
+        tiles, parts = map_tiles(rows, [tensor.element_size() for tensor in contiguous])
+        table = upload_table(rows, tiles, device)
+        for part in parts:
+            launch_part(checks.digest_kernel, part, table, totals, BYTES=part.kind, numbers=False)
+        return mix_words(totals)
+
+    def square_sums(self, tensor: Tensor) -> Tensor:
+        n_blocks = -(-tensor.numel() // SCALE_BLOCK_ELEMENTS)
+        out = torch.empty(n_blocks, dtype=torch.float64, device=tensor.device)
+        elements = tensor.detach().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            elements = elements.view(torch.uint16)
+        launch(
+            checks.square_sums_kernel,
+            n_blocks,
+            elements,
+            tensor.numel(),
+            out,
+            KIND=KINDS[tensor.dtype],
+        )
+        return out
+
+    def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
+        n_rows, n_bytes = rows.shape
+        device = rows.device
+        sums = torch.full((n_rows,), 0xFFFFFFFF, dtype=torch.int64, device=device)
+        if isinstance(starts, Tensor):
+            starts = starts.to(torch.int64).contiguous()
+        else:
+            starts = torch.full_like(sums, starts)
+        chunk_bytes = 4 * checks.LANES.value * checks.TURNS.value
+        n_chunks = max(1, -(-n_bytes // chunk_bytes))
+        powers = upload(list_powers(n_bytes, n_chunks), device)
+        # Rows of one byte may have any stride between their bytes.
+        rows = rows if n_bytes < 2 or rows.stride(1) == 1 else rows.contiguous()
+        launch(
+            checks.checksum_kernel,
+            (n_chunks, n_rows),
+            rows,
+            rows.stride(0),
+            n_bytes,
+            powers,
+            starts,
+            sums,
+        )
+        return sums
+
+
+class _Gathered(tuple[Segment, ...]):
+    """Segments with what has been read of them."""
+
+    table: SegmentTable
+
+    def __new__(cls, segments: Sequence[Segment], table: SegmentTable) -> _Gathered:
+        gathered = super().__new__(cls, segments)
+        gathered.table = table
+        return gathered
+
+
+def _read(segments: Sequence[Segment]) -> SegmentTable:
+    return segments.table if isinstance(segments, _Gathered) else read_segments(segments)
+
+
+def _encode(
+    segments: Sequence[Segment],
+    vote: int,
+    out: Tensor | None,
+    *,
+    zero: Coin | None = None,
+    is_l1: bool = False,
+    width: float = 0.0,
+    direction: int = bits.FLOAT32.value,
+) -> Tensor:
+    """Encode, then blank what is not finite. Without ``out``: only check."""
+    table = _read(segments)
+    finite = torch.ones(len(segments), dtype=torch.bool, device=table.device)
+    if out is None:
+        target, planes = finite, 1
+    else:
+        if segments:
+            table.check_room(out)
+        target, planes = out.zero_().view(-1), out.shape[1]
+    if not table.parts:
+        return finite
+    flags = finite.view(torch.int8)
+    is_linear = vote == encode.DIRECTIONS.value
+    stored = torch.uint16 if direction == bits.BFLOAT16.value else torch.float32
+    there = upload_table(table.rows, table.tiles, table.device, coin=zero, width=width)
+    for part in table.parts:
+        kind, m_kind = part.kind
+        launch_part(
+            encode.encode_kernel,
+            part,
+            there,
+            target.view(stored if is_linear else torch.int32) if out is not None else flags,
+            flags,
+            VOTE=vote,
+            PLANES=planes,
+            L1=is_l1,
+            DIRECTION=direction,
+            KIND=kind,
+            M_KIND=m_kind,
+            VEC=count_neighbors(kind, m_kind, direction),
+        )
+        if out is not None:
+            halves = target.view(torch.int32)
+            launch_part(
+                encode.blank_kernel,
+                part,
+                there,
+                halves,
+                flags,
+                PLANES=planes,
+                LINEAR=is_linear,
+                numbers=False,
+            )
+    return finite
+
+
+def _commit(
+    segments: Sequence[Segment],
+    present: Sequence[int],
+    reply: Tensor | None,
+    reply_format: int,
+    rounding: Coin | None,
+    *,
+    moves_momentum: bool,
+) -> None:
+    table = _read(segments)
+    rows = table.mark_present(present, counts=reply_format == committing.COUNT.value)
+    if reply is not None and segments:
+        reply = reply.contiguous()
+        table.check_room(reply)
+    if not table.parts:
+        return
+    there = upload_table(rows, table.tiles, table.device, coin=rounding)
+    for part in table.parts:
+        kind, m_kind = part.kind
+        launch_part(
+            committing.commit_kernel,
+            part,
+            there,
+            # The tile map stands for what is not read.
+            there.tiles if reply is None else reply.view(-1).view(torch.int32),
+            FORMAT=reply_format,
+            PLANES=1 if reply is None else reply.shape[1],
+            MOMENTUM=moves_momentum,
+            STOCHASTIC=rounding is not None and kind == bits.BFLOAT16.value,
+            KIND=kind,
+            M_KIND=m_kind,
+            VEC=count_neighbors(kind, m_kind),
+        )
+
+
+def _count(
+    votes: Tensor,
+    present: Tensor,
+    bucket: Bucket,
+    first_block: int,
+    out: Tensor,
+    *,
+    reply: ReplyFormat,
+    vote: int = encode.LEVELS.value,
+    tie: Coin | None = None,
+    direction: int = bits.FLOAT32.value,
+) -> None:
+    n_workers, n_blocks, planes, _ = votes.shape
+    if not out.is_contiguous() or out.device != votes.device or len(out) != n_blocks:
+        raise InvalidArgumentError(
+            f"out: given {tuple(out.shape)} on {out.device}, strides {out.stride()}; expected "
+            f"{n_blocks} blocks on {votes.device}, contiguous"
+        )
+    out.zero_()
+    rows, voters = list_runs(bucket, present.numpy(), first_block, n_blocks)
+    tiles, parts = map_tiles(rows, [None] * len(voters))
+    if not parts:
+        return
+    is_linear = vote == encode.DIRECTIONS.value
+    is_half = direction == bits.BFLOAT16.value
+    stored = (torch.uint16 if is_half else torch.float32) if is_linear else torch.int32
+    there = upload_table(rows, tiles, votes.device, coin=tie)
+    flat = votes.contiguous().view(-1).view(stored)
+    launch_part(
+        count.count_kernel,
+        parts[0],
+        Uploaded(there.rows, upload(voters, votes.device), there.tiles),
+        flat,
+        out.view(-1).view(torch.int32),
+        n_workers,
+        flat.numel() // n_workers,
+        VOTE=vote,
+        PLANES=planes,
+        DIRECTION=direction,
+        REPLY=FORMATS[reply],
+        REPLY_PLANES=out.shape[1],
+        VEC=count_neighbors(direction),
+    )
+
+
+def _check_direction(dtype: torch.dtype) -> int:
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidArgumentError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+    return KINDS[dtype]

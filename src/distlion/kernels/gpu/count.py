@@ -1,0 +1,121 @@
+"""Counting, at the owner of a shard or for all virtual workers at once."""
+
+import triton
+import triton.language as tl
+
+from distlion.kernels.gpu.bits import (
+    BUCKET_WORD,
+    FIELDS,
+    FIRST_BIT,
+    FIRST_TILE,
+    FIRST_WORD,
+    FLOAT32,
+    N_ELEMENTS,
+    PRESENT,
+    ROWS,
+    TILE,
+    draw_half_words,
+    find_half_words,
+    load_half_words,
+    pack,
+    place_elements,
+    store_half_words,
+    unpack,
+)
+from distlion.kernels.gpu.commit import COUNT, SIGN
+from distlion.kernels.gpu.commit import TERNARY as TERNARY_REPLY
+from distlion.kernels.gpu.encode import DIRECTIONS
+from distlion.kernels.gpu.encode import TERNARY as TERNARY_VOTE
+
+
+@triton.jit
+def add_votes(
+    total,
+    votes,
+    first_word,
+    left,
+    VOTE: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECTION: tl.constexpr,
+    VEC: tl.constexpr,
+):
+    """Add the votes of one worker: odd levels, -1, 0, 1, or directions."""
+    if VOTE == DIRECTIONS:
+        inner = place_elements(VEC)
+        stored = tl.load(votes + first_word * 64 + inner, mask=inner < left, other=0)
+        if DIRECTION == FLOAT32:
+            return total + stored
+        else:
+            return total + (stored.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        halves = find_half_words(votes, first_word, PLANES)
+        sign = 2 * (unpack(load_half_words(halves, left, True), VEC) & 1) - 1
+        if VOTE == TERNARY_VOTE:
+            return total + sign * (unpack(load_half_words(halves + 16, left, True), VEC) & 1)
+        elif PLANES > 1:
+            size = tl.full((ROWS, 32 // VEC, VEC), 1, tl.int32)
+            for plane in tl.static_range(1, PLANES):
+                bits = unpack(load_half_words(halves + 16 * plane, left, True), VEC)
+                size += (bits & 1) << plane
+            return total + sign * size
+        else:
+            return total + sign
+
+
+@triton.jit(do_not_specialize=["n_workers", "worker_stride"])
+def count_kernel(
+    table,
+    voters,
+    tiles,
+    votes,
+    out,
+    n_workers,
+    worker_stride,
+    VOTE: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECTION: tl.constexpr,
+    REPLY: tl.constexpr,
+    REPLY_PLANES: tl.constexpr,
+    VEC: tl.constexpr,
+):
+    """Add the votes of those present, and write the reply.
+
+    Grid: one program a tile of a run, the part of a parameter that lies in the blocks at hand.
+    Reads: ``table``, whose BUCKET_WORD is the run's first word in these blocks; ``voters``
+        (runs, n_workers) int32, 0 for absent; ``votes``, half words (values for DIRECTIONS) of
+        which each worker has ``worker_stride``.
+    Writes: ``out``, half words, which must be zeros.
+    """
+    tile = tl.program_id(0)
+    run = tl.load(tiles + tile).to(tl.int64)
+    row = table + (run + 1) * FIELDS
+    first = (tile - tl.load(row + FIRST_TILE)) * TILE
+    left = tl.minimum(tl.load(row + N_ELEMENTS) - first, TILE).to(tl.int32)
+    first_word = tl.load(row + BUCKET_WORD) + first // 64
+
+    if VOTE == DIRECTIONS:
+        total = tl.zeros((ROWS, 32 // VEC, VEC), tl.float32)
+    else:
+        total = tl.zeros((ROWS, 32 // VEC, VEC), tl.int32)
+    for worker in range(n_workers):
+        if tl.load(voters + run * n_workers + worker) != 0:
+            total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION, VEC)
+        votes += worker_stride
+
+    bit = tl.where(place_elements(VEC) < left, 1 << tl.arange(0, VEC)[None, None, :], 0)
+    halves = find_half_words(out, first_word, REPLY_PLANES)
+    if REPLY == COUNT:
+        ones = (total + tl.load(row + PRESENT).to(tl.int32)) >> 1
+        for plane in tl.static_range(REPLY_PLANES):
+            bits = tl.where(((ones >> plane) & 1) != 0, bit, 0)
+            store_half_words(halves + 16 * plane, pack(bits, VEC), left, True)
+    elif REPLY == TERNARY_REPLY:
+        store_half_words(halves, pack(tl.where(total > 0, bit, 0), VEC), left, True)
+        store_half_words(halves + 16, pack(tl.where(total != 0, bit, 0), VEC), left, True)
+    else:
+        tl.static_assert(REPLY == SIGN)
+        words = pack(tl.where(total > 0, bit, 0), VEC)
+        ties = pack(tl.where(total == 0, bit, 0), VEC)
+        coin_word = tl.load(row + FIRST_WORD) + first // 64
+        words |= ties & draw_half_words(table, coin_word, tl.load(row + FIRST_BIT))
+        store_half_words(halves, words, left, True)

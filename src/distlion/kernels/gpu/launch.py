@@ -1,0 +1,54 @@
+"""How a kernel is launched: over which programs, of how many threads, with exact arithmetic."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlion.kernels.gpu import bits
+from distlion.kernels.gpu.table import Part, Uploaded
+
+N_WARPS = 4
+"""Fewer than 8: a thread has 32 elements, over which what it does once is spread."""
+OPTIONS = {"num_warps": N_WARPS, "enable_fp_fusion": False}
+"""Of every kernel. Fused, a product and a sum would round once."""
+
+
+def count_neighbors(*kinds: int) -> int:
+    """Count the elements that a thread reads at once: 16 bytes of the smallest."""
+    return 4 if all(kind == bits.FLOAT32.value for kind in kinds) else 8
+
+
+def launch_part(
+    kernel: Any,
+    part: Part,
+    table: Uploaded,
+    *arguments: Any,
+    numbers: bool = True,
+    **constants: Any,
+) -> None:
+    """Launch a kernel over the tiles of one part of a table."""
+    tables = (table.rows, table.numbers) if numbers else (table.rows,)
+    tiles = table.tiles[part.begin : part.end]
+    launch(kernel, part.end - part.begin, *tables, tiles, *arguments, **constants)
+
+
+def launch(kernel: Any, grid: int | tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel on the current stream of its tensors' device."""
+    grid = grid if isinstance(grid, tuple) else (grid,)
+    if not all(grid):
+        return
+    device = next(one.device for one in arguments if isinstance(one, Tensor))
+    with _entered(device):
+        kernel[grid](*arguments, **constants, **OPTIONS)
+
+
+def _entered(device: torch.device) -> AbstractContextManager[Any]:
+    if device.type == "cuda":
+        return torch.cuda.device(device)
+    # The interpreter computes with NumPy, which would warn of what a device does without a word.
+    return np.errstate(all="ignore")
