@@ -107,7 +107,7 @@ def die_between_backwards(rank: int, world_size: int) -> tuple[int, int]:
     assert overlap is not None
     params = params_of(optimizer)
     sum(param.sum() for param in params).backward()  # type: ignore[union-attr]
-    arrived = len(overlap._arrived)
+    arrived = len(overlap._arrivals)
     optimizer.zero_grad()
     return arrived, overlap._n_started
 

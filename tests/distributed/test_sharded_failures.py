@@ -175,12 +175,12 @@ def test_what_differs_on_one_shard_is_raised_on_all_ranks(what, kind, text, culp
 
 
 def fail_in_step(
-    rank: int, world_size: int, how: int, point: str, folder: str
+    rank: int, world_size: int, how: int, point: str, policy: str, folder: str
 ) -> tuple[Any, int, float]:
     """Let rank 1 fail in the second step; return error, steps and seconds of the others."""
     scene, mesh = Path(folder), make_mesh(2, 2)
     model = shard(build(), mesh["shard"])
-    optimizer = make_optimizer(model, mesh, step_timeout_s=TIMEOUT_S)
+    optimizer = make_optimizer(model, mesh, step_timeout_s=TIMEOUT_S, nonfinite=policy)
 
     def fail(_: object) -> None:
         (scene / "victim").write_text(str(os.getpid()))
@@ -201,15 +201,21 @@ def fail_in_step(
     return caught, optimizer.committed_step, seconds
 
 
-POINTS = in_tiers(
-    ["before_step", "after_encode", "framed", "before_commit"], lambda point: point == "framed"
+POLICIES = ("raise", "skip", "abstain")
+KILLS = in_tiers(
+    [
+        (point, policy)
+        for point in ("before_step", "after_encode", "framed", "before_commit")
+        for policy in POLICIES
+    ],
+    lambda case: case == ("framed", "raise"),
 )
 
 
 class TestAFailedShard:
-    @pytest.mark.parametrize("point", POINTS)
-    def test_all_others_name_the_rank_that_was_killed(self, point, tmp_path):
-        arguments = (signal.SIGKILL, point, str(tmp_path))
+    @pytest.mark.parametrize(("point", "policy"), KILLS)
+    def test_all_others_name_the_rank_that_was_killed(self, point, policy, tmp_path):
+        arguments = (signal.SIGKILL, point, policy, str(tmp_path))
         outcomes = run_workers(fail_in_step, N_RANKS, *arguments, may_die=True, timeout_s=30)
         assert (tmp_path / "victim").exists()
         assert type(outcomes[1]).__name__ == "WorkerDiedError"
@@ -221,8 +227,9 @@ class TestAFailedShard:
         for (kind, _, culprits), steps, _ in survivors:
             assert (kind, culprits) == ("PeerLostError", (1,)) or (kind, steps) == ("", 2)
 
-    def test_all_others_name_the_rank_that_was_stopped(self, tmp_path):
-        arguments = (signal.SIGSTOP, "before_step", str(tmp_path))
+    @pytest.mark.parametrize("policy", in_tiers(POLICIES, lambda policy: policy == "raise"))
+    def test_all_others_name_the_rank_that_was_stopped(self, policy, tmp_path):
+        arguments = (signal.SIGSTOP, "before_step", policy, str(tmp_path))
         outcomes = run_workers(fail_in_step, N_RANKS, *arguments, may_die=True, timeout_s=60)
         assert (tmp_path / "victim").exists()
         for rank in (0, 2, 3):

@@ -16,7 +16,6 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
-from distlion.kernels.versions import note_writes
 from distlion.layout import Bucket
 
 try:
@@ -244,3 +243,18 @@ def _is_bfloat16(dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16):
         raise InvalidArgumentError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
     return dtype == torch.bfloat16
+
+
+def note_writes(
+    segments: Sequence[Segment], present: Sequence[int], *, param: bool, exp_avg: bool
+) -> None:
+    """Tell autograd, which refuses to differentiate through what has changed since."""
+    written: list[Tensor] = []
+    for index, segment in enumerate(segments):
+        if not present[index]:
+            continue
+        if param:
+            written.append(segment.param)
+        if exp_avg and segment.grad is not None:
+            written.append(segment.exp_avg)
+    torch.autograd.graph.increment_version(written)

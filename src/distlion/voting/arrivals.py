@@ -44,8 +44,8 @@ class Arrivals:
         # Of earlier backward passes too, to know what is added to. Weakly: zero_grad() lets go.
         self._before: dict[int, weakref.ref[Tensor]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._marks)
+    def __len__(self) -> int:
+        return len(self._marks)
 
     def note(self, param: VotingParam) -> bool:
         """Note that a gradient is complete; return whether it is the first of its parameter."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
+from distlion.kernels.cpu import note_writes
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
 from distlion.kernels.gpu.launch import count_neighbors, launch, launch_part
@@ -32,7 +33,6 @@ from distlion.kernels.gpu.table import (
     upload,
     upload_table,
 )
-from distlion.kernels.versions import note_writes
 from distlion.kernels.words import mix_words
 from distlion.layout import Bucket
 
