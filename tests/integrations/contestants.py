@@ -16,7 +16,7 @@ class Contestant:
             ``train(job: Job, rank: int) -> Trained`` does the job there, and lets every error out.
         tested_with: Its version, for the table.
         lacks: Rows of the exam that the framework does not offer, by name.
-        is_slow: Whether its import alone takes longer than the short exam may.
+        is_slow: Whether to sit takes longer than the short exam may.
         shards: Ranks of each worker.
         launcher: A module that starts the ranks, run as a program; None for ours.
         plain: The module of the plain loop that it is compared with, for another model and loss.
@@ -46,7 +46,7 @@ CONTESTANTS: tuple[Contestant, ...] = (
     Contestant("Accelerate", "accelerate", "integrations.with_accelerate", "accelerate 1.15"),
     Contestant("Lightning", "lightning", "integrations.with_lightning", "lightning 2.6"),
     Contestant("Fabric", "lightning", "integrations.with_fabric", "lightning 2.6"),
-    Contestant("FSDP2", "torch", "integrations.with_fsdp", "torch 2.13", shards=2),
+    Contestant("FSDP2", "torch", "integrations.with_fsdp", "torch 2.13", is_slow=True, shards=2),
     Contestant(
         "torchtitan",
         "torchtitan",

@@ -144,6 +144,7 @@ def test_instructions_are_learned_and_training_goes_on(
     assert "loss" in printed
 
 
+@pytest.mark.slow
 def test_instructions_become_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
