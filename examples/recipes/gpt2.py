@@ -17,7 +17,7 @@ arXiv:2302.06675. For larger models we keep these numbers, and have not tuned th
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pydoc_data import topics
 from typing import Any
 
@@ -62,11 +62,19 @@ def open_texts(args: argparse.Namespace) -> Any:
     return datasets.load_dataset(args.data, split="train", streaming=True)
 
 
-def pack(texts: Any, tokenizer: Any, context: int) -> Iterator[Tensor]:
+def deal(texts: Any, unseen: frozenset[str], workers: Workers, epoch: int) -> Iterator[str]:
+    """Yield a worker's share of all texts but those that are held out, in an epoch's order."""
+    stream = texts.shuffle(seed=epoch, buffer_size=10_000)
+    for row in split_dataset_by_node(stream, workers.rank, workers.size):
+        if row["text"] not in unseen:
+            yield row["text"]
+
+
+def pack(texts: Iterable[str], tokenizer: Any, context: int) -> Iterator[Tensor]:
     """Yield sentences of (context + 1,) int64, cut from texts that follow each other."""
     tokens: list[int] = []
-    for row in texts:
-        tokens += [*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]
+    for text in texts:
+        tokens += [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         while len(tokens) > context:
             yield torch.tensor(tokens[: context + 1])
             tokens = tokens[context:]
@@ -109,12 +117,11 @@ def main() -> None:
         )
     )
     texts = open_texts(args)
+    held_out = [row["text"] for row in texts.take(args.held_out)]
+    unseen = frozenset(held_out)
 
     def read(epoch: int) -> Iterator[Tensor]:
-        stream = texts.skip(args.held_out).shuffle(seed=epoch, buffer_size=10_000)
-        return pack(
-            split_dataset_by_node(stream, workers.rank, workers.size), tokenizer, args.context
-        )
+        return pack(deal(texts, unseen, workers, epoch), tokenizer, args.context)
 
     def batches(step: int) -> Iterator[Batch]:
         sentences = itertools.chain.from_iterable(read(epoch) for epoch in itertools.count())
@@ -129,8 +136,8 @@ def main() -> None:
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def evaluate(net: nn.Module) -> str:
-        held_out = pack(texts.take(args.held_out), tokenizer, args.context)
-        mine = list(itertools.islice(held_out, workers.rank, 64 * workers.size, workers.size))
+        sentences = pack(held_out, tokenizer, args.context)
+        mine = list(itertools.islice(sentences, workers.rank, 64 * workers.size, workers.size))
         losses = [loss_of(net, {"tokens": tokens[None]}).item() for tokens in mine]
         total, n = workers.add(sum(losses), len(losses))
         return f"loss {total / n:.4f} nats on {n:.0f} sentences that were held out"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -250,3 +251,39 @@ def test_lightning_removes_momenta_with_their_checkpoint(tmp_path: Path) -> None
     assert said.startswith("InvalidArgumentError") and "ddp_comm_hook" in said
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["step=6.ckpt", "step=6.ckpt.distlion"]
+
+
+def save_and_note(rank: int, world_size: int, folder: str) -> list[str]:
+    """Return what a process does in ``save_state``, in order."""
+    import accelerate.accelerator as module
+
+    from distlion.integrations.accelerate import VotingAccelerator
+
+    tell_place(rank, world_size)
+    accelerator, model = VotingAccelerator(cpu=True), torch.nn.Linear(4, 2)
+    accelerator.prepare(model, distlion.DistributedLion(model.parameters()))
+    done: list[str] = []
+    write, wait = module.save_accelerator_state, accelerator.wait_for_everyone
+
+    def note_write(*args: Any, **kwargs: Any) -> Any:
+        path = write(*args, **kwargs)
+        done.append("wrote")
+        return path
+
+    def note_wait() -> None:
+        done.append("waited")
+        wait()
+
+    with (
+        mock.patch.object(module, "save_accelerator_state", note_write),
+        mock.patch.object(accelerator, "wait_for_everyone", note_wait),
+    ):
+        accelerator.save_state(folder)
+    return done
+
+
+@pytest.mark.slow
+def test_accelerates_files_are_there_when_save_state_returns(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    for done in run_workers(save_and_note, 2, str(tmp_path / "saved"), timeout_s=60):
+        assert done[-2:] == ["wrote", "waited"]

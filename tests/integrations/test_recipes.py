@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -144,15 +146,34 @@ def test_instructions_are_learned_and_training_goes_on(
     assert "loss" in printed
 
 
+def load(recipe: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(RECIPES)
+    return importlib.import_module(recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_workers_share_all_texts_but_those_held_out(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpt2 = load("gpt2", monkeypatch)
+    texts = gpt2.open_texts(SimpleNamespace(data=None))
+    whole = [row["text"] for row in texts]
+    held_out = frozenset(row["text"] for row in texts.take(8))
+    for epoch in range(3):
+        dealt = [
+            text
+            for rank in range(size)
+            for text in gpt2.deal(texts, held_out, SimpleNamespace(rank=rank, size=size), epoch)
+        ]
+        assert sorted(dealt) == sorted(text for text in whole if text not in held_out)
+
+
 @pytest.mark.slow
 def test_instructions_become_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    spec = importlib.util.spec_from_file_location("instruct", RECIPES / "instruct.py")
-    assert spec is not None
-    assert spec.loader is not None
-    instruct = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(instruct)
+    instruct = load("instruct", monkeypatch)
     rows = [{"instruction": "Add.", "input": text, "output": "3"} for text in ("1 and 2", "")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given, bare = instruct.open_data(str(tmp_path / "rows.jsonl"))

@@ -108,6 +108,12 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 stack.enter_context(each.voter.no_sync())
             yield
 
+    def save_state(self, *args: Any, **kwargs: Any) -> str:
+        """Save as Accelerate does; when it returns, all processes have written their files."""
+        folder: str = super().save_state(*args, **kwargs)
+        self.wait_for_everyone()
+        return folder
+
     def _save_votes(self, models: list[nn.Module], weights: Any, folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):
             # Accelerate saves the model.
