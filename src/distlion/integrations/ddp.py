@@ -50,8 +50,8 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
     # A hook on a parameter, which looks neither at no_sync() nor at a communication hook.
     if getattr(model, "_delay_all_reduce_params", ()):
         raise UnsupportedTypeError(
-            "delay_all_reduce_named_params= makes DDP average these gradients in a hook of its own, "
-            "which cannot be switched off; wrap the model without it"
+            "delay_all_reduce_named_params= makes DDP average these gradients in a hook of their "
+            "own, which cannot be switched off; wrap the model without it"
         )
     # For those who set the attribute below again, as some trainers do for the last micro-batch:
     # gradients pass through buckets then, and stay local all the same.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, ProcessGroupError, UnsupportedTypeError
-from distlion.exchange import Link, gather_bytes
+from distlion.exchange import Link, gather_bytes, is_registered
 from distlion.voting.grid import Grid, own_group
 from distlion.voting.group import check_member
 from distlion.voting.param import is_dtensor
@@ -73,6 +73,7 @@ class Sharding:
 
 
 _n_found: Counter[str] = Counter()
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
 def find_sharding(
@@ -221,15 +222,19 @@ def _gather_rows(
 
 
 def _group_all(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return a group of these ranks that torch knows."""
+    """Return a group of these ranks that torch knows: the same one for all optimizers.
+
+    Calls of several optimizers are told apart on one group only.
+    """
     world = dist.group.WORLD
     if world is None:
         raise ProcessGroupError("there is no process group; call init_process_group first")
     if list(ranks) == _ranks_of(world):
         return world
-    group: dist.ProcessGroup = dist.new_group(
-        list(ranks), backend="gloo", use_local_synchronization=True
-    )
+    group = _groups.get(tuple(ranks))
+    if group is None or not is_registered(group):
+        group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        _groups[tuple(ranks)] = group
     return group
 
 
