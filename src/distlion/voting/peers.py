@@ -328,7 +328,7 @@ class Peers:
         inside = self.network.inside.get(self.params[0].device)
         if self.sharding is None or inside is None:
             return verdict
-        return share_verdict(inside, verdict, header)
+        return share_verdict(inside, verdict, header, n_voters=self.network.n_voters)
 
     def meet_to_load(
         self, groups: Sequence[Mapping[str, Any]], cuts: Sequence[str], *, step: int
