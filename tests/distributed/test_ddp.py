@@ -122,9 +122,15 @@ def refuse(rank: int, world_size: int) -> dict[str, Caught | None]:
     mixed = DistributedDataParallel(make_model())
     # Its constructor needs an accelerator.
     mixed.mixed_precision = object()
+    bare = make_model()
+    named = list(bare.named_parameters())
+    delayed = DistributedDataParallel(
+        bare, delay_all_reduce_named_params=named[:1], param_to_hook_all_reduce=named[0][1]
+    )
+    models = {"static": static, "mixed": mixed, "delayed": delayed, "bare": make_model()}
     return {
         name: caught(None, lambda model=model: disable_all_reduce(model))
-        for name, model in (("static", static), ("mixed", mixed), ("bare", make_model()))
+        for name, model in models.items()
     }
 
 
@@ -133,6 +139,7 @@ def test_a_model_that_needs_its_all_reduce_is_refused_by_name() -> None:
     for name, fragment in (
         ("static", "static_graph=True"),
         ("mixed", "mixed_precision"),
+        ("delayed", "delay_all_reduce_named_params"),
         ("bare", "Sequential; expected DistributedDataParallel"),
     ):
         assert_all_raised(

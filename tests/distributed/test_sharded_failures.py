@@ -48,6 +48,10 @@ def poison(model: nn.Module, rank: int) -> None:
         next(model.parameters()).grad._local_tensor[0, 0] = torch.nan
 
 
+# Two shards of one worker, the same shard of two workers, and three.
+VICTIMS = ((0, 1), (1, 3), (0, 2, 3))
+
+
 def train_with_nan(rank: int, world_size: int) -> dict[str, Any]:
     mesh, found = make_mesh(2, 2), {}
     for policy in ("raise", "skip", "abstain"):
@@ -63,6 +67,13 @@ def train_with_nan(rank: int, world_size: int) -> dict[str, Any]:
         run_backward(model, 1, rank)
         goes_on = catch(optimizer.step)
         found[policy] = caught, stayed, voted, goes_on, optimizer.committed_step, digest(model)
+    for victims in VICTIMS:
+        model = shard(build(), mesh["shard"])
+        optimizer = make_optimizer(model, mesh)
+        run_backward(model, 0, rank)
+        if rank in victims:
+            next(model.parameters()).grad._local_tensor[0, 0] = torch.nan
+        found[str(victims)] = catch(optimizer.step)
     return found
 
 
@@ -79,6 +90,12 @@ class TestNan:
             assert text.startswith(f"[rank {rank}, step 0]")
             assert "0.weight is not finite on rank 1" in text
             assert (goes_on[0], steps) == ("", 1)
+
+    @pytest.mark.parametrize("victims", VICTIMS)
+    def test_all_ranks_name_all_culprits(self, victims):
+        for found in with_nan():
+            kind, _, culprits = found[str(victims)]
+            assert (kind, culprits) == ("NonFiniteError", victims)
 
     def test_skip_skips_on_all_shards(self):
         for found in with_nan():
@@ -161,7 +178,7 @@ def differences() -> list[dict[str, Any]]:
     [
         ("lr of one rank", "ConfigMismatchError", "lr of group 0: 0.5 on rank 3", (3,)),
         ("another call on one shard", "ConfigMismatchError", "verify_replicas() on ranks 1, 3", ()),
-        ("a step given up on one shard", "StepMismatchError", "gave this step up", (0,)),
+        ("a step given up on one shard", "StepMismatchError", "gave this step up", (0, 2)),
         ("another step of one worker", "StepMismatchError", "step 0, rank", ()),
         ("a shard that differs", "ReplicaMismatchError", "replicas differ in 0.weight", ()),
         ("settings at construction", "ConfigMismatchError", "seed: 0 on rank 0", ()),

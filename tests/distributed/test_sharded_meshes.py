@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
+from distlion.exchange import watch
 from distlion.integrations.fsdp import disable_all_reduce
 from distributed.sharded_models import (
     Reference,
@@ -50,7 +51,7 @@ def catch(action: Any) -> tuple[str, str]:
     return "", ""
 
 
-def train_on_some_ranks(rank: int, world_size: int) -> tuple[bool, str] | None:
+def train_on_some_ranks(rank: int, world_size: int) -> tuple[bool, str, tuple[str, str]] | None:
     mesh = DeviceMesh("cpu", torch.tensor([[1, 2], [3, 4]]), mesh_dim_names=("replicate", "shard"))
     if rank == 0:
         return None
@@ -60,16 +61,33 @@ def train_on_some_ranks(rank: int, world_size: int) -> tuple[bool, str] | None:
     run_backward(model, 2, rank)
     if rank == 2:
         next(model.parameters()).grad._local_tensor[0, 0] = torch.nan
-    return is_equal, catch(optimizer.step)[1]
+    text = catch(optimizer.step)[1]
+
+    watch.LONG_S = 0.2
+    models = [shard(build(), mesh["shard"]) for _ in range(2)]
+    pair = [make_optimizer(each, mesh) for each in models]
+    for each in models:
+        run_backward(each, 0, rank)
+    return is_equal, text, catch(pair[int(rank == 2)].step)
+
+
+@functools.cache
+def trained_on_some_ranks() -> list[tuple[bool, str, tuple[str, str]] | None]:
+    return run_workers(train_on_some_ranks, 5)
 
 
 def test_a_mesh_of_some_ranks_trains_without_the_others():
-    found = run_workers(train_on_some_ranks, 5)
-    assert found[0] is None
-    for is_equal, text in found[1:]:
+    assert trained_on_some_ranks()[0] is None
+    for is_equal, text, _ in trained_on_some_ranks()[1:]:
         assert is_equal
         # Ranks are numbered among those that train.
         assert "0.weight is not finite on rank 1" in text
+
+
+def test_two_optimizers_called_in_another_order_on_such_a_mesh_are_one_error_on_all_ranks():
+    for *_, (kind, text) in trained_on_some_ranks()[1:]:
+        assert kind == "StepMismatchError"
+        assert "step 0 of optimizer 1 on ranks 0, 2, 3, but step 0 of optimizer 2 on rank 1" in text
 
 
 def combine(rank: int, world_size: int) -> dict[str, Any]:

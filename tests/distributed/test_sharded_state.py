@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import Shard
 
 import distlion
 from cluster import run_workers
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, DistlionError
 from distlion.integrations.fsdp import disable_all_reduce
 from distributed.sharded_models import (
     build,
@@ -191,3 +193,58 @@ def test_two_shards_are_loaded_as_one(folder):
         assert (momenta, params) == whole[2 * worker]
         assert step == 3
     assert one[0][0] != one[1][0]
+
+
+def load_with_a_fault(rank: int, world_size: int, fault: str) -> tuple[str, str, bool, bool]:
+    """Load momenta that take all ranks to cut anew, after a try in which rank 1's did not fit."""
+    mesh = make_mesh(2, 2)
+    model, optimizer = make("1D", mesh, seed=0)
+    run_backward(model, 0, rank)
+    optimizer.step()
+    saved, state = digest_momenta(optimizer), optimizer.state_dict()
+    anew = {key: {"exp_avg": cut_anew(entry)} for key, entry in state["state"].items()}
+    good = {**state, "state": anew}
+    bad = copy.deepcopy(good)
+    if rank == 1:
+        FAULTS[fault](bad)
+
+    _, fresh = make("1D", mesh, seed=1)
+    before = digest_momenta(fresh), fresh.committed_step
+    kind = text = ""
+    try:
+        fresh.load_state_dict(bad)
+    except DistlionError as error:
+        kind, text = type(error).__name__, str(error)
+    is_unchanged = (digest_momenta(fresh), fresh.committed_step) == before
+    if kind == "CheckpointError":
+        fresh.load_state_dict(good)
+    return kind, text, is_unchanged, digest_momenta(fresh) == saved
+
+
+def cut_anew(entry: dict[str, Any]) -> torch.Tensor:
+    exp_avg = entry["exp_avg"]
+    return exp_avg.redistribute(exp_avg.device_mesh, [Shard(1), Shard(0)])
+
+
+FAULTS = {
+    "a rule": lambda state: state["param_groups"][0].update(aggregation="Nonsense()"),
+    "a shape": lambda state: state["state"][3].update(exp_avg=torch.zeros(99)),
+    "a whole momentum": lambda state: state["state"][3].update(exp_avg=torch.zeros(5)),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "text", "goes_on"),
+    [
+        ("a rule", "CheckpointError", "refused on rank 1", True),
+        ("a shape", "CheckpointError", "refused on rank 1", True),
+        ("a whole momentum", "ConfigMismatchError", "momentum of parameter 3 of group 0", False),
+    ],
+)
+def test_a_state_that_does_not_fit_on_one_rank_is_refused_on_all_before_any_is_cut_anew(
+    fault, kind, text, goes_on
+):
+    for found in run_workers(load_with_a_fault, N_RANKS, fault, timeout_s=60):
+        assert found[0] == kind
+        assert text in found[1]
+        assert found[2:] == (True, goes_on)

@@ -24,6 +24,7 @@ from distlion.exchange.verdict import (
     encode_verdict,
     find_errors,
     judge_chunks,
+    verdict_bytes,
     with_verdict,
     worst_of,
 )
@@ -140,20 +141,26 @@ def gather_flags(link: Link, flags: Tensor, header: Header) -> tuple[Header, Ten
     return find_errors(read, header, link.ranks), read.present.bool()
 
 
-def share_verdict(link: Link, verdict: Verdict, header: Header) -> Verdict:
+def share_verdict(link: Link, verdict: Verdict, header: Header, *, n_voters: int) -> Verdict:
     """Let the ranks of one worker find together: the worst of their verdicts, on all of them.
 
     Args:
         link: These ranks.
         verdict: What this rank has heard from its peers in other workers.
         header: This rank's.
+        n_voters: Workers; a rank knows culprits among those it votes with, and among these.
     """
     own = with_verdict(header, verdict)
-    nothing = torch.empty(0, dtype=torch.uint8)
-    read = _gather(link, ChunkShape(0, 0), ChunkKind.VERDICT, own, torch.zeros(0), nothing)
+    shape = ChunkShape(0, verdict_bytes(n_voters + link.world_size))
+    payload = encode_verdict(verdict, shape.payload_bytes)
+    read = _gather(link, shape, ChunkKind.VERDICT, own, torch.zeros(0), payload)
     found = judge_chunks(read, link.ranks)
+    # A header names one culprit; payloads of ranks that found the same name the others.
+    alike = [part for part in read if part is not None and part.header.status is found.status]
+    named = {rank for part in alike for rank in decode_verdict(part.header, part.payload).culprits}
+    culprits = tuple(sorted({*found.culprits, *named}))
     # Peers at other steps are told apart by who heard them.
-    return replace(found, steps=verdict.steps or found.steps)
+    return replace(found, culprits=culprits, steps=verdict.steps or found.steps)
 
 
 def _gather(

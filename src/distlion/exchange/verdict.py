@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distlion.exchange.frame import Chunks, Header, Status
+from distlion.layout import pad_bytes
 
 _LENGTHS = struct.Struct("<II")
 _CULPRIT = struct.Struct("<i")
@@ -104,6 +105,11 @@ def encode_verdict(verdict: Verdict, n_bytes: int) -> Tensor:
     packed += b"".join(_CULPRIT.pack(culprit) for culprit in verdict.culprits)
     packed += b"".join(_STEP.pack(rank, step) for rank, step in verdict.steps)
     return torch.frombuffer(bytearray(packed.ljust(n_bytes, b"\0")), dtype=torch.uint8)
+
+
+def verdict_bytes(n_named: int) -> int:
+    """Return the bytes of a payload that has room for so many culprits, and for their steps."""
+    return pad_bytes(_LENGTHS.size + n_named * (_CULPRIT.size + _STEP.size))
 
 
 def decode_verdict(header: Header, payload: Tensor) -> Verdict:

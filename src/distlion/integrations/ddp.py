@@ -24,7 +24,8 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
 
     Raises:
         UnsupportedTypeError: The model is not wrapped in DistributedDataParallel, or in one with
-            ``static_graph=True`` or ``mixed_precision``, which need the all-reduce.
+            ``static_graph=True`` or ``mixed_precision``, which need the all-reduce, or with
+            ``delay_all_reduce_named_params``, whose all-reduce cannot be switched off.
 
     Example:
         >>> model = DistributedDataParallel(model)
@@ -45,6 +46,12 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
         raise UnsupportedTypeError(
             "mixed_precision= of DDP restores the gradients' dtype in its all-reduce; use "
             "torch.autocast, or do not wrap the model"
+        )
+    # A hook on a parameter, which looks neither at no_sync() nor at a communication hook.
+    if getattr(model, "_delay_all_reduce_params", ()):
+        raise UnsupportedTypeError(
+            "delay_all_reduce_named_params= makes DDP average these gradients in a hook of their "
+            "own, which cannot be switched off; wrap the model without it"
         )
     # For those who set the attribute below again, as some trainers do for the last micro-batch:
     # gradients pass through buckets then, and stay local all the same.

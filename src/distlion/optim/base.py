@@ -34,10 +34,11 @@ from distlion.optim.arguments import (
 from distlion.optim.precision import warn_of_lost_updates
 from distlion.optim.saved_state import (
     WORKER_KEY,
+    describe_cuts,
     fill_absent_keys,
     forget_worker,
     format_groups,
-    localize_momenta,
+    map_momenta,
     parse_groups,
     restore_exp_avg,
 )
@@ -379,9 +380,18 @@ class VotingBase(LionBase):
     def _parse_state(
         self, state_dict: Mapping[str, Any], sync: MomentumSync | None
     ) -> dict[str, Any]:
-        """Return a state that fits, with rules rebuilt and absent keys filled in."""
+        """Return a state that fits, rules rebuilt and absent keys filled in; nobody is asked."""
         parsed = parse_groups(
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )
         fill_selection(parsed["param_groups"], sync)
-        return self._check_state(localize_momenta(parsed, self.param_groups, self._pieces.localize))
+        sketched = map_momenta(parsed, self.param_groups, self._pieces.sketch)
+        return {**self._check_state(sketched), "state": parsed["state"]}
+
+    def _describe_cuts(self, filled: Mapping[str, Any]) -> list[str]:
+        """Say which momenta ``_localize`` asks other ranks for; it must be the same on all."""
+        return describe_cuts(filled, self.param_groups, self._pieces.describe_cut)
+
+    def _localize(self, filled: Mapping[str, Any]) -> dict[str, Any]:
+        """Cut saved momenta of many ranks down to what is kept here."""
+        return map_momenta(filled, self.param_groups, self._pieces.localize)

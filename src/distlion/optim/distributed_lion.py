@@ -255,9 +255,8 @@ class DistributedLion(VotingBase):
         peers = self._peers
         peers.lifecycle.check_usable()
         peers.description.check_frozen()
-        inputs = self._gather_inputs()
+        verdict = step_alone(peers.params, self._gather_inputs(), self._settings.clip_norm)
         peers.meter.count_step(peers.n_elements)
-        verdict = step_alone(peers.params, inputs, self._settings.clip_norm)
         if verdict.status is Status.OK:
             self._advance()
             peers.gradients.observe([], peers.params)
@@ -382,7 +381,7 @@ class DistributedLion(VotingBase):
         Raises:
             CheckpointError: It is that of another worker, or does not fit; on every rank.
             InvalidArgumentError: A parameter was frozen and is not any more.
-            StepMismatchError, ConfigMismatchError: Workers load different steps or settings.
+            StepMismatchError, ConfigMismatchError: Workers load different steps, settings or cuts.
         """
         peers, step = self._peers, self.committed_step
         peers.check_idle("load_state_dict()")
@@ -393,8 +392,9 @@ class DistributedLion(VotingBase):
             except CheckpointError as error:
                 problem = error
             peers.agree("load_state_dict()", problem, step=step)
-            peers.meet_in("load_state_dict()", filled["param_groups"], step=step)
-        peers.description.check_frozen()
+            peers.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
+            peers.description.check_frozen()
+            filled = self._localize(filled)
         self._load_state(filled)
         self._lay_out()
         peers.replicas.are_compared = False

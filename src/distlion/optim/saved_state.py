@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,19 +105,40 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def localize_momenta(
+def map_momenta(
     state_dict: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],
-    localize: Callable[[Tensor, Any], Any],
+    change: Callable[[Tensor, Any], Any],
 ) -> dict[str, Any]:
-    """Cut saved momenta of many ranks down to what is kept here, by ``localize``."""
+    """Return a saved state with what ``change`` makes of each parameter and its momentum."""
     state = dict(state_dict["state"])
-    for saved, group in zip(state_dict["param_groups"], groups, strict=False):
-        for key, param in zip(saved["params"], group["params"], strict=False):
-            entry = state.get(key)
-            if isinstance(entry, Mapping) and "exp_avg" in entry:
-                state[key] = {**entry, "exp_avg": localize(param, entry["exp_avg"])}
+    for key, param, _ in _list_momenta(state_dict, groups):
+        state[key] = {**state[key], "exp_avg": change(param, state[key]["exp_avg"])}
     return {**state_dict, "state": state}
+
+
+def describe_cuts(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    describe: Callable[[Tensor, Any], str],
+) -> list[str]:
+    """Return a line for each momentum of which ``describe`` says something."""
+    return [
+        f"momentum of {name}: {cut}"
+        for key, param, name in _list_momenta(state_dict, groups)
+        if (cut := describe(param, state_dict["state"][key]["exp_avg"]))
+    ]
+
+
+def _list_momenta(
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Any, Tensor, str]]:
+    """Yield key, parameter and name of each saved momentum; the state may not fit."""
+    for number, (saved, group) in enumerate(zip(state_dict["param_groups"], groups, strict=False)):
+        for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=False)):
+            entry = state_dict["state"].get(key)
+            if isinstance(entry, Mapping) and "exp_avg" in entry:
+                yield key, param, f"parameter {index} of group {number}"
 
 
 def fill_absent_keys(

@@ -25,7 +25,8 @@ from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam, is_dtensor, local_tensor
 from distlion.voting.peers import Peers
 from distlion.voting.settings import Settings
-from distlion.voting.sharding import ShardPieces, find_sharding
+from distlion.voting.shard_pieces import ShardPieces
+from distlion.voting.sharding import find_sharding
 from distlion.voting.traffic import Traffic
 from distlion.voting.vote import BucketVote, StepInputs, cast_votes, check_unchanged
 

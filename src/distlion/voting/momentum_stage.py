@@ -174,7 +174,7 @@ class MomentumStage:
 
         # 3 agree in nodes: each of its ranks has averaged another part
         if inside is not None:
-            verdict = share_verdict(inside, verdict, header)
+            verdict = share_verdict(inside, verdict, header, n_voters=self._n_workers)
         if verdict.status is not Status.OK:
             return AveragedMomenta(verdict)
         means = tuple(

@@ -132,6 +132,14 @@ class NodePieces:
         """Return a saved momentum as it is."""
         return exp_avg
 
+    def sketch(self, param: Tensor, exp_avg: Any) -> Any:
+        """Return what ``localize`` does, which asks nobody."""
+        return exp_avg
+
+    def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
+        """Return that ``localize`` asks nobody."""
+        return ""
+
     def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
         """Return a momentum as it is saved: as it is."""
         return exp_avg

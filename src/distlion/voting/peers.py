@@ -44,7 +44,8 @@ from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam
 from distlion.voting.replicas import Replicas
 from distlion.voting.settings import Settings
-from distlion.voting.sharding import Sharding, ShardPieces
+from distlion.voting.shard_pieces import ShardPieces
+from distlion.voting.sharding import Sharding
 from distlion.voting.traffic import TrafficMeter
 from distlion.voting.vote import StepInputs, abstain_from_all
 
@@ -327,14 +328,16 @@ class Peers:
         inside = self.network.inside.get(self.params[0].device)
         if self.sharding is None or inside is None:
             return verdict
-        return share_verdict(inside, verdict, header)
+        return share_verdict(inside, verdict, header, n_voters=self.network.n_voters)
 
-    def meet_in(self, call: str, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
-        """Meet all workers, who must have these param groups next, and be at their step."""
-        lines = self.description.list_lines(groups)
+    def meet_to_load(
+        self, groups: Sequence[Mapping[str, Any]], cuts: Sequence[str], *, step: int
+    ) -> None:
+        """Meet all workers, who must load these param groups, and momenta that are cut alike."""
+        lines = [*self.description.list_lines(groups), *cuts]
         if self.node_size == 1:  # the ranks of a node select for themselves
             lines += describe_selection(groups)
-        self.meet(call, lines, step=step, next_step=int(groups[0]["step"]))
+        self.meet("load_state_dict()", lines, step=step, next_step=int(groups[0]["step"]))
 
     def agree(self, call: str, problem: CheckpointError | None, *, step: int) -> None:
         """Meet all workers, and hear whether any of them cannot do what all are about to do.

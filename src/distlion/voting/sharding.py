@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, ProcessGroupError, UnsupportedTypeError
-from distlion.exchange import Link, gather_bytes
-from distlion.layout import WORD_ELEMENTS, Slot
+from distlion.exchange import Link, gather_bytes, is_registered
 from distlion.voting.grid import Grid, own_group
 from distlion.voting.group import check_member
-from distlion.voting.param import Copies, is_dtensor, local_tensor
+from distlion.voting.param import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -75,6 +73,7 @@ class Sharding:
 
 
 _n_found: Counter[str] = Counter()
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
 def find_sharding(
@@ -102,12 +101,12 @@ def find_sharding(
         return None
     _check_kinds(params)
     meshes = list(dict.fromkeys(param.device_mesh for param in params.values()))  # type: ignore[attr-defined]
+    replicated = _find_replicated(meshes, params.values())
     if process_group is None:
-        voters = _find_voters(meshes, params.values())
+        voters = _find_voters(replicated)
     else:
         voters = check_member(process_group)
     ranks = tuple(dist.get_process_group_ranks(voters))
-    replicated = _find_replicated(meshes, params.values())
     voter_dims = {mesh: _find_dim(mesh, replicated[mesh], ranks) for mesh in meshes}
     worker = _list_worker(voter_dims, ranks)
     rows = _gather_rows(voters, worker, timeout_s=timeout_s)
@@ -143,15 +142,14 @@ def _find_replicated(
     return found
 
 
-def _find_voters(meshes: Sequence[DeviceMesh], params: Iterable[Tensor]) -> dist.ProcessGroup:
+def _find_voters(replicated: Mapping[DeviceMesh, set[int]]) -> dist.ProcessGroup:
     """Find the only mesh dim over which all parameters are replicated."""
-    found = _find_replicated(meshes, params)
-    candidates = [(mesh, dim) for mesh, dims in found.items() for dim in sorted(dims)]
+    candidates = [(mesh, dim) for mesh, dims in replicated.items() for dim in sorted(dims)]
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {
         tuple(dist.get_process_group_ranks(mesh.get_group(dim))): mesh.get_group(dim)
         for mesh, dim in candidates
     }
-    if len(groups) != 1 or len(candidates) != len(meshes):
+    if len(groups) != 1 or len(candidates) != len(replicated):
         which = "no mesh dim" if not groups else "more than one mesh dim"
         raise InvalidArgumentError(
             f"the parameters are DTensors, and {which} replicates all of them, so that it is not "
@@ -224,15 +222,19 @@ def _gather_rows(
 
 
 def _group_all(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return a group of these ranks that torch knows."""
+    """Return a group of these ranks that torch knows: the same one for all optimizers.
+
+    Calls of several optimizers are told apart on one group only.
+    """
     world = dist.group.WORLD
     if world is None:
         raise ProcessGroupError("there is no process group; call init_process_group first")
     if list(ranks) == _ranks_of(world):
         return world
-    group: dist.ProcessGroup = dist.new_group(
-        list(ranks), backend="gloo", use_local_synchronization=True
-    )
+    group = _groups.get(tuple(ranks))
+    if group is None or not is_registered(group):
+        group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        _groups[tuple(ranks)] = group
     return group
 
 
@@ -253,143 +255,3 @@ def _add_voters(mesh: DeviceMesh, voters: dist.ProcessGroup, *, timeout_s: float
         mesh_dim_names=("voters", *names),
     )
     return whole
-
-
-class ShardPieces:
-    """What this process keeps of each parameter's momentum: that of its local shard.
-
-    Args:
-        sharding: How parameters are cut.
-    """
-
-    part = 0
-
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
-
-    def cut(self, param: Tensor) -> None:
-        """Do nothing: who made the DTensor has cut it."""
-
-    def forget(self, params: Iterable[Tensor]) -> None:
-        """Do nothing, as ``cut`` did."""
-
-    def of(self, param: Tensor) -> tuple[tuple[int, int], ...]:
-        """Return (start, stop) of what is kept, of the flat local shard."""
-        return ((0, local_tensor(param).numel()),)
-
-    def place(self, slot: Slot, param: Tensor) -> Slot:
-        """Return the place of the local shard, of a parameter's.
-
-        Where a shard is a range of the flat parameter, as along dim 0, its coins are those of the
-        elements' numbers there, so that bits do not depend on the number of shards. Any other shard
-        has the coins of the first so many elements.
-        """
-        shape, offset = _find_offset(param)
-        start = 0
-        if param.ndim and tuple(shape[1:]) == tuple(param.shape[1:]):
-            start = min(offset[0] * math.prod(param.shape[1:]), param.numel())
-        word, bit = divmod(start, WORD_ELEMENTS)
-        n_elements = local_tensor(param).numel()
-        return slot._replace(
-            n_elements=n_elements, first_word=slot.first_word + word, first_bit=bit
-        )
-
-    def find_copies(self, param: Tensor) -> Copies:
-        """Find who else in this worker holds the same shard.
-
-        A dim that is replicated and does not vote has a copy on each of its ranks; so has a mesh
-        of some ranks of the worker on each further part of these.
-        """
-        mesh, voter_dims = param.device_mesh, self._sharding.voter_dims  # type: ignore[attr-defined]
-        inside, coordinate = self._sharding.worker, mesh.get_coordinate()
-        n_shards, is_first = 1, inside[0] in mesh.mesh.flatten().tolist()
-        for dim, placement in enumerate(param.placements):  # type: ignore[attr-defined]
-            if dim == voter_dims[mesh]:
-                continue
-            if placement.is_replicate():
-                is_first = is_first and coordinate[dim] == 0
-            else:
-                n_shards *= mesh.size(dim)
-        return Copies(len(inside) // n_shards, is_first)
-
-    def momentum_shape(self, param: Tensor) -> torch.Size:
-        """Return the shape of the local shard."""
-        return local_tensor(param).shape
-
-    def take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return what is kept here of a saved momentum: all, once ``localize`` has cut it."""
-        return exp_avg
-
-    def localize(self, param: Tensor, exp_avg: Any) -> Any:
-        """Cut a saved momentum down to this worker's row and this rank's shard.
-
-        Args:
-            param: Whose.
-            exp_avg: A DTensor or plain tensor of the shape of the parameter, or of that with the
-                voters before it. Anything else is returned as it is.
-        """
-        if not isinstance(exp_avg, Tensor):
-            return exp_avg
-        n_voters, local_shape = len(self._sharding.grid.between), self.momentum_shape(param)
-        stacked = torch.Size([n_voters, *param.shape])
-        if is_dtensor(exp_avg):
-            mesh, placements = self._state_place(param)
-            if exp_avg.shape == stacked and exp_avg.device_mesh == mesh:  # type: ignore[attr-defined]
-                return local_tensor(exp_avg.redistribute(mesh, placements))[0]  # type: ignore[attr-defined]
-            exp_avg = exp_avg.full_tensor()  # type: ignore[attr-defined]
-        if exp_avg.shape == stacked:
-            exp_avg = exp_avg[self._sharding.voter]
-        elif exp_avg.shape != param.shape:
-            return exp_avg
-        _, offset = _find_offset(param)
-        for dim, size in enumerate(local_shape):
-            exp_avg = exp_avg.narrow(dim, min(offset[dim], exp_avg.shape[dim] - size), size)
-        return exp_avg
-
-    def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return a momentum as formats that know DTensors save it: (voters, *shape)."""
-        from torch.distributed.tensor import DTensor
-
-        mesh, placements = self._state_place(param)
-        whole: Tensor = DTensor.from_local(
-            exp_avg.unsqueeze(0),
-            mesh,
-            placements,
-            run_check=False,
-            shape=torch.Size([len(self._sharding.grid.between), *param.shape]),
-            stride=(param.numel(), *torch.empty(param.shape, device="meta").stride()),
-        )
-        return whole
-
-    def _state_place(self, param: Tensor) -> tuple[DeviceMesh, list[Any]]:
-        """Return the mesh of a momentum in the form (voters, *shape), and its placements there."""
-        from torch.distributed.tensor import Shard
-
-        mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
-        dim = self._sharding.voter_dims[mesh]
-        moved = [_move_dim(placement) for placement in placements]
-        if dim is None:
-            return self._sharding.state_meshes[mesh], [Shard(0), *moved]
-        moved[dim] = Shard(0)
-        return mesh, moved
-
-
-def _move_dim(placement: Any) -> Any:
-    """Return a placement for a tensor that has one more dim in front."""
-    if not hasattr(placement, "dim"):
-        return placement
-    # Tensor parallelism below FSDP has a kind of Shard of its own.
-    more = {"split_factor": placement.split_factor} if hasattr(placement, "split_factor") else {}
-    return type(placement)(placement.dim + 1, **more)
-
-
-def _find_offset(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of the local shard, and where it begins in the parameter."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        param.shape,
-        param.device_mesh,  # type: ignore[attr-defined]
-        param.placements,  # type: ignore[attr-defined]
-    )
-    return tuple(shape), tuple(offset)
