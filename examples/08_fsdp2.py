@@ -35,6 +35,8 @@ args = parser.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dist.init_process_group("cuda:nccl,cpu:gloo" if device == "cuda" else "gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
+if world_size % args.shards or world_size < 2 * args.shards:
+    raise SystemExit(f"{world_size} ranks are not two or more workers of {args.shards}")
 mesh = init_device_mesh(
     device, (world_size // args.shards, args.shards), mesh_dim_names=("replicate", "shard")
 )

@@ -65,9 +65,13 @@ def open_texts(args: argparse.Namespace) -> Any:
 def deal(texts: Any, unseen: frozenset[str], workers: Workers, epoch: int) -> Iterator[str]:
     """Yield a worker's share of all texts but those that are held out, in an epoch's order."""
     stream = texts.shuffle(seed=epoch, buffer_size=10_000)
+    n_texts = 0
     for row in split_dataset_by_node(stream, workers.rank, workers.size):
-        if row["text"] not in unseen:
+        if row["text"] not in unseen:  # a copy of one is left out too
+            n_texts += 1
             yield row["text"]
+    if n_texts == 0:
+        raise SystemExit(f"worker {workers.rank} has no text to train on: lower --held-out")
 
 
 def pack(texts: Iterable[str], tokenizer: Any, context: int) -> Iterator[Tensor]:
@@ -140,7 +144,7 @@ def main() -> None:
         mine = list(itertools.islice(sentences, workers.rank, 64 * workers.size, workers.size))
         losses = [loss_of(net, {"tokens": tokens[None]}).item() for tokens in mine]
         total, n = workers.add(sum(losses), len(losses))
-        return f"loss {total / n:.4f} nats on {n:.0f} sentences that were held out"
+        return f"{total / n:.4f} nats of validation loss on {n:.0f} sentences"
 
     train(args, workers, model, numbers, batches=batches, loss_of=loss_of, evaluate=evaluate)
 

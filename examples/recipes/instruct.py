@@ -156,7 +156,7 @@ def main() -> None:
         n_trained = sum(
             param.numel() for param in trainer.model.parameters() if param.requires_grad
         )
-        print(f"loss {loss:.4f} nats on completions that were held out")
+        print(f"{loss:.4f} nats of validation loss")
         print(f"{n_trained} parameters trained")
         print(f"bytes sent in a step {trainer.voter.traffic.last_sent_bytes}")
 
