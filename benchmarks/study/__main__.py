@@ -25,6 +25,8 @@ from plan import PARTS, Part, list_open
 from runs import RunConfig, Task, Trainer
 from text import Novels, TextTask
 
+from report import write_report
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 WAIT_S = 20.0
 REPORT_EVERY_S = 30.0
@@ -136,9 +138,11 @@ def repeat(records: Records, data: Data, name: str) -> int:
 def main(words: Sequence[str] | None = None) -> int:
     """Parse, and do one thing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--records", type=Path, default=RESULTS / "runs")
+    parser.add_argument("--records", type=Path, default=RESULTS / "runs", help="their folder")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
     commands = parser.add_subparsers(dest="command")
     needing_data = [commands.add_parser("run"), commands.add_parser("repeat")]
+    commands.add_parser("report")
     for each in needing_data:
         each.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
         each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
@@ -153,6 +157,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.command == "run":
         chosen = [part for part in PARTS if part.name in args.parts]
         run_all(records, Data(args.images, args.books), chosen)
+        return 0
+    print(write_report(records, args.results))
     return 0
 
 

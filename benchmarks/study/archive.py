@@ -47,6 +47,10 @@ class Records:
             return None
         return record
 
+    def read_all(self) -> list[dict[str, Any]]:
+        """Return all records that are there, by name."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
+
     def write(self, config: RunConfig, outcome: dict[str, Any]) -> Path:
         """Write a record whole or not at all."""
         path = self.path(config.name)
