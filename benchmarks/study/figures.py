@@ -51,6 +51,32 @@ def describe(ending: Ending) -> str:
     return " ".join([cell.method, *(f"({each})" for each in more)])
 
 
+def draw_bits(study: Study, names: Sequence[str] = ("images-4", "images-8")) -> bytes | None:
+    """Draw outcomes against bits per parameter and step, both ways together."""
+    endings = {name: [e for e in study.endings[name] if e.outcomes()] for name in names}
+    shown = {name: found for name, found in endings.items() if found}
+    if not shown:
+        return None
+    figure = Figure(figsize=(5.5 * len(shown), 4.0), dpi=_DPI, layout="constrained")
+    panels = figure.subplots(1, len(shown), squeeze=False).flat
+    for axes, (name, found) in zip(panels, shown.items(), strict=True):
+        for number, ending in enumerate(found):
+            first = next(iter(ending.records.values()))
+            axes.plot(
+                first["bits_up"] + first["bits_down"],
+                np.mean(ending.outcomes()),
+                _MARKERS[number % len(_MARKERS)],
+                label=describe(ending),
+            )
+        axes.set_xscale("log")
+        axes.set_title(next(part.title for part in PARTS if part.name == name), fontsize=9)
+        axes.set_xlabel("bits per parameter and step, up and down")
+        axes.set_ylabel(UNITS[found[0].cell.setting.task])
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=7)
+    return _to_png(figure)
+
+
 def draw_curves(study: Study, names: Sequence[str] = ("images-4", "text-4")) -> bytes | None:
     """Draw validation loss over steps, the mean of the seeds that are there."""
     shown = {

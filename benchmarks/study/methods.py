@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from distlion.aggregation import RULES, Aggregation
+from distlion.aggregation import RULES, Aggregation, QuantizedVote
 from distlion.errors import InvalidArgumentError
 from distlion.optim import Lion
 from distlion.training.contenders import find_contender
-from distlion.training.virtual_method import Entry
+from distlion.training.virtual_method import Entry, VirtualVoting
 from distlion.training.vote_names import LION_BETAS
 from distlion.virtual import VirtualCluster
 
@@ -22,7 +22,9 @@ SHARED_BETA = 0.9
 # What weights lose in a step at the highest rate, for every method with decoupled decay.
 DECAY_PER_STEP = 1e-4
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
+_FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
 _SGD = ("global-sgd", "dgc")
+_SGD_DECAY = 5e-4
 
 
 class Method(Protocol):
@@ -68,27 +70,33 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     """Build a method by name.
 
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
-    other names are those of ``distlion compare``.
+    ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it; other names
+    are those of ``distlion compare``.
+
+    Raises:
+        InvalidArgumentError: There is no such method.
     """
-    shared = _SHARED.fullmatch(name)
-    if shared is not None:
+    params = list(model.parameters())
+    if name == "median-lion":
+        return MedianLion(params, run)
+    if shared := _SHARED.fullmatch(name):
         if shared["rule"] not in RULES:
             raise InvalidArgumentError(f"method {name!r}: there is no rule {shared['rule']!r}")
         beta = float(f"0.{shared['beta']}") if shared["beta"] else SHARED_BETA
-        return SharedMomentum(list(model.parameters()), RULES[shared["rule"]].rule, run, beta=beta)
-    if name == "median-lion":
-        return MedianLion(list(model.parameters()), run)
-    contender = find_contender(name)
-    decay = contender.weight_decay if name in _SGD else DECAY_PER_STEP / run.lr
+        return SharedMomentum(params, RULES[shared["rule"]].rule, run, beta=beta)
     entry = Entry(
         params=list(model.named_parameters()),
         lr=run.lr,
-        weight_decay=decay,
+        weight_decay=_SGD_DECAY if name in _SGD else DECAY_PER_STEP / run.lr,
         workers=run.workers,
         steps=run.steps,
         seed=run.seed,
     )
-    return contender.enter(entry)
+    if full := _FULL_RANGE.fullmatch(name):
+        bits = int(full["bits"])
+        rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
+        return VirtualVoting.build(entry, rule)
+    return find_contender(name).enter(entry)
 
 
 class SharedMomentum:

@@ -270,6 +270,20 @@ PARTS = (
         ),
     ),
     Part(
+        "norms",
+        "Text, 4 workers: the scale of p bits",
+        _cells(
+            TEXT,
+            ("quantized-2-linf", "quantized-2-linf-full", "quantized-4-linf-full", "quantized-4"),
+            4,
+        ),
+    ),
+    Part(
+        "leads",
+        "Images, 4 workers: variants of momentum after the vote",
+        _cells(IMAGES, ("shared-quantized-2", "shared-majority-b95", "shared-majority-b80"), 4),
+    ),
+    Part(
         "confirmation",
         "Images at higher accuracy, 4 workers",
         tuple(map(_wide, ("global-adamw", "majority", "shared-majority"))),

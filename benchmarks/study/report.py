@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from archive import Records
-from claims import CLAIMS, Claim, Study, holds
+from claims import CLAIMS, SHOWN, Claim, Study, holds
 from evidence import MARGINS, UNITS, Comparison, Ending, Verdict
-from figures import describe, draw_curves, draw_endings
+from figures import describe, draw_bits, draw_curves, draw_endings
 from plan import PARTS, SEEDS, Part, list_open
 
 from distlion.report.document import (
@@ -22,6 +22,11 @@ from distlion.report.document import (
     render_markdown,
 )
 
+_FIGURES = (
+    (draw_endings, "endings", "Outcome on test data: a stroke for each seed, a dot for the mean."),
+    (draw_bits, "bits", "Outcome against bits up and down; lower left is better."),
+    (draw_curves, "curves", "Validation loss over steps, the mean of the seeds."),
+)
 _REFERENCES = ("global-adamw", "global-lion", "majority")
 
 
@@ -52,13 +57,13 @@ def _lay_out(study: Study, records: Records) -> Iterator[Block]:
         ["claim", "of", "part", "N", "method - reference", "difference", "bounds", "answer"],
         [row for claim in CLAIMS for row in _rows_of_claim(claim, study)],
     )
-    endings = draw_endings(study)
-    if endings is not None:
-        yield Heading("Where methods end")
-        yield Picture("study_endings.png", "A stroke a seed, a dot their mean; test data.", endings)
-    curves = draw_curves(study)
-    if curves is not None:
-        yield Picture("study_curves.png", "Validation loss, mean of seeds.", curves)
+    yield Heading("What the papers show")
+    yield Table(["of", "what", "here", "status"], list(_rows_of_shown(study)))
+    yield Heading("Figures")
+    for draw, name, caption in _FIGURES:
+        png = draw(study)
+        if png is not None:
+            yield Picture(f"study_{name}.png", caption, png)
     for part in PARTS:
         if any(each.records or each.choice.losses for each in study.endings[part.name]):
             yield from _lay_out_part(part, study)
@@ -112,6 +117,14 @@ def _rows_of_claim(claim: Claim, study: Study) -> Iterator[list[str]]:
             _bounds(comparison),
             holds(claim, comparison),
         ]
+
+
+def _rows_of_shown(study: Study) -> Iterator[list[str]]:
+    for source, what, parts, how in SHOWN:
+        endings = [each for part in parts for each in study.endings[part]]
+        n_whole = sum(each.is_whole for each in endings)
+        status = f"{n_whole} of {len(endings)} cells done" if endings else "not in the study"
+        yield [source, what, f"{', '.join(parts)}: {how}" if parts else how, status]
 
 
 def _workers(ending: Ending) -> str:

@@ -213,6 +213,16 @@ def test_all_numbers_of_workers_see_the_same_images(study: Any, images: Any) -> 
         assert torch.equal(torch.cat([labels for _, labels in four]), alone[0][1])
 
 
+@pytest.mark.parametrize("alpha", [None, 1.0])
+def test_images_keep_their_labels(study: Any, images: Any, alpha: float | None) -> None:
+    labels = torch.arange(64) % 10
+    pixels = labels[:, None, None, None].expand(64, 3, 40, 40).half()
+    plain = replace(images, train=(pixels, labels))
+    task = make_images_task(study, plain, workers=4, alpha=alpha)
+    for inputs, targets in task.batches(3):
+        assert torch.equal(inputs[:, 0, 0, 0].long(), targets)
+
+
 def test_epoch_shows_every_image_once(study: Any, images: Any) -> None:
     task = make_images_task(study, images, workers=2)
     seen = torch.cat([task._take(0, step, 8) for step in range(8)])
@@ -280,6 +290,15 @@ def test_shared_momentum_is_that_of_the_outcomes(study: Any) -> None:
         y = 0.9 * y + 0.1 * np.sign(votes[step].sum(0))
         x = (1 - study.methods.DECAY_PER_STEP) * x - lr * y
     assert model.weight.detach().numpy()[0] == pytest.approx(x, abs=1e-6)
+
+
+def test_full_range_ends_at_the_largest_element(study: Any) -> None:
+    run = study.methods.Run(lr=1e-3, workers=2, steps=1, seed=0)
+    method = study.methods.build_method("quantized-4-linf-full", torch.nn.Linear(2, 2), run)
+    (group,) = method.optimizer.param_groups
+    rule = group["aggregation"]
+    # s * step * 2^(p - 1) is s, the largest element.
+    assert (rule.bits, rule.norm, rule.step * 2**3) == (4, "linf", 1.0)
 
 
 def test_median_lion_moves_by_the_median(study: Any) -> None:
