@@ -371,6 +371,19 @@ def test_run_of_another_process_is_left_to_it(study: Any, images: Any, tmp_path:
     assert study.program.perform(records, data, config)
 
 
+def test_queue_tunes_and_then_runs_all_seeds(study: Any, images: Any, tmp_path: Path) -> None:
+    setting = study.plan.Setting("images", 2, 8, 1, {"width": 4, "groups": 2})
+    cell = study.plan.Cell(setting, "majority", 4)
+    part = study.plan.Part("tiny", "Tiny", (cell,))
+    records = study.archive.Records(tmp_path)
+    study.program.run_all(records, TinyData(study, images), [part])
+    ending = study.evidence.Ending.find(cell, records.read)
+    made = records.read_all()
+    assert ending.is_whole
+    assert len(made) == len(ending.choice.losses) + 3
+    assert {record["config"]["lr"] for record in made if record["test"]} == {ending.choice.rate}
+
+
 def test_repeat_finds_a_bit_that_differs(
     study: Any, images: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -414,6 +427,19 @@ def make_outcome(study: Any, config: Any, *, loss: float, error: float) -> dict[
         "bits_down": 1.0,
         "cpu_s": 1.0,
     }
+
+
+def test_program_reports_by_default(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        words = ["--records", str(tmp_path / "runs"), "--results", str(tmp_path)]
+        assert study.program.main(words) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "study.md")
+    assert (tmp_path / "study.md").read_text().startswith("# The study")
 
 
 def test_report_of_no_records_says_what_is_missing(study: Any, tmp_path: Path) -> None:
