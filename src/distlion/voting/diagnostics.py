@@ -15,7 +15,7 @@ from distlion.exchange import ByteCount, plan_sample
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 from distlion.voting.param import VotingParam
-from distlion.voting.sample import draw_sample, measure_dispersion
+from distlion.voting.sample import draw_sample, measure_dispersion, read_together
 
 # So many measures are kept for each parameter.
 _KEPT_MEASURES = 1000
@@ -97,18 +97,18 @@ class Examiner:
         Args:
             segments: By position. Where one has no gradient, its directions are ``ABSENT``.
         """
-        numbers: list[float] = []
+        numbers: list[Tensor] = []
         for position, segment in sorted(segments.items()):
             index = self._sample[position].to(segment.exp_avg.device)
             m = segment.exp_avg.view(-1)[index].double()
             if segment.grad is None:
-                numbers += [ABSENT] * len(index)
+                directions = torch.full_like(m, ABSENT)
             else:
                 hyper = segment.coefficients
                 g = segment.grad.view(-1)[index].double() * hyper.grad_scale
-                numbers += (hyper.beta1 * m + (1 - hyper.beta1) * g).tolist()
-            numbers += m.tolist()
-        return numbers
+                directions = hyper.beta1 * m + (1 - hyper.beta1) * g
+            numbers += [directions, m]
+        return read_together(numbers)
 
     def conclude(
         self, step: int, rows: Sequence[Sequence[float]], replies: Iterable[ParameterReply]
