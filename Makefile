@@ -45,7 +45,7 @@ test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, 
 	@$(run_parts)
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(ARGS)
-	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py -m "not slow"
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
 	sum_up
 
 test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
@@ -53,7 +53,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
-	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py -k "triton or interpreted"
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "mutations" $(BIN)/python tests/mutations

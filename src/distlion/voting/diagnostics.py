@@ -15,7 +15,7 @@ from distlion.exchange import ByteCount, plan_sample
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 from distlion.voting.param import VotingParam
-from distlion.voting.sample import draw_sample, measure_dispersion, read_together
+from distlion.voting.sample import draw_sample, measure_dispersion, place_sample, read_together
 
 # So many measures are kept for each parameter.
 _KEPT_MEASURES = 1000
@@ -73,6 +73,7 @@ class Examiner:
         self._params = params
         self._n_workers = n_workers
         self._sample = draw_sample(params, seed)
+        self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
         self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
 
@@ -99,7 +100,7 @@ class Examiner:
         """
         numbers: list[Tensor] = []
         for position, segment in sorted(segments.items()):
-            index = self._sample[position].to(segment.exp_avg.device)
+            index = self._places[position]
             m = segment.exp_avg.view(-1)[index].double()
             if segment.grad is None:
                 directions = torch.full_like(m, ABSENT)

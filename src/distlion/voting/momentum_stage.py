@@ -33,6 +33,7 @@ from distlion.voting.param import VotingParam
 from distlion.voting.sample import (
     draw_sample,
     measure_dispersion,
+    place_sample,
     read_together,
     split_rows,
 )
@@ -83,6 +84,7 @@ class MomentumStage:
         self._params = params
         self._n_workers = n_workers
         self._sample = draw_sample(params, seed) if sync.select == AUTO else []
+        self._places = place_sample(self._sample, params)
         self._selected = sync.choose(params)
         if sync.select == AUTO:
             remembered = _read_selected(groups)
@@ -117,8 +119,8 @@ class MomentumStage:
         """
         return read_together(
             [
-                momentum_of(position, index.to(self._params[position].device)).double()
-                for position, index in enumerate(self._sample)
+                momentum_of(position, index).double()
+                for position, index in enumerate(self._places)
                 if len(index)
             ]
         )

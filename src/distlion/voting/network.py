@@ -35,6 +35,7 @@ from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
 from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
+from distlion.voting.warm_up import compile_kernels
 
 
 class VotingNetwork:
@@ -157,6 +158,7 @@ class VotingNetwork:
             )
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
         self.clipper = self._build_clipper(params, step=step)
+        compile_kernels(self.routes, self._settings)
 
     def _wants_model(self) -> bool:
         settings = self._settings

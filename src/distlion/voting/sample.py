@@ -38,6 +38,11 @@ def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
     return sample
 
 
+def place_sample(sample: Sequence[Tensor], params: Sequence[VotingParam]) -> list[Tensor]:
+    """Put what ``draw_sample`` drew where the parameters are."""
+    return [index.to(params[position].device) for position, index in enumerate(sample)]
+
+
 def read_together(parts: Sequence[Tensor]) -> list[float]:
     """Read the numbers of flat tensors, one after the other, waiting once for each device."""
     devices = list(dict.fromkeys(part.device for part in parts))
