@@ -287,7 +287,7 @@ def _repair(
     for column, source in holders.items():
         assert source is not None  # whoever calls has looked
         sources.add(str(link.ranks[source]))
-        own = params[column].local()
+        own = params[column].local().detach()
         row = own.to(link.wire_device)
         link.broadcast(row.view(-1).view(torch.uint8), step=step, source=source).wait()
         if row is not own:
