@@ -1,4 +1,4 @@
-"""Bugs are planted by `make test-all`; that they can be, wherever code has moved, is seen at once."""
+"""Bugs are planted by `make test-all`; that they can be, where code has moved, is seen at once."""
 
 from __future__ import annotations
 
