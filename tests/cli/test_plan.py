@@ -82,3 +82,14 @@ def test_wrong_argument_is_one_clear_message(changes, words):
     assert result.exit_code == 1
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_device_is_known_by_its_name_or_refused_with_those_that_are():
+    h200, l4 = (json.loads(plan("--json", device=name).stdout) for name in ("H200", "l4"))
+    rates = [record["scenario"]["machine"]["encode_bytes_per_s"] for record in (h200, l4)]
+    assert rates[0] > 10 * rates[1]
+    result = plan(device="tpu")
+    assert result.exit_code != 0
+    said = " ".join(result.stderr.split())
+    assert "--device tpu" in said
+    assert "h200" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +16,11 @@ from distlion.link import LinkModel
 from distlion.planning import (
     CPU,
     GPU,
+    GPUS,
     NVLINK,
     PCIE,
     THRESHOLD,
+    Machine,
     Scenario,
     advise,
     build_record,
@@ -33,14 +34,7 @@ EXAMPLE = (
 )
 
 
-class Device(str, Enum):
-    """What the defaults of the arithmetic's cost are those of."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-_MACHINES = {Device.CPU: CPU, Device.GPU: GPU}
+_MACHINES = {"cpu": CPU, "gpu": GPU, **GPUS}
 _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
 
 # The options, in the order of the help.
@@ -57,7 +51,14 @@ _HalfDuplex = Annotated[
     bool, typer.Option("--half-duplex", help="The link cannot send and receive at once.")
 ]
 _NodeLink = Annotated[str, typer.Option(help="Inside a machine: nvlink, pcie or a rate.")]
-_DeviceOption = Annotated[Device, typer.Option("--device", help="What does the arithmetic.")]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"What encodes and commits: {', '.join(_MACHINES)}; gpu is an a100. Beside a GPU, one "
+        "thread of the host frames and counts votes.",
+    ),
+]
 _OverlapShare = Annotated[
     float, typer.Option(help="Share of backward that communication can hide behind.")
 ]
@@ -89,7 +90,7 @@ def plan_command(
     message_us: _MessageUs = 10.0,
     half_duplex: _HalfDuplex = False,
     node_link: _NodeLink = "nvlink",
-    device: _DeviceOption = Device.GPU,
+    device: _Device = "gpu",
     overlap_share: _OverlapShare = 0.9,
     sync_every: _SyncEvery = None,
     sync_bits: _SyncBits = 32,
@@ -116,7 +117,7 @@ def plan_command(
             ),
             node_link=_parse_node_link(node_link),
             compute_s=compute_s,
-            machine=_MACHINES[device],
+            machine=_find_machine(device),
             overlap_share=overlap_share,
             sync_every=sync_every,
             sync_bits=sync_bits,
@@ -149,6 +150,15 @@ def parse_count(text: str) -> int:
             f"--params {text!r}: expected a whole number above 0, such as 1e9"
         )
     return int(number)
+
+
+def _find_machine(name: str) -> Machine:
+    if name.lower() not in _MACHINES:
+        raise InvalidArgumentError(
+            f"--device {name}: no figures for it; expected one of {', '.join(_MACHINES)}. For "
+            "another GPU take the one whose memory is as fast"
+        )
+    return _MACHINES[name.lower()]
 
 
 def _parse_node_link(text: str) -> LinkModel:

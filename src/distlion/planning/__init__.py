@@ -12,7 +12,7 @@ from distlion.planning.bench import KernelRates, measure_kernels
 from distlion.planning.checkup import Checkup, count_cores, examine, find_faults
 from distlion.planning.forecast import Forecast
 from distlion.planning.gradient_all_reduce import BASELINES, GradientAllReduce, forecast_all_reduce
-from distlion.planning.machine import CPU, GPU, Machine
+from distlion.planning.machine import CPU, GPU, GPUS, Machine
 from distlion.planning.planner import (
     THRESHOLD,
     Forecasts,
@@ -31,6 +31,7 @@ __all__ = [
     "CPU",
     "DO_NOT_COMPRESS",
     "GPU",
+    "GPUS",
     "NVLINK",
     "PCIE",
     "THRESHOLD",
