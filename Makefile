@@ -159,10 +159,22 @@ endef
 define install
 $(system_packages)
 started=$$SECONDS
-echo "building the C++ core and installing distlion[$(1)] into $(VENV): one or two minutes without further output ..."
+echo "installing distlion[$(1)] into $(VENV): some minutes ..."
+(while sleep 15; do echo "  $$((SECONDS - started)) s"; done) & clock=$$!
+trap 'kill $$clock 2>/dev/null || true' EXIT
 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt pip </dev/null
-$(BIN)/python -m pip install -qq --no-compile --no-warn-conflicts -c constraints.txt -e '.[$(1)]' </dev/null
+$(BIN)/python -m pip install --progress-bar off --no-compile --no-warn-conflicts -c constraints.txt -e '.[$(1)]' </dev/null \
+    2> >(grep -v '^WARNING' >&2) | awk '$(pip_progress)'
 echo "installed in $$((SECONDS - started)) s"
+endef
+
+# What pip is at, out of its log: large downloads, the C++ core, unpacking.
+define pip_progress
+/Downloading .*\([0-9.]+ MB\)/ { size = $$(NF - 1); sub(/^\(/, "", size); name = $$2; sub(/.*\//, "", name); sub(/-(cp|py)[0-9].*/, "", name)
+    if (size >= 5) print "  downloading " name " (" size " MB)" }
+/Building editable for .*: started/ { print "  building the C++ core" }
+/^Installing collected packages/ { print "  unpacking " NF - 3 " packages" }
+{ fflush() }
 endef
 
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from distlion.cli.failure import leave_torchrun, shown_failures
 from distlion.cli.plan import parse_count
+from distlion.cli.table import print_table
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import (
@@ -121,7 +122,7 @@ def _show(checkup: Checkup, scenario: Scenario, advice: Advice, *, as_json: bool
         typer.echo(json.dumps(_to_record(checkup, scenario, advice), indent=1, allow_nan=False))
         return
     console = Console()
-    console.print(_build_table(checkup))
+    print_table(console, _build_table(checkup))
     for sentence in (
         f"all ranks together: {_describe_link(checkup.link.combined)}",
         *_name_slowest(checkup),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.cli.failure import shown_failures
+from distlion.cli.failure import refusing, shown_failures
 from distlion.cli.plan_table import print_plan
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
@@ -76,6 +76,7 @@ _Figure = Annotated[
     Path | None,
     typer.Option(help="PNG of efficiency against rate and machines.", show_default="none"),
 ]
+_All = Annotated[bool, typer.Option("--all", help="Show every exchange, with overlap and without.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
 
@@ -98,6 +99,7 @@ def plan_command(
     price_per_gpu_hour: _PricePerGpuHour = 0.0,
     price_per_gb: _PricePerGb = 0.0,
     figure: _Figure = None,
+    all_rows: _All = False,
     as_json: _AsJson = False,
 ) -> None:
     """Forecast a step by every rule and exchange and by all-reduce; say whether to compress.
@@ -110,7 +112,7 @@ def plan_command(
             nodes=nodes,
             gpus_per_node=gpus_per_node,
             link=LinkModel.of_line(
-                parse_rate(link),
+                _parse_rate("--link", link),
                 latency_s=latency_us / 1e6,
                 message_s=message_us / 1e6,
                 full_duplex=not half_duplex,
@@ -131,7 +133,7 @@ def plan_command(
         if as_json:
             typer.echo(json.dumps(build_record(forecasts, advice), indent=1, allow_nan=False))
         else:
-            print_plan(Console(), forecasts, advice)
+            print_plan(Console(), forecasts, advice, all_rows=all_rows)
 
 
 def parse_count(text: str) -> int:
@@ -163,4 +165,9 @@ def _find_machine(name: str) -> Machine:
 
 def _parse_node_link(text: str) -> LinkModel:
     known = _NODE_LINKS.get(text.lower())
-    return known or LinkModel(NVLINK.latency_s, parse_rate(text))
+    return known or LinkModel(NVLINK.latency_s, _parse_rate("--node-link", text))
+
+
+def _parse_rate(option: str, text: str) -> float:
+    with refusing(option):
+        return parse_rate(text)

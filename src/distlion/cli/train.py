@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.cli.failure import leave_torchrun, shown_failures
+from distlion.cli.failure import is_first_rank, leave_torchrun, shown_failures
 from distlion.cli.progress import ProgressDisplay
 from distlion.cli.summary import print_summary
 from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
@@ -238,6 +238,8 @@ def train_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
+        # All ranks have the same to tell, but for failures.
+        progress = messages if is_first_rank() else Console(stderr=True, quiet=True)
         given = {name: context.params[name] for name in _SETTINGS}
         settings = TrainSettings.with_defaults(task, rule, step_timeout_s=step_timeout, **given)
         checkpoints = CheckpointSettings(
@@ -246,11 +248,12 @@ def train_command(
             resume=resume,
             on_world_change="error" if on_world_change is None else on_world_change.value,
         )
+        checkpoints.check(settings)
         _check_folder(run_dir, checkpoints)
         _train_and_show(
             settings,
             run_dir or _choose_run_dir(settings),
-            messages,
+            progress,
             checkpoints=checkpoints,
             oversubscribe=oversubscribe,
             as_json=as_json,

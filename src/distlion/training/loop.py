@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +38,8 @@ class Progress:
             has just been resumed, the mean over all ranks.
         validation_loss: In nats, if the model has just been evaluated.
         unit: What throughput counts.
-        units_per_s: Over all workers, evaluations included.
+        units: That all workers have trained on since this process began, or was resumed.
+        training_s: Seconds of their steps, without evaluations and checkpoints.
         sent_bytes: By this worker so far.
         bits_per_parameter: Of the last step.
         note: What the user should be told at this point; mostly empty.
@@ -49,7 +51,8 @@ class Progress:
     train_loss: float | None
     validation_loss: float | None
     unit: str
-    units_per_s: float
+    units: int
+    training_s: float
     sent_bytes: int
     bits_per_parameter: float
     note: str = ""
@@ -101,6 +104,8 @@ class TrainingLoop:
         self._method = build_method(settings, task.build_model(seed=settings.seed))
         self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
         self._history = History(self._method, self._world_size)
+        self._own_steps = 0
+        self._training_s = 0.0
         self._checkpoints: RunCheckpoints | None = None
         if checkpoints is not None and checkpoints.are_used and run_dir is not None:
             self._checkpoints = RunCheckpoints(
@@ -139,6 +144,7 @@ class TrainingLoop:
         return self._conclude()
 
     def _step(self, step: int) -> None:
+        start_s = time.perf_counter()
         batch = self._task.training_batch(
             seed=self._settings.seed, step=step, rank=self._rank, world_size=self._world_size
         )
@@ -152,6 +158,8 @@ class TrainingLoop:
         # Checked after the step, in which the ranks agree on errors of their gradients.
         self._check_finite(float(loss.detach()), "training", step)
         self._history.add_step(step, loss=float(loss.detach()), lr=lr)
+        self._own_steps += 1
+        self._training_s += time.perf_counter() - start_s
 
     def _evaluate(self, done: int) -> float:
         """Score held-out batch i on rank i mod N and add the sums in batch order.
@@ -182,7 +190,7 @@ class TrainingLoop:
         if self._rank != 0:
             return
         history, seconds = self._history, self._history.seconds
-        units = done * self._task.units_per_batch * self._world_size
+        units = self._own_steps * self._task.units_per_batch * self._world_size
         self._observe(
             Progress(
                 step=done,
@@ -191,7 +199,8 @@ class TrainingLoop:
                 train_loss=history.losses["loss"][-1] if done else None,
                 validation_loss=validation_loss,
                 unit=self._task.unit,
-                units_per_s=units / seconds,
+                units=units,
+                training_s=self._training_s,
                 sent_bytes=history.sent_bytes,
                 bits_per_parameter=history.bits_per_parameter,
                 note=note,
