@@ -208,6 +208,29 @@ def test_votes_are_encoded_behind_backward_on_a_stream_of_their_own() -> None:
         assert [stream for _, stream, _ in committed] == ["default"] * 3
 
 
+def list_what_comes_before(rank: int, world_size: int) -> tuple[set[str], set[str]]:
+    """Return the streams of two backward passes, and those that encoding was put behind."""
+    from pretend_cuda import pretend_cuda
+
+    with pretend_cuda() as device:
+        optimizer, params = make(device, overlap=True, bucket_elements=10_000)
+        device.forget()
+        backward = set()
+        for param in params:
+            with device.enter(device.make_stream(param.device)):
+                backward.add(device.stream.name)
+                set_grads([param], rank, 0, device)
+        optimizer.step()
+        (encoded,) = [launch for launch in device.launches if launch.kernel == "encode_kernel"]
+        return backward, set(encoded.behind)
+
+
+def test_votes_are_encoded_behind_every_stream_that_had_a_gradient() -> None:
+    for backward, before in run_workers(list_what_comes_before, 2):
+        assert len(backward) == 3
+        assert backward <= before
+
+
 def fail_on_device(rank: int, world_size: int, overlap: bool) -> tuple[Caught | None, list[Tensor]]:
     """Let the device of rank 1 fail in its third step."""
     from pretend_cuda import pretend_cuda
