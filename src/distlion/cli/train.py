@@ -93,6 +93,13 @@ _BatchSize = Annotated[
 ]
 _Seed = Annotated[int, typer.Option(help="Of weights, data order and random tie-breaking.")]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Where workers compute: cpu, cuda. For rules that vote.",
+    ),
+]
 _Oversubscribe = Annotated[
     bool,
     typer.Option(
@@ -188,6 +195,7 @@ _SETTINGS = (
     "batch_size",
     "seed",
     "threads",
+    "device",
     "data",
     "partition",
     "alpha",
@@ -215,6 +223,7 @@ def train_command(
     batch_size: _BatchSize = None,
     seed: _Seed = 0,
     threads: _Threads = 1,
+    device: _Device = "cpu",
     oversubscribe: _Oversubscribe = False,
     step_timeout: _StepTimeout = None,
     data: _Data = None,

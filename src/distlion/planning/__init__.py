@@ -1,5 +1,10 @@
 """Bytes and seconds of whole steps in closed form: of votes, and of what one could do instead."""
 
+from distlion.planning.accelerator import (
+    Accelerators,
+    explain_missing_cuda,
+    find_accelerators,
+)
 from distlion.planning.advice import (
     DO_NOT_COMPRESS,
     Advice,
@@ -35,6 +40,7 @@ __all__ = [
     "NVLINK",
     "PCIE",
     "THRESHOLD",
+    "Accelerators",
     "Advice",
     "Checkup",
     "Forecast",
@@ -50,6 +56,8 @@ __all__ = [
     "compare_methods",
     "count_cores",
     "examine",
+    "explain_missing_cuda",
+    "find_accelerators",
     "find_faults",
     "find_rate",
     "find_regimes",

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from distlion.errors import NonFiniteError
 from distlion.tasks import Task, batch_loss, score_batch
 from distlion.training.checkpoints import CheckpointSettings, RunCheckpoints
+from distlion.training.device import find_device, move_batch
 from distlion.training.dropout import seeded_dropout
 from distlion.training.history import History
 from distlion.training.methods import build_method, gather_rows
@@ -101,7 +102,9 @@ class TrainingLoop:
         self._observe = observe
         self._rank = dist.get_rank()
         self._world_size = dist.get_world_size()
-        self._method = build_method(settings, task.build_model(seed=settings.seed))
+        self._device = find_device(settings.device, self._rank)
+        model = task.build_model(seed=settings.seed).to(self._device)
+        self._method = build_method(settings, model)
         self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
         self._history = History(self._method, self._world_size)
         self._own_steps = 0
@@ -145,10 +148,12 @@ class TrainingLoop:
 
     def _step(self, step: int) -> None:
         start_s = time.perf_counter()
+        seed, device = self._settings.seed, self._device
         batch = self._task.training_batch(
-            seed=self._settings.seed, step=step, rank=self._rank, world_size=self._world_size
+            seed=seed, step=step, rank=self._rank, world_size=self._world_size
         )
-        with seeded_dropout(seed=self._settings.seed, step=step, rank=self._rank):
+        with seeded_dropout(seed=seed, step=step, rank=self._rank, device=device):
+            batch = move_batch(batch, device)
             loss = batch_loss(self._method.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         lr = float(self._schedule.get_last_lr()[0])
@@ -169,7 +174,7 @@ class TrainingLoop:
         batches = self._task.heldout_batches()
         sums = torch.zeros(len(batches), 3, dtype=torch.float64)
         for index in range(self._rank, len(batches), self._world_size):
-            score = score_batch(self._method.model, batches[index])
+            score = score_batch(self._method.model, move_batch(batches[index], self._device))
             sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
         # One rank fills a row, the others add zeros to it: exact.
         rows = gather_rows(sums).sum(dim=0).tolist()
