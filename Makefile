@@ -30,7 +30,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all simulate bench lint sanitize soak wheel format clean
+.PHONY: help train test test-all simulate bench gpu lint sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	$(run_parts)
 	for program in "$${programs[@]}"; do part "$${program%/__main__.py}" $(BIN)/python "$${program%/__main__.py}"; done
 	sum_up
+
+gpu: $(VENV)/.ready-test  ## on a machine with a GPU: check and measure everything there, into benchmarks/results/gpu.md
+	@$(BIN)/python benchmarks/gpu $(ARGS)
 
 lint: $(VENV)/.ready-test  ## run the static checks only
 	@$(run_parts)
