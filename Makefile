@@ -30,7 +30,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all simulate bench lint sanitize soak wheel format clean
+.PHONY: help train test test-all simulate bench gpu lint sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -45,7 +45,7 @@ test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, 
 	@$(run_parts)
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(ARGS)
-	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py -m "not slow"
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
 	sum_up
 
 test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
@@ -53,7 +53,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
-	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py -k "triton or interpreted"
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "mutations" $(BIN)/python tests/mutations
@@ -69,6 +69,9 @@ bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	$(run_parts)
 	for program in "$${programs[@]}"; do part "$${program%/__main__.py}" $(BIN)/python "$${program%/__main__.py}"; done
 	sum_up
+
+gpu: $(VENV)/.ready-test  ## on a machine with a GPU: check and measure everything there, into benchmarks/results/gpu.md
+	@$(BIN)/python benchmarks/gpu $(ARGS)
 
 lint: $(VENV)/.ready-test  ## run the static checks only
 	@$(run_parts)
@@ -159,10 +162,22 @@ endef
 define install
 $(system_packages)
 started=$$SECONDS
-echo "building the C++ core and installing distlion[$(1)] into $(VENV): one or two minutes without further output ..."
+echo "installing distlion[$(1)] into $(VENV): some minutes ..."
+(while sleep 15; do echo "  $$((SECONDS - started)) s"; done) & clock=$$!
+trap 'kill $$clock 2>/dev/null || true' EXIT
 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt pip </dev/null
-$(BIN)/python -m pip install -qq --no-compile --no-warn-conflicts -c constraints.txt -e '.[$(1)]' </dev/null
+$(BIN)/python -m pip install --progress-bar off --no-compile --no-warn-conflicts -c constraints.txt -e '.[$(1)]' </dev/null \
+    2> >(grep -v '^WARNING' >&2) | awk '$(pip_progress)'
 echo "installed in $$((SECONDS - started)) s"
+endef
+
+# What pip is at, out of its log: large downloads, the C++ core, unpacking.
+define pip_progress
+/Downloading .*\([0-9.]+ MB\)/ { size = $$(NF - 1); sub(/^\(/, "", size); name = $$2; sub(/.*\//, "", name); sub(/-(cp|py)[0-9].*/, "", name)
+    if (size >= 5) print "  downloading " name " (" size " MB)" }
+/Building editable for .*: started/ { print "  building the C++ core" }
+/^Installing collected packages/ { print "  unpacking " NF - 3 " packages" }
+{ fflush() }
 endef
 
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)

@@ -39,7 +39,7 @@ class LoopbackLink(Link):
 
     def __init__(self, rank: int, n: int, posts: dict[int, dict[int, Any]]) -> None:
         self.process_group = cast(dist.ProcessGroup, None)
-        self.device = self.wire_device = CPU
+        self.wire_device = CPU
         self.counting = CountingKernels()
         self.kernels = cast(Kernels, self.counting)
         self.rank, self.world_size, self.ranks = rank, n, tuple(range(n))

@@ -32,6 +32,10 @@ class KernelBackendError(DistlionError, RuntimeError):
     """No kernels exist for the device at hand, or the ones asked for are missing."""
 
 
+class DeviceError(DistlionError, RuntimeError):
+    """A GPU failed in a step; torch's own error, which says how, is the cause of this one."""
+
+
 class MissingDependencyError(DistlionError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 

@@ -49,7 +49,7 @@ def test_help_shows_an_example_and_the_methods():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--methods", "majorty"], "method 'majorty' is unknown"),
+        (["--methods", "majorty"], "--methods 'majorty' is unknown"),
         (["--methods", ","], "methods are none"),
         (["--workers", "4,many"], "--workers '4,many'"),
         (["--workers", "4,4"], "workers are 4, 4"),

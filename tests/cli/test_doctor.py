@@ -40,6 +40,7 @@ def test_two_local_workers_are_examined():
     result = doctor("--json", "--params", "1e6", "--compute-s", "0.01")
     assert result.exit_code == 0, result.stderr
     record = json.loads(result.stdout)
+    assert {"devices", "triton", "missing"} <= record["accelerators"].keys()
     assert len(record["workers"]) == len(record["link"]["ranks"]) == 2
     assert record["scenario"]["n_params"] == 1_000_000
     assert record["scenario"]["link"] == record["link"]["combined"]

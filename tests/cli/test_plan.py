@@ -1,11 +1,15 @@
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from distlion.cli import app
 from distlion.cli.plan import EXAMPLE
-from distlion.planning import DO_NOT_COMPRESS
+from distlion.cli.plan_table import format_number, print_plan
+from distlion.link import LinkModel
+from distlion.planning import DO_NOT_COMPRESS, Scenario, advise, compare_methods
 
 GIVEN = {
     "--params": "1e9",
@@ -27,6 +31,69 @@ def test_example_of_the_help_runs():
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0
     assert result.stdout == plan().stdout
+
+
+def test_table_has_the_best_exchange_of_each_method_and_all_on_demand():
+    record = json.loads(plan("--json").stdout)
+    methods = {forecast["method"] for forecast in record["forecasts"]}
+    assert count_rows(plan().stdout) == len(methods)
+    assert count_rows(plan("--all").stdout) == len(record["forecasts"])
+
+
+def count_rows(text):
+    return len(list_rows(text))
+
+
+def list_rows(text):
+    _, table = text.split("speed-up", maxsplit=1)  # of the title
+    _, table = table.split("speed-up", maxsplit=1)  # of the heads
+    return [line for line in table.splitlines() if "% " in line]
+
+
+def test_every_row_has_every_number():
+    rows = list_rows(plan("--all").stdout)
+    # method (two words of all-reduce), exchange, overlap, bits, MB, network and step with units.
+    words = {len(row.replace(" all-reduce", "-all-reduce").split()) for row in rows}
+    assert words == {11}
+    assert not any("e+" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1875, "1,875"),
+        (15000.4, "15,000"),
+        (99.96, "100"),
+        (54.85, "54.9"),
+        (0.8708, "0.871"),
+        (0.00123456, "0.00123"),
+        (9.996, "10.0"),
+        (0, "0"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(value, text):
+    assert format_number(value) == text
+
+
+def test_short_steps_are_in_milliseconds():
+    text = plan(compute_s="0.001", params="1e6").stdout
+    assert " ms" in text
+    assert " ms" not in plan().stdout
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
+def test_no_terminal_is_too_narrow_for_what_matters(width):
+    scenario = Scenario(
+        n_params=10**9, nodes=16, link=LinkModel.of_line(1e10, latency_s=1e-4), compute_s=0.8
+    )
+    forecasts = compare_methods(scenario)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, no_color=True)
+    print_plan(console, forecasts, advise(forecasts))
+    text = console.file.getvalue()
+    assert "\u2026" not in text
+    assert "FullPrecision(dtype=bfloat16)" in text
+    assert format_number(forecasts.best_vote.step_s) in text
+    assert f"{forecasts.gain + 1:.2f}" in text
 
 
 def test_table_names_every_rule_and_baseline_and_then_advises():
@@ -74,7 +141,10 @@ def test_slower_link_inside_a_node_is_read():
         ({"link": "fast"}, "100mbit"),
         ({"node_link": "fast"}, "100mbit"),
         ({"nodes": "100001"}, "100,000"),
-        ({"compute_s": "0"}, "compute_s"),
+        ({"compute_s": "0"}, "--compute-s is 0.0"),
+        ({"latency_us": "-1"}, "--latency-us"),
+        ({"link": "fast"}, "--link"),
+        ({"node_link": "fast"}, "--node-link"),
     ],
 )
 def test_wrong_argument_is_one_clear_message(changes, words):
@@ -82,3 +152,14 @@ def test_wrong_argument_is_one_clear_message(changes, words):
     assert result.exit_code == 1
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_device_is_known_by_its_name_or_refused_with_those_that_are():
+    h200, l4 = (json.loads(plan("--json", device=name).stdout) for name in ("H200", "l4"))
+    rates = [record["scenario"]["machine"]["encode_bytes_per_s"] for record in (h200, l4)]
+    assert rates[0] > 10 * rates[1]
+    result = plan(device="tpu")
+    assert result.exit_code != 0
+    said = " ".join(result.stderr.split())
+    assert "--device tpu" in said
+    assert "h200" in said

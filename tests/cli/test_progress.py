@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 import pytest
@@ -15,7 +16,8 @@ def make_progress(step, validation_loss=None):
         train_loss=3.25 if step else None,
         validation_loss=validation_loss,
         unit="tokens",
-        units_per_s=1234.5,
+        units=1234 * step,
+        training_s=1.0 * step,
         sent_bytes=2_500_000,
         bits_per_parameter=1.5,
     )
@@ -32,7 +34,7 @@ def show(*events, terminal=False):
 def test_line_shows_loss_throughput_traffic_and_bits():
     line = show(make_progress(1, validation_loss=4.5)).splitlines()[-1]
     assert line.startswith("step 1/100")
-    for part in ("loss 3.2500", "validation 4.5000", "tokens/s", "2.50 MB sent", "1.50 bits"):
+    for part in ("loss 3.2500", "validation 4.5000", "1,234 tokens/s", "2.50 MB sent", "1.50 bits"):
         assert part in line
 
 
@@ -53,3 +55,17 @@ def test_start_of_the_workers_is_reported(terminal):
 
 def test_terminal_gets_a_bar_with_the_steps():
     assert "7/100" in show(make_progress(7, validation_loss=4.0), terminal=True)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_throughput_is_that_of_the_last_interval(terminal):
+    slow, fast = make_progress(10, validation_loss=4.0), make_progress(20, validation_loss=4.0)
+    # The mean of both intervals would be another number.
+    fast = dataclasses.replace(fast, training_s=slow.training_s + 2, units=slow.units + 50_000)
+    shown = show(slow, fast, terminal=terminal)
+    assert "25,000 tokens/s" in shown
+
+
+def test_first_steps_of_a_terminal_have_a_throughput_already():
+    first = dataclasses.replace(make_progress(1, validation_loss=4.0), training_s=0.5, units=100)
+    assert "200 tokens/s" in show(first, terminal=True)

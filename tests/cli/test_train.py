@@ -141,7 +141,7 @@ def test_resume_without_a_run_folder_is_refused():
 
 
 def test_checkpoints_under_torchrun_need_a_folder_that_all_workers_know(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = invoke(*SHORT, "--checkpoint-every", "1")
     assert result.exit_code == 1
@@ -235,7 +235,7 @@ def test_step_timeout_of_a_baseline_exits_with_1(tmp_path):
         *SHORT, "--rule", "dgc", "--step-timeout", "5", "--run-dir", str(tmp_path / "r")
     )
     assert result.exit_code == 1
-    assert "step_timeout_s is 5.0 with the rule dgc" in result.stderr
+    assert "--step-timeout is 5.0 with the rule dgc" in result.stderr
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])

@@ -1,7 +1,6 @@
 import functools
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from cluster import run_workers
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.distributed
 
 
 def probe(rank, world_size):
-    link = Link(dist.group.WORLD, torch.device("cpu"), timeout_s=30)
+    link = Link(dist.group.WORLD, timeout_s=30)
     link.counted = ByteCount(1, 2, 3)
     model = probe_link(link, step=0)
     found = probe_ranks(link, step=0)

@@ -13,11 +13,8 @@ import time
 import venv
 from pathlib import Path
 
-from planted import MUTATIONS, Mutation
-from planted_kernels import KERNELS
-from planted_losses import LOSSES
-from planted_misuse import MISUSES
-from planted_protocol import PROTOCOL
+from planted import Mutation
+from planted_everywhere import EVERYWHERE
 
 import distlion.kernels._cpu
 
@@ -87,8 +84,7 @@ def plant(python: Path, mutation: Mutation) -> str:
 
 def main(words: str) -> int:
     """Plant all bugs whose name holds ``words``; return 0 if each was killed."""
-    planted = MUTATIONS + KERNELS + MISUSES + LOSSES + PROTOCOL
-    chosen = [mutation for mutation in planted if words in mutation.name]
+    chosen = [mutation for mutation in EVERYWHERE if words in mutation.name]
     python = make_tree()
     n_killed = 0
     for number, mutation in enumerate(chosen, start=1):

@@ -77,8 +77,8 @@ MISUSES = (
     Mutation(
         "a rank without anything to vote on does not shake hands",
         "voting/peers.py",
-        "        if not self.is_alone:\n            device",
-        "        if not self.is_alone and params:\n            device",
+        "        if not self.is_alone:\n            self.network.approach()",
+        "        if not self.is_alone and params:\n            self.network.approach()",
         MISUSE,
     ),
     Mutation(

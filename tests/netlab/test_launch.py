@@ -55,7 +55,7 @@ def test_environment_is_that_of_torchrun():
 
 
 def test_a_host_without_process_is_an_error():
-    with pytest.raises(InvalidArgumentError, match="0 processes per host"):
+    with pytest.raises(InvalidArgumentError, match="per_host is 0"):
         place_ranks(2, 0)
 
 

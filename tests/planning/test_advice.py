@@ -114,3 +114,19 @@ def test_record_survives_json():
 )
 def test_regime_says_where_a_speed_up_ends(rate, words):
     assert Regime(5.0, "something", rate).describe() == f"5x against something: {words}"
+
+
+@pytest.mark.parametrize(("gbit", "limits"), [(1, False), (100, True)])
+def test_a_host_that_takes_longer_than_the_link_is_named(gbit, limits):
+    forecasts = compare_methods(replace(SLOW, link=LinkModel.of_line(gbit * 1e9, latency_s=1e-4)))
+    best = forecasts.best_vote
+    assert (best.host_s > best.communication_s) == limits
+    text = advise(forecasts).text
+    assert ("The host frames, checks and counts" in text) == limits
+    if limits:
+        assert f"{best.host_s:.3g} s" in text
+
+
+def test_without_a_host_beside_it_nothing_is_named():
+    baseline = forecast_all_reduce(SLOW, GradientAllReduce(32, "ring"))
+    assert baseline.host_s == 0

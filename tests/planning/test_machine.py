@@ -1,7 +1,7 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion.planning import CPU, GPU, Machine
+from distlion.planning import CPU, GPU, GPUS, Machine
 
 
 def test_machine_needs_rates_above_zero():
@@ -23,3 +23,11 @@ def test_commit_passes_over_twenty_bytes_and_the_reply():
 def test_accelerator_is_faster_in_every_pass_over_memory():
     assert GPU.encode_s(1e6, 1) < CPU.encode_s(1e6, 1)
     assert GPU.pass_s(1e6) < CPU.pass_s(1e6)
+
+
+def test_a_gpu_encodes_by_its_memory_and_its_host_counts():
+    assert GPUS["h200"].encode_s(1e9, 1) < GPUS["h100"].encode_s(1e9, 1) < GPU.encode_s(1e9, 1)
+    for machine in GPUS.values():
+        assert machine.count_bytes_per_s == CPU.count_bytes_per_s
+        # Votes cross PCIe besides.
+        assert machine.frame_bytes_per_s < CPU.frame_bytes_per_s

@@ -29,7 +29,9 @@ CASES = {
 
 @pytest.mark.parametrize(("rule", "pattern"), CASES.values(), ids=CASES)
 def test_a_bucket_without_elements_takes_part(rule: Aggregation, pattern: Exchange) -> None:
-    routes = [FlatRoute(EMPTY, (), rule, pattern, KERNELS, link) for link in make_links(N_WORKERS)]
+    routes = [
+        FlatRoute(EMPTY, (), rule, pattern, CPU, KERNELS, link) for link in make_links(N_WORKERS)
+    ]
     segments = [Segment(slot, *torch.zeros(3, 0), HYPER) for slot in EMPTY.slots]
     exchanges = []
     for rank, route in enumerate(routes):

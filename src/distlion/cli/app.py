@@ -10,6 +10,7 @@ import typer
 
 from distlion import __version__
 from distlion.cli.checkpoint import checkpoint_app
+from distlion.cli.command import Command, Group
 from distlion.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from distlion.cli.compare import compare_command
 from distlion.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
@@ -21,15 +22,16 @@ from distlion.cli.train import EXAMPLE, train_command
 
 app = typer.Typer(
     name="distlion",
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", epilog=EXAMPLE)(train_command)
-app.command("compare", epilog=COMPARE_EXAMPLE)(compare_command)
-app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
-app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor_command)
+app.command("train", cls=Command, epilog=EXAMPLE)(train_command)
+app.command("compare", cls=Command, epilog=COMPARE_EXAMPLE)(compare_command)
+app.command("plan", cls=Command, epilog=PLAN_EXAMPLE)(plan_command)
+app.command("doctor", cls=Command, epilog=DOCTOR_EXAMPLE)(doctor_command)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(netlab_app, name="netlab")
 

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from distlion.checkpoint import Manifest, inspect_checkpoint, verify_checkpoint
+from distlion.cli.command import Command, Group
 from distlion.cli.failure import shown_failures
+from distlion.cli.table import build_table, print_table
 from distlion.errors import CheckpointError
 
 EXAMPLE = "Example: distlion checkpoint verify runs/first/checkpoints"
 _WHOLE, _DAMAGED, _LISTED = "whole", "damaged", "listed"
 
 checkpoint_app = typer.Typer(
+    cls=Group,
     name="checkpoint",
     help="Look at a checkpoint, and say whether it is whole.",
     no_args_is_help=True,
@@ -32,7 +33,7 @@ _Path = Annotated[
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 
-@checkpoint_app.command("verify", epilog=EXAMPLE)
+@checkpoint_app.command("verify", cls=Command, epilog=EXAMPLE)
 def verify_command(path: _Path, *, as_json: _AsJson = False) -> None:
     """Compare every file with its size and SHA-256; exit status 0 only if all are whole."""
     with shown_failures(Console(stderr=True)):
@@ -47,7 +48,7 @@ def verify_command(path: _Path, *, as_json: _AsJson = False) -> None:
             raise CheckpointError(f"{report.problems[0]}{others}")
 
 
-@checkpoint_app.command("show", epilog=EXAMPLE.replace("verify", "show"))
+@checkpoint_app.command("show", cls=Command, epilog=EXAMPLE.replace("verify", "show"))
 def show_command(path: _Path, *, as_json: _AsJson = False) -> None:
     """Show what a checkpoint says of itself; its files are not read."""
     with shown_failures(Console(stderr=True)):
@@ -75,13 +76,8 @@ def _show(folder: Path, manifest: Manifest, states: dict[str, str], *, as_json: 
         ),
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("file", overflow="fold")
-    table.add_column("bytes", justify="right")
-    table.add_column("state")
-    for name, record in manifest.files.items():
-        table.add_row(name, f"{record.n_bytes:,}", states[name])
-    console.print(table)
+    rows = [(name, f"{record.n_bytes:,}", states[name]) for name, record in manifest.files.items()]
+    print_table(console, build_table(("file", "bytes", "state"), rows, left=("file", "state")))
 
 
 def _to_record(folder: Path, manifest: Manifest, states: dict[str, str]) -> dict[str, object]:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from distlion.cli.failure import shown_failures
+from distlion.cli.failure import refusing, shown_failures
 from distlion.cli.progress import LiveDisplay
+from distlion.cli.table import build_table, print_table
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import count_cores, parse_rate
@@ -43,8 +42,6 @@ EXAMPLE = (
 _COMPARISONS = Path("comparisons")
 # Not in the command that repeats a comparison, to which the folder is added.
 _LEFT_OUT = ("out", "as_json", "jobs")
-# Where output goes to a file or a pipe, nothing else says how wide it may be.
-_PIPED_WIDTH = 160
 
 # The options, in the order of the help.
 _Task = Annotated[TaskName, typer.Option(help="What to train.")]
@@ -198,10 +195,15 @@ def compare_command(
             "device": device,
         }
         settings = _choose_settings(task, given, preset=preset, quick=quick)
-        model = LinkModel.of_line(parse_rate(link), latency_s=latency_us / 1e6)
+        model = LinkModel.of_line(_parse_link(link), latency_s=latency_us / 1e6)
         folder = out or _choose_folder(settings)
         _run_all(settings, folder, jobs, _format_command(context, folder), messages)
         _report(folder, model, link, as_json=as_json)
+
+
+def _parse_link(text: str) -> float:
+    with refusing("--link"):
+        return parse_rate(text)
 
 
 def _choose_settings(
@@ -318,13 +320,7 @@ def _report(folder: Path, link: LinkModel, rate: str, *, as_json: bool) -> None:
         typer.echo(json.dumps({"folder": str(folder), "outcome": outcome}, indent=1))
         return
     console = Console()
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
     for workers, table in tables.items():
-        shown = Table(title=f"{workers} workers", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in table.head:
-            shown.add_column(name, justify="left" if name == "method" else "right")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+        title = f"{workers} workers"
+        print_table(console, build_table(table.head, table.rows, left=("method",), title=title))
     console.print(Text(f"report: {page}"), soft_wrap=True)

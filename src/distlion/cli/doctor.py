@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,15 +17,18 @@ from rich.text import Text
 
 from distlion.cli.failure import leave_torchrun, shown_failures
 from distlion.cli.plan import parse_count
+from distlion.cli.table import print_table
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import (
+    Accelerators,
     Advice,
     Checkup,
     Scenario,
     advise,
     compare_methods,
     examine,
+    find_accelerators,
     format_rate,
 )
 from distlion.training import run_workers, torchrun_world_size
@@ -66,7 +69,10 @@ def doctor_command(
         checkup = _examine_all(workers, threads, messages)
         if checkup is not None:
             scenario = _make_scenario(checkup, n_params, compute_s)
-            _show(checkup, scenario, advise(compare_methods(scenario)), as_json=as_json)
+            found = _Found(
+                checkup, find_accelerators(), scenario, advise(compare_methods(scenario))
+            )
+            _show(found, as_json=as_json)
     leave_torchrun()
 
 
@@ -116,20 +122,32 @@ def _make_scenario(checkup: Checkup, n_params: int, compute_s: float) -> Scenari
     )
 
 
-def _show(checkup: Checkup, scenario: Scenario, advice: Advice, *, as_json: bool) -> None:
+class _Found(NamedTuple):
+    """What there is to show."""
+
+    checkup: Checkup
+    accelerators: Accelerators
+    scenario: Scenario
+    advice: Advice
+
+
+def _show(found: _Found, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_to_record(checkup, scenario, advice), indent=1, allow_nan=False))
+        typer.echo(json.dumps(_to_record(found), indent=1, allow_nan=False))
         return
+    checkup, accelerators, scenario, advice = found
     console = Console()
-    console.print(_build_table(checkup))
+    print_table(console, _build_table(checkup))
     for sentence in (
         f"all ranks together: {_describe_link(checkup.link.combined)}",
         *_name_slowest(checkup),
+        accelerators.describe(),
     ):
         console.print(Text(sentence), soft_wrap=True)
-    for warning in checkup.warnings:
+    problems = [*checkup.warnings, *([accelerators.warning] if accelerators.warning else [])]
+    for warning in problems:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-    if not checkup.warnings:
+    if not problems:
         console.print(Text("nothing is wrong", style="green"))
     console.print(
         Text(f"\nfor {scenario.n_params:.4g} parameters and {scenario.compute_s:g} s of compute:")
@@ -137,8 +155,10 @@ def _show(checkup: Checkup, scenario: Scenario, advice: Advice, *, as_json: bool
     console.print(Text(advice.text, style="bold"), soft_wrap=True)
 
 
-def _to_record(checkup: Checkup, scenario: Scenario, advice: Advice) -> dict[str, object]:
+def _to_record(found: _Found) -> dict[str, object]:
+    checkup, accelerators, scenario, advice = found
     return dataclasses.asdict(checkup) | {
+        "accelerators": dataclasses.asdict(accelerators),
         "slowest_link": checkup.link.slowest,
         "link_slowdown": checkup.link.slowdown,
         "slowest_kernels": checkup.slowest_kernels,

@@ -1,42 +1,105 @@
-"""Errors as users see them: one clear message and an exit status, no traceback."""
+"""Errors as users see them: one clear line and an exit status, no traceback."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import NoReturn
 
 import typer
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
-from distlion.errors import DistlionError, WorkerFailedError
+from distlion.errors import (
+    DistlionError,
+    InvalidArgumentError,
+    PeerLostError,
+    StepError,
+    WorkerFailedError,
+)
 from distlion.training import torchrun_world_size
 
 _FAILED = 1
 _INTERRUPTED = 130
 
+# What the library calls an argument, where the option has another name than it.
+_ALIASES = {
+    "n_params": "params",
+    "n_elements": "vector",
+    "latency_s": "latency_us",
+    "message_s": "message_us",
+    "step_timeout_s": "step_timeout",
+    "every": "checkpoint_every",
+    "keep": "keep_checkpoints",
+    "rates": "rate",
+    "method": "methods",
+    "methods": "method",
+}
+_options: ContextVar[Mapping[str, str]] = ContextVar("_options", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def named_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Let refusals name the options of a command.
+
+    Args:
+        options: By the name of the argument, such as ``compute_s``: ``--compute-s``.
+    """
+    token = _options.set(options)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+@contextlib.contextmanager
+def refusing(option: str) -> Iterator[None]:
+    """Put the option in front of what is said of its value."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{option}: {error}") from error
+
 
 @contextlib.contextmanager
 def shown_failures(console: Console) -> Iterator[None]:
-    """Turn distlion's errors and Ctrl-C into a message and an exit status, 1 or 130.
+    """Turn distlion's errors and Ctrl-C into a line and an exit status, 1 or 130.
 
-    Any other exception is a bug and keeps its traceback; so does one that broke a worker.
+    Of workers that torchrun or the network lab started, one tells what all of them know. Any other
+    exception is a bug and keeps its traceback; so does one that broke a worker.
     """
     try:
         yield
+    except InvalidArgumentError as error:
+        if is_first_rank():
+            show_message(console, _name_option(str(error)))
+        raise typer.Exit(_FAILED) from None
     except DistlionError as error:
         # Any other cause is in the message already.
         if isinstance(error, WorkerFailedError) and error.__cause__ is not None:
             console.print(Text(str(error.__cause__).strip()))
-        _show(console, f"{type(error).__name__}: {error}")
+        if _tells(error):
+            show_message(console, f"{type(error).__name__}: {error}")
         raise typer.Exit(_FAILED) from None
     except KeyboardInterrupt:
-        _show(console, "interrupted; all workers have ended")
+        if is_first_rank():
+            show_message(console, "interrupted; all workers have ended")
         raise typer.Exit(_INTERRUPTED) from None
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is none of torchrun's workers, or the first of them."""
+    return torchrun_world_size() is None or os.environ["RANK"] == "0"
+
+
+def show_message(console: Console, message: str) -> None:
+    """Write a line that no width of a terminal breaks, so that it can be searched and copied."""
+    console.print(Text(f"distlion: {message}", style="red"), soft_wrap=True)
 
 
 def leave(status: int) -> NoReturn:
@@ -56,8 +119,28 @@ def leave_torchrun() -> None:
         leave(0)
 
 
-def _show(console: Console, message: str) -> None:
-    if console.is_terminal:
-        console.print(Panel(Text(message), title="distlion", title_align="left", style="red"))
-    else:
-        console.print(Text(f"distlion: {message}"), soft_wrap=True)
+def _tells(error: DistlionError) -> bool:
+    """Return whether this rank is the one to tell: the first that has not gone, if all know it."""
+    if is_first_rank() or not isinstance(error, StepError) or not error.culprits:
+        return True
+    if not isinstance(error, PeerLostError):
+        return False
+    rank = int(os.environ["RANK"])
+    return rank not in error.culprits and all(other in error.culprits for other in range(rank))
+
+
+def _name_option(message: str) -> str:
+    """Write the option in place of the argument with which a message begins.
+
+    ``compute_s is 0`` becomes ``--compute-s is 0``; where the argument is that of a class, as in
+    ``LinkModel(latency_s=-1)``, the option comes first.
+    """
+    match = re.match(r"(?:(?P<argument>\w+)\b(?!\()|\w+\((?P<field>\w+)=)", message)
+    if match is None:
+        return message
+    name = match["argument"] or match["field"]
+    options = _options.get()
+    option = options.get(name) or options.get(_ALIASES.get(name, ""))
+    if option is None:
+        return message
+    return f"{option}{message[match.end() :]}" if match["argument"] else f"{option}: {message}"

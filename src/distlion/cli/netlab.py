@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from distlion.cli.command import Command, Group
 from distlion.cli.failure import shown_failures
 from distlion.cli.progress import LiveDisplay
+from distlion.cli.table import build_table, print_table
 from distlion.errors import DataError, ReplicaMismatchError
 from distlion.exchange import PATTERNS
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Commands import the package: it needs pyroute2, which is optional and takes half a second.
 
 netlab_app = typer.Typer(
+    cls=Group,
     help="Make hosts in network namespaces, with links of chosen rates, and run commands on them. "
     "Needs Linux and root rights.",
     no_args_is_help=True,
@@ -39,7 +41,9 @@ _Name = Annotated[str, typer.Option(help="Name of the lab.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 
-@netlab_app.command("up", epilog="Example: distlion netlab up --hosts 4 --rate 100mbit --name lab")
+@netlab_app.command(
+    "up", cls=Command, epilog="Example: distlion netlab up --hosts 4 --rate 100mbit --name lab"
+)
 def up_command(
     *,
     hosts: _Hosts = 4,
@@ -60,10 +64,10 @@ def up_command(
     if as_json:
         typer.echo(json.dumps(description, indent=1))
     else:
-        Console().print(_tabulate(description))
+        _show_lab(description)
 
 
-@netlab_app.command("down", epilog="Example: distlion netlab down --name lab")
+@netlab_app.command("down", cls=Command, epilog="Example: distlion netlab down --name lab")
 def down_command(*, name: _Name = "lab") -> None:
     """Remove a lab: one that stays, or one that a killed command left."""
     messages = Console(stderr=True)
@@ -78,7 +82,9 @@ def down_command(*, name: _Name = "lab") -> None:
 
 
 @netlab_app.command(
-    "run", epilog="Example: distlion netlab run --hosts 4 --rate 100mbit -- python train.py"
+    "run",
+    cls=Command,
+    epilog="Example: distlion netlab run --hosts 4 --rate 100mbit -- python train.py",
 )
 def run_command(
     command: Annotated[list[str], typer.Argument(help="What to run on every host, after --.")],
@@ -128,6 +134,7 @@ def _list_methods() -> list[str]:
 
 @netlab_app.command(
     "sweep",
+    cls=Command,
     epilog="Example: distlion netlab sweep --hosts 4 --rate 100mbit --rate 1gbit "
     "--method none --method ddp-fp32 --method majority-all-reduce",
 )
@@ -216,13 +223,8 @@ def _show_sweep(
         typer.echo(json.dumps(record, indent=1))
     else:
         head, rows = tabulate_sweep(record)
-        table = Table(title=f"{record['settings']['hosts']} hosts, medians")
-        for column in head:
-            is_name = column == "method"
-            table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
+        title = f"{record['settings']['hosts']} hosts, medians"
+        print_table(Console(), build_table(head, rows, left=("method",), title=title))
     for name, reason in record["missing"].items():
         messages.print(Text(f"{name} was left out: {reason}"), soft_wrap=True)
     unequal = [name for name, equal in record["replicas_equal"].items() if not equal]
@@ -242,11 +244,9 @@ def _describe(lab: Lab, rates: list[str]) -> dict[str, Any]:
     }
 
 
-def _tabulate(description: dict[str, Any]) -> Table:
-    name = description["name"]
-    table = Table(title=f"lab {name}", caption=f"distlion netlab run --name {name} -- COMMAND")
-    for column in ("host", "namespace", "address", "rate"):
-        table.add_column(column)
-    for host in description["hosts"]:
-        table.add_row(*(str(value) for value in host.values()))
-    return table
+def _show_lab(description: dict[str, Any]) -> None:
+    name, head = description["name"], ("host", "namespace", "address", "rate")
+    rows = [[str(value) for value in host.values()] for host in description["hosts"]]
+    console = Console()
+    print_table(console, build_table(head, rows, left=head, title=f"lab {name}"))
+    console.print(Text(f"distlion netlab run --name {name} -- COMMAND"), soft_wrap=True)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from distlion.cli.failure import shown_failures
+from distlion.cli.failure import refusing, shown_failures
 from distlion.cli.plan_table import print_plan
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import (
     CPU,
     GPU,
+    GPUS,
     NVLINK,
     PCIE,
     THRESHOLD,
+    Machine,
     Scenario,
     advise,
     build_record,
@@ -33,14 +34,7 @@ EXAMPLE = (
 )
 
 
-class Device(str, Enum):
-    """What the defaults of the arithmetic's cost are those of."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-_MACHINES = {Device.CPU: CPU, Device.GPU: GPU}
+_MACHINES = {"cpu": CPU, "gpu": GPU, **GPUS}
 _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
 
 # The options, in the order of the help.
@@ -57,7 +51,14 @@ _HalfDuplex = Annotated[
     bool, typer.Option("--half-duplex", help="The link cannot send and receive at once.")
 ]
 _NodeLink = Annotated[str, typer.Option(help="Inside a machine: nvlink, pcie or a rate.")]
-_DeviceOption = Annotated[Device, typer.Option("--device", help="What does the arithmetic.")]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"What encodes and commits: {', '.join(_MACHINES)}; gpu is an a100. Beside a GPU, one "
+        "thread of the host frames and counts votes.",
+    ),
+]
 _OverlapShare = Annotated[
     float, typer.Option(help="Share of backward that communication can hide behind.")
 ]
@@ -75,6 +76,7 @@ _Figure = Annotated[
     Path | None,
     typer.Option(help="PNG of efficiency against rate and machines.", show_default="none"),
 ]
+_All = Annotated[bool, typer.Option("--all", help="Show every exchange, with overlap and without.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
 
@@ -89,7 +91,7 @@ def plan_command(
     message_us: _MessageUs = 10.0,
     half_duplex: _HalfDuplex = False,
     node_link: _NodeLink = "nvlink",
-    device: _DeviceOption = Device.GPU,
+    device: _Device = "gpu",
     overlap_share: _OverlapShare = 0.9,
     sync_every: _SyncEvery = None,
     sync_bits: _SyncBits = 32,
@@ -97,6 +99,7 @@ def plan_command(
     price_per_gpu_hour: _PricePerGpuHour = 0.0,
     price_per_gb: _PricePerGb = 0.0,
     figure: _Figure = None,
+    all_rows: _All = False,
     as_json: _AsJson = False,
 ) -> None:
     """Forecast a step by every rule and exchange and by all-reduce; say whether to compress.
@@ -109,14 +112,14 @@ def plan_command(
             nodes=nodes,
             gpus_per_node=gpus_per_node,
             link=LinkModel.of_line(
-                parse_rate(link),
+                _parse_rate("--link", link),
                 latency_s=latency_us / 1e6,
                 message_s=message_us / 1e6,
                 full_duplex=not half_duplex,
             ),
             node_link=_parse_node_link(node_link),
             compute_s=compute_s,
-            machine=_MACHINES[device],
+            machine=_find_machine(device),
             overlap_share=overlap_share,
             sync_every=sync_every,
             sync_bits=sync_bits,
@@ -130,7 +133,7 @@ def plan_command(
         if as_json:
             typer.echo(json.dumps(build_record(forecasts, advice), indent=1, allow_nan=False))
         else:
-            print_plan(Console(), forecasts, advice)
+            print_plan(Console(), forecasts, advice, all_rows=all_rows)
 
 
 def parse_count(text: str) -> int:
@@ -151,6 +154,20 @@ def parse_count(text: str) -> int:
     return int(number)
 
 
+def _find_machine(name: str) -> Machine:
+    if name.lower() not in _MACHINES:
+        raise InvalidArgumentError(
+            f"--device {name}: no figures for it; expected one of {', '.join(_MACHINES)}. For "
+            "another GPU take the one whose memory is as fast"
+        )
+    return _MACHINES[name.lower()]
+
+
 def _parse_node_link(text: str) -> LinkModel:
     known = _NODE_LINKS.get(text.lower())
-    return known or LinkModel(NVLINK.latency_s, parse_rate(text))
+    return known or LinkModel(NVLINK.latency_s, _parse_rate("--node-link", text))
+
+
+def _parse_rate(option: str, text: str) -> float:
+    with refusing(option):
+        return parse_rate(text)

@@ -2,76 +2,114 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
+import math
+from collections.abc import Callable, Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlion.cli.table import build_table, fits, print_table
 from distlion.planning import Advice, Forecast, Forecasts
 
 _MEGABYTE = 1e6
-_NUMBERS = (
+_MILLISECONDS_BELOW_S = 0.1
+# What a narrow terminal leaves out, the most dispensable first.
+_DISPENSABLE = (
+    "network",
     "bits per\nparam",
+    "cost of\n1000 steps",
+    "efficiency",
     "MB per\nnode",
-    "network\ns",
-    "step\ns",
-    "overlap\nstep s",
-    "effi-\nciency",
-    "speed-\nup",
+    "overlap",
 )
-# Where output goes to a file or a pipe, nothing else says how wide it may be.
-_PIPED_WIDTH = 120
+_WORDS = ("method", "exchange", "overlap")
 
 
-def print_plan(console: Console, forecasts: Forecasts, advice: Advice) -> None:
-    """Print all methods, the fastest first, then what to do and where it ends."""
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
-    console.print(_build_table(forecasts))
+def print_plan(
+    console: Console, forecasts: Forecasts, advice: Advice, *, all_rows: bool = False
+) -> None:
+    """Print the methods, the fastest first, then what to do and where it ends.
+
+    Args:
+        console: Where to.
+        forecasts: All of them.
+        advice: What follows.
+        all_rows: Every exchange of every rule, with overlap and without; otherwise the fastest.
+    """
+    scenario = forecasts.scenario
+    console.print(
+        Text(
+            f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
+            f"workers, {scenario.compute_s:g} s of compute; speed-up over the best all-reduce"
+        ),
+        soft_wrap=True,
+    )
+    ranked = forecasts.ranked if all_rows else choose_best(forecasts.ranked)
+    table, left_out = _fit_table(console, forecasts, ranked)
+    print_table(console, table)
+    if left_out:
+        names = ", ".join(name.replace("\n", " ") for name in left_out)
+        console.print(Text(f"left out for lack of width: {names}\n"), soft_wrap=True)
+    if not all_rows:
+        console.print(Text("The best exchange of each method; --all shows every one.\n"))
     console.print(Text(advice.text, style="bold"), soft_wrap=True)
     if advice.regimes:
-        console.print(Text("\nMajorityVote() is, by rate of payload between nodes,"))
+        console.print(
+            Text("\nMajorityVote() is, by rate of payload between nodes,"), soft_wrap=True
+        )
     for regime in advice.regimes:
-        console.print(Text(f"  {regime.describe()}"))
+        console.print(Text(f"  {regime.describe()}"), soft_wrap=True)
 
 
-def _build_table(forecasts: Forecasts) -> Table:
-    scenario = forecasts.scenario
-    priced = scenario.price_per_gpu_hour > 0 or scenario.price_per_gb > 0
-    table = Table(
-        title=f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
-        f"workers, {scenario.compute_s:g} s of compute; speed-up over the best all-reduce",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("method", overflow="fold")
-    table.add_column("exchange", no_wrap=True)
-    numbers = [*_NUMBERS, "cost of\n1000 steps"] if priced else _NUMBERS
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    rows: dict[tuple[str, str], list[Forecast]] = {}
-    for forecast in forecasts.ranked:
-        rows.setdefault((forecast.method, forecast.pattern), []).append(forecast)
-    for row in rows.values():
-        _add_row(table, row, forecasts.best_baseline.step_s, priced=priced)
-    return table
+def choose_best(ranked: Sequence[Forecast]) -> list[Forecast]:
+    """Keep the first of each method; ``ranked`` has the fastest first."""
+    best: dict[str, Forecast] = {}
+    for forecast in ranked:
+        best.setdefault(forecast.method, forecast)
+    return list(best.values())
 
 
-def _add_row(table: Table, row: list[Forecast], baseline_s: float, *, priced: bool) -> None:
-    """Add a method by its faster forecast; ``row`` holds it with overlap, without, or both."""
-    best = row[0]
-    seconds = {forecast.overlap: f"{forecast.step_s:.4g}" for forecast in row}
-    cells = [
-        best.method.replace("torch.", ""),
-        best.pattern.removesuffix("()"),
-        f"{best.bits_per_parameter:.3g}",
-        f"{best.sent_bytes / _MEGABYTE:,.4g}",
-        f"{best.communication_s:.3g}",
-        seconds.get(False, ""),
-        seconds.get(True, ""),
-        f"{best.efficiency:.1%}",
-        f"{baseline_s / best.step_s:.2f}",
-    ]
-    if priced:
-        cells.append(f"{best.cost_per_1000_steps:,.2f}")
-    table.add_row(*cells, style=None if best.votes else "bold")
+def format_number(value: float) -> str:
+    """Write three digits, or all before the point, without an exponent: 1,875, 15,000, 0.871."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(float(f"{value:.3g}")))))
+    return f"{value:,.{decimals}f}"
+
+
+def _fit_table(
+    console: Console, forecasts: Forecasts, ranked: Sequence[Forecast]
+) -> tuple[Table, list[str]]:
+    """Build the table with as many columns as fit; also those that were left out."""
+    columns = _list_columns(forecasts)
+    left_out: list[str] = []
+    bold = [row for row, forecast in enumerate(ranked) if not forecast.votes]
+    dispensable = iter(name for name in _DISPENSABLE if name in columns)
+    while True:
+        rows = [[write(forecast) for write in columns.values()] for forecast in ranked]
+        table = build_table(list(columns), rows, left=_WORDS, bold=bold)
+        if fits(console, table) or (name := next(dispensable, None)) is None:
+            return table, left_out
+        del columns[name]
+        left_out.append(name)
+
+
+def _list_columns(forecasts: Forecasts) -> dict[str, Callable[[Forecast], str]]:
+    scenario, baseline_s = forecasts.scenario, forecasts.best_baseline.step_s
+    in_ms = forecasts.ranked[0].step_s < _MILLISECONDS_BELOW_S
+    unit, scale = ("ms", 1e3) if in_ms else ("s", 1.0)
+    columns: dict[str, Callable[[Forecast], str]] = {
+        "method": lambda forecast: forecast.method.replace("torch.", ""),
+        "exchange": lambda forecast: forecast.pattern.removesuffix("()"),
+        "overlap": lambda forecast: "yes" if forecast.overlap else "no",
+        "bits per\nparam": lambda forecast: format_number(forecast.bits_per_parameter),
+        "MB per\nnode": lambda forecast: format_number(forecast.sent_bytes / _MEGABYTE),
+        "network": lambda forecast: f"{format_number(scale * forecast.communication_s)} {unit}",
+        "step": lambda forecast: f"{format_number(scale * forecast.step_s)} {unit}",
+        "efficiency": lambda forecast: f"{forecast.efficiency:.1%}",
+        "speed-up": lambda forecast: f"{baseline_s / forecast.step_s:.2f}",
+    }
+    if scenario.price_per_gpu_hour > 0 or scenario.price_per_gb > 0:
+        columns["cost of\n1000 steps"] = lambda forecast: f"{forecast.cost_per_1000_steps:,.2f}"
+    return columns

@@ -20,6 +20,8 @@ from rich.text import Text
 from distlion.training import Progress
 
 _PLAIN_EVERY_S = 10.0
+# On a terminal, the seconds of steps that a throughput is the mean of.
+_INTERVAL_S = 2.0
 _MEGABYTE = 1_000_000
 _Self = TypeVar("_Self", bound="LiveDisplay")
 
@@ -60,8 +62,8 @@ class LiveDisplay:
         """Show a line that stays."""
         self._console.print(Text(line), soft_wrap=True)
 
-    def show(self, line: str, *, at_once: bool = False, **fields: Any) -> None:
-        """Show where the task is.
+    def show(self, line: str, *, at_once: bool = False, **fields: Any) -> bool:
+        """Show where the task is; return whether a line was written.
 
         Args:
             line: In place of a bar; left out if the last one was shown just now.
@@ -70,9 +72,40 @@ class LiveDisplay:
         """
         if self._console.is_terminal:
             self._bar.update(self._task, **fields)
-        elif at_once or time.monotonic() >= self._plain_due_s:
+            return False
+        if at_once or time.monotonic() >= self._plain_due_s:
             self._plain_due_s = time.monotonic() + _PLAIN_EVERY_S
             self._console.print(Text(line), soft_wrap=True)
+            return True
+        return False
+
+
+class _Throughput:
+    """What workers train on in a second, in the steps of the last interval; as text.
+
+    Args:
+        each_s: Seconds of steps from which on an interval counts; the first one always does.
+    """
+
+    def __init__(self, *, each_s: float) -> None:
+        self._each_s = each_s
+        self._units, self._training_s = 0, 0.0
+        self._text = ""
+
+    def __str__(self) -> str:
+        return self._text
+
+    def begin(self, progress: Progress) -> None:
+        """Begin an interval."""
+        self._units, self._training_s = progress.units, progress.training_s
+
+    def update(self, progress: Progress) -> bool:
+        """Measure from the beginning of the interval; return whether it is long enough."""
+        interval_s = progress.training_s - self._training_s
+        is_long = interval_s > 0 and interval_s >= self._each_s
+        if is_long or (interval_s > 0 and not self._text):
+            self._text = f"{(progress.units - self._units) / interval_s:,.0f} {progress.unit}/s"
+        return is_long
 
 
 class ProgressDisplay(LiveDisplay):
@@ -86,6 +119,7 @@ class ProgressDisplay(LiveDisplay):
     def __init__(self, console: Console, *, workers: int) -> None:
         self._starting = f"starting {workers} workers"
         self._validation = ""
+        self._throughput = _Throughput(each_s=_INTERVAL_S if console.is_terminal else 0.0)
         super().__init__(
             console,
             TextColumn("{task.description}"),
@@ -108,21 +142,25 @@ class ProgressDisplay(LiveDisplay):
             self.tell(progress.note)
         if progress.validation_loss is not None:
             self._validation = f"validation {progress.validation_loss:.4f}"
+        # On a terminal a mean of seconds, in a file of all steps since the last line.
+        is_over = self._throughput.update(progress) and self._console.is_terminal
         what = self._describe(progress)
-        self.show(
+        is_written = self.show(
             f"step {progress.step}/{progress.steps}  {what}",
             at_once=progress.validation_loss is not None,
             completed=progress.step,
             total=progress.steps,
             description=what,
         )
+        if is_written or is_over:
+            self._throughput.begin(progress)
 
     def _describe(self, progress: Progress) -> str:
         if progress.train_loss is None:
             return self._validation
         return (
             f"loss {progress.train_loss:.4f}  {self._validation}  "
-            f"{progress.units_per_s:,.0f} {progress.unit}/s  "
+            f"{self._throughput}  "
             f"{progress.sent_bytes / _MEGABYTE:.2f} MB sent  "
             f"{progress.bits_per_parameter:.2f} bits/parameter"
         )

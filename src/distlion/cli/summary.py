@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlion.cli.table import print_table
 from distlion.training import FIGURE_NAME, RECORD_NAME, Record
 
 _MEGABYTE = 1_000_000
@@ -15,7 +16,7 @@ _MEGABYTE = 1_000_000
 
 def print_summary(console: Console, record: Record, run_dir: Path) -> None:
     """Show what a run reached, what it cost, and where its files are."""
-    console.print(_build_table(record))
+    print_table(console, _build_table(record))
     # Not in the table, whose cells a narrow terminal cuts.
     for what, name in (("record", RECORD_NAME), ("figure", FIGURE_NAME)):
         console.print(Text(f"{what}: {run_dir / name}"), soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.cli.failure import leave_torchrun, shown_failures
+from distlion.cli.failure import is_first_rank, leave_torchrun, shown_failures
 from distlion.cli.progress import ProgressDisplay
 from distlion.cli.summary import print_summary
 from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
@@ -93,6 +93,13 @@ _BatchSize = Annotated[
 ]
 _Seed = Annotated[int, typer.Option(help="Of weights, data order and random tie-breaking.")]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Where workers compute: cpu, cuda. For rules that vote.",
+    ),
+]
 _Oversubscribe = Annotated[
     bool,
     typer.Option(
@@ -188,6 +195,7 @@ _SETTINGS = (
     "batch_size",
     "seed",
     "threads",
+    "device",
     "data",
     "partition",
     "alpha",
@@ -215,6 +223,7 @@ def train_command(
     batch_size: _BatchSize = None,
     seed: _Seed = 0,
     threads: _Threads = 1,
+    device: _Device = "cpu",
     oversubscribe: _Oversubscribe = False,
     step_timeout: _StepTimeout = None,
     data: _Data = None,
@@ -238,6 +247,8 @@ def train_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
+        # All ranks have the same to tell, but for failures.
+        progress = messages if is_first_rank() else Console(stderr=True, quiet=True)
         given = {name: context.params[name] for name in _SETTINGS}
         settings = TrainSettings.with_defaults(task, rule, step_timeout_s=step_timeout, **given)
         checkpoints = CheckpointSettings(
@@ -246,11 +257,12 @@ def train_command(
             resume=resume,
             on_world_change="error" if on_world_change is None else on_world_change.value,
         )
+        checkpoints.check(settings)
         _check_folder(run_dir, checkpoints)
         _train_and_show(
             settings,
             run_dir or _choose_run_dir(settings),
-            messages,
+            progress,
             checkpoints=checkpoints,
             oversubscribe=oversubscribe,
             as_json=as_json,

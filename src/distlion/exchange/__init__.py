@@ -21,7 +21,7 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import ByteCount, Link, gather_bytes, tidy
+from distlion.exchange.link import ByteCount, Link, carries_host_memory, gather_bytes, tidy
 from distlion.exchange.node_frames import NodeFrames, gather_flags, share_verdict
 from distlion.exchange.numbers import (
     gather_numbers,
@@ -69,6 +69,7 @@ __all__ = [
     "Turn",
     "Verdict",
     "Work",
+    "carries_host_memory",
     "find_errors",
     "fire_framed",
     "gather_bytes",

@@ -109,7 +109,6 @@ def count_whole_votes(
     if verdict.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(verdict, nothing, received)
-    votes = chunks.payloads.to(link.device)
-    reply = reducer.reduce(votes, chunks.present.bool(), 0)
+    reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
     payload = reply.view(shape.n_shards, -1)
     return Reply(verdict, chunks.present.sum(0), payload, chunks.gradient_digests)

@@ -70,7 +70,7 @@ class AllReduce(Exchange):
 
         # 1 scatter shards
         n_bytes = vote_shape.n_bytes
-        chunks = torch.empty((shape.n_shards, n_bytes), dtype=torch.uint8, device=link.wire_device)
+        chunks = torch.empty((shape.n_shards, n_bytes), dtype=torch.uint8)
         write_chunks(link.kernels, chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
         if faults.armed:
             fire_framed(link, ballot.header, chunks)
@@ -107,8 +107,7 @@ def _count(
     if header.status is not Status.OK:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return nothing, torch.zeros(shape.payload_bytes, dtype=torch.uint8)
-    votes = chunks.payloads.to(link.device)
-    counted = reducer.reduce(votes, chunks.present.bool(), header.sender)
+    counted = reducer.reduce(chunks.payloads, chunks.present.bool(), header.sender)
     return chunks.present.sum(0), counted
 
 
@@ -118,4 +117,4 @@ def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -
     present = chunks.present[0]
     if verdict.status is Status.OK and bool((chunks.present != present).any()):
         verdict = Verdict(Status.CORRUPT)
-    return Reply(verdict, present, chunks.payloads.to(link.device), chunks.gradient_digests)
+    return Reply(verdict, present, chunks.payloads, chunks.gradient_digests)

@@ -61,7 +61,7 @@ class Reducer(Protocol):
         """Count votes.
 
         Args:
-            votes: (workers, n_shards * vote_bytes) uint8 on the parameters' device, in rank order.
+            votes: (workers, n_shards * vote_bytes) uint8 in host memory, in rank order.
             present: (workers, n_params) bool on the CPU.
             first_shard: The shard that ``votes`` begin with.
 
@@ -77,7 +77,7 @@ class Ballot:
 
     Attributes:
         header: Header of its votes; ``kind`` is VOTE.
-        votes: (n_shards, vote_bytes) uint8, on the parameters' device or the wire's.
+        votes: (n_shards, vote_bytes) uint8 in host memory.
         present: (n_params,) bool on the CPU: what it votes for.
     """
 
@@ -94,7 +94,7 @@ class Reply:
         verdict: What went wrong, if anything: then nothing may be committed.
         present: (n_params,) int64 on the CPU: how many voted for each parameter; where the rule
             does not need the number, whether any did.
-        payload: (n_shards, reply_bytes) uint8 on the parameters' device; without meaning unless
+        payload: (n_shards, reply_bytes) uint8 in host memory; without meaning unless
             the verdict is OK.
         gradient_digests: Digest of each rank's raw gradients, where headers carried one; empty
             where the pattern does not bring them back.

@@ -27,6 +27,8 @@ from distlion.kernels import choose_kernels
 
 _INCREASE, _DECREASE = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
 
+HOST = torch.device("cpu")
+
 # How often a wait looks for another worker's alarm.
 LOOK_S = 0.1
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
@@ -136,9 +138,6 @@ class Transfer:
             link.watch.enter_exchange(self)
         if work is None:
             return True
-        if link.wire_device.type != "cpu":  # NCCL gives a communicator up when a wait is over
-            work.wait(timedelta(seconds=link.timeout_s))
-            return True
         deadline_s = time.monotonic() + link.timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             try:
@@ -160,39 +159,38 @@ class Link:
     Each begins at once and returns a ``Transfer``; several may be under way. All members begin the
     same ones in the same order.
 
+    What it carries lies in host memory, wherever the parameters are: that is where frames are
+    checked and votes are counted. ``wire_device`` is the one name for that place.
+
     Args:
         process_group: The workers; this process is one of them.
-        device: Where the parameters live.
         timeout_s: How long one collective may take.
         ranks: The rank of each member among all workers that vote, which errors name; None for its
             rank in the group.
         watch: What finds out which of all these workers failed; None to go without.
-        wire_device: Where the tensors on the wire live; None for the parameters' device.
 
     Attributes:
-        kernels: The arithmetic on the wire's device.
+        wire_device: Where the tensors on the wire live.
+        kernels: The arithmetic there.
         rank: This process among the members.
         world_size: Number of members.
         counted: What was handed to the network since ``take_counted``.
 
     Raises:
-        ProcessGroupError: The group cannot carry tensors of the wire's device.
-        KernelBackendError: There are no kernels for it.
+        ProcessGroupError: The group cannot carry them.
+        KernelBackendError: There are no kernels for the host.
     """
 
     def __init__(
         self,
         process_group: dist.ProcessGroup,
-        device: torch.device,
         *,
         timeout_s: float,
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
-        wire_device: torch.device | None = None,
     ) -> None:
         self.process_group = process_group
-        self.device = device
-        self.wire_device = device if wire_device is None else wire_device
+        self.wire_device = HOST
         self.kernels = choose_kernels(self.wire_device)
         self.timeout_s = timeout_s
         self.rank = process_group.rank()
@@ -200,20 +198,10 @@ class Link:
         self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
         self.watch = watch
         self.counted = ByteCount()
-        self._check_backend()
-
-    def _check_backend(self) -> None:
-        """Gloo carries CPU tensors, NCCL CUDA tensors."""
-        backend = "cpu:gloo"  # what torch does not know is a Gloo group of ours
-        if isinstance(self.process_group, dist.ProcessGroup):
-            backend = dist.get_backend_config(self.process_group)
-        backends = dict(part.split(":") for part in str(backend).split(",") if ":" in part)
-        name = backends.get(self.wire_device.type, "")
-        if not name or (name == "gloo" and self.wire_device.type != "cpu"):
+        if not carries_host_memory(process_group):
             raise ProcessGroupError(
-                f"the process group ({backend}) cannot carry {self.wire_device.type} tensors; "
-                "expected Gloo for CPU parameters, NCCL for CUDA parameters: pass "
-                "backend='cpu:gloo,cuda:nccl' to init_process_group"
+                f"the process group ({dist.get_backend_config(process_group)}) cannot carry host "
+                "memory; pass backend='cpu:gloo,cuda:nccl' to init_process_group"
             )
 
     def empty(self, *shape: int) -> Tensor:
@@ -297,13 +285,21 @@ class Link:
         )
 
 
+def carries_host_memory(process_group: dist.ProcessGroup) -> bool:
+    """Return whether a group carries tensors of the CPU; one made for NCCL alone does not."""
+    backends = f"{HOST.type}:gloo"  # what torch does not know is a Gloo group of ours
+    if isinstance(process_group, dist.ProcessGroup):
+        backends = str(dist.get_backend_config(process_group))
+    return any(backend.startswith(f"{HOST.type}:") for backend in backends.split(","))
+
+
 def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
     """Gather ``data``, of equal length on all ranks, in rank order."""
     # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().to(link.device)
-    everybody = torch.empty((link.world_size, len(data)), dtype=torch.uint8, device=link.device)
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
+    everybody = link.empty(link.world_size, len(data))
     link.all_gather(everybody, own, step=step).wait()
-    return [bytes(row.cpu().numpy()) for row in everybody]
+    return [bytes(row.numpy()) for row in everybody]
 
 
 def tidy(error: Exception) -> str:

@@ -83,9 +83,7 @@ class NodeFrames:
             self.link.kernels, received, chunk_shape, kind=kind, bucket=header.bucket
         )
         header = find_errors(read, header, self.link.ranks)
-        return header, NodeGradients(
-            read.present.bool(), read.payloads.to(self.link.device), read.grad_scales
-        )
+        return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
 
     def share_reply(self, reply: Reply, header: Header) -> Reply:
         """Give the reply on this rank's part to the node, and take those on the others'.
@@ -98,16 +96,13 @@ class NodeFrames:
         present = torch.zeros(chunk_shape.n_params, dtype=torch.int64)
         present[: reply.present.numel()] = reply.present
         if verdict.status is Status.OK:
-            payload = torch.zeros(
-                chunk_shape.payload_bytes, dtype=torch.uint8, device=self.link.device
-            )
+            payload = torch.zeros(chunk_shape.payload_bytes, dtype=torch.uint8)
             payload[: reply.payload.numel()] = reply.payload.flatten()
         else:
             payload = encode_verdict(verdict, chunk_shape.payload_bytes)
         own = with_verdict(header, verdict)
         read = _gather(self.link, chunk_shape, ChunkKind.NODE_REPLY, own, present, payload)
-        payloads = read.payloads.to(self.link.device)
-        return Reply(self._join(read), read.present, payloads, reply.gradient_digests)
+        return Reply(self._join(read), read.present, read.payloads, reply.gradient_digests)
 
     def reply_to_nobody(self, header: Header) -> Reply:
         """Stand in for the reply where this rank's part is empty, so that it does not vote."""

@@ -125,5 +125,4 @@ def _read_reply(raw: Tensor, link: Link, shape: BucketShape, own: Header) -> Rep
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(Verdict(Status.CORRUPT, (link.ranks[SERVER],)), nothing, raw)
     verdict = decode_verdict(chunk.header, chunk.payload)
-    payload = chunk.payload.to(link.device)
-    return Reply(verdict, chunk.present, payload.view(shape.n_shards, -1))
+    return Reply(verdict, chunk.present, chunk.payload.view(shape.n_shards, -1))

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -70,15 +71,19 @@ def _load_triton(device_type: str) -> Kernels:
     return cast(Kernels, gpu.TritonKernels())
 
 
-def check_denormals() -> None:
+def check_denormals(devices: Iterable[torch.device] = ()) -> None:
     """Refuse a process that flushes denormal numbers to zero: its replica would drift away.
+
+    Args:
+        devices: Where parameters are; the host is looked at too, where momenta are averaged.
 
     Raises:
         KernelBackendError: It does.
     """
-    tiny = torch.tensor([torch.finfo(torch.float32).tiny])
-    if not bool((tiny * 0.5 > 0).all()):
-        raise KernelBackendError(
-            "this process flushes denormals to zero, so replicas would differ; call "
-            "torch.set_flush_denormal(False)"
-        )
+    for device in {torch.device("cpu"), *devices}:
+        tiny = torch.full((1,), torch.finfo(torch.float32).tiny, device=device)
+        if not bool((tiny * 0.5 > 0).all()):
+            raise KernelBackendError(
+                f"this process flushes denormals to zero on {device}, so replicas would differ; "
+                "call torch.set_flush_denormal(False)"
+            )

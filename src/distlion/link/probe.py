@@ -140,8 +140,8 @@ def probe_ranks(link: Link, *, step: int) -> LinkProbe:
 
 def gather_integers(link: Link, values: tuple[int, ...], *, step: int) -> list[tuple[int, ...]]:
     """Gather a few integers below 2**63 from every rank, in rank order."""
-    row = torch.tensor(values, dtype=torch.int64, device=link.wire_device)
-    rows = torch.empty(link.world_size, len(values), dtype=torch.int64, device=link.wire_device)
+    row = torch.tensor(values, dtype=torch.int64)
+    rows = torch.empty(link.world_size, len(values), dtype=torch.int64)
     link.all_gather(rows, row, step=step).wait()
     return [tuple(each) for each in rows.tolist()]
 
@@ -168,16 +168,16 @@ def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int
 
 def _time_exchange(link: Link, chunk_bytes: int, step: int) -> int:
     """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds."""
-    chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8, device=link.wire_device)
+    chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
     received = torch.zeros_like(chunks)
-    return _time(link, lambda: link.all_to_all(received, chunks, step=step).wait())
+    return _time(lambda: link.all_to_all(received, chunks, step=step).wait())
 
 
 def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:
     """Time an all-to-all in which only ``rank`` sends to all and all send to it alone."""
     is_alone = rank == link.rank
     sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.world_size)]
-    chunks = torch.zeros(sum(sizes), dtype=torch.uint8, device=link.wire_device)
+    chunks = torch.zeros(sum(sizes), dtype=torch.uint8)
     received = torch.zeros_like(chunks)
 
     def exchange() -> None:
@@ -187,21 +187,13 @@ def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:
         except RuntimeError as error:
             raise link.broken(error, step, f"probe of rank {link.ranks[rank]}") from error
 
-    return _time(link, exchange)
+    return _time(exchange)
 
 
-def _time(link: Link, exchange: Callable[[], None]) -> int:
-    _settle(link)
+def _time(exchange: Callable[[], None]) -> int:
     start_ns = time.perf_counter_ns()
     exchange()
-    _settle(link)
     return time.perf_counter_ns() - start_ns
-
-
-def _settle(link: Link) -> None:
-    """Wait for what a CUDA stream still has to do; on the CPU, waiting for the work was enough."""
-    if link.wire_device.type == "cuda":
-        torch.cuda.synchronize(link.wire_device)
 
 
 def _measure(link: Link, chunk_bytes: int, tries: int, step: int) -> list[int]:

@@ -33,11 +33,11 @@ class LabPlan:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidArgumentError(
-                f"lab name {self.name!r}: expected 1 to 32 lower-case letters, digits and "
+                f"name {self.name!r}: expected 1 to 32 lower-case letters, digits and "
                 "hyphens, the first one no hyphen"
             )
         if not 1 <= self.n_hosts <= MOST_HOSTS:
-            raise InvalidArgumentError(f"{self.n_hosts} hosts: expected 1 to {MOST_HOSTS}")
+            raise InvalidArgumentError(f"hosts is {self.n_hosts}; expected 1 to {MOST_HOSTS}")
 
     @property
     def bridge_namespace(self) -> str:

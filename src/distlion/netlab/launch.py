@@ -24,6 +24,9 @@ MASTER_PORT = 29500
 GRACE_S = 2.0
 TERMINATE_S = 2.0
 
+# Hosts of a lab have no names, of which torch warns on every rank; whoever wants that may set it.
+_QUIET = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+
 _ENTER = Path(__file__).with_name("enter.py")
 _NAMESPACE_FOLDER = Path("/run/netns")
 _CHUNK_BYTES = 1 << 16
@@ -73,7 +76,7 @@ def place_ranks(n_hosts: int, per_host: int) -> list[Placement]:
         InvalidArgumentError: ``per_host`` is below 1.
     """
     if per_host < 1:
-        raise InvalidArgumentError(f"{per_host} processes per host: expected 1 or more")
+        raise InvalidArgumentError(f"per_host is {per_host}; expected 1 or more")
     world_size = n_hosts * per_host
     return [
         Placement(rank, world_size, rank // per_host, n_hosts, rank % per_host, per_host)
@@ -115,7 +118,7 @@ def run_command(
     """
     with HostProcesses(show or show_line) as processes:
         for placement in place_ranks(lab.n_hosts, per_host):
-            variables = placement.environment(lab.plan.address(0), master_port)
+            variables = _QUIET | placement.environment(lab.plan.address(0), master_port)
             processes.start(lab, placement, command, variables | dict(environment or {}))
         status = processes.wait()
         if processes.culprit is not None and blame is not None:

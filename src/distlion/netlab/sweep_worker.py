@@ -61,7 +61,7 @@ class SweepWorker:
     def probe(self) -> LinkModel:
         """Measure the link with all workers sending at once; equal on all of them."""
         assert dist.group.WORLD is not None
-        link = Link(dist.group.WORLD, torch.device("cpu"), timeout_s=_PROBE_TIMEOUT_S)
+        link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
         return probe_link(link, step=0)
 
     def measure_kernels(self) -> Machine:

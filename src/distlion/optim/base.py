@@ -19,7 +19,7 @@ from distlion.errors import (
     InvalidArgumentError,
     UnsupportedTypeError,
 )
-from distlion.kernels import Coefficients, check_denormals
+from distlion.kernels import check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
     check_exp_avg_dtype,
@@ -44,6 +44,7 @@ from distlion.optim.saved_state import (
 )
 from distlion.voting import (
     Custody,
+    GroupNumbers,
     MomentumSync,
     NodePieces,
     Settings,
@@ -52,7 +53,7 @@ from distlion.voting import (
     check_hyperparameters,
     fill_selection,
     is_dtensor,
-    read_coefficients,
+    read_groups,
 )
 
 
@@ -74,7 +75,6 @@ class LionBase(Optimizer):
         rounding: str = "nearest",
     ) -> None:
         self._check_group(defaults)
-        check_denormals()
         self._begin_life(exp_avg_dtype, pieces)
         super().__init__(list_params(params), defaults)
         warn_of_lost_updates(self.param_groups, rounding=rounding)
@@ -109,6 +109,7 @@ class LionBase(Optimizer):
             label_param(names[index], param, index, number) for index, param in enumerate(params)
         ]
         check_params(params, labels, known=self._param_names() if number else {})
+        check_denormals({param.device for param in params})
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
             if param.requires_grad:
@@ -194,17 +195,10 @@ class LionBase(Optimizer):
             for position, (param, number) in enumerate(found)
         ]
 
-    def _coefficients(self) -> list[Coefficients]:
-        """Read the hyperparameters of every group, where schedulers write."""
-        scale = getattr(self, "grad_scale", None)
-        return read_coefficients(
-            self.param_groups, grad_scale=1.0 if scale is None else 1.0 / float(scale)
-        )
-
-    def _found_inf(self) -> bool:
-        """Whether a GradScaler has seen an overflow on this worker."""
-        found_inf = getattr(self, "found_inf", None)
-        return found_inf is not None and bool(found_inf > 0)
+    def _read_groups(self) -> GroupNumbers:
+        """Read the hyperparameters of every group, where schedulers write, and a GradScaler."""
+        told = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        return read_groups(self.param_groups, *told)
 
     # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
     @_disable_dynamo

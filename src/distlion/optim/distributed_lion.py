@@ -236,16 +236,16 @@ class DistributedLion(VotingBase):
     def _gather_inputs(self) -> StepInputs:
         peers, step = self._peers, self.committed_step
         coins = Coins(self._settings.seed, step, peers.network.voter)
-        found_inf, coefficients = self._found_inf(), self._coefficients()
-        digest = peers.description.digest(describe_hyperparameters(self.param_groups))
+        numbers = self._read_groups()
+        digest = peers.description.digest(describe_hyperparameters(numbers.groups))
         return StepInputs(
             rank=peers.group.rank,
             header=Header(ChunkKind.VOTE, step, 0, 0, digest),
             coins=coins,
             rounding=coins.rounding if self._settings.rounding == "stochastic" else None,
-            coefficients=coefficients,
+            coefficients=numbers.coefficients,
             nonfinite=self._settings.nonfinite,
-            found_inf=found_inf,
+            found_inf=numbers.found_inf,
             wants_digest=peers.gradients.steps_left > 0,
             after_encode=partial(self._fire, "after_encode", step),
         )

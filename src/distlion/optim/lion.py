@@ -57,10 +57,11 @@ class Lion(LionBase):
         self._begin_life()
 
     def _do_step(self) -> None:
-        if self._found_inf():
+        numbers = self._read_groups()
+        if numbers.found_inf:
             return
         params = self._list_trainable()
         for param in params:
             if "exp_avg" not in self.state[param.param]:  # it was frozen until now
                 self._create_momentum(param.param)
-        move_alone(params, gather_alone(params, self._coefficients()), rounding=None)
+        move_alone(params, gather_alone(params, numbers.coefficients), rounding=None)

@@ -1,5 +1,10 @@
 """Bytes and seconds of whole steps in closed form: of votes, and of what one could do instead."""
 
+from distlion.planning.accelerator import (
+    Accelerators,
+    explain_missing_cuda,
+    find_accelerators,
+)
 from distlion.planning.advice import (
     DO_NOT_COMPRESS,
     Advice,
@@ -12,7 +17,7 @@ from distlion.planning.bench import KernelRates, measure_kernels
 from distlion.planning.checkup import Checkup, count_cores, examine, find_faults
 from distlion.planning.forecast import Forecast
 from distlion.planning.gradient_all_reduce import BASELINES, GradientAllReduce, forecast_all_reduce
-from distlion.planning.machine import CPU, GPU, Machine
+from distlion.planning.machine import CPU, GPU, GPUS, Machine
 from distlion.planning.planner import (
     THRESHOLD,
     Forecasts,
@@ -31,9 +36,11 @@ __all__ = [
     "CPU",
     "DO_NOT_COMPRESS",
     "GPU",
+    "GPUS",
     "NVLINK",
     "PCIE",
     "THRESHOLD",
+    "Accelerators",
     "Advice",
     "Checkup",
     "Forecast",
@@ -49,6 +56,8 @@ __all__ = [
     "compare_methods",
     "count_cores",
     "examine",
+    "explain_missing_cuda",
+    "find_accelerators",
     "find_faults",
     "find_rate",
     "find_regimes",

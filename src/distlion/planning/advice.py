@@ -112,6 +112,17 @@ def _recommend(forecasts: Forecasts) -> str:
         f"{baseline.method} ({baseline.pattern}) {baseline.step_s:.3g} s: "
         f"{1 + forecasts.gain:.2f} times as fast. All-reduce leaves {baseline.exposed_s:.3g} s of "
         f"communication that backward does not hide; votes leave {best.exposed_s:.3g} s."
+        + _name_host(best)
+    )
+
+
+def _name_host(best: Forecast) -> str:
+    """Say where the host is what limits votes."""
+    if best.host_s <= best.communication_s:
+        return ""
+    return (
+        f" The host frames, checks and counts for {best.host_s:.3g} s, longer than the link takes, "
+        f"{best.communication_s:.3g} s: a faster link would gain little."
     )
 
 
@@ -123,7 +134,7 @@ def _refuse(forecasts: Forecasts, threshold: float) -> str:
         f"{DO_NOT_COMPRESS}: {best.method} by {best.pattern} would take {best.step_s:.3g} s a "
         f"step, {baseline.method} ({baseline.pattern}) takes {baseline.step_s:.3g} s. The gain of "
         f"{forecasts.gain:+.1%} is below {threshold:.0%}. "
-        f"{_find_reason(forecasts, best, baseline)}"
+        f"{_find_reason(forecasts, best, baseline)}{_name_host(best)}"
     )
 
 

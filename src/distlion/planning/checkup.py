@@ -84,7 +84,7 @@ def examine(observe: Callable[[str], None]) -> Checkup:
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
         raise ProcessGroupError("there is no process group to examine; call init_process_group")
-    link = Link(group, torch.device("cpu"), timeout_s=_TIMEOUT_S)
+    link = Link(group, timeout_s=_TIMEOUT_S)
     observe("measuring the kernels")
     dist.barrier()
     own = report_worker(measure_kernels())

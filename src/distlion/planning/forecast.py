@@ -23,6 +23,7 @@ class Forecast:
         sent_bytes: Bytes that the busiest node sends.
         total_sent_bytes: Bytes that all nodes send.
         arithmetic_s: Seconds of encoding, counting and committing, or of a baseline's equivalents.
+        host_s: Those of framing, checking and counting, which the host does beside a GPU too.
         communication_s: Seconds of all communication, inside nodes and between them.
         exposed_s: Those that no backward hides.
         step_s: Compute, arithmetic and what is exposed.
@@ -38,6 +39,7 @@ class Forecast:
     sent_bytes: float
     total_sent_bytes: float
     arithmetic_s: float
+    host_s: float
     communication_s: float
     exposed_s: float
     step_s: float
@@ -57,6 +59,7 @@ class Load:
         sent_bytes: Bytes that the busiest node sends.
         total_sent_bytes: Bytes that all nodes send.
         arithmetic_s: Seconds of arithmetic of the busiest worker.
+        host_s: Those of frames and counting.
         communication_s: Seconds of communication that can start during backward.
         n_buckets: Parts in which it can start.
         late_s: Seconds of communication that begins after the last vote: nothing hides it.
@@ -67,6 +70,7 @@ class Load:
     arithmetic_s: float
     communication_s: float
     n_buckets: int
+    host_s: float = 0.0
     late_s: float = 0.0
 
 
@@ -98,6 +102,7 @@ def make_forecast(
         sent_bytes=load.sent_bytes,
         total_sent_bytes=load.total_sent_bytes,
         arithmetic_s=load.arithmetic_s,
+        host_s=load.host_s,
         communication_s=load.communication_s + load.late_s,
         exposed_s=exposed_s,
         step_s=step_s,

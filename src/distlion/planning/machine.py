@@ -91,13 +91,39 @@ CPU = Machine(
 ``count_bytes_per_s`` is that of one-bit votes, the slowest; frames were timed beside it.
 """
 
-GPU = Machine(
-    encode_bytes_per_s=1.4e12,
-    commit_bytes_per_s=1.4e12,
-    count_bytes_per_s=0.7e12,
-    frame_bytes_per_s=25e9,
-    write_frame_s=60e-6,
-    read_frame_s=17e-6,
-)
-"""An assumption: 70 % of the 2 TB/s in NVIDIA's data sheet of the A100, half of it for counting,
-and frames that cross PCIe 4.0 x16 (25 of 31.5 GB/s) to be checked on the host."""
+_SHEET_SHARE = 0.7
+"""Of the rate in a data sheet that reads and writes in turn reach: an assumption, not measured."""
+
+_PCIE_BYTES_PER_S = 25e9
+"""Of the 31.5 GB/s of PCIe 4.0 x16, what arrives: an assumption."""
+
+
+def beside_host(memory_bytes_per_s: float) -> Machine:
+    """Return a worker whose GPU encodes and commits, and whose host frames, checks and counts.
+
+    Args:
+        memory_bytes_per_s: Of the GPU's memory, as its data sheet says.
+    """
+    rate = _SHEET_SHARE * memory_bytes_per_s
+    return Machine(
+        encode_bytes_per_s=rate,
+        commit_bytes_per_s=rate,
+        count_bytes_per_s=CPU.count_bytes_per_s,
+        frame_bytes_per_s=1 / (1 / CPU.frame_bytes_per_s + 1 / _PCIE_BYTES_PER_S),
+        write_frame_s=CPU.write_frame_s,
+        read_frame_s=CPU.read_frame_s,
+    )
+
+
+GPUS: dict[str, Machine] = {
+    "a100": beside_host(2.039e12),
+    "h100": beside_host(3.35e12),
+    "h200": beside_host(4.8e12),
+    "l40s": beside_host(0.864e12),
+    "l4": beside_host(0.3e12),
+    "rtx4090": beside_host(1.008e12),
+}
+"""By name; rates of NVIDIA's data sheets, of the A100 with 80 GB, and the SXM forms of Hopper."""
+
+GPU = GPUS["a100"]
+"""What is planned for where nothing is said. The host is one thread of ``CPU``."""

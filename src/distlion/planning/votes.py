@@ -38,11 +38,12 @@ def forecast_votes(
     total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
     per_node = n_buckets * scenario.gpus_per_node
     momenta = _plan_momenta(scenario, pattern)
+    host_s = n_buckets * _host_s(scenario.machine, pattern, shape)
     load = Load(
         sent_bytes=per_node * busiest + scenario.gpus_per_node * momenta.busiest_bytes,
         total_sent_bytes=per_node * total + scenario.gpus_per_node * momenta.total_bytes,
-        arithmetic_s=_arithmetic_s(scenario, rule)
-        + n_buckets * _exchange_arithmetic_s(scenario.machine, pattern, shape),
+        arithmetic_s=_arithmetic_s(scenario, rule) + host_s,
+        host_s=host_s,
         communication_s=n_buckets * exchange_seconds(pattern, shape, scenario.worker_link)
         + _inside_node_s(scenario, rule.reply_planes(scenario.nodes)),
         n_buckets=n_buckets,
@@ -108,7 +109,7 @@ def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
     )
 
 
-def _exchange_arithmetic_s(machine: Machine, pattern: Exchange, shape: BucketShape) -> float:
+def _host_s(machine: Machine, pattern: Exchange, shape: BucketShape) -> float:
     """Return the seconds in which the busiest rank counts votes and writes and reads frames."""
     if shape.n_shards == 1:
         return 0.0

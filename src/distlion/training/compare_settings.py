@@ -9,11 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distlion.errors import InvalidArgumentError
 from distlion.tasks import Tokenizer
 from distlion.training.contenders import find_contender
+from distlion.training.device import check_device
 from distlion.training.grid import make_grid
 from distlion.training.run_settings import RunSettings
 from distlion.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
@@ -125,7 +124,7 @@ class CompareSettings:
                     f"{name} are {', '.join(map(str, values)) or 'none'}; expected one or more, "
                     "each once"
                 )
-        _check_device(self.device)
+        check_device(self.device)
         for cell in self.cells():
             if len(set(cell.grid())) < self.lrs:
                 raise InvalidArgumentError(
@@ -207,17 +206,6 @@ class Cell:
             eval_every=given.eval_every,
             device=given.device,
         )
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidArgumentError(
-            f"device is {name!r}; expected one that torch knows, such as cpu or cuda"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgumentError(f"device is {name!r}, but torch finds no such device here")
 
 
 def _to_json(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from distlion.errors import NonFiniteError
 from distlion.tasks import Task, batch_loss, score_batch
 from distlion.training.checkpoints import CheckpointSettings, RunCheckpoints
+from distlion.training.device import find_device, move_batch
 from distlion.training.dropout import seeded_dropout
 from distlion.training.history import History
 from distlion.training.methods import build_method, gather_rows
@@ -37,7 +39,8 @@ class Progress:
             has just been resumed, the mean over all ranks.
         validation_loss: In nats, if the model has just been evaluated.
         unit: What throughput counts.
-        units_per_s: Over all workers, evaluations included.
+        units: That all workers have trained on since this process began, or was resumed.
+        training_s: Seconds of their steps, without evaluations and checkpoints.
         sent_bytes: By this worker so far.
         bits_per_parameter: Of the last step.
         note: What the user should be told at this point; mostly empty.
@@ -49,7 +52,8 @@ class Progress:
     train_loss: float | None
     validation_loss: float | None
     unit: str
-    units_per_s: float
+    units: int
+    training_s: float
     sent_bytes: int
     bits_per_parameter: float
     note: str = ""
@@ -98,9 +102,13 @@ class TrainingLoop:
         self._observe = observe
         self._rank = dist.get_rank()
         self._world_size = dist.get_world_size()
-        self._method = build_method(settings, task.build_model(seed=settings.seed))
+        self._device = find_device(settings.device, self._rank)
+        model = task.build_model(seed=settings.seed).to(self._device)
+        self._method = build_method(settings, model)
         self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
         self._history = History(self._method, self._world_size)
+        self._own_steps = 0
+        self._training_s = 0.0
         self._checkpoints: RunCheckpoints | None = None
         if checkpoints is not None and checkpoints.are_used and run_dir is not None:
             self._checkpoints = RunCheckpoints(
@@ -139,10 +147,13 @@ class TrainingLoop:
         return self._conclude()
 
     def _step(self, step: int) -> None:
+        start_s = time.perf_counter()
+        seed, device = self._settings.seed, self._device
         batch = self._task.training_batch(
-            seed=self._settings.seed, step=step, rank=self._rank, world_size=self._world_size
+            seed=seed, step=step, rank=self._rank, world_size=self._world_size
         )
-        with seeded_dropout(seed=self._settings.seed, step=step, rank=self._rank):
+        with seeded_dropout(seed=seed, step=step, rank=self._rank, device=device):
+            batch = move_batch(batch, device)
             loss = batch_loss(self._method.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         lr = float(self._schedule.get_last_lr()[0])
@@ -152,6 +163,8 @@ class TrainingLoop:
         # Checked after the step, in which the ranks agree on errors of their gradients.
         self._check_finite(float(loss.detach()), "training", step)
         self._history.add_step(step, loss=float(loss.detach()), lr=lr)
+        self._own_steps += 1
+        self._training_s += time.perf_counter() - start_s
 
     def _evaluate(self, done: int) -> float:
         """Score held-out batch i on rank i mod N and add the sums in batch order.
@@ -161,7 +174,7 @@ class TrainingLoop:
         batches = self._task.heldout_batches()
         sums = torch.zeros(len(batches), 3, dtype=torch.float64)
         for index in range(self._rank, len(batches), self._world_size):
-            score = score_batch(self._method.model, batches[index])
+            score = score_batch(self._method.model, move_batch(batches[index], self._device))
             sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
         # One rank fills a row, the others add zeros to it: exact.
         rows = gather_rows(sums).sum(dim=0).tolist()
@@ -182,7 +195,7 @@ class TrainingLoop:
         if self._rank != 0:
             return
         history, seconds = self._history, self._history.seconds
-        units = done * self._task.units_per_batch * self._world_size
+        units = self._own_steps * self._task.units_per_batch * self._world_size
         self._observe(
             Progress(
                 step=done,
@@ -191,7 +204,8 @@ class TrainingLoop:
                 train_loss=history.losses["loss"][-1] if done else None,
                 validation_loss=validation_loss,
                 unit=self._task.unit,
-                units_per_s=units / seconds,
+                units=units,
+                training_s=self._training_s,
                 sent_bytes=history.sent_bytes,
                 bits_per_parameter=history.bits_per_parameter,
                 note=note,

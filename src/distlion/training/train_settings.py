@@ -14,6 +14,7 @@ from typing import Any
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
 from distlion.tasks import ByClass, Tokenizer
+from distlion.training.device import check_device
 from distlion.training.vote_names import find_vote, list_vote_names
 
 DEFAULT_WORKERS = 4
@@ -118,6 +119,8 @@ class TrainSettings:
             first step and one after the last.
         seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
         threads: Threads of a worker, at least 1. With as many, losses are bitwise identical.
+        device: Where workers compute, such as ``cpu`` or ``cuda``; of several GPUs of a machine,
+            its workers take turns. ``cpu`` for a baseline.
         step_timeout_s: Seconds that a step waits for a peer, above 0; None for 60, as for
             a baseline.
         data: What to train on; None for the task's embedded data.
@@ -147,6 +150,7 @@ class TrainSettings:
     eval_every: int
     seed: int
     threads: int
+    device: str
     step_timeout_s: float | None
     data: str | None
     partition: PartitionName
@@ -176,6 +180,7 @@ class TrainSettings:
             "schedule": Schedule.COSINE,
             "seed": 0,
             "threads": 1,
+            "device": "cpu",
             "partition": _PARTITIONS[task][0],
             **_DEFAULTS[task],
             **_BASELINE_DEFAULTS.get(rule, {}),
@@ -188,6 +193,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         self._check_names()
+        check_device(self.device)
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
             self._check_least(name, 1)
         for name in ("sync_every", "diagnose_every"):
@@ -245,6 +251,11 @@ class TrainSettings:
             raise InvalidArgumentError(
                 f"overlap is asked for with the rule {self.rule}, which averages during backward "
                 "anyway; it belongs to rules that vote"
+            )
+        if self.device != "cpu":
+            raise InvalidArgumentError(
+                f"device is {self.device} with the rule {self.rule}, whose gradients Gloo "
+                "averages on the CPU; 'distlion compare --device' has baselines on a GPU"
             )
         for name in ("sync_every", "diagnose_every", "step_timeout_s"):
             if getattr(self, name) is not None:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from distlion.errors import DataError, NonFiniteError
 from distlion.tasks import Batch, Task, batch_loss, score_batch
 from distlion.training.contenders import find_contender
+from distlion.training.device import move_batch
 from distlion.training.dropout import seeded_dropout
 from distlion.training.loop import lr_factor
 from distlion.training.record import describe_versions
@@ -81,7 +82,7 @@ class VirtualLoop:
         factor = partial(lr_factor, settings=settings.to_training())
         self._schedule = LambdaLR(self._method.optimizer, factor)
         self._validation, self._test = (
-            [self._move(batch) for batch in part] for part in split_heldout(task)
+            [move_batch(batch, self._device) for batch in part] for part in split_heldout(task)
         )
         self._series = _Series()
         self._done = 0
@@ -134,7 +135,7 @@ class VirtualLoop:
         timed = worker == 0 and self._done % _TIME_EVERY == 0
         start_s = self._read_clock() if timed else 0.0
         with seeded_dropout(seed=settings.seed, step=self._done, rank=worker, device=self._device):
-            loss = batch_loss(self._model, self._move(batch))
+            loss = batch_loss(self._model, move_batch(batch, self._device))
             loss.backward()  # type: ignore[no-untyped-call]
         if timed:
             self._compute_s.append(self._read_clock() - start_s)
@@ -144,12 +145,6 @@ class VirtualLoop:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-    def _move(self, batch: Batch) -> Batch:
-        if self._device.type == "cpu":
-            return batch
-        inputs = {name: tensor.to(self._device) for name, tensor in batch.inputs.items()}
-        return Batch(inputs, batch.targets.to(self._device))
 
     def _evaluate(self, losses: Sequence[float]) -> None:
         validation = self._score(self._validation)

@@ -145,14 +145,14 @@ class VirtualCluster(VotingBase):
         grads = [param.grad() for param in lineup.params]
         for param in lineup.params:
             param.param.grad = None
-        self._collection.add(worker, grads, self._coefficients())
+        self._collection.add(worker, grads, self._read_groups().coefficients)
 
     def _do_step(self) -> None:
         lineup, collection, step = self._laid_out, self._collection, self.committed_step
         collection.check_whole()
         account = Account.draw_up(lineup, collection.polls, step=step)
         try:
-            committed = collection.commit(self._coefficients())
+            committed = collection.commit(self._read_groups().coefficients)
             if committed and lineup.momenta is not None:
                 average_momenta(lineup.momenta, lineup, self.param_groups, step=step)
         except NonFiniteError:

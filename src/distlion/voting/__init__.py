@@ -13,9 +13,10 @@ from distlion.voting.description import Description
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
 from distlion.voting.gradients import GradientWatch, describe_sparse
 from distlion.voting.hyperparameters import (
+    GroupNumbers,
     check_hyperparameters,
     describe_hyperparameters,
-    read_coefficients,
+    read_groups,
 )
 from distlion.voting.momentum_stage import MomentumStage, describe_selection, fill_selection
 from distlion.voting.momentum_sync import MomentumSync
@@ -39,6 +40,7 @@ __all__ = [
     "Examiner",
     "Gather",
     "GradientWatch",
+    "GroupNumbers",
     "MomentumStage",
     "MomentumSync",
     "NodePieces",
@@ -71,6 +73,6 @@ __all__ = [
     "log_skip",
     "move_alone",
     "plan_norms",
-    "read_coefficients",
+    "read_groups",
     "step_alone",
 ]

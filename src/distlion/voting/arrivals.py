@@ -66,8 +66,7 @@ class Arrivals:
     def list_changed(self) -> list[int]:
         """List the positions of gradients that were written to or replaced since, or came twice."""
         changed = {position for position, mark in self._marks.items() if mark.has_changed()}
-        changed |= {position for position in self._shards if self._has_changed(position)}
-        return sorted(changed | self._twice)
+        return sorted(changed | self._list_changed_shards() | self._twice)
 
     def clear(self) -> None:
         """Begin another step."""
@@ -90,13 +89,19 @@ class Arrivals:
         self._shards[position] = ShardMark(buffer, _draw(shard))
         self._before[position] = weakref.ref(grad)
 
-    def _has_changed(self, position: int) -> bool:
-        grad = self._marks[position].grad
-        assert grad is not None
-        shard, mark = local_tensor(grad), self._shards[position]
-        return shard._version != self._counts[mark.buffer] or not torch.equal(
-            _draw(shard), mark.sample
-        )
+    def _list_changed_shards(self) -> set[int]:
+        changed, pairs = set(), {}
+        for position, mark in self._shards.items():
+            grad = self._marks[position].grad
+            assert grad is not None
+            shard = local_tensor(grad)
+            if shard._version != self._counts[mark.buffer]:
+                changed.add(position)
+            pairs[position] = (_draw(shard) != mark.sample).any()
+        if pairs:  # together, so that the host waits for the device once
+            differ = torch.stack(list(pairs.values())).tolist()
+            changed |= {position for index, position in enumerate(pairs) if differ[index]}
+        return changed
 
 
 def _draw(shard: Tensor) -> Tensor:

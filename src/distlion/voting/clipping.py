@@ -11,6 +11,7 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import ByteCount, ChunkKind, Header, Link, gather_numbers, plan_numbers
 from distlion.kernels import Segment, choose_kernels
 from distlion.voting.hyperparameters import check_positive
+from distlion.voting.sample import read_together
 
 NORM_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -124,13 +125,13 @@ class Clipper:
 
 def _list_square_sums(segments: Sequence[Segment]) -> list[float]:
     """List the squares of what is voted with, block by block."""
-    numbers: list[float] = []
+    squares = []
     for segment in segments:
         if segment.grad is not None:
             scale = segment.coefficients.grad_scale
-            squares = choose_kernels(segment.grad.device).square_sums(segment.grad)
-            numbers += (squares * (scale * scale)).tolist()
-    return numbers
+            kernels = choose_kernels(segment.grad.device)
+            squares.append(kernels.square_sums(segment.grad) * (scale * scale))
+    return read_together(squares)
 
 
 def _mean_square(squares: Sequence[float]) -> float:

@@ -109,8 +109,7 @@ def custody_among(peers: Peers, step: Callable[[], int]) -> Custody:
             yield
 
     def open_channel(in_background: bool) -> Gather:
-        device = peers.params[0].device
-        link = peers.network.checkpoint_link(device, in_background=in_background)
+        link = peers.network.checkpoint_link(in_background=in_background)
         return lambda record: gather_bytes(link, record, step=step())
 
     return Custody(

@@ -24,12 +24,17 @@ def digest_settings(lines: Sequence[str]) -> int:
 
 
 def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> list[str]:
-    """One line for each parameter."""
-    lines = []
+    """One line for each parameter.
+
+    Devices are numbered: a worker may have a GPU and another none, but those that share a device,
+    and with it a bucket, must be the same everywhere.
+    """
+    lines, devices = [], list(dict.fromkeys(param.device for param in names))
     for number, group in enumerate(groups):
         for index, param in enumerate(group["params"]):
             trained = "trained" if param.requires_grad else "frozen"
-            kind = f"{tuple(param.shape)}, {param.dtype}, {param.device.type}, {trained}"
+            place = f"device {devices.index(param.device)}"
+            kind = f"{tuple(param.shape)}, {param.dtype}, {place}, {trained}"
             if is_dtensor(param):
                 kind += f", {param.placements}"
             lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")

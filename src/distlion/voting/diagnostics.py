@@ -15,7 +15,7 @@ from distlion.exchange import ByteCount, plan_sample
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 from distlion.voting.param import VotingParam
-from distlion.voting.sample import draw_sample, measure_dispersion
+from distlion.voting.sample import draw_sample, measure_dispersion, place_sample, read_together
 
 # So many measures are kept for each parameter.
 _KEPT_MEASURES = 1000
@@ -73,6 +73,7 @@ class Examiner:
         self._params = params
         self._n_workers = n_workers
         self._sample = draw_sample(params, seed)
+        self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
         self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
 
@@ -97,18 +98,18 @@ class Examiner:
         Args:
             segments: By position. Where one has no gradient, its directions are ``ABSENT``.
         """
-        numbers: list[float] = []
+        numbers: list[Tensor] = []
         for position, segment in sorted(segments.items()):
-            index = self._sample[position].to(segment.exp_avg.device)
+            index = self._places[position]
             m = segment.exp_avg.view(-1)[index].double()
             if segment.grad is None:
-                numbers += [ABSENT] * len(index)
+                directions = torch.full_like(m, ABSENT)
             else:
                 hyper = segment.coefficients
                 g = segment.grad.view(-1)[index].double() * hyper.grad_scale
-                numbers += (hyper.beta1 * m + (1 - hyper.beta1) * g).tolist()
-            numbers += m.tolist()
-        return numbers
+                directions = hyper.beta1 * m + (1 - hyper.beta1) * g
+            numbers += [directions, m]
+        return read_together(numbers)
 
     def conclude(
         self, step: int, rows: Sequence[Sequence[float]], replies: Iterable[ParameterReply]

@@ -24,6 +24,7 @@ from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Se
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.param import VotingParam
+from distlion.voting.staging import bring_down, bring_up, name_failure
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class FlatRoute:
         params: Those parameters, in order.
         rule: How they are voted on.
         pattern: Which bytes go to whom.
-        kernels: The arithmetic.
+        device: Where they are.
+        kernels: The arithmetic there.
         link: The network between those who vote.
         inside: The ranks that hold other shards of the same parameters; None for none.
     """
@@ -44,6 +46,7 @@ class FlatRoute:
     params: tuple[VotingParam, ...]
     rule: Aggregation
     pattern: Exchange
+    device: torch.device
     kernels: Kernels
     link: Link
     inside: Link | None = None
@@ -86,11 +89,20 @@ class FlatRoute:
     def gather_nothing(self, header: Header) -> Header:
         return header
 
-    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
-        planes = self.rule.vote_planes
-        votes = torch.empty(
-            (self.bucket.n_blocks, planes, BLOCK_WORDS), dtype=torch.int64, device=self.link.device
-        )
+    @property
+    def _is_on_host(self) -> bool:
+        """Whether parameters are where the wire is."""
+        return self.device == self.link.wire_device
+
+    def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
+        if self._is_on_host:
+            return *self._encode(segments, coins), *more
+        with name_failure(self.device, f"votes on bucket {self.bucket.index} were encoded"):
+            return bring_down([*self._encode(segments, coins), *more])
+
+    def _encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
+        shape = self.bucket.n_blocks, self.rule.vote_planes, BLOCK_WORDS
+        votes = torch.empty(shape, dtype=torch.int64, device=self.device)
         return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
 
     def agree(
@@ -120,13 +132,18 @@ class FlatRoute:
         self.kernels.commit(
             segments,
             reply.present.tolist(),
-            self.packed_reply(reply.payload),
+            self.place_reply(reply.payload),
             reply_format=self.reply_format,
             rounding=rounding,
         )
         for index, param in enumerate(self.params):
             if segments[index].param is not param.param:
                 param.write_back(segments[index].param)
+
+    def place_reply(self, payload: Tensor) -> Tensor:
+        """Return what ``packed_reply`` does, where the parameters are."""
+        packed = self.packed_reply(payload)
+        return packed if self._is_on_host else bring_up(packed, self.device)
 
     def packed_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
@@ -165,5 +182,7 @@ class _RuleReducer:
         )
         out = packed.new_empty(packed.shape[1], route.reply_planes, BLOCK_WORDS)
         first_block = first_shard * bucket.shard_blocks
-        route.rule.count(route.kernels, packed, present, bucket, first_block, self.coins, out=out)
+        route.rule.count(
+            route.link.kernels, packed, present, bucket, first_block, self.coins, out=out
+        )
         return out.view(-1).view(torch.uint8)

@@ -119,8 +119,8 @@ class FollowUp:
         Before the commit, so that a step stays atomic: what is sent is what the commit will make.
         """
         segments = _list_segments(votes)
-        links = self._network.between
-        inside = self._network.inside.get(self._params[0].device)
+        link, inside = self._network.between, self._network.inside
+        assert link is not None  # routes have been laid out
 
         # 1 a sample to diagnose
         samples = None
@@ -128,7 +128,6 @@ class FollowUp:
             numbers = self._examiner.list_numbers(
                 {position: segment for position, (segment, _) in segments.items()}
             )
-            link = next(iter(links.values()))
             header, samples = gather_sample(link, inside, numbers, header)
 
         # 2 momenta
@@ -136,7 +135,7 @@ class FollowUp:
             return FollowedUp(AveragedMomenta(Verdict.of(header)), samples)
         header = replace(header, bucket=len(self._network.routes))
         pattern = self._network.momentum_pattern
-        averaged = self._momenta.exchange(segments, links, pattern, header, inside)
+        averaged = self._momenta.exchange(segments, link, pattern, header, inside)
         return FollowedUp(averaged, samples)
 
     def commit(self, followed: FollowedUp, votes: Sequence[BucketVote], step: int) -> None:

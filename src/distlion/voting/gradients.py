@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from distlion.errors import AbsentGradientsWarning, IdenticalGradientsWarning
 from distlion.exchange import Reply
@@ -24,19 +25,31 @@ def describe_sparse(name: str) -> str:
     )
 
 
-def digest_gradients(kernels: Kernels, segments: Sequence[Segment]) -> int:
-    """Digest a bucket's raw gradients, signed 64 bits; 0 where all are absent or 0."""
-    pairs = [(segment, segment.grad) for segment in segments if segment.grad is not None]
-    if not pairs:
-        return 0
-    grads = [grad for _, grad in pairs]
-    # Together, so that the host waits for the device once.
-    told = torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
-    own, are_told = told.tolist()
+def look_at_gradients(kernels: Kernels, segments: Sequence[Segment]) -> Tensor:
+    """Digest each raw gradient that is present, and see whether any of it is not 0.
+
+    Returns:
+        (2, n_present) int64, where the gradients are.
+    """
+    grads = [segment.grad for segment in segments if segment.grad is not None]
+    if not grads:
+        return torch.zeros((2, 0), dtype=torch.int64)
+    return torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
+
+
+def digest_gradients(segments: Sequence[Segment], seen: Tensor) -> int:
+    """Digest a bucket's raw gradients, signed 64 bits; 0 where all are absent or 0.
+
+    Args:
+        segments: Of the bucket.
+        seen: What ``look_at_gradients`` said, on the CPU.
+    """
+    own, are_told = seen.tolist()
+    words = [segment.slot.first_word for segment in segments if segment.grad is not None]
     digest = 0
-    for index, (segment, _) in enumerate(pairs):
+    for index, first_word in enumerate(words):
         if are_told[index]:
-            digest = mix(digest + own[index] + segment.slot.first_word)
+            digest = mix(digest + own[index] + first_word)
     return digest - (1 << 64) if digest >> 63 else digest
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import FLOAT32_MAX, Coefficients
+from distlion.voting.sample import read_together
 
 
 def check_number(name: str, value: Any) -> float:
@@ -71,6 +72,62 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
         )
+
+
+class GroupNumbers(NamedTuple):
+    """What a step computes with, on the host.
+
+    Attributes:
+        groups: The param groups, without tensors of a device.
+        coefficients: Of every group.
+        found_inf: Whether a GradScaler has seen an overflow on this worker.
+    """
+
+    groups: Sequence[Mapping[str, Any]]
+    coefficients: list[Coefficients]
+    found_inf: bool
+
+
+def read_groups(
+    groups: Sequence[Mapping[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
+) -> GroupNumbers:
+    """Read the numbers of a step; of those that lie on a device, all at once.
+
+    Args:
+        groups: Param groups, as schedulers write them.
+        grad_scale: What a GradScaler has multiplied the loss by; None without one.
+        found_inf: Above 0 where it has seen an overflow.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: A hyperparameter has left its range.
+    """
+    found = [
+        value
+        for group in groups
+        for value in (group["lr"], group["weight_decay"], *_listed(group["betas"]))
+        if isinstance(value, Tensor) and value.device.type != "cpu" and value.numel() == 1
+    ]
+    found += [number for number in (grad_scale, found_inf) if number is not None]
+    scale, has_overflow = 1.0, False
+    if found:
+        read = read_together([number.detach().double().view(1) for number in found])
+        floats = {id(number): read[index] for index, number in enumerate(found)}
+        groups = [_with_floats(group, floats) for group in groups]
+        scale = 1.0 if grad_scale is None else 1.0 / floats[id(grad_scale)]
+        has_overflow = found_inf is not None and floats[id(found_inf)] > 0
+    return GroupNumbers(groups, read_coefficients(groups, grad_scale=scale), has_overflow)
+
+
+def _listed(betas: Any) -> Sequence[Any]:
+    """Return what may be betas as a sequence; what is none is refused elsewhere."""
+    return betas if isinstance(betas, list | tuple) else ()
+
+
+def _with_floats(group: Mapping[str, Any], floats: Mapping[int, float]) -> dict[str, Any]:
+    """Return a group with numbers in place of tensors, which are given by their identity."""
+    resolved = {key: floats.get(id(group[key]), group[key]) for key in ("lr", "weight_decay")}
+    betas = tuple(floats.get(id(beta), beta) for beta in _listed(group["betas"]))
+    return {**group, **resolved, "betas": betas or group["betas"]}
 
 
 def read_coefficients(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from distlion.exchange import (
@@ -31,7 +30,13 @@ from distlion.voting.momentum_exchange import (
 )
 from distlion.voting.momentum_sync import AUTO, MomentumSync, choose_dispersed
 from distlion.voting.param import VotingParam
-from distlion.voting.sample import draw_sample, measure_dispersion, split_rows
+from distlion.voting.sample import (
+    draw_sample,
+    measure_dispersion,
+    place_sample,
+    read_together,
+    split_rows,
+)
 
 SELECTED_KEY = "momentum_selected"
 """Of a param group, with "auto": 1 for each parameter that is averaged, else 0."""
@@ -79,6 +84,7 @@ class MomentumStage:
         self._params = params
         self._n_workers = n_workers
         self._sample = draw_sample(params, seed) if sync.select == AUTO else []
+        self._places = place_sample(self._sample, params)
         self._selected = sync.choose(params)
         if sync.select == AUTO:
             remembered = _read_selected(groups)
@@ -111,12 +117,13 @@ class MomentumStage:
         Args:
             momentum_of: Of the parameter at a position, those at some flat indices.
         """
-        return [
-            number
-            for position, index in enumerate(self._sample)
-            if len(index)
-            for number in momentum_of(position, index.to(self._params[position].device)).tolist()
-        ]
+        return read_together(
+            [
+                momentum_of(position, index).double()
+                for position, index in enumerate(self._places)
+                if len(index)
+            ]
+        )
 
     def select_dispersed(self, rows: Sequence[Sequence[float]]) -> list[bool]:
         """Select anew, by what ``take_sample`` found on every worker."""
@@ -134,7 +141,7 @@ class MomentumStage:
     def exchange(
         self,
         segments: Mapping[int, tuple[Segment, Kernels]],
-        links: Mapping[torch.device, Link],
+        link: Link,
         pattern: Exchange,
         header: Header,
         inside: Link | None,
@@ -143,7 +150,7 @@ class MomentumStage:
 
         Args:
             segments: By position, what this worker commits, and by which arithmetic.
-            links: Between those who vote.
+            link: Between those who vote.
             pattern: Which bytes go to whom.
             header: This worker's, with the first bucket number that is free.
             inside: The ranks of this node; None without nodes.
@@ -154,19 +161,16 @@ class MomentumStage:
         # 1 compare samples
         selected = None
         if self.sync.is_measured(header.step):
-            link = next(iter(links.values()))
             header, selected = self._compare_samples(segments, header, link=link, inside=inside)
 
         # 2 average rows
         moved = []
         for number, rows in enumerate(self.list_rows(header.step)):
-            row = rows.join(
-                [
-                    _momentum_at(segments[part.position], slice(part.start, part.stop))
-                    for part in rows.slices
-                ]
-            )
-            link = links[self._params[rows.slices[0].position].device]
+            momenta = [
+                _momentum_at(segments[part.position], slice(part.start, part.stop))
+                for part in rows.slices
+            ]
+            row = rows.join(momenta).to(link.wire_device)
             sent = replace(header, bucket=header.bucket + number)
             moved.append((rows, row, rows.exchange(link, pattern, sent, row)))
         replies = run_all(exchanging for _, _, exchanging in moved)

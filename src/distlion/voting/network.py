@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from distlion.aggregation import Aggregation, TernaryVote
-from distlion.exchange import AllReduce, ByteCount, Exchange, Link, gather_bytes
+from distlion.exchange import (
+    AllReduce,
+    ByteCount,
+    Exchange,
+    Link,
+    carries_host_memory,
+    gather_bytes,
+)
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
 from distlion.link import (
@@ -28,6 +35,7 @@ from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
 from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
+from distlion.voting.warm_up import compile_kernels
 
 
 class VotingNetwork:
@@ -37,18 +45,19 @@ class VotingNetwork:
         group: The workers.
         settings: The optimizer's.
         grid: Which of its ranks act as one worker.
+        name: Of the optimizer, unlike that of any other on the process group.
         is_sharded: Whether these hold shards of the parameters, and not whole ones.
 
     Attributes:
         n_voters: Workers that vote.
         voter: The number of this one, which its coins depend on.
         routes: What carries each bucket, in the order in which they are exchanged.
-        between: For each device, the link between those who vote.
-        inside: For each device, the link between the ranks of this worker, if it has several.
+        between: The link between those who vote, since ``lay_out``.
+        inside: The link between the ranks of this worker; None where it has one.
     """
 
     def __init__(
-        self, group: VotingGroup, settings: Settings, grid: Grid, *, is_sharded: bool
+        self, group: VotingGroup, settings: Settings, grid: Grid, *, name: str, is_sharded: bool
     ) -> None:
         self._group = group
         self._settings = settings
@@ -56,13 +65,13 @@ class VotingNetwork:
         self._is_sharded = is_sharded
         self.n_voters = len(grid.between)
         self.voter = grid.between.index(group.rank)
-        self._name = ""
+        self._name = name
         self._everybody = group.process_group
         self._for_checkpoints: dist.ProcessGroup | None = None
         self._groups: GridGroups | None = None
-        self.between: dict[torch.device, Link] = {}
-        self.inside: dict[torch.device, Link] = {}
-        self._models: dict[torch.device, LinkModel] = {}
+        self.between: Link | None = None
+        self.inside: Link | None = None
+        self._model: LinkModel | None = None
         self.routes: list[Route] = []
         self.clipper: Clipper | None = None
 
@@ -71,34 +80,40 @@ class VotingNetwork:
         """The pattern that averages momenta: "auto" is ``AllReduce``."""
         return AllReduce() if self._settings.exchange == "auto" else self._settings.exchange
 
-    def connect(self, name: str) -> None:
+    def approach(self) -> None:
+        """Make a group for the first words, where the workers' own cannot carry host memory."""
+        workers = self._group.process_group
+        assert workers is not None
+        if not carries_host_memory(workers):
+            self._everybody = own_group(
+                workers, name=f"{self._name}/handshake", timeout_s=self._settings.group_timeout_s
+            )
+
+    def connect(self) -> None:
         """Make groups for this optimizer alone; every worker must call it.
 
         What others send, other optimizers and the caller, could meet its bytes on shared ones, and
         sizes that differ can abort a process inside Gloo.
-
-        Args:
-            name: Of the optimizer, unlike that of any other on the process group.
         """
         workers, timeout_s = self._group.process_group, self._settings.group_timeout_s
         assert workers is not None
-        self._name = name
+        name = self._name
         self._everybody = own_group(workers, name=name, timeout_s=timeout_s)
         if len(self._grid.inside) > 1 or self._is_sharded:
             self._groups = GridGroups(workers, self._grid, name=name, timeout_s=timeout_s)
 
-    def link(self, device: torch.device, timeout_s: float) -> Link:
+    def link(self, timeout_s: float) -> Link:
         """Return a link between all ranks of all workers: their own, once they are connected."""
         assert self._everybody is not None
-        return Link(self._everybody, device, timeout_s=timeout_s, watch=self._group.watch)
+        return Link(self._everybody, timeout_s=timeout_s, watch=self._group.watch)
 
-    def replica_link(self, device: torch.device, timeout_s: float) -> Link:
+    def replica_link(self, timeout_s: float) -> Link:
         """Return a link between those who hold the same parameters, or shards of them."""
         if self._is_sharded:
-            return self._make_link(device, inside=False, timeout_s=timeout_s)
-        return self.link(device, timeout_s)
+            return self._make_link(inside=False, timeout_s=timeout_s)
+        return self.link(timeout_s)
 
-    def checkpoint_link(self, device: torch.device, *, in_background: bool) -> Link:
+    def checkpoint_link(self, *, in_background: bool) -> Link:
         """Return a link between all workers on a group of its own, which waits for slow disks.
 
         In the background it is without the watch, which speaks for the thread of the steps.
@@ -109,7 +124,7 @@ class VotingNetwork:
             name = f"{self._name}/checkpoints"
             self._for_checkpoints = own_group(workers, name=name, timeout_s=timeout_s)
         watch = None if in_background else self._group.watch
-        return Link(self._for_checkpoints, device, timeout_s=timeout_s, watch=watch)
+        return Link(self._for_checkpoints, timeout_s=timeout_s, watch=watch)
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every worker must call it.
@@ -118,10 +133,13 @@ class VotingNetwork:
             params: The trainable parameters, in group order.
             step: The step that errors name.
         """
-        devices = dict.fromkeys(param.device for param in params)
-        self._make_links(devices)
-        if self._wants_models():
-            self._measure_links(step)
+        if self.between is None:
+            timeout_s = self._settings.step_timeout_s
+            self.between = self._make_link(inside=False, timeout_s=timeout_s)
+            if len(self._grid.inside) > 1:
+                self.inside = self._make_link(inside=True, timeout_s=timeout_s)
+        if self._model is None and self._wants_model():
+            self._model = self._measure_link(step)
         if self.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
@@ -140,37 +158,25 @@ class VotingNetwork:
             )
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
         self.clipper = self._build_clipper(params, step=step)
+        compile_kernels(self.routes, self._settings)
 
-    def _wants_models(self) -> bool:
+    def _wants_model(self) -> bool:
         settings = self._settings
         sizes_buckets = settings.overlap and settings.bucket_elements is None
         return settings.exchange == "auto" or sizes_buckets
 
-    def _measure_links(self, step: int) -> None:
+    def _measure_link(self, step: int) -> LinkModel:
         timeout_s = self._settings.init_timeout_s
-        for device in self.between:
-            if device not in self._models:
-                probe = self._make_link(device, inside=False, timeout_s=timeout_s)
-                model = probe_link(probe, step=step)
-                # Each rank of a worker has measured for itself, and buckets must be equal.
-                everybody = self.link(device, timeout_s)
-                self._models[device] = agree_on_model(everybody, model, step=step)
+        model = probe_link(self._make_link(inside=False, timeout_s=timeout_s), step=step)
+        # Each rank of a worker has measured for itself, and buckets must be equal.
+        return agree_on_model(self.link(timeout_s), model, step=step)
 
-    def _make_links(self, devices: Mapping[torch.device, None]) -> None:
-        """Make the links of every device that is new."""
-        timeout_s = self._settings.step_timeout_s
-        for device in devices:
-            if device not in self.between:
-                self.between[device] = self._make_link(device, inside=False, timeout_s=timeout_s)
-                if len(self._grid.inside) > 1:
-                    self.inside[device] = self._make_link(device, inside=True, timeout_s=timeout_s)
-
-    def _make_link(self, device: torch.device, *, inside: bool, timeout_s: float) -> Link:
+    def _make_link(self, *, inside: bool, timeout_s: float) -> Link:
         if self._groups is None:
-            return self.link(device, timeout_s)
+            return self.link(timeout_s)
         group = self._groups.inside if inside else self._groups.between
         ranks = self._grid.inside if inside else self._grid.between
-        return Link(group, device, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
+        return Link(group, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
 
     def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
         """Choose a size of buckets: as asked for, else the limit, or several to overlap."""
@@ -183,10 +189,8 @@ class VotingNetwork:
             n_shards=self.n_voters,
             bucket_elements=limit,
         )
-        shapes = []
-        for bucket in whole:
-            rule, _, device = params[bucket.members[0]].kind
-            shapes.append((rule.shape(bucket), self._models[device]))
+        assert self._model is not None  # ``_wants_model`` says so
+        shapes = [(params[bucket.members[0]].rule.shape(bucket), self._model) for bucket in whole]
         n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
@@ -197,7 +201,7 @@ class VotingNetwork:
         ]
         rule, _, device = members[0].kind
         if self._groups is None or self._is_sharded:
-            pattern = self._choose_pattern(rule.shape(bucket), device)
+            pattern = self._choose_pattern(rule.shape(bucket))
             return self._build_flat(bucket, members, rule, device, pattern)
         all_pieces = [param.pieces for param in params]
         cuts = [
@@ -206,7 +210,7 @@ class VotingNetwork:
         ]
         # One pattern for all parts: its rounds are interleaved with exchanges inside the node.
         pattern = self._choose_pattern(
-            max((rule.shape(cut) for cut in cuts), key=lambda shape: shape.vote_bytes), device
+            max((rule.shape(cut) for cut in cuts), key=lambda shape: shape.vote_bytes)
         )
         parts = []
         for part, cut in enumerate(cuts):
@@ -215,12 +219,14 @@ class VotingNetwork:
                 for index, position in enumerate(cut.members)
             ]
             parts.append(self._build_flat(cut, pieces, rule, device, pattern))
-        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside[members[0].device])
+        assert self.inside is not None
+        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside)
 
-    def _choose_pattern(self, shape: BucketShape, device: torch.device) -> Exchange:
+    def _choose_pattern(self, shape: BucketShape) -> Exchange:
         if self._settings.exchange != "auto":
             return self._settings.exchange
-        return choose_exchange(shape, self._models[device])
+        assert self._model is not None  # ``_wants_model`` says so
+        return choose_exchange(shape, self._model)
 
     def _build_flat(
         self,
@@ -232,17 +238,18 @@ class VotingNetwork:
     ) -> FlatRoute:
         """Build the route of a bucket, or of a part of one that may be empty."""
         kernels = choose_kernels(device)
-        inside = self.inside.get(device) if self._is_sharded else None
-        between = self.between[device]
-        return FlatRoute(bucket, tuple(params), rule, pattern, kernels, between, inside)
+        inside = self.inside if self._is_sharded else None
+        assert self.between is not None
+        return FlatRoute(
+            bucket, tuple(params), rule, pattern, device, kernels, self.between, inside
+        )
 
     def _build_clipper(self, params: Sequence[VotingParam], *, step: int) -> Clipper | None:
         """Build what clips; None where nothing is to be clipped."""
         clip = self._settings.clip_norm
         if clip is None:
             return None
-        device = params[0].device
-        inside = self.inside.get(device)
+        inside = self.inside
         blocks = [0] * len(params[0].pieces)
         for param in params:
             for part, (start, stop) in enumerate(param.pieces):
@@ -252,7 +259,7 @@ class VotingNetwork:
             blocks = [int.from_bytes(row, "little") for row in rows]
         return Clipper(
             clip,
-            between=self.between[device] if clip.scope == "global" else None,
+            between=self.between if clip.scope == "global" else None,
             inside=inside,
             most_blocks=max(blocks),
         )

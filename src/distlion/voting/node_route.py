@@ -137,7 +137,7 @@ class NodeRoute:
         dtype = self.params[0].param.dtype
         n_elements = self.frames.shape.gradients.payload_bytes // dtype.itemsize
         for part in range(len(self.parts)):
-            row = torch.zeros(n_elements, dtype=dtype, device=self.link.device)
+            row = torch.zeros(n_elements, dtype=dtype, device=self.part.device)
             at = 0
             for index, param in enumerate(self.params):
                 start, stop = param.pieces[part]
@@ -145,7 +145,7 @@ class NodeRoute:
                 if grad is not None:
                     row[at : at + stop - start] = grad.view(-1)[start:stop]
                 at += stop - start
-            yield row.view(torch.uint8)
+            yield row.view(torch.uint8).to(self.link.wire_device)
 
     def _add(
         self, payloads: Tensor, present: Tensor, factors: Sequence[float]
@@ -157,17 +157,18 @@ class NodeRoute:
         at = 0
         for param in self.own:
             n, index = param.slot.n_elements, self._index_of[param.position]
-            total = torch.zeros(n, device=self.link.device)
+            total = torch.zeros(n)
             voters = present[:, index].nonzero().flatten().tolist()
             for rank in voters:
                 piece, factor = rows[rank][at : at + n], factors[rank]
                 total += piece if factor == 1 else piece.float() * factor
             at += n
-            means.append(total.div_(len(rows)).to(dtype) if voters else None)
+            mean = total.div_(len(rows)).to(dtype)
+            means.append(mean.to(param.device) if voters else None)
         return means
 
-    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
-        return self.part.encode(segments, coins)
+    def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
+        return self.part.encode(segments, coins, *more)
 
     def agree(
         self, finite: Sequence[bool], header: Header, *, overflow: bool
@@ -212,7 +213,7 @@ class NodeRoute:
             apply(
                 moved,
                 reply.present[number][: len(part.params)].tolist(),
-                part.packed_reply(reply.payload[number]),
+                part.place_reply(reply.payload[number]),
                 reply_format=self.rule.reply_format,
                 rounding=rounding,
             )

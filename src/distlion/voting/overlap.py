@@ -21,6 +21,7 @@ from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
+from distlion.voting.streams import VotingStreams
 from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Overlap:
         self._lock = threading.Lock()
         self._paused = False
         self._arrivals = Arrivals()
+        self._streams = VotingStreams([route.params[0].device for route in routes])
         self._tasks = _start_thread()
         self._reset()
         handles = [
@@ -74,6 +76,7 @@ class Overlap:
         self._n_started = 0
         self._last_task: Future[Any] | None = None
         self._arrivals.clear()
+        self._streams.forget()
         self._missing = [len(route.params) for route in self._routes]
 
     def _begin_step(self) -> StepInputs:
@@ -103,6 +106,7 @@ class Overlap:
             if self._paused:
                 self._arrivals.remember(param)
                 return
+            self._streams.note(bucket)
             if not self._arrivals.note(param):
                 return
             self._missing[bucket] -= 1
@@ -114,9 +118,21 @@ class Overlap:
         """Let the next bucket start."""
         if self._inputs is None:
             self._inputs = self._begin_step()
-        route, inputs, pipeline = self._routes[self._n_started], self._inputs, self._pipeline
+        self._cast(self._n_started, self._inputs)
         self._n_started += 1
-        self._submit(lambda: pipeline.add(draft_and_cast(route, inputs)))
+
+    def _cast(
+        self, number: int, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
+    ) -> None:
+        """Let the thread draft and cast the votes on a bucket, once its gradients are computed."""
+        route, pipeline, streams = self._routes[number], self._pipeline, self._streams
+        events = streams.mark(number)
+
+        def cast() -> None:
+            with streams.behind(events, number):
+                pipeline.add(draft_and_cast(route, inputs, complete))
+
+        self._submit(cast)
 
     def _submit(self, function: Callable[[], T]) -> Future[T]:
         """Let the thread do something; where what came before failed, so does this."""
@@ -147,13 +163,8 @@ class Overlap:
                 inputs, pipeline = self._inputs, self._pipeline
                 while self._n_started < len(self._routes) - 1:
                     self._start()
-            complete = self._make_completion(inputs, now)
-
-            def cast_last() -> list[BucketVote]:
-                pipeline.add(draft_and_cast(self._routes[-1], inputs, complete))
-                return pipeline.drain()
-
-            return inputs, self._submit(cast_last).result()
+            self._cast(len(self._routes) - 1, inputs, self._make_completion(inputs, now))
+            return inputs, self._submit(pipeline.drain).result()
         finally:
             self._reset()
 

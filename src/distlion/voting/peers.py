@@ -101,11 +101,11 @@ class Peers:
                     "leave nodes out"
                 )
             grid, self.pieces = sharding.grid, ShardPieces(sharding)
-        is_sharded = sharding is not None
-        self.network = VotingNetwork(self.group, settings, grid, is_sharded=is_sharded)
+        is_sharded, name = sharding is not None, str(self.lifecycle.number)
+        self.network = VotingNetwork(self.group, settings, grid, name=name, is_sharded=is_sharded)
         self.replicas = Replicas(self.network, settings, is_sharded=is_sharded)
         self.follow_up: FollowUp | None = None
-        self.meter = TrafficMeter(self.network.between, self.network.inside)
+        self.meter = TrafficMeter()
         self.gradients = GradientWatch()
         self.settings = settings
         self.n_elements = 0
@@ -134,7 +134,6 @@ class Peers:
         """
         lines = [
             f"distlion version: {version('distlion')}",
-            # Of optimizers that are made in another order on some worker, votes would mix.
             f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.group.world_size}",
             f"node size: {self.node_size}",
@@ -170,8 +169,8 @@ class Peers:
         """
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.is_alone:
-            device = everything[0].device if everything else torch.device("cpu")
-            shake_hands(self.network.link(device, self.settings.init_timeout_s), lines, step=step)
+            self.network.approach()
+            shake_hands(self.network.link(self.settings.init_timeout_s), lines, step=step)
         if not any(param.whole_slot.n_elements for param in params):
             raise InvalidArgumentError(
                 "no parameter requires a gradient, so there is nothing to vote on"
@@ -181,7 +180,7 @@ class Peers:
 
         # 2 connect
         self.group.watch.turns.admit(self)
-        self.network.connect(str(self.lifecycle.number))
+        self.network.connect()
 
         # 3 take over parameters
         self.replicas.take_over(params, everything, step=step)
@@ -214,6 +213,7 @@ class Peers:
         if self.is_alone:
             return
         self.network.lay_out(params, step=step)
+        self.meter.links = self.network.between, self.network.inside
         if self.settings.overlap:
             if self.overlap is not None:
                 self.overlap.close()
@@ -325,7 +325,7 @@ class Peers:
             verdict: What was found on this rank's shards.
             header: Of the step, without an error.
         """
-        inside = self.network.inside.get(self.params[0].device)
+        inside = self.network.inside
         if self.sharding is None or inside is None:
             return verdict
         return share_verdict(inside, verdict, header, n_voters=self.network.n_voters)
@@ -355,7 +355,7 @@ class Peers:
             agree_alone(call, problem)
             return
         self.meet(call, [], step=step)
-        link = self.network.link(self.params[0].device, self.settings.step_timeout_s)
+        link = self.network.link(self.settings.step_timeout_s)
         share_problem(link, problem, call=call, step=step)
 
     def abandon(
@@ -378,7 +378,7 @@ class Peers:
 
     def _raise(self, verdict: Verdict, lines: Sequence[str], *, step: int) -> NoReturn:
         if verdict.status is Status.CONFIG:
-            link = self.network.link(self.params[0].device, self.settings.step_timeout_s)
+            link = self.network.link(self.settings.step_timeout_s)
             if not any(line.startswith("call: ") for line in lines):
                 lines = ["call: step()", *lines]
             explain_difference(link, lines, step=step)

@@ -62,10 +62,9 @@ class Replicas:
         """
         timeout_s, link_of = self._settings.init_timeout_s, self._network.replica_link
         with self._as_one(timeout_s, step=step):
-            compare_order(link_of(params[0].device, timeout_s), params, step=step)
+            compare_order(link_of(timeout_s), params, step=step)
         self.are_compared = False
-        links = {param.device: link_of(param.device, timeout_s) for param in everything}
-        broadcast_params(links, everything, step=step)
+        broadcast_params(link_of(timeout_s), everything, step=step)
 
     def compare(self, params: Sequence[VotingParam], *, step: int) -> int:
         """Compare digests of all parameters, and perhaps repair; return the bytes sent for it.
@@ -76,7 +75,7 @@ class Replicas:
             ReplicaMismatchError: They differ; on every rank.
         """
         timeout_s = self._settings.step_timeout_s
-        link = self._network.replica_link(params[0].device, timeout_s)
+        link = self._network.replica_link(timeout_s)
         with self._as_one(timeout_s, step=step):
             verify_replicas(link, params, self._settings.on_divergence, step=step)
         self.are_compared = True
@@ -93,20 +92,18 @@ class Replicas:
             yield
         except (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError) as error:
             found = error
-        share_finding(self._network.link(torch.device("cpu"), timeout_s), found, step=step)
+        share_finding(self._network.link(timeout_s), found, step=step)
 
 
-def broadcast_params(
-    links: Mapping[torch.device, Link], params: Sequence[Tensor], *, step: int
-) -> None:
+def broadcast_params(link: Link, params: Sequence[Tensor], *, step: int) -> None:
     """Overwrite parameters with those of the group's first rank."""
     for param in params:
-        own = local_tensor(param)
+        own = local_tensor(param).detach()
         if own.numel():
-            row = own.detach().contiguous()
-            links[param.device].broadcast(row.view(-1).view(torch.uint8), step=step).wait()
-            if not own.is_contiguous():
-                own.detach().copy_(row)
+            row = own.contiguous().to(link.wire_device)
+            link.broadcast(row.view(-1).view(torch.uint8), step=step).wait()
+            if row.data_ptr() != own.data_ptr():
+                own.copy_(row)
 
 
 def digest_params(params: Sequence[VotingParam]) -> Tensor:
@@ -156,12 +153,11 @@ def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> 
     which all could go on: it would retry a step that the others have left.
     """
     digests = digest_params(params)
-    own = torch.cat([digests, digests.new_tensor([_checksum(digests)])]).to(link.device)
+    own = torch.cat([digests, digests.new_tensor([_checksum(digests)])])
     everybody = own.new_empty(link.world_size, own.numel())
     link.all_gather(everybody, own, step=step).wait()
-    rows = everybody.cpu()
     damaged = [
-        link.ranks[member] for member, row in enumerate(rows) if _checksum(row[:-1]) != row[-1]
+        link.ranks[member] for member, row in enumerate(everybody) if _checksum(row[:-1]) != row[-1]
     ]
     if damaged:
         raise CorruptFrameError(
@@ -170,7 +166,7 @@ def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> 
             step=step,
             culprits=tuple(damaged),
         )
-    return rows[:, :-1]
+    return everybody[:, :-1]
 
 
 def _checksum(digests: Tensor) -> int:
@@ -291,9 +287,12 @@ def _repair(
     for column, source in holders.items():
         assert source is not None  # whoever calls has looked
         sources.add(str(link.ranks[source]))
-        row = params[column].local()
+        own = params[column].local().detach()
+        row = own.to(link.wire_device)
         link.broadcast(row.view(-1).view(torch.uint8), step=step, source=source).wait()
-        params[column].write_back(row)
+        if row is not own:
+            own.copy_(row)
+        params[column].write_back(own)
     logger.warning(
         "[rank %d, step %d] replicas differed in %s: repaired on %s, from rank %s",
         link.ranks[link.rank],

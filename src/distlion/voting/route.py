@@ -70,11 +70,20 @@ class Route(Protocol):
         """Take part in what others exchange in ``gather``, without a gradient."""
         ...
 
-    def encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
-        """Encode this worker's vote.
+    def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
+        """Encode this worker's vote, and bring it into host memory, where the wire is.
+
+        Args:
+            segments: What is voted with.
+            coins: Of this step.
+            more: Tensors that are to be read with it, so that the device is waited for once.
 
         Returns:
-            (n_blocks, planes, 8) int64, and for each segment whether it is finite, (n,) bool.
+            (n_blocks, planes, 8) int64; for each segment whether it is finite, (n,) bool; ``more``.
+            All on the CPU.
+
+        Raises:
+            DeviceError: The device failed.
         """
         ...
 

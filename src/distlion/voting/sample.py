@@ -7,7 +7,8 @@ hundred numbers are exact, so that all ranks decide alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -35,6 +36,20 @@ def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
         drawn = torch.randint(max(1, size), (SAMPLE_ELEMENTS,), generator=generator)
         sample.append(torch.arange(size) if size <= SAMPLE_ELEMENTS else drawn.sort().values)
     return sample
+
+
+def place_sample(sample: Sequence[Tensor], params: Sequence[VotingParam]) -> list[Tensor]:
+    """Put what ``draw_sample`` drew where the parameters are."""
+    return [index.to(params[position].device) for position, index in enumerate(sample)]
+
+
+def read_together(parts: Sequence[Tensor]) -> list[float]:
+    """Read the numbers of flat tensors, one after the other, waiting once for each device."""
+    devices = list(dict.fromkeys(part.device for part in parts))
+    read: dict[torch.device, Iterator[float]] = {}
+    for device in devices:
+        read[device] = iter(torch.cat([part for part in parts if part.device == device]).tolist())
+    return [number for part in parts for number in islice(read[part.device], len(part))]
 
 
 def measure_dispersion(rows: Sequence[Sequence[float]]) -> float:

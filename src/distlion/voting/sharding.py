@@ -207,7 +207,7 @@ def _gather_rows(
     key = str(voters.group_name)
     _n_found[key] += 1
     group = own_group(voters, name=f"sharding {_n_found[key]}", timeout_s=timeout_s)
-    link = Link(group, torch.device("cpu"), timeout_s=timeout_s)
+    link = Link(group, timeout_s=timeout_s)
     lengths = gather_bytes(link, np.int64(len(row)).tobytes(), step=0)
     longest = max(int(np.frombuffer(each, np.int64)[0]) for each in lengths)
     padded = np.full(longest, -1, np.int64)

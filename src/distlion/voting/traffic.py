@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from distlion.exchange import ByteCount, Link
 
@@ -60,17 +58,14 @@ class Traffic:
 class TrafficMeter:
     """Count the steps of an optimizer.
 
-    Args:
-        between: The links between those who vote, by device.
-        inside: Those between the ranks of this node.
-
     Attributes:
         traffic: What was counted so far.
+        links: Between those who vote, and between the ranks of this worker; None for none.
     """
 
-    def __init__(self, between: Mapping[Any, Link], inside: Mapping[Any, Link]) -> None:
+    def __init__(self) -> None:
         self.traffic = Traffic()
-        self._between, self._inside = between, inside
+        self.links: tuple[Link | None, Link | None] = (None, None)
 
     def count_step(self, n_elements: int) -> None:
         """Count what was handed to the links since the last call as one more step."""
@@ -86,10 +81,5 @@ class TrafficMeter:
         """Forget what was handed to the links since the last call: it was no step."""
         self._take()
 
-    def _take(self) -> tuple[ByteCount, ByteCount]:
-        between, inside = ByteCount(), ByteCount()
-        for link in self._between.values():
-            between += link.take_counted()
-        for link in self._inside.values():
-            inside += link.take_counted()
-        return between, inside
+    def _take(self) -> list[ByteCount]:
+        return [ByteCount() if link is None else link.take_counted() for link in self.links]

@@ -20,7 +20,7 @@ from distlion.exchange import (
 )
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.voting.clipping import Clipper, scale_segments
-from distlion.voting.gradients import digest_gradients
+from distlion.voting.gradients import digest_gradients, look_at_gradients
 from distlion.voting.outcome import log_abstention
 from distlion.voting.param import SPARSE, GradientMark, VotingParam
 from distlion.voting.route import Route
@@ -133,16 +133,18 @@ def cast_vote(
         complete: Adds to the header what is known of other buckets; None for nothing.
     """
     route, segments, header = draft.route, draft.segments, draft.header
-    if inputs.wants_digest and header.status is Status.OK:
-        header = replace(header, gradient_digest=digest_gradients(route.kernels, segments))
-    votes, flags = route.encode(segments, inputs.coins)
-    finite: Sequence[bool] = flags.tolist()  # the one wait for the device, together with the votes
+    wants_digest = inputs.wants_digest and header.status is Status.OK
+    seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
+    votes, flags, *seen = route.encode(segments, inputs.coins, *seen)
+    finite: Sequence[bool] = flags.tolist()
+    if seen:
+        header = replace(header, gradient_digest=digest_gradients(segments, *seen))
     if inputs.nonfinite == "abstain":
         agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
         kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
         if agreed != finite:
             # Another rank refused a parameter whose piece, or shard, was encoded here.
-            votes, _ = route.encode(kept, inputs.coins)
+            votes, *_ = route.encode(kept, inputs.coins)
         segments = kept
     elif inputs.found_inf or not all(finite):
         # Only a GradScaler may know that something overflowed, and not what.
@@ -207,7 +209,7 @@ def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[Bu
     route, header = draft.route, draft.header
     if nonfinite == "abstain":
         _, header = route.agree([True] * len(route.own), header, overflow=False)
-    votes, _ = route.encode([], coins)
+    votes, *_ = route.encode([], coins)
     reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
     return BucketVote(replace(draft, header=header), reply)
 

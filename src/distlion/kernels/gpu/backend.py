@@ -27,7 +27,6 @@ from distlion.kernels.gpu.table import (
     FIELDS,
     KINDS,
     SegmentTable,
-    Uploaded,
     map_tiles,
     read_segments,
     upload,
@@ -268,19 +267,20 @@ def _encode(
 ) -> Tensor:
     """Encode, then blank what is not finite. Without ``out``: only check."""
     table = _read(segments)
-    finite = torch.ones(len(segments), dtype=torch.bool, device=table.device)
-    if out is None:
-        target, planes = finite, 1
-    else:
+    if out is not None:
         if segments:
             table.check_room(out)
-        target, planes = out.zero_().view(-1), out.shape[1]
+        out.zero_()
     if not table.parts:
-        return finite
-    flags = finite.view(torch.int8)
+        return torch.ones(len(segments), dtype=torch.bool, device=table.device)
     is_linear = vote == encode.DIRECTIONS.value
     stored = torch.uint16 if direction == bits.BFLOAT16.value else torch.float32
-    there = upload_table(table.rows, table.tiles, table.device, coin=zero, width=width)
+    there = upload_table(
+        table.rows, table.tiles, table.device, coin=zero, width=width, n_flags=len(segments)
+    )
+    flags = there.flags.view(torch.int8)
+    # The flags stand for what is not written.
+    target, planes = (flags, 1) if out is None else (out.view(-1), out.shape[1])
     for part in table.parts:
         kind, m_kind = part.kind
         launch_part(
@@ -309,7 +309,7 @@ def _encode(
                 LINEAR=is_linear,
                 numbers=False,
             )
-    return finite
+    return there.flags
 
 
 def _commit(
@@ -378,7 +378,7 @@ def _count(
     launch_part(
         count.count_kernel,
         parts[0],
-        Uploaded(there.rows, upload(voters, votes.device), there.tiles),
+        there._replace(numbers=upload(voters, votes.device)),
         flat,
         out.view(-1).view(torch.int32),
         n_workers,

@@ -54,11 +54,12 @@ class Part(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """A table on the device, as the kernels take it."""
+    """A table on the device, as the kernels take it; with room for a flag of each parameter."""
 
     rows: Tensor
     numbers: Tensor
     tiles: Tensor
+    flags: Tensor
 
 
 def map_tiles(rows: Rows, kinds: Sequence[Any]) -> tuple[npt.NDArray[np.int32], list[Part]]:
@@ -100,19 +101,24 @@ def upload_table(
     *,
     coin: Coin | None = None,
     width: float = 0.0,
+    n_flags: int = 0,
 ) -> Uploaded:
-    """Put rows, header and tile map into one buffer, and copy that."""
-    n_rows = rows.size
-    buffer = np.empty(n_rows + tiles.size // 2, dtype=np.int64)
+    """Put rows, header, tile map and flags, all of them up, into one buffer, and copy that."""
+    n_rows, n_tables = rows.size, rows.size + tiles.size // 2
+    buffer = np.empty(n_tables + -(-n_flags // 8), dtype=np.int64)
     buffer[:n_rows] = rows.reshape(-1)
-    buffer[n_rows:] = tiles.view(np.int64)
+    buffer[n_rows:n_tables] = tiles.view(np.int64)
+    buffer[n_tables:].view(np.uint8)[:] = 1
     if coin is not None:
         buffer[bits.KEY.value] = signed(coin.key)
         buffer[bits.INVERTED.value] = -1 if coin.inverted else 0
     buffer[bits.WIDTH.value] = np.float64(width).view(np.int64)
     there = upload(buffer, device)
     return Uploaded(
-        there[:n_rows], there[:n_rows].view(torch.float32), there[n_rows:].view(torch.int32)
+        there[:n_rows],
+        there[:n_rows].view(torch.float32),
+        there[n_rows:n_tables].view(torch.int32),
+        there[n_tables:].view(torch.bool)[:n_flags],
     )
 
 

@@ -1,0 +1,100 @@
+"""Do everything that takes a GPU, and write down what came of it.
+
+    python benchmarks/gpu [PART ...] [--rehearse] [--results FOLDER]
+
+Parts, all of them where none is named:
+
+    conformance  the tests of the kernels, on the device
+    memory       some of them under compute-sanitizer
+    cast         the device's rounding to bfloat16 against that of integers, for all float32
+    ranks        two ranks on the device, and one beside one without: bits, waits, launches
+    ops          every op against the rate of a copy
+    steps        step() beside that of other optimizers
+    text         a GPT of 124 M parameters, 4 virtual workers, 200 steps
+
+Writes gpu.json and gpu.md into FOLDER: benchmarks/results. --rehearse runs every part tiny, on the
+CPU with interpreted kernels, and writes only where --results says: it shows that this program
+works, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REHEARSAL = {"DISTLION_KERNELS": "triton", "TRITON_INTERPRET": "1"}
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PARTS = ("conformance", "memory", "cast", "ranks", "ops", "steps", "text")
+
+
+def list_parts() -> dict[str, Callable[..., dict[str, Any]]]:
+    """Import what the parts are made of: Triton asks when it is imported whether to interpret."""
+    from checks import check_cast, check_conformance, check_memory, check_ranks
+    from rates import measure_ops, measure_steps
+    from text import compare_text
+
+    functions = (check_conformance, check_memory, check_cast, check_ranks)
+    functions += (measure_ops, measure_steps, compare_text)
+    return dict(zip(PARTS, functions, strict=True))
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python benchmarks/gpu", description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--rehearse", action="store_true", help="tiny, interpreted on the CPU")
+    parser.add_argument("--results", type=Path, help="folder of gpu.json and gpu.md")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; expected {', '.join(PARTS)}")
+    args.results = args.results or (None if args.rehearse else RESULTS)
+    return args
+
+
+def run_part(name: str, part: Callable[..., dict[str, Any]], *, rehearses: bool) -> dict[str, Any]:
+    started = time.perf_counter()
+    print(f"{name} ...", end="", file=sys.stderr, flush=True)
+    try:
+        record = part(rehearses=rehearses)
+    except Exception as error:  # noqa: BLE001 - the parts after it can still be measured
+        record = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+    record["seconds"] = round(time.perf_counter() - started, 1)
+    verdict = "ok" if record["ok"] else "FAILED"
+    print(f" {verdict}, {record['seconds']:.0f} s", file=sys.stderr, flush=True)
+    return record
+
+
+def main() -> int:
+    args = read_arguments()
+    if args.rehearse:
+        os.environ.update(REHEARSAL)
+    from conditions import read_conditions
+    from tables import write_markdown
+
+    from distlion.planning import explain_missing_cuda
+
+    if not args.rehearse and (missing := explain_missing_cuda()):
+        print(f"no GPU: {missing} (--rehearse shows that this program works)", file=sys.stderr)
+        return 1
+    parts = list_parts()
+    result: dict[str, Any] = {"conditions": read_conditions(rehearses=args.rehearse), "parts": {}}
+    for name in args.parts or PARTS:
+        result["parts"][name] = run_part(name, parts[name], rehearses=args.rehearse)
+        if args.results:  # after each part: a later one may be cut off
+            args.results.mkdir(parents=True, exist_ok=True)
+            (args.results / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+            (args.results / "gpu.md").write_text(write_markdown(result))
+    print(write_markdown(result))
+    failed = [name for name, record in result["parts"].items() if not record["ok"]]
+    if failed:
+        print(f"FAILED: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

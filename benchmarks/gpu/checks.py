@@ -1,0 +1,141 @@
+"""What must hold on a device: conformance, memory, the same bits on all ranks, one wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from conditions import ROOT
+
+from distlion.aggregation import RULES
+
+LISTED = [name for name, named in RULES.items() if named.listed]
+SIZES, TINY_SIZES = [70, 1_000_003, 1, 4096 * 64], [70, 4200, 1]
+MOST_CALLS = 6
+"""Launches and copies of a bucket in each of its two phases."""
+RANK_LIMIT_S = 600
+
+
+def check_conformance(*, rehearses: bool) -> dict[str, Any]:
+    """Run the tests of the kernels on the device, every op, dtype and size."""
+    words = "test_sums_of_blocks" if rehearses else "cuda"
+    return run_tests("tests/kernels", "tests/aggregation/test_cut_parameters.py", words=words)
+
+
+def check_memory(*, rehearses: bool) -> dict[str, Any]:
+    """Run one test of each op under compute-sanitizer."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None and not rehearses:
+        return {"ok": False, "missing": "compute-sanitizer, of the CUDA toolkit"}
+    before = () if rehearses else (tool, "--error-exitcode", "9")
+    words = "test_a_packed_tensor" if rehearses else "cuda and (signs or commit) and not slow"
+    return run_tests("tests/kernels", words=words, before=before)
+
+
+def run_tests(*paths: str, words: str, before: tuple[str, ...] = ()) -> dict[str, Any]:
+    command = [*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ended = subprocess.run(
+        [*command, *paths, "-k", words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    summary = (ended.stdout.strip().splitlines() or [""])[-1]
+    passed = re.search(r"(\d+) passed", summary)
+    n_passed = int(passed[1]) if passed else 0
+    return {"ok": ended.returncode == 0 and n_passed > 0, "summary": summary, "passed": n_passed}
+
+
+def check_cast(*, rehearses: bool) -> dict[str, Any]:
+    """Compare the integer rounding to bfloat16 with the device's own, for all float32 patterns."""
+    device = "cpu" if rehearses else "cuda"
+    chunk = 1 << (16 if rehearses else 28)
+    differing = compared = 0
+    for start in range(-(1 << 31), (-(1 << 31) + chunk) if rehearses else (1 << 31), chunk):
+        bits = torch.arange(start, start + chunk, dtype=torch.int64, device=device).to(torch.int32)
+        values = bits.view(torch.float32)
+        unsigned = bits.to(torch.int64) & 0xFFFFFFFF
+        rounded = ((unsigned + 0x7FFF + ((unsigned >> 16) & 1)) >> 16) & 0xFFFF
+        cast = values.to(torch.bfloat16).view(torch.int16).to(torch.int64) & 0xFFFF
+        is_number = ~values.isnan()
+        differing += int(((rounded != cast) & is_number).sum())
+        compared += int(is_number.sum())
+    return {"ok": differing == 0, "compared": compared, "differing": differing}
+
+
+def check_ranks(*, rehearses: bool) -> dict[str, Any]:
+    """Train two ranks of one device, and one with a device beside one without."""
+    cases = []
+    for rule in LISTED[:2] if rehearses else LISTED:
+        for overlap in (False, True):
+            rows = {
+                kind: train_ranks(kind, rule, overlap=overlap, rehearses=rehearses)
+                for kind in ("host and host", "device and device", "device and host")
+            }
+            cases.append(judge_ranks(rule, rows, overlap=overlap))
+    return {"ok": all(case["ok"] for case in cases), "cases": cases}
+
+
+def judge_ranks(rule: str, rows: dict[str, list[dict]], *, overlap: bool) -> dict[str, Any]:
+    first = rows["host and host"][0]
+    same_bits = all(row["digests"] == first["digests"] for pair in rows.values() for row in pair)
+    calls = [row["calls"] for pair in rows.values() for row in pair if row["calls"]]
+    n = first["buckets"]
+    most_waits = max((each["waits"] for each in calls), default=None)
+    most_calls = max((each["launches"] + each["copies"] for each in calls), default=None)
+    return {
+        "rule": rule,
+        "overlap": overlap,
+        "buckets": n,
+        "same_bits": same_bits,
+        "waits": most_waits,
+        "launches_and_copies": most_calls,
+        "step_s": {kind: pair[0]["step_s"] for kind, pair in rows.items()},
+        "ok": same_bits
+        and (most_waits is None or most_waits <= n)
+        and (most_calls is None or most_calls <= 2 * MOST_CALLS * n),
+    }
+
+
+def train_ranks(kind: str, rule: str, *, overlap: bool, rehearses: bool) -> list[dict[str, Any]]:
+    """Train two ranks, each a process; return what they say."""
+    command = [sys.executable, Path(__file__).with_name("rank.py"), "--rule", rule]
+    command += ["--steps", "4" if rehearses else "20"]
+    command += ["--sizes", *map(str, TINY_SIZES if rehearses else SIZES)]
+    command += ["--overlap"] * overlap
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank, where in enumerate(kind.split(" and ")):
+        on_device = where == "device"
+        world = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        environment = {**os.environ, **world, "MASTER_PORT": str(port)}
+        if rehearses and on_device:
+            environment |= {"DISTLION_KERNELS": "triton", "TRITON_INTERPRET": "1"}
+        elif rehearses:
+            environment.pop("DISTLION_KERNELS", None)
+        device = "cuda" if on_device and not rehearses else "cpu"
+        ranks.append(
+            subprocess.Popen(
+                [*command, "--device", device],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    found = []
+    for process in ranks:
+        out, err = process.communicate(timeout=RANK_LIMIT_S)
+        if process.returncode:
+            for other in ranks:
+                other.kill()
+            raise RuntimeError(f"{kind}, {rule}: a rank ended with {process.returncode}:\n{err}")
+        found.append(json.loads(out.splitlines()[-1]))
+    return found

@@ -1,0 +1,127 @@
+"""One rank of ``ranks.py``: train on a device, and say what came of it as JSON.
+
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are those of torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import distlion
+from distlion.aggregation import RULES
+from distlion.kernels import reference
+
+WATCHED_FROM = 10
+"""The first steps compare replicas and gradients, which they read."""
+COUNTED = {
+    "launches": ("cudaLaunchKernel", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchKernelExC"),
+    "copies": ("cudaMemcpyAsync", "cudaMemsetAsync"),
+    "waits": ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize"),
+}
+"""Calls of CUDA's runtime in a step, by what they are."""
+
+
+def make_params(sizes: list[int], device: str) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(7)
+    return [nn.Parameter(torch.randn(size, generator=generator).to(device)) for size in sizes]
+
+
+def backward(params: list[nn.Parameter], rank: int, step: int) -> None:
+    """Give every parameter a gradient that ranks and steps differ in; on a side stream."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    grads = [torch.randn(param.shape, generator=generator).to(param.device) for param in params]
+    if params[0].device.type != "cuda":
+        sum((param * grad).sum() for param, grad in zip(params, grads, strict=True)).backward()
+        return
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        sum((param * grad).sum() for param, grad in zip(params, grads, strict=True)).backward()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def watched(is_watched: bool):
+    """Let torch raise where the host waits otherwise than for an event."""
+    if is_watched:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if is_watched:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def count_calls(step) -> dict[str, int]:
+    """Count what one step asks of CUDA."""
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+        step()
+    calls = Counter(event.name for event in profile.events())
+    return {what: sum(calls[name] for name in names) for what, names in COUNTED.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rule", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--overlap", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, on_gpu = dist.get_rank(), args.device.startswith("cuda")
+    params = make_params(args.sizes, args.device)
+    optimizer = distlion.DistributedLion(
+        params,
+        lr=1e-2,
+        weight_decay=0.1,
+        aggregation=RULES[args.rule].rule,
+        exchange=distlion.AllReduce(),
+        overlap=args.overlap,
+        bucket_elements=max(args.sizes),
+        check_every=None,
+    )
+    seconds, calls = [], None
+    for step in range(args.steps):
+        is_watched = on_gpu and step >= WATCHED_FROM
+        is_last = step == args.steps - 1
+        # With overlap, votes leave in here.
+        with watched(is_watched) if args.overlap else nullcontext():
+            backward(params, rank, step)
+        started = time.perf_counter()
+        if is_last and on_gpu:
+            calls = count_calls(optimizer.step)
+        else:
+            with watched(is_watched):
+                optimizer.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+        optimizer.zero_grad()
+    optimizer.verify_replicas()
+    digests = reference.digests([param.detach().cpu() for param in params]).tolist()
+    found = {
+        "digests": digests,
+        "buckets": len(optimizer._peers.network.routes),
+        "calls": calls,
+        "step_s": median(seconds[args.steps // 2 :]),
+    }
+    print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    main()

@@ -1,0 +1,73 @@
+"""The records of ``benchmarks/gpu`` as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def write_markdown(result: Record) -> str:
+    conditions = result["conditions"]
+    lines = ["# Measurements on a GPU", ""]
+    lines += [f"- {name}: {value}" for name, value in conditions.items()]
+    for name, record in result["parts"].items():
+        lines += ["", f"## {name}", "", *(WRITERS.get(name, write_any)(record))]
+    return "\n".join(lines) + "\n"
+
+
+def write_any(record: Record) -> list[str]:
+    return [f"- {name}: {value}" for name, value in record.items()]
+
+
+def write_table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+
+
+def write_ops(record: Record) -> list[str]:
+    if "rows" not in record:
+        return write_any(record)
+    heads = ("op", "parameter", "momentum", "bytes", "GB/s", "copy, GB/s", "share", "aim", "met")
+    rows = [
+        (
+            row["op"],
+            row["param"],
+            row["exp_avg"],
+            f"{row['bytes_each']:g}",
+            f"{row['gb_per_s']:.0f}",
+            f"{row['copy_gb_per_s']:.0f}",
+            f"{row['share']:.0%}",
+            f"{row['aim']:.0%}",
+            "yes" if row["met"] else "NO",
+        )
+        for row in record["rows"]
+    ]
+    return write_table(heads, rows)
+
+
+def write_steps(record: Record) -> list[str]:
+    if "rows" not in record:
+        return write_any(record)
+    rows = [
+        (row["optimizer"], f"{row['device_s'] * 1e3:.3f}", f"{row['times_of_ours']:.2f}")
+        for row in record["rows"]
+    ]
+    missing = [f"{name}: not measured ({why})" for name, why in record["missing"].items()]
+    return [*write_table(("optimizer", "step, ms", "times ours"), rows), "", *missing]
+
+
+def write_ranks(record: Record) -> list[str]:
+    if "cases" not in record:
+        return write_any(record)
+    heads = ("rule", "overlap", "buckets", "same bits", "waits", "launches and copies")
+    names = ("rule", "overlap", "buckets", "same_bits", "waits", "launches_and_copies")
+    return write_table(heads, [tuple(case[name] for name in names) for case in record["cases"]])
+
+
+WRITERS: dict[str, Callable[[Record], list[str]]] = {
+    "ops": write_ops,
+    "steps": write_steps,
+    "ranks": write_ranks,
+}

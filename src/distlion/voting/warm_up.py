@@ -1,0 +1,85 @@
+"""What a step launches on a device, launched once at construction, where nobody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from distlion.kernels import Coefficients, Coins, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
+from distlion.layout import Slot, fill_buckets
+from distlion.voting.flat_route import FlatRoute
+from distlion.voting.gradients import look_at_gradients
+from distlion.voting.node_route import NodeRoute
+from distlion.voting.route import Route
+from distlion.voting.settings import Settings
+from distlion.voting.staging import bring_up, name_failure
+
+_STILL = Coefficients(beta1=0.9, beta2=0.99, lr=0.0, weight_decay=0.0, grad_scale=1.0)
+
+
+def compile_kernels(routes: Sequence[Route], settings: Settings) -> None:
+    """Launch every kernel that steps will launch, on scratch tensors.
+
+    The first launch of a kernel compiles it, which takes seconds. In a step, peers would wait for
+    that, and ``step_timeout_s`` would run.
+
+    Args:
+        routes: What carries each bucket; those of the host are left alone.
+        settings: The optimizer's.
+
+    Raises:
+        DeviceError: A kernel cannot be compiled for the device, or it failed.
+    """
+    done = set()
+    for route in routes:
+        for flat in route.parts if isinstance(route, NodeRoute) else (route,):
+            assert isinstance(flat, FlatRoute)  # a Route is either
+            if flat.device.type != "cuda":
+                continue
+            for param in flat.params:
+                dtypes = (param.param.dtype, param.exp_avg.dtype)
+                if (flat.rule, flat.device, dtypes) not in done:
+                    done.add((flat.rule, flat.device, dtypes))
+                    with name_failure(flat.device, "kernels were compiled"):
+                        _launch_all(flat, dtypes, settings, is_split=flat is not route)
+
+
+def _launch_all(
+    route: FlatRoute,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    settings: Settings,
+    *,
+    is_split: bool,
+) -> None:
+    """Launch the ops of a step on a parameter of zeros, whole tiles of it and a part of one."""
+    dtype, exp_avg_dtype = dtypes
+    slot = Slot("scratch", SCALE_BLOCK_ELEMENTS + 1, 0, 0)
+    (bucket,) = fill_buckets(
+        [slot], [0], n_shards=route.bucket.n_shards, bucket_elements=slot.n_elements
+    )
+    param, grad = torch.zeros((2, slot.n_elements), dtype=dtype, device=route.device)
+    exp_avg = torch.zeros(slot.n_elements, dtype=exp_avg_dtype, device=route.device)
+    scratch, kernels = replace(route, bucket=bucket, params=()), route.kernels
+    segments = kernels.gather([Segment(slot, param, grad.clone(), exp_avg, _STILL)])
+    coins = Coins(settings.seed, 0, route.link.rank)
+    rounding = coins.rounding if settings.rounding == "stochastic" else None
+
+    scratch.encode(segments, coins, look_at_gradients(kernels, segments))
+    kernels.digests([param])
+    if settings.clip_norm is not None:
+        kernels.square_sums(grad)
+    if settings.momentum_sync is not None:
+        kernels.update_momentum(segments, [1])
+    shape = scratch.shape
+    n_bytes = shape.n_shards * shape.reply_bytes
+    reply = scratch.packed_reply(torch.zeros(n_bytes, dtype=torch.uint8))
+    moves = [(kernels.commit, segments)]
+    if is_split:  # the parts of other ranks come without a momentum
+        bare = segments[0]._replace(exp_avg=torch.zeros_like(param, dtype=torch.float32))
+        moves.append((kernels.apply_reply, [bare]))
+    for op, moved in moves:
+        there = bring_up(reply, route.device)
+        op(moved, [1], there, reply_format=route.reply_format, rounding=rounding)

@@ -1,0 +1,12 @@
+"""All bugs to plant, in the order in which they are planted."""
+
+from __future__ import annotations
+
+from planted import MUTATIONS
+from planted_device import DEVICE
+from planted_kernels import KERNELS
+from planted_losses import LOSSES
+from planted_misuse import MISUSES
+from planted_protocol import PROTOCOL
+
+EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL

@@ -1,0 +1,23 @@
+"""Bugs are planted by `make test-all`; that they can be, where code has moved, is seen at once."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+import distlion
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(distlion.__file__).parent
+
+
+def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "mutations"))
+    mutations = importlib.import_module("planted_everywhere").EVERYWHERE
+    assert len({mutation.name for mutation in mutations}) == len(mutations)
+    for mutation in mutations:
+        text = (PACKAGE / mutation.file).read_text()
+        assert text.count(mutation.old) == 1, mutation.name
+        assert all((TESTS / test.split("::")[0]).exists() for test in mutation.tests)
