@@ -86,9 +86,9 @@ def write_docstring(
     shown: list[str] = []
     is_equation = False
     for line in lines:
-        if line.strip() == "Equation:":
+        if re.fullmatch(r"Equation(,.*)?:", line.strip()):
             is_equation = True
-            shown += ["**Equation**", "", ".. code-block:: text", ""]
+            shown += [f"**{line.strip()[:-1]}**", "", ".. code-block:: text", ""]
             continue
         if line.strip() and not line.startswith(" "):
             is_equation = False
