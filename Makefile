@@ -81,7 +81,8 @@ lint: $(VENV)/.ready-test  ## run the static checks only
 	sum_up
 
 docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, and check its links
-	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -b html -d build/doctrees . build/site
+	@rm -rf build/site
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs -b html -d build/doctrees . build/site
 	$(BIN)/python docs/site_links.py build/site
 
 sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it

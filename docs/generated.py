@@ -80,25 +80,33 @@ def write_docstring(
 ) -> None:
     """Turn what a docstring has as plain text into reStructuredText.
 
-    The section Equation is set as it is written. Stars and bars mean themselves.
+    Equations are set as they are written, up to running text below them. Stars and bars mean
+    themselves.
     """
     del app, what, name, item, options
     shown: list[str] = []
-    is_equation = False
+    inside = ""  # "equation", or the "text" below one
     for line in lines:
-        if re.fullmatch(r"Equation(,.*)?:", line.strip()):
-            is_equation = True
-            shown += [f"**{line.strip()[:-1]}**", "", ".. code-block:: text", ""]
+        if re.fullmatch(r"Equation(,.*)?:", line):
+            inside = "equation"
+            shown += [f"**{line[:-1]}**", "", ".. code-block:: text", ""]
             continue
         if line.strip() and not line.startswith(" "):
-            is_equation = False
-        if is_equation:
+            inside = ""
+        elif inside and is_running_text(line) and not shown[-1].strip():
+            inside = "text"
+        if inside == "equation":
             shown.append(f"    {line}" if line.strip() else line)
         elif line.lstrip().startswith((">>>", "...")):
             shown.append(line)
         else:
-            shown.append(escape(line))
+            shown.append(escape(line.lstrip() if inside else line))
     lines[:] = shown
+
+
+def is_running_text(line: str) -> bool:
+    """Return whether a line below an equation begins a sentence."""
+    return bool(re.match(r"\s+\(?[A-Z][a-z]+[ ,]", line)) and " = " not in line
 
 
 def escape(line: str) -> str:

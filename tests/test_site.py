@@ -141,3 +141,17 @@ def test_link_check_finds_what_is_broken_and_what_is_loaded_from_elsewhere(tmp_p
         "https://example.org/c",
         "https://example.org/x.js",
     }
+
+
+def test_running_text_below_an_equation_is_running_text() -> None:
+    lines = ["Equation:", "    x = y", "", "    (Lion, arXiv:1, with ``z``.) *", "", "Args:"]
+    load("generated").write_docstring(None, "", "", None, None, lines)
+    assert lines[2:] == [
+        ".. code-block:: text",
+        "",
+        "        x = y",
+        "",
+        "(Lion, arXiv:1, with ``z``.) \\*",
+        "",
+        "Args:",
+    ]
