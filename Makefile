@@ -53,9 +53,9 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	@$(run_parts)
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
+	part "site" make --no-print-directory docs
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
-	part "site" make --no-print-directory docs
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "mutations" $(BIN)/python tests/mutations

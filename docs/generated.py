@@ -96,7 +96,7 @@ def write_docstring(
         elif inside and is_running_text(line) and not shown[-1].strip():
             inside = "text"
         if inside == "equation":
-            shown.append(f"    {line}" if line.strip() else line)
+            shown.append(f"    {line}".replace("``", "") if line.strip() else line)
         elif line.lstrip().startswith((">>>", "...")):
             shown.append(line)
         else:

@@ -4,6 +4,7 @@ Fenced blocks that are checked:
 
     ```python          must compile, and what it takes from distlion must exist
     ```python run      is also executed, in a fresh interpreter without a process group
+    ```diff            must compile before and after, and what it takes from distlion must exist
     ```bash            every `distlion` command must exist with its options, every `make` target,
                        every file of the project; so must those in a block without a language
 """
@@ -288,12 +289,26 @@ def run_program(code: str, place: str, folder: Path, **environment: str) -> None
     assert finished.returncode == 0, f"{place}\n{finished.stderr}"
 
 
-def test_diff_in_the_readme_runs_when_it_is_applied(tmp_path: Path) -> None:
-    (diff,) = (block for block in read_blocks([ROOT / "README.md"]) if block.info == ("diff",))
-    lines = diff.code.splitlines()
+def apply_diff(block: Block) -> tuple[str, str]:
+    """Return the program before and after a change."""
+    lines = [line or " " for line in block.code.splitlines()]
     before = "\n".join(line[1:] for line in lines if line[0] in " -")
-    after = "\n".join(line[1:] for line in lines if line[0] in " +")
-    compile(before, diff.place, "exec")
+    return before, "\n".join(line[1:] for line in lines if line[0] in " +")
+
+
+def diff_blocks() -> list[Block]:
+    return [block for block in read_blocks(DOCUMENTS) if block.info[:1] == ("diff",)]
+
+
+@pytest.mark.parametrize("block", diff_blocks(), ids=by_place)
+def test_diff_has_programs_on_both_sides_whose_names_exist(block: Block) -> None:
+    for code in apply_diff(block):
+        assert find_unknown_names(ast.parse(code, filename=block.place)) == []
+
+
+def test_diff_in_the_readme_runs_when_it_is_applied(tmp_path: Path) -> None:
+    (diff,) = (block for block in diff_blocks() if block.document.name == "README.md")
+    _, after = apply_diff(diff)
     started = (
         "import torch\nimport torch.distributed as dist\nimport distlion\n"
         "model, loss_fn = torch.nn.Linear(4, 1), torch.nn.functional.mse_loss\n"
