@@ -133,6 +133,7 @@ const planner = (() => {
       bits_per_parameter: (8 * load.sent) / scenario.n_params,
       sent_bytes: load.sent,
       arithmetic_s: load.arithmetic,
+      host_s: load.host,
       communication_s: load.communication + load.late,
       exposed_s: exposed,
       step_s: step,
@@ -157,19 +158,20 @@ const planner = (() => {
       momentaBytes = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, part, rank).sent));
       late = exchangeS(model, pattern, part, link);
     }
-    let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0);
+    let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0), host = 0;
     if (workers > 1) {
       const work = pattern.work(shape), bytes = pattern.plan(model, shape, 0);
+      host = buckets * (work.counted / machine.count_bytes_per_s
+        + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
+        + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
       arithmetic = encodeS(model, machine, own, rule.vote_planes)
-        + commitS(model, machine, scenario.n_params, own, planes)
-        + buckets * (work.counted / machine.count_bytes_per_s
-          + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
-          + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
+        + commitS(model, machine, scenario.n_params, own, planes) + host;
     }
     const peers = scenario.gpus_per_node - 1, inside = own * peers * (4 + planes / 8);
     const load = {
       sent: scenario.gpus_per_node * (buckets * busiest + momentaBytes),
       arithmetic,
+      host,
       communication: buckets * exchangeS(model, pattern, shape, link)
         + 2 * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside),
       buckets,
@@ -193,6 +195,7 @@ const planner = (() => {
     const load = {
       sent,
       arithmetic,
+      host: 0,
       communication: buckets * rounds * scenario.link.latency_s + transferS(scenario.link, sent, sent)
         + 2 * buckets * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside),
       buckets,
@@ -233,7 +236,8 @@ const planner = (() => {
         `Compress: ${best.method} by ${best.pattern} ${overlap} takes ${short(best.step_s)} s a step, `
         + `${baseline.method} (${baseline.pattern}) ${short(baseline.step_s)} s: `
         + `${(1 + gain).toFixed(2)} times as fast. All-reduce leaves ${short(baseline.exposed_s)} s of `
-        + `communication that backward does not hide; votes leave ${short(best.exposed_s)} s.` };
+        + `communication that backward does not hide; votes leave ${short(best.exposed_s)} s.`
+        + nameHost(best) };
     }
     const refusal = "Do not compress here";
     if (scenario.nodes === 1)
@@ -242,7 +246,13 @@ const planner = (() => {
       `${refusal}: ${best.method} by ${best.pattern} would take ${short(best.step_s)} s a step, `
       + `${baseline.method} (${baseline.pattern}) takes ${short(baseline.step_s)} s. The gain of `
       + `${gain < 0 ? "" : "+"}${(100 * gain).toFixed(1)}% is below ${(100 * threshold).toFixed(0)}%. `
-      + findReason(scenario, best, baseline) };
+      + findReason(scenario, best, baseline) + nameHost(best) };
+  }
+
+  function nameHost(best) {
+    if (best.host_s <= best.communication_s) return "";
+    return ` The host frames, checks and counts for ${short(best.host_s)} s, longer than the link takes, `
+      + `${short(best.communication_s)} s: a faster link would gain little.`;
   }
 
   function findReason(scenario, best, baseline) {
