@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 # Below 80 columns help has no frames.
 COLUMNS = 79
+PLANNER = "planner.html"
+# What the planner's page opens with.
+PLANNED = ("--params", "350e6", "--nodes", "8", "--link", "1gbit", "--compute-s", "0.5")
 
 
 def write_commands() -> str:
@@ -63,7 +69,23 @@ def write_record() -> str:
     return "\n\n".join(f"`{name}`\n: {text}" for name, text in list_fields(Record))
 
 
-PARTS = {"commands": write_commands, "record": write_record}
+def link_planner() -> str:
+    """Link the planner's page, which only the site has, from a page one folder below it."""
+    return f'<p><a href="../{PLANNER}">Open the planner: sliders, curves and the advice</a></p>'
+
+
+def write_planner(app: Any, failure: Exception | None) -> None:
+    """Write the planner's page into the site that was built."""
+    if failure is None and app.builder.format == "html":
+        page = Path(app.outdir) / "docs" / PLANNER
+        subprocess.run(
+            [sys.executable, "-m", "distlion", "plan", *PLANNED, "--html", str(page)],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+
+PARTS = {"commands": write_commands, "record": write_record, "planner": link_planner}
 
 
 def read_source(app: Any, docname: str, source: list[str]) -> None:

@@ -17,7 +17,7 @@ WIDTHS = {"phone": 390, "desktop": 1280}
 # How far text reaches beyond the window, but for tables and code, which scroll by themselves. The
 # theme hides what is too wide, so that the width of the document does not tell.
 HIDDEN_PIXELS = """() => {
-    const article = document.querySelector("article");
+    const article = document.querySelector("article") || document.body;
     const scrolls = each => getComputedStyle(each).overflowX === "auto";
     let furthest = window.innerWidth;
     const walk = each => {
