@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 512, "tie_word_embeddings": False}
+GPT2 = {"model_type": "gpt2"}
+"""Its smallest: transformers' defaults, with a vocabulary of 50,257 of which 256 bytes occur."""
 SMALL, TINY = (
-    {"n_embd": 768, "n_layer": 12, "n_head": 12},
-    {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
+    {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
+    {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 256},
 )
 METHODS = "majority,global-lion,global-adamw"
 
