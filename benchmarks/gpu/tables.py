@@ -72,8 +72,16 @@ def write_ranks(record: Record) -> list[str]:
     return write_table(heads, [tuple(case[name] for name in names) for case in record["cases"]])
 
 
+def write_text(record: Record) -> list[str]:
+    if not record.get("rows"):
+        return write_any(record)
+    heads = tuple(record["rows"][0])
+    return write_table(heads, [tuple(row.values()) for row in record["rows"]])
+
+
 WRITERS: dict[str, Callable[[Record], list[str]]] = {
     "ops": write_ops,
     "steps": write_steps,
     "ranks": write_ranks,
+    "text": write_text,
 }

@@ -22,7 +22,8 @@ def compare_text(*, rehearses: bool) -> dict[str, Any]:
     """Compare by ``distlion compare``, each method at the best of three learning rates."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "gpt.json")
-        config.write_text(json.dumps(GPT2 | (TINY if rehearses else SMALL)))
+        settings = GPT2 | (TINY if rehearses else SMALL)
+        config.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "distlion", "compare", "--task", "text", "--json"]
         command += ["--methods", METHODS, "--workers", "4", "--seeds", "1"]
         command += ["--model-config", str(config), "--out", str(Path(folder, "runs"))]
@@ -31,4 +32,5 @@ def compare_text(*, rehearses: bool) -> dict[str, Any]:
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
             return {"ok": False, "summary": ended.stderr.strip()[-2000:]}
-        return {"ok": True, "outcome": json.loads(ended.stdout)}
+        (rows,) = json.loads(ended.stdout)["outcome"].values()  # of the one number of workers
+        return {"ok": True, "settings": settings, "rows": rows}
