@@ -16,6 +16,7 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 TRAIN_EXTRAS := train
 TEST_EXTRAS := train,netlab,integrations,gpu,dev
+DOCS_EXTRAS := $(TEST_EXTRAS),docs
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
 # Where the core that is built with sanitizers is kept between runs.
@@ -30,7 +31,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all simulate bench gpu lint sanitize soak wheel format clean
+.PHONY: help train test test-all simulate bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -52,6 +53,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	@$(run_parts)
 	$(static_parts)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
+	part "site" make --no-print-directory docs
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
@@ -77,6 +79,11 @@ lint: $(VENV)/.ready-test  ## run the static checks only
 	@$(run_parts)
 	$(static_parts)
 	sum_up
+
+docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, and check its links
+	@rm -rf build/site
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs -b html -d build/doctrees . build/site
+	$(BIN)/python docs/site_links.py build/site
 
 sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it
 	@preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
@@ -189,6 +196,14 @@ $(VENV)/.ready-train: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.
 $(VENV)/.ready-test: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TEST_EXTRAS))
 	touch $(VENV)/.ready-train $@
+
+$(VENV)/.ready-docs: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+	    echo "$$($(BIN)/python --version) is too old for the site, whose tools need 3.11 or later: make docs PYTHON=... VENV=build/venv-docs" >&2
+	    exit 1
+	fi
+	$(call install,$(DOCS_EXTRAS))
+	touch $(VENV)/.ready-train $(VENV)/.ready-test $@
 
 # An environment that sees all packages of $(VENV) except for distlion, which it has in place, with sanitizers in the core.
 $(SANITIZED)/.ready: $(VENV)/.ready-test

@@ -1,4 +1,4 @@
-"""Rows of docs/conformance.md: schedulers, and what param groups hold."""
+"""Rows of docs/reference/conformance.md: schedulers, and what param groups hold."""
 
 from __future__ import annotations
 

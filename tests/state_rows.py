@@ -1,4 +1,4 @@
-"""Rows of docs/conformance.md: what is saved, loaded and refused."""
+"""Rows of docs/reference/conformance.md: what is saved, loaded and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of docs/conformance.md: a step, and what surrounds it."""
+"""Rows of docs/reference/conformance.md: a step, and what surrounds it."""
 
 from __future__ import annotations
 

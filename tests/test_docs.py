@@ -4,6 +4,7 @@ Fenced blocks that are checked:
 
     ```python          must compile, and what it takes from distlion must exist
     ```python run      is also executed, in a fresh interpreter without a process group
+    ```diff            must compile before and after, and what it takes from distlion must exist
     ```bash            every `distlion` command must exist with its options, every `make` target,
                        every file of the project; so must those in a block without a language
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -246,7 +248,7 @@ def by_place(value: object) -> str | None:
 
 def test_documents_are_there() -> None:
     names = {str(document.relative_to(ROOT)) for document in DOCUMENTS}
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/architecture.md"} <= names
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/index.md"} <= names
 
 
 @pytest.mark.parametrize("name", distlion.__all__)
@@ -270,22 +272,55 @@ def test_python_block_compiles_and_its_names_exist(block: Block) -> None:
     "block", [block for block in python_blocks() if "run" in block.info], ids=by_place
 )
 def test_python_block_marked_run_runs(block: Block, tmp_path: Path) -> None:
+    run_program(block.code, block.place, tmp_path)
+
+
+def run_program(code: str, place: str, folder: Path, **environment: str) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", block.code],
-        cwd=tmp_path,
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert finished.returncode == 0, f"{block.place}\n{finished.stderr}"
+    assert finished.returncode == 0, f"{place}\n{finished.stderr}"
 
 
-def test_readme_has_a_python_block_that_runs() -> None:
-    assert any(
-        "run" in block.info for block in python_blocks() if block.document.name == "README.md"
+def apply_diff(block: Block) -> tuple[str, str]:
+    """Return the program before and after a change."""
+    lines = [line or " " for line in block.code.splitlines()]
+    before = "\n".join(line[1:] for line in lines if line[0] in " -")
+    return before, "\n".join(line[1:] for line in lines if line[0] in " +")
+
+
+def diff_blocks() -> list[Block]:
+    return [block for block in read_blocks(DOCUMENTS) if block.info[:1] == ("diff",)]
+
+
+@pytest.mark.parametrize("block", diff_blocks(), ids=by_place)
+def test_diff_has_programs_on_both_sides_whose_names_exist(block: Block) -> None:
+    for code in apply_diff(block):
+        assert find_unknown_names(ast.parse(code, filename=block.place)) == []
+
+
+def test_diff_in_the_readme_runs_when_it_is_applied(tmp_path: Path) -> None:
+    (diff,) = (block for block in diff_blocks() if block.document.name == "README.md")
+    _, after = apply_diff(diff)
+    started = (
+        "import torch\nimport torch.distributed as dist\nimport distlion\n"
+        "model, loss_fn = torch.nn.Linear(4, 1), torch.nn.functional.mse_loss\n"
+        "loader = [(torch.ones(2, 4), torch.ones(2, 1))] * 3\n"
     )
+    ended = "\nassert optimizer.committed_step == 3\ndist.destroy_process_group()\n"
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    run_program(started + after + ended, diff.place, tmp_path, **alone)
+
+
+def test_readme_has_at_most_600_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 600
 
 
 def test_commands_in_shell_blocks_exist() -> None:

@@ -1,4 +1,4 @@
-"""What the rows of docs/conformance.md share: a small model, and a loop over it.
+"""What the rows of docs/reference/conformance.md share: a small model, and a loop over it.
 
 A row is a function of a rank, run by two workers at once; its title is that of the page. They stand
 in schedule_rows.py, step_rows.py and state_rows.py, and run in distributed/test_torch_optim.py.

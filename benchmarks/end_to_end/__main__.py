@@ -6,8 +6,8 @@ on more and more hosts beside the cost model's prediction.
 
     python benchmarks/end_to_end [--quick] [--parts training exchange scaling] [--json FILE]
 
-Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, but nothing
-after --quick unless --json is given.
+Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, with the
+README's figure, but nothing after --quick unless --json is given.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from overview import draw_overview
 from parts import DRAWN, plan_exchange, plan_scaling, plan_training
 from rich.console import Console
 from tables import build_tables, list_missing, write_markdown
@@ -114,6 +115,8 @@ def write(result: dict[str, Any], file: Path) -> None:
         record = result["training"]
         drawn = [name for name in DRAWN if name in record["settings"]["methods"]]
         draw_sweep_figure(record, file.with_suffix(".png"), methods=drawn)
+        if file == RESULTS:
+            draw_overview(record, RESULTS.with_name("step_time.png"))
 
 
 def main() -> None:

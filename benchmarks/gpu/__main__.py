@@ -12,9 +12,10 @@ Parts, all of them where none is named:
     steps        step() beside that of other optimizers
     text         a GPT of 124 M parameters, 4 virtual workers, 200 steps
 
-Writes gpu.json and gpu.md into FOLDER: benchmarks/results. --rehearse runs every part tiny, on the
-CPU with interpreted kernels, and writes only where --results says: it shows that this program
-works, and measures nothing.
+Writes the record of each part, with its conditions, to gpu/PART.json in FOLDER, which is
+benchmarks/results, and a table of all records there to gpu.md: a part that is run again replaces
+its own record alone. --rehearse runs every part tiny, on the CPU with interpreted kernels, and
+writes only where --results says: it shows that this program works, and measures nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python benchmarks/gpu", description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rehearse", action="store_true", help="tiny, interpreted on the CPU")
-    parser.add_argument("--results", type=Path, help="folder of gpu.json and gpu.md")
+    parser.add_argument("--results", type=Path, help="folder of gpu/PART.json and gpu.md")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; expected {', '.join(PARTS)}")
@@ -69,6 +70,18 @@ def run_part(name: str, part: Callable[..., dict[str, Any]], *, rehearses: bool)
     return record
 
 
+def write_record(results: Path, name: str, record: dict[str, Any]) -> None:
+    """Write the record of a part, and the table of all that lie beside it."""
+    from tables import write_markdown
+
+    folder = results / "gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    files = {name: folder / f"{name}.json" for name in PARTS}
+    records = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    (results / "gpu.md").write_text(write_markdown(records))
+
+
 def main() -> int:
     args = read_arguments()
     if args.rehearse:
@@ -81,16 +94,15 @@ def main() -> int:
     if not args.rehearse and (missing := explain_missing_cuda()):
         print(f"no GPU: {missing} (--rehearse shows that this program works)", file=sys.stderr)
         return 1
-    parts = list_parts()
-    result: dict[str, Any] = {"conditions": read_conditions(rehearses=args.rehearse), "parts": {}}
+    parts, records = list_parts(), {}
+    conditions = read_conditions(rehearses=args.rehearse)
     for name in args.parts or PARTS:
-        result["parts"][name] = run_part(name, parts[name], rehearses=args.rehearse)
+        found = run_part(name, parts[name], rehearses=args.rehearse)
+        records[name] = {"conditions": conditions, **found}
         if args.results:  # after each part: a later one may be cut off
-            args.results.mkdir(parents=True, exist_ok=True)
-            (args.results / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
-            (args.results / "gpu.md").write_text(write_markdown(result))
-    print(write_markdown(result))
-    failed = [name for name, record in result["parts"].items() if not record["ok"]]
+            write_record(args.results, name, records[name])
+    print(write_markdown(records))
+    failed = [name for name, record in records.items() if not record["ok"]]
     if failed:
         print(f"FAILED: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

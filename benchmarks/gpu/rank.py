@@ -1,4 +1,4 @@
-"""One rank of ``ranks.py``: train on a device, and say what came of it as JSON.
+"""One rank of ``check_ranks``: train on a device, and say what came of it as JSON.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are those of torchrun.
 """
@@ -10,12 +10,15 @@ import json
 import os
 import time
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 import distlion
 from distlion.aggregation import RULES
@@ -23,6 +26,7 @@ from distlion.kernels import reference
 
 WATCHED_FROM = 10
 """The first steps compare replicas and gradients, which they read."""
+STEP = "distlion.step"
 COUNTED = {
     "launches": ("cudaLaunchKernel", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchKernelExC"),
     "copies": ("cudaMemcpyAsync", "cudaMemsetAsync"),
@@ -36,10 +40,14 @@ def make_params(sizes: list[int], device: str) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(size, generator=generator).to(device)) for size in sizes]
 
 
-def backward(params: list[nn.Parameter], rank: int, step: int) -> None:
-    """Give every parameter a gradient that ranks and steps differ in; on a side stream."""
+def make_grads(params: list[nn.Parameter], rank: int, step: int) -> list[torch.Tensor]:
+    """Draw a gradient for every parameter that ranks and steps differ in."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    grads = [torch.randn(param.shape, generator=generator).to(param.device) for param in params]
+    return [torch.randn(param.shape, generator=generator).to(param.device) for param in params]
+
+
+def backward(params: list[nn.Parameter], grads: list[torch.Tensor]) -> None:
+    """Let backward give every parameter its gradient; on a side stream of its device."""
     if params[0].device.type != "cuda":
         sum((param * grad).sum() for param, grad in zip(params, grads, strict=True)).backward()
         return
@@ -62,11 +70,25 @@ def watched(is_watched: bool):
             torch.cuda.set_sync_debug_mode("default")
 
 
-def count_calls(step) -> dict[str, int]:
+def count_calls(step: Callable[[], object]) -> dict[str, int]:
     """Count what one step asks of CUDA."""
-    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+    activities = list(torch.profiler.supported_activities())
+    profile = torch.profiler.profile(activities=activities)
+    with profile, torch.profiler.record_function(STEP):
         step()
-    calls = Counter(event.name for event in profile.events())
+    return count_events(profile.events())
+
+
+def count_events(events: Iterable[FunctionEvent]) -> dict[str, int]:
+    """Count the calls of each kind that begin in the step.
+
+    The profiler itself waits for the device when it ends, and that wait is among the events.
+    """
+    events = list(events)
+    # The device's timeline has a range of this name too.
+    step = next(each for each in events if each.name == STEP and each.device_type == DeviceType.CPU)
+    begin, end = step.time_range.start, step.time_range.end
+    calls = Counter(each.name for each in events if begin <= each.time_range.start <= end)
     return {what: sum(calls[name] for name in names) for what, names in COUNTED.items()}
 
 
@@ -96,9 +118,10 @@ def main() -> None:
     for step in range(args.steps):
         is_watched = on_gpu and step >= WATCHED_FROM
         is_last = step == args.steps - 1
+        grads = make_grads(params, rank, step)  # copied from the host, which waits for it
         # With overlap, votes leave in here.
-        with watched(is_watched) if args.overlap else nullcontext():
-            backward(params, rank, step)
+        with watched(is_watched and args.overlap):
+            backward(params, grads)
         started = time.perf_counter()
         if is_last and on_gpu:
             calls = count_calls(optimizer.step)

@@ -8,12 +8,18 @@ from typing import Any
 Record = dict[str, Any]
 
 
-def write_markdown(result: Record) -> str:
-    conditions = result["conditions"]
-    lines = ["# Measurements on a GPU", ""]
-    lines += [f"- {name}: {value}" for name, value in conditions.items()]
-    for name, record in result["parts"].items():
-        lines += ["", f"## {name}", "", *(WRITERS.get(name, write_any)(record))]
+def write_markdown(records: dict[str, Record]) -> str:
+    """Write the records of parts, by name; the conditions that some share are said once."""
+    lines = ["# Measurements on a GPU"]
+    said = None
+    for name, record in records.items():
+        conditions = record["conditions"]
+        if conditions != said:
+            lines += ["", "Conditions:", ""]
+            lines += [f"- {what}: {value}" for what, value in conditions.items()]
+            said = conditions
+        found = {what: value for what, value in record.items() if what != "conditions"}
+        lines += ["", f"## {name}", "", *(WRITERS.get(name, write_any)(found))]
     return "\n".join(lines) + "\n"
 
 
@@ -66,8 +72,16 @@ def write_ranks(record: Record) -> list[str]:
     return write_table(heads, [tuple(case[name] for name in names) for case in record["cases"]])
 
 
+def write_text(record: Record) -> list[str]:
+    if not record.get("rows"):
+        return write_any(record)
+    heads = tuple(record["rows"][0])
+    return write_table(heads, [tuple(row.values()) for row in record["rows"]])
+
+
 WRITERS: dict[str, Callable[[Record], list[str]]] = {
     "ops": write_ops,
     "steps": write_steps,
     "ranks": write_ranks,
+    "text": write_text,
 }

@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 512, "tie_word_embeddings": False}
+GPT2 = {"model_type": "gpt2"}
+"""Its smallest: transformers' defaults, with a vocabulary of 50,257 of which 256 bytes occur."""
 SMALL, TINY = (
-    {"n_embd": 768, "n_layer": 12, "n_head": 12},
-    {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
+    {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
+    {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 256},
 )
 METHODS = "majority,global-lion,global-adamw"
 
@@ -21,7 +22,8 @@ def compare_text(*, rehearses: bool) -> dict[str, Any]:
     """Compare by ``distlion compare``, each method at the best of three learning rates."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "gpt.json")
-        config.write_text(json.dumps(GPT2 | (TINY if rehearses else SMALL)))
+        settings = GPT2 | (TINY if rehearses else SMALL)
+        config.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "distlion", "compare", "--task", "text", "--json"]
         command += ["--methods", METHODS, "--workers", "4", "--seeds", "1"]
         command += ["--model-config", str(config), "--out", str(Path(folder, "runs"))]
@@ -30,4 +32,5 @@ def compare_text(*, rehearses: bool) -> dict[str, Any]:
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
             return {"ok": False, "summary": ended.stderr.strip()[-2000:]}
-        return {"ok": True, "outcome": json.loads(ended.stdout)}
+        (rows,) = json.loads(ended.stdout)["outcome"].values()  # of the one number of workers
+        return {"ok": True, "settings": settings, "rows": rows}

@@ -55,7 +55,7 @@ CLAIMS = (
     Claim(
         _LION,
         "votes are ahead of GradDrop at no more traffic",
-        elsewhere="the start of training, in [findings.md](../../docs/findings.md)",
+        elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
     ),
     Claim(_LION, "the same on ImageNet, OpenWebText (350M, 760M) and few-shot fine-tuning (7B)"),
     Claim(
@@ -73,7 +73,7 @@ CLAIMS = (
     Claim(
         _CUB,
         "averaging the momenta of some layers is enough",
-        elsewhere="the start of training, in [findings.md](../../docs/findings.md)",
+        elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
     ),
     Claim(
         _CUB,
@@ -141,7 +141,7 @@ SHOWN = (
         _LION,
         "tables of ImageNet (ViT-S, ViT-B), OpenWebText (350M, 760M), few-shot fine-tuning (7B)",
         (),
-        "not run; the recipes of docs/recipes.md are what such runs need",
+        "not run; the recipes of docs/how-to/recipes.md are what such runs need",
     ),
     (
         _CUB,
@@ -154,7 +154,7 @@ SHOWN = (
         _CUB,
         "averaging momenta, of which layers and how often",
         ("skew",),
-        "all layers every 10 steps; others at the start of training, in docs/findings.md",
+        "all layers every 10 steps; others at the start of training, in docs/explanation/findings.md",
     ),
 )
 

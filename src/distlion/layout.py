@@ -11,7 +11,7 @@ element is cut into bit *planes*.
     wire    (n_shards * shard_blocks, n_planes, 8) little-endian int64: owner, block, plane
     chunk   what one rank sends to one other: a frame (header, presence, counts) and a payload
 
-docs/algorithms.md draws it. Sizes on the wire are computed here and nowhere else.
+docs/explanation/algorithms.md draws it. Sizes on the wire are computed here and nowhere else.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+
+from programs import imported_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,10 +28,9 @@ def run(*words: str | Path, timeout_s: float = 60) -> subprocess.CompletedProces
 def rehearse(results: Path, *parts: str) -> dict[str, Any]:
     ended = run(*parts, "--rehearse", "--results", results, timeout_s=900)
     assert ended.returncode == 0, ended.stderr + ended.stdout
-    found: dict[str, Any] = json.loads((results / "gpu.json").read_text())
-    assert (results / "gpu.md").read_text().strip() == ended.stdout.strip()
-    assert found["conditions"]["rehearsal"] is True
-    return found["parts"]
+    found = {file.stem: json.loads(file.read_text()) for file in (results / "gpu").iterdir()}
+    assert all(record["conditions"]["rehearsal"] for record in found.values())
+    return found
 
 
 def test_without_a_gpu_it_says_what_is_missing() -> None:
@@ -45,19 +48,50 @@ def test_an_unknown_part_is_refused_with_those_that_exist() -> None:
     assert "no part speed; expected conformance, memory" in ended.stderr
 
 
-def test_the_cast_is_rehearsed(tmp_path: Path) -> None:
+def test_the_cast_is_rehearsed_beside_the_records_that_are_there(tmp_path: Path) -> None:
+    there = {"conditions": {"rehearsal": True, "device": "a GPU of old"}, "ok": True, "rows": []}
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu/ops.json").write_text(json.dumps(there))
     parts = rehearse(tmp_path, "cast")
     assert parts["cast"]["compared"] > 60_000
     assert parts["cast"]["differing"] == 0
+    assert parts["ops"] == there
+    table = (tmp_path / "gpu.md").read_text()
+    assert table.index("## cast") < table.index("- device: a GPU of old") < table.index("## ops")
+
+
+def make_event(name: str, at_us: float, *, until_us: float | None = None) -> FunctionEvent:
+    return FunctionEvent(
+        id=0,
+        name=name,
+        thread=1,
+        start_us=at_us,
+        end_us=at_us + 1 if until_us is None else until_us,
+        device_type=DeviceType.CPU,
+    )
+
+
+def test_a_wait_of_the_profiler_is_none_of_the_step() -> None:
+    with imported_modules(ROOT / "benchmarks/gpu", "rank") as (rank,):
+        events = [
+            make_event("cudaDeviceSynchronize", 1),
+            make_event(rank.STEP, 10, until_us=20),
+            make_event("cuLaunchKernelEx", 11),
+            make_event("cudaMemcpyAsync", 12),
+            make_event("cudaEventSynchronize", 13),
+            make_event("cudaDeviceSynchronize", 21),
+        ]
+        assert rank.count_events(events) == {"launches": 1, "copies": 1, "waits": 1}
 
 
 @pytest.mark.slow
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     parts = rehearse(tmp_path)
-    assert list(parts) == ["conformance", "memory", "cast", "ranks", "ops", "steps", "text"]
+    assert set(parts) == {"conformance", "memory", "cast", "ranks", "ops", "steps", "text"}
     assert all(case["same_bits"] for case in parts["ranks"]["cases"])
     assert {case["overlap"] for case in parts["ranks"]["cases"]} == {False, True}
     assert len(parts["ops"]["rows"]) == 7
     assert "distlion.Lion" in {row["optimizer"] for row in parts["steps"]["rows"]}
     assert parts["conformance"]["passed"] >= 1
-    assert parts["text"]["outcome"]
+    methods = {row["method"] for row in parts["text"]["rows"]}
+    assert methods == {"majority", "global-lion", "global-adamw"}

@@ -1,4 +1,4 @@
-"""What works with torch's optimizers, with one that votes: the table of docs/conformance.md."""
+"""What works with torch's optimizers, with one that votes: docs/reference/conformance.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
-PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
 ROWS = schedule_rows.ROWS | step_rows.ROWS | state_rows.ROWS
 # They import what takes seconds.
 SLOW = [title for title in ROWS if "transformers" in title or "torch.compile" in title]

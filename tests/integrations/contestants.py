@@ -10,7 +10,7 @@ class Contestant:
     """A framework, and the function that does a job with it.
 
     Attributes:
-        name: As in the table of docs/trainers.md.
+        name: As in the table of docs/how-to/trainers/index.md.
         distribution: What must be installed, by its name in a package registry.
         module: Imported in every rank's process, never in that of the tests; its
             ``train(job: Job, rank: int) -> Trained`` does the job there, and lets every error out.

@@ -1,4 +1,4 @@
-"""docs/trainers.md says what the list of contestants says, and its scripts are the examples."""
+"""docs/how-to/trainers says what the list of contestants says; its scripts are the examples."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from integrations.contestants import CONTESTANTS
 from integrations.exam import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "trainers.md").read_text()
+HOW_TO = ROOT / "docs" / "how-to"
 EXAMPLES = {
-    "Hugging Face: Trainer, SFTTrainer and others of TRL": "02_hf_trainer.py",
-    "Accelerate": "03_accelerate.py",
-    "Lightning": "04_lightning.py",
-    "Fabric": "05_fabric.py",
-    "torchtitan": "06_torchtitan.py",
-    "Ray Train": "07_ray.py",
-    "FSDP2": "08_fsdp2.py",
+    ("trainers/hugging-face", "Hugging Face: Trainer, SFTTrainer and others of TRL"): (
+        "02_hf_trainer.py"
+    ),
+    ("trainers/accelerate", "Accelerate"): "03_accelerate.py",
+    ("trainers/lightning", "Lightning"): "04_lightning.py",
+    ("trainers/lightning", "Fabric"): "05_fabric.py",
+    ("trainers/torchtitan", "torchtitan"): "06_torchtitan.py",
+    ("trainers/ray", "Ray Train"): "07_ray.py",
+    ("sharding", "FSDP2"): "08_fsdp2.py",
 }
-ALIKE = {"Accelerate": 1, "Lightning": 1, "Fabric": 1, "FSDP2": 2}
+ALIKE = {"03_accelerate.py": 1, "04_lightning.py": 1, "05_fabric.py": 1, "08_fsdp2.py": 2}
 """Examples that take the same options and say the same, and ranks of each of two workers."""
 
 
@@ -45,15 +47,18 @@ def write_table() -> str:
 
 
 def test_table_is_that_of_the_list() -> None:
-    assert write_table() in PAGE
+    assert write_table() in (HOW_TO / "trainers" / "index.md").read_text()
 
 
-@pytest.mark.parametrize("section", EXAMPLES)
-def test_at_most_three_lines_change_and_they_are_those_of_the_example(section: str) -> None:
-    code = re.search(rf"^## {section}\n+```diff\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(("page", "section"), EXAMPLES)
+def test_at_most_three_lines_change_and_they_are_those_of_the_example(
+    page: str, section: str
+) -> None:
+    text = (HOW_TO / f"{page}.md").read_text()
+    code = re.search(rf"^##? {section}\n+```diff\n(.*?)```", text, re.MULTILINE | re.DOTALL)
     assert code is not None
     added = [line[1:].strip() for line in code[1].splitlines() if line.startswith("+")]
-    example = (ROOT / "examples" / EXAMPLES[section]).read_text()
+    example = (ROOT / "examples" / EXAMPLES[page, section]).read_text()
     assert 1 <= len(added) <= 3
     for line in added:
         assert shorten(line.removeprefix("strategy=")) in shorten(example)
@@ -61,12 +66,12 @@ def test_at_most_three_lines_change_and_they_are_those_of_the_example(section: s
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("section", ALIKE)
-def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path) -> None:
-    n_ranks = 2 * ALIKE[section]
+@pytest.mark.parametrize("example", ALIKE)
+def test_example_trains_and_resumes_under_torchrun(example: str, tmp_path: Path) -> None:
+    n_ranks = 2 * ALIKE[example]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += [f"--nproc-per-node={n_ranks}"]
-    script = [str(ROOT / "examples" / EXAMPLES[section]), f"--folder={tmp_path / 'runs'}"]
+    script = [str(ROOT / "examples" / example), f"--folder={tmp_path / 'runs'}"]
     for options in (["--before", "--epochs=1"], ["--epochs=4"], ["--epochs=6", "--resume"]):
         finished = subprocess.run(
             [*launch, *script, *options],
@@ -84,6 +89,6 @@ def test_example_trains_and_resumes_under_torchrun(section: str, tmp_path: Path)
             continue
         # 64 * 128 + 128 + 128 * 10 + 10 parameters: a bit up and a bit down, half to oneself.
         (sent,) = re.findall(r"bytes sent in a step (\d+)", finished.stdout)
-        assert 9610 / 8 < int(sent) * ALIKE[section] < 2.5 * 9610 / 8
+        assert 9610 / 8 < int(sent) * ALIKE[example] < 2.5 * 9610 / 8
         (accuracy,) = re.findall(r"test accuracy (\d\.\d+)", finished.stdout)
         assert float(accuracy) > 0.7  # of ten digits, after four epochs

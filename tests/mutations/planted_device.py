@@ -37,7 +37,7 @@ DEVICE = (
     Mutation(
         "device: a failure has torch's name",
         STAGING,
-        "    except RuntimeError as error:",
+        "    except Exception as error:",
         "    except ZeroDivisionError as error:",
         STEP,
         interprets=True,

@@ -37,7 +37,7 @@ class QuantizedVote(Aggregation):
         norm: Which scale. The direction has long tails, so that its maximum rounds nearly
             everything to the lowest level; the mean keeps the information.
         step: Width of a level in units of s, > 0; None takes ``DEFAULT_STEPS``, see
-            docs/algorithms.md.
+            docs/explanation/algorithms.md.
 
     Raises:
         InvalidArgumentError: A value is out of range.

@@ -23,11 +23,12 @@ from distlion.planning import (
     Machine,
     Scenario,
     advise,
+    build_page_model,
     build_record,
     compare_methods,
     parse_rate,
 )
-from distlion.report import draw_plan_figure
+from distlion.report import draw_plan_figure, write_plan_page
 
 EXAMPLE = (
     "Example: distlion plan --params 1e9 --nodes 16 --gpus-per-node 8 --link 10gbit --compute-s 0.8"
@@ -76,6 +77,14 @@ _Figure = Annotated[
     Path | None,
     typer.Option(help="PNG of efficiency against rate and machines.", show_default="none"),
 ]
+_Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        help="One HTML page with this plan on sliders and as curves; it needs no network.",
+        show_default="none",
+    ),
+]
 _All = Annotated[bool, typer.Option("--all", help="Show every exchange, with overlap and without.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
@@ -99,6 +108,7 @@ def plan_command(
     price_per_gpu_hour: _PricePerGpuHour = 0.0,
     price_per_gb: _PricePerGb = 0.0,
     figure: _Figure = None,
+    page: _Page = None,
     all_rows: _All = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -130,6 +140,9 @@ def plan_command(
         advice = advise(forecasts, threshold=threshold)
         if figure is not None:
             draw_plan_figure(build_record(forecasts, advice), figure)
+        if page is not None:
+            model = build_page_model()
+            write_plan_page(scenario.to_json(), model, page, threshold=threshold)
         if as_json:
             typer.echo(json.dumps(build_record(forecasts, advice), indent=1, allow_nan=False))
         else:

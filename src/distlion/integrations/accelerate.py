@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import ProcessGroupError, UnsupportedTypeError
 from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion
 
 check_version("accelerate", major=1, extra="accelerate")
@@ -73,6 +74,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             )
         self._on_world_change = on_world_change
         self._voting: list[_VotingOptimizer] = []
+        self._meters: list[VoteMeter] = []
         self.register_save_state_pre_hook(self._save_votes)
         self.register_load_state_pre_hook(self._find_votes)
 
@@ -97,6 +99,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             voter = check_votes(optimizer, type(self).__name__)
             optimizer = _VotingOptimizer(voter, placement, self.scaler)
             self._voting.append(optimizer)
+            self._meters.append(VoteMeter(voter))
         prepared: Optimizer = super().prepare_optimizer(optimizer)
         return prepared
 
@@ -107,6 +110,18 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             for each in self._voting:
                 stack.enter_context(each.voter.no_sync())
             yield
+
+    def log_votes(self, step: int | None = None) -> None:
+        """Log what voting was like since the last call to the trackers of ``init_trackers``.
+
+        Args:
+            step: As of ``log``. The names of further optimizers have their number.
+        """
+        for number, meter in enumerate(self._meters):
+            prefix = f"{PREFIX}-{number}" if number else PREFIX
+            numbers = {f"{prefix}/{name}": value for name, value in meter.read().items()}
+            if numbers:
+                self.log(numbers, step=step)
 
     def save_state(self, *args: Any, **kwargs: Any) -> str:
         """Save as Accelerate does; when it returns, all processes have written their files."""

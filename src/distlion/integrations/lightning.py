@@ -16,13 +16,15 @@ from distlion.checkpoint import WorldChange
 from distlion.errors import InvalidArgumentError
 from distlion.integrations.companion import load_votes, name_companion, save_votes
 from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion
 
 check_version("lightning", major=2, extra="lightning")
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402, once its version is known
+from lightning.pytorch.callbacks import Callback  # noqa: E402, once its version is known
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 
 # DistributedLion too: a script needs one line to import what it changes.
-__all__ = ["DistributedLion", "VotingStrategy"]
+__all__ = ["DistributedLion", "VoteMonitor", "VotingStrategy"]
 
 _OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}
 
@@ -115,3 +117,34 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         super().remove_checkpoint(filepath)
         if self.is_global_zero:
             shutil.rmtree(name_companion(filepath), ignore_errors=True)
+
+
+class VoteMonitor(Callback):  # type: ignore[misc]
+    """Log what voting was like to the Trainer's loggers, each ``log_every_n_steps``.
+
+    Example:
+        >>> lightning.Trainer(strategy=VotingStrategy(), callbacks=[VoteMonitor()])
+    """
+
+    def __init__(self) -> None:
+        self._meters: list[VoteMeter] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to measure."""
+        voters = [check_votes(each, type(self).__name__) for each in trainer.optimizers]
+        self._meters = [VoteMeter(voter) for voter in voters]
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        """Log where the Trainer logs; the names of further optimizers have their number."""
+        if trainer.global_step == 0 or trainer.global_step % trainer.log_every_n_steps:
+            return
+        for number, meter in enumerate(self._meters):
+            prefix = f"{PREFIX}-{number}" if number else PREFIX
+            numbers = {f"{prefix}/{name}": value for name, value in meter.read().items()}
+            for logger in trainer.loggers if numbers else ():
+                logger.log_metrics(numbers, step=trainer.global_step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Let go of the optimizers."""
+        for meter in self._meters:
+            meter.close()

@@ -20,6 +20,7 @@ from torch.nn.utils import get_total_norm
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import InvalidArgumentError, MissingDependencyError, UnsupportedTypeError
 from distlion.integrations.frameworks import check_version
+from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion
 
 # DistributedLion too: a script needs one line to import what it changes.
@@ -100,6 +101,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     on_world_change: WorldChange = "error"
     optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
+    _meter: VoteMeter | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
         """Have an accelerator that neither wraps nor shards."""
@@ -128,6 +130,8 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             self.optimizer_cls_and_kwargs = kind, {"lr": self.args.learning_rate, **given}
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         self._check_optimizer()
+        if self._meter is None:
+            self._meter = VoteMeter(self.voter)
         return optimizer
 
     @property
@@ -184,6 +188,12 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             grad_norm = get_total_norm(grads) / (1.0 if scaler is None else scaler.get_scale())
         norm: Tensor | float | None = super()._get_grad_norm(model, grad_norm)
         return norm
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log what the Trainer logs and, with the training loss, what voting was like."""
+        if "loss" in logs and self._meter is not None:
+            logs |= {f"{PREFIX}/{name}": value for name, value in self._meter.read().items()}
+        super().log(logs, *args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # In the place of optimizer.pt, rank 0's, and scheduler.pt. What is trained is saved too: a

@@ -18,6 +18,7 @@ from distlion.planning.checkup import Checkup, count_cores, examine, find_faults
 from distlion.planning.forecast import Forecast
 from distlion.planning.gradient_all_reduce import BASELINES, GradientAllReduce, forecast_all_reduce
 from distlion.planning.machine import CPU, GPU, GPUS, Machine
+from distlion.planning.page_model import build_page_model
 from distlion.planning.planner import (
     THRESHOLD,
     Forecasts,
@@ -52,6 +53,7 @@ __all__ = [
     "Scenario",
     "WorkerReport",
     "advise",
+    "build_page_model",
     "build_record",
     "compare_methods",
     "count_cores",

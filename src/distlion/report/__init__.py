@@ -6,6 +6,7 @@ from distlion.report.comparison_tables import tabulate_outcome
 from distlion.report.diagnosis_figure import draw_diagnosis_figure
 from distlion.report.loss_figure import draw_loss_figure, read_record
 from distlion.report.plan_figure import draw_plan_figure
+from distlion.report.plan_page import write_plan_page
 from distlion.report.sweep_figure import draw_sweep_figure
 from distlion.report.sweep_table import tabulate_sweep
 
@@ -20,4 +21,5 @@ __all__ = [
     "tabulate_outcome",
     "tabulate_sweep",
     "write_comparison_report",
+    "write_plan_page",
 ]

@@ -73,7 +73,7 @@ _PARTITIONS: Mapping[TaskName, tuple[PartitionName, ...]] = {
     TaskName.TEXT: (PartitionName.CONTIGUOUS, PartitionName.EVEN, PartitionName.BY_BOOK),
     TaskName.IMAGES: (PartitionName.EVEN, PartitionName.BY_CLASS),
 }
-# Small sweeps of one seed, in docs/lab-notebook.md.
+# Small sweeps of one seed, in docs/explanation/lab-notebook.md.
 _LION_LR = 5e-4
 _ADAMW_LR = 1e-3
 _SGD_LR = 0.1

@@ -14,7 +14,7 @@ from distlion.training.contender import Contender, MethodKind
 from distlion.training.virtual_method import VirtualVoting
 from distlion.training.vote_names import LION_BETAS, NamedVote, find_vote, list_vote_names
 
-# As for `distlion train`: small sweeps of one seed, in docs/lab-notebook.md.
+# As for `distlion train`: small sweeps of one seed, in docs/explanation/lab-notebook.md.
 LION_LR = 5e-4
 LION_WEIGHT_DECAY = 0.1
 

@@ -33,8 +33,8 @@ class VirtualCluster(VotingBase):
     with ``ClipNorm(scope="global")`` not before ``step()``, since all of them decide).
 
     Args:
-        params, lr, betas, weight_decay, aggregation, momentum_sync, clip_norm, rounding,
-            exp_avg_dtype, bucket_elements, diagnose_every, seed: As for ``DistributedLion``.
+        params, lr, betas, weight_decay, aggregation, momentum_sync: As for ``DistributedLion``.
+        clip_norm, rounding, exp_avg_dtype, bucket_elements, diagnose_every, seed: Likewise.
         workers: N, 1 or more.
         exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
         nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``, unless gradients

@@ -108,8 +108,9 @@ class GradientWatch:
                 f"all workers had the same gradients in the first {WATCHED_STEPS} steps, so their "
                 "votes say no more than one worker's. Either gradients are averaged before the "
                 "vote, by DistributedDataParallel or a trainer that wraps the model in it: turn "
-                "that off by distlion.integrations.ddp.disable_all_reduce(model); docs/trainers.md "
-                "has the line for the Hugging Face Trainer, Accelerate, Lightning and FSDP2. Or "
+                "that off by distlion.integrations.ddp.disable_all_reduce(model); "
+                "docs/how-to/trainers has the lines for the Hugging Face Trainer, Accelerate, "
+                "Lightning and FSDP2. Or "
                 "all ranks read the same data: give each rank its own part, for example by "
                 "torch.utils.data.DistributedSampler.",
                 IdenticalGradientsWarning,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from distlion.errors import DeviceError
+from distlion.errors import DeviceError, DistlionError
 
 
 def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -53,9 +53,9 @@ def name_failure(device: torch.device, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (DistlionError, torch.OutOfMemoryError):
         raise
-    except RuntimeError as error:
+    except Exception as error:  # torch's are RuntimeErrors, Triton's are not
         sentence = str(error).split("\n")[0]
         raise DeviceError(
             f"{device} failed while {what}, or before: {sentence}; nothing of this step was "

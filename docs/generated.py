@@ -1,0 +1,138 @@
+"""What pages say of the package out of the package itself: commands, tables of a record's fields.
+
+A page has a line `<!-- generated: NAME -->`, in the place of which Sphinx reads what a function of
+`PARTS` returns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+# Below 80 columns help has no frames.
+COLUMNS = 79
+PLANNER = "planner.html"
+# What the planner's page opens with.
+PLANNED = ("--params", "350e6", "--nodes", "8", "--link", "1gbit", "--compute-s", "0.5")
+
+
+def write_commands() -> str:
+    """Write a section for each command: what its `--help` prints."""
+    from typer.main import get_command
+
+    from distlion.cli import app
+
+    with mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
+        return "\n".join(
+            f"## {name}\n\n```text\n{text}\n```\n"
+            for name, text in walk_commands(get_command(app), "distlion", None)
+        )
+
+
+def walk_commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
+    """Yield name and help of a command and of all those below it."""
+    command.rich_markup_mode = None
+    context = command.make_context(
+        name.split()[-1], [], parent, resilient_parsing=True, terminal_width=COLUMNS
+    )
+    yield name, command.get_help(context).strip("\n")
+    for inner_name, inner in getattr(command, "commands", {}).items():
+        yield from walk_commands(inner, f"{name} {inner_name}", context)
+
+
+def list_fields(described: type) -> list[tuple[str, str]]:
+    """Return the fields that the sections Args and Attributes of a docstring describe."""
+    lines = (described.__doc__ or "").expandtabs().splitlines()
+    fields: list[tuple[str, str]] = []
+    inside = False
+    for line in lines:
+        if re.match(r"    \S", line):
+            inside = line.strip() in ("Args:", "Attributes:")
+        elif inside and (field := re.match(r"        (\w+): (.*)", line)):
+            fields.append((field[1], field[2]))
+        elif inside and line.strip() and fields:
+            fields[-1] = (fields[-1][0], f"{fields[-1][1]} {line.strip()}")
+    return [(name, text.replace("``", "`")) for name, text in fields]
+
+
+def write_record() -> str:
+    """Write what each field of `record.json` means."""
+    from distlion.training.record import Record
+
+    return "\n\n".join(f"`{name}`\n: {text}" for name, text in list_fields(Record))
+
+
+def link_planner() -> str:
+    """Link the planner's page, which only the site has, from a page one folder below it."""
+    return f'<p><a href="../{PLANNER}">Open the planner: sliders, curves and the advice</a></p>'
+
+
+def write_planner(app: Any, failure: Exception | None) -> None:
+    """Write the planner's page into the site that was built."""
+    if failure is None and app.builder.format == "html":
+        page = Path(app.outdir) / "docs" / PLANNER
+        subprocess.run(
+            [sys.executable, "-m", "distlion", "plan", *PLANNED, "--html", str(page)],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+
+PARTS = {"commands": write_commands, "record": write_record, "planner": link_planner}
+
+
+def read_source(app: Any, docname: str, source: list[str]) -> None:
+    """Put into a page what is generated for it, and over one without a title its name."""
+    del app
+    source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
+    if not re.search(r"^# ", source[0], re.MULTILINE):
+        title = docname.rsplit("/", 1)[-1].replace("_", " ").capitalize()
+        source[0] = f"# {title}\n\n{source[0]}"
+
+
+def write_docstring(
+    app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]
+) -> None:
+    """Turn what a docstring has as plain text into reStructuredText.
+
+    Equations are set as they are written, up to running text below them. Stars and bars mean
+    themselves.
+    """
+    del app, what, name, item, options
+    shown: list[str] = []
+    inside = ""  # "equation", or the "text" below one
+    for line in lines:
+        if re.fullmatch(r"Equation(,.*)?:", line):
+            inside = "equation"
+            shown += [f"**{line[:-1]}**", "", ".. code-block:: text", ""]
+            continue
+        if line.strip() and not line.startswith(" "):
+            inside = ""
+        elif inside and is_running_text(line) and not shown[-1].strip():
+            inside = "text"
+        if inside == "equation":
+            shown.append(f"    {line}".replace("``", "") if line.strip() else line)
+        elif line.lstrip().startswith((">>>", "...")):
+            shown.append(line)
+        else:
+            shown.append(escape(line.lstrip() if inside else line))
+    lines[:] = shown
+
+
+def is_running_text(line: str) -> bool:
+    """Return whether a line below an equation begins a sentence."""
+    return bool(re.match(r"\s+\(?[A-Z][a-z]+[ ,]", line)) and " = " not in line
+
+
+def escape(line: str) -> str:
+    """Escape stars and bars outside of ``code``."""
+    parts = line.split("``")
+    parts[::2] = [re.sub(r"([*|])", r"\\\1", part) for part in parts[::2]]
+    return "``".join(parts)

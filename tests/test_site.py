@@ -1,0 +1,157 @@
+"""What the site says of the package out of the package, and the check of its links."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import distlion
+from distlion import errors
+from distlion.exchange import frame
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+REFERENCE = DOCS / "reference"
+
+
+def load(name: str) -> ModuleType:
+    """Import a program of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def list_described() -> set[str]:
+    """Return the names that pages of the reference take their docstrings from."""
+    named: set[str] = set()
+    for page in REFERENCE.glob("*.md"):
+        module = ""
+        for kind, name in re.findall(
+            r"^\.\. (?:py:)?(currentmodule|auto\w+|data):: (\S+)", page.read_text(), re.MULTILINE
+        ):
+            if kind == "currentmodule":
+                module = f"{name}."
+            elif name.startswith("distlion."):
+                named.add(name)
+            else:
+                named.add(module + name)
+    return named
+
+
+@pytest.mark.parametrize("name", distlion.__all__)
+def test_public_name_is_in_the_reference(name: str) -> None:
+    assert f"distlion.{name}" in list_described()
+
+
+def test_every_error_is_in_the_reference_with_what_to_do() -> None:
+    page = (REFERENCE / "errors.md").read_text()
+    names = {
+        name
+        for name, item in vars(errors).items()
+        if inspect.isclass(item) and issubclass(item, (errors.DistlionError, Warning))
+    }
+    rows = dict(re.findall(r"^`(\w+)`\n: (.+?)\n\n", page, re.MULTILINE | re.DOTALL))
+    assert names - {"DistlionError", "StepError"} == set(rows)
+    assert all("**Do:**" in text for text in rows.values())
+
+
+def test_header_on_the_page_is_that_of_the_wire() -> None:
+    page = (REFERENCE / "wire-format.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+    fields = frame.HEADER_TYPE.fields
+    assert fields is not None
+    assert rows == [
+        (str(offset), name, str(kind.itemsize)) for name, (kind, offset) in fields.items()
+    ]
+    for kind in (*frame.ChunkKind, *frame.Status):
+        assert re.search(rf"^\| {kind.value} \| `{kind.name}` \|", page, re.MULTILINE), kind
+    assert f"version {frame.PROTOCOL_VERSION}" in page
+
+
+def test_every_command_has_a_section_with_its_options() -> None:
+    pytest.importorskip("typer")
+    text = load("generated").write_commands()
+    for name in ("train", "compare", "plan", "doctor", "netlab run", "checkpoint verify"):
+        assert f"## distlion {name}\n" in text
+        assert f"Usage: distlion {name} " in text
+    assert "--on-world-change" in text
+    assert "│" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_every_field_of_a_record_is_described() -> None:
+    pytest.importorskip("transformers")
+    from distlion.training.record import Record
+
+    fields = dict(load("generated").list_fields(Record))
+    assert set(fields) == set(Record.__dataclass_fields__)
+    assert all(text.endswith(".") for text in fields.values())
+
+
+def test_equation_is_shown_as_written_and_stars_mean_themselves() -> None:
+    lines = [
+        "Do it (N, *shape).",
+        "",
+        "Equation:",
+        "    a = b * c",
+        "",
+        "Args:",
+        "    d: ``*e``, |f|.",
+    ]
+    load("generated").write_docstring(None, "", "", None, None, lines)
+    assert lines == [
+        "Do it (N, \\*shape).",
+        "",
+        "**Equation**",
+        "",
+        ".. code-block:: text",
+        "",
+        "        a = b * c",
+        "",
+        "Args:",
+        "    d: ``*e``, \\|f\\|.",
+    ]
+
+
+def test_link_check_finds_what_is_broken_and_what_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "a").mkdir(parents=True)
+    (site / "a" / "index.html").write_text('<p id="here">')
+    (site / "index.html").write_text(
+        '<a href="a/#here"></a><a href="a/index.html#gone"></a><a href="b.html"></a>'
+        '<a href="https://example.org/"></a><link rel="canonical" href="https://example.org/c">'
+        '<script src="https://example.org/x.js"></script><img src="data:,"><a href="#top"></a>'
+    )
+    faults, external = load("site_links").check_site(site)
+    assert faults == [
+        "index.html: a/index.html#gone leads to no such place in the page",
+        "index.html: b.html leads to no file",
+        "index.html: #top leads to no such place in the page",
+        "index.html: https://example.org/x.js is loaded from elsewhere",
+    ]
+    assert external == {
+        "https://example.org/",
+        "https://example.org/c",
+        "https://example.org/x.js",
+    }
+
+
+def test_running_text_below_an_equation_is_running_text() -> None:
+    lines = ["Equation:", "    x = y", "", "    (Lion, arXiv:1, with ``z``.) *", "", "Args:"]
+    load("generated").write_docstring(None, "", "", None, None, lines)
+    assert lines[2:] == [
+        ".. code-block:: text",
+        "",
+        "        x = y",
+        "",
+        "(Lion, arXiv:1, with ``z``.) \\*",
+        "",
+        "Args:",
+    ]
