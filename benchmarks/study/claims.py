@@ -154,7 +154,7 @@ SHOWN = (
         _CUB,
         "averaging momenta, of which layers and how often",
         ("skew",),
-        "all layers every 10 steps; others at the start of training, in docs/explanation/findings.md",
+        "all layers every 10 steps; others at the start of training, docs/explanation/findings.md",
     ),
 )
 
