@@ -246,9 +246,9 @@ def test_baseline_refuses_checkpoints(tmp_path):
         train_over(tmp_path / "run", settings, SAVING)
 
 
-@pytest.mark.parametrize(("name", "given"), [("checkpoint-every", "every"), ("keep-c", "keep")])
-def test_numbers_below_one_are_refused(name, given):
-    with pytest.raises(InvalidArgumentError, match=f"{name}.* is 0"):
+@pytest.mark.parametrize("given", ["every", "keep"])
+def test_numbers_below_one_are_refused(given):
+    with pytest.raises(InvalidArgumentError, match=f"^{given} is 0"):
         CheckpointSettings(**{given: 0})
 
 

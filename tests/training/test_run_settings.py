@@ -23,7 +23,7 @@ from distlion.training.contenders import find_contender
         {"warmup_steps": 1},
         {"batch_size": 3},
         {"eval_every": 5},
-        {"device": "cuda"},
+        {"device": "meta"},
         {"data": "elsewhere"},
         {"partition": PartitionName.BY_CLASS, "alpha": 0.5},
     ],
