@@ -1,4 +1,4 @@
-"""Differences between methods, their intervals, and what they decide: docs/protocol.md in figures.
+"""Differences between methods, their intervals, and what they decide: the protocol in figures.
 
 Lower outcomes are better. A difference is the method's minus the reference's.
 """

@@ -1,4 +1,4 @@
-"""What is run, and in which order: docs/protocol.md as data."""
+"""What is run, and in which order: the protocol of the study as data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IMAGES = Setting("images", 1055, 128, 5, {"width": 16, "groups": 2})
 WIDE = Setting("images", 3516, 128, 10, {"width": 24, "groups": 2})
 TEXT = Setting("text", 1000, 64, 5, {"width": 64, "layers": 2, "heads": 4, "context": 64})
 
-# The middle of the three rates that are tried first; docs/protocol.md says where they are from.
+# The middle of the three rates that are tried first; protocol.md says where they are from.
 CENTERS: Mapping[str, Mapping[str, float]] = {
     "images": {
         "global-adamw": 4e-3,
@@ -67,6 +67,8 @@ class Cell:
         alpha: Concentration of classes on workers; None: even.
         attackers, factor: Workers that multiply their gradient, and by what.
         tuned_as: The cell whose rate is taken over; None: a rate of its own.
+        centered_on: The cell whose rate is the middle of the three that are tried first; None: the
+            method's own center.
     """
 
     setting: Setting
@@ -76,6 +78,7 @@ class Cell:
     attackers: int = 0
     factor: float = 1.0
     tuned_as: Cell | None = None
+    centered_on: Cell | None = None
 
     def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:
         """Return one run."""
@@ -101,7 +104,7 @@ class Cell:
 
     @property
     def center(self) -> float:
-        """The middle of the first three rates."""
+        """The middle of the first three rates, where no other cell's rate is."""
         centers = CENTERS[self.setting.task]
         family = "shared" if self.method.startswith("shared-") else self.method
         return centers.get(family, centers["lion"])
@@ -114,13 +117,13 @@ class Choice:
     Attributes:
         losses: Validation loss of each rate that was tried, in ascending order of rates; infinite
             for a run that diverged.
-        wanted: Rates still to be tried before anything is chosen.
+        wanted: Runs still to be made before anything is chosen.
         rate: The best; None before.
         at_edge: Whether it is the lowest or highest of all that were allowed.
     """
 
     losses: Mapping[float, float]
-    wanted: tuple[float, ...]
+    wanted: tuple[RunConfig, ...]
     rate: float | None
     at_edge: bool
 
@@ -129,10 +132,16 @@ def choose_rate(cell: Cell, find: Find) -> Choice:
     """Choose by validation loss: three rates, extended while the best is at an edge."""
     if cell.tuned_as is not None:
         return choose_rate(cell.tuned_as, find)
-    rates = [_round(cell.center * FACTOR**power) for power in (-1, 0, 1)]
+    center = cell.center
+    if cell.centered_on is not None:
+        centered = choose_rate(cell.centered_on, find)
+        if centered.rate is None:
+            return replace(centered, losses={})
+        center = centered.rate
+    rates = [_round(center * FACTOR**power) for power in (-1, 0, 1)]
     while True:
         losses = {rate: _final_loss(find(cell.tuning(rate).name)) for rate in rates}
-        missing = tuple(rate for rate, loss in losses.items() if loss is None)
+        missing = tuple(cell.tuning(rate) for rate, loss in losses.items() if loss is None)
         known = {rate: loss for rate, loss in losses.items() if loss is not None}
         if missing:
             return Choice(known, missing, None, False)
@@ -165,8 +174,7 @@ def list_open(cell: Cell, find: Find) -> list[RunConfig]:
     """Return the runs of a cell that can be done now and are not."""
     choice = choose_rate(cell, find)
     if choice.rate is None:
-        tuned = cell if cell.tuned_as is None else cell.tuned_as
-        return [tuned.tuning(rate) for rate in choice.wanted]
+        return list(choice.wanted)
     return [run for run in reported(cell, choice.rate) if find(run.name) is None]
 
 
@@ -217,9 +225,14 @@ def _cells(setting: Setting, methods: tuple[str, ...], workers: int) -> tuple[Ce
     return tuple(_cell(setting, method, workers) for method in methods)
 
 
+def _more(cell: Cell) -> Cell:
+    """Return a cell of more workers, whose grid begins around the best rate with 4."""
+    return replace(cell, centered_on=replace(cell, workers=4)) if cell.workers > 4 else cell
+
+
 def _skewed(method: str, alpha: float) -> Cell:
     base = method.partition("-sync")[0]
-    return Cell(IMAGES, method, 8, alpha=alpha, tuned_as=_cell(IMAGES, base, 8))
+    return Cell(IMAGES, method, 8, alpha=alpha, tuned_as=_more(_cell(IMAGES, base, 8)))
 
 
 def _wide(method: str) -> Cell:
@@ -229,7 +242,7 @@ def _wide(method: str) -> Cell:
 def _attacked(method: str, attackers: int, factor: float) -> Cell:
     cell = Cell(IMAGES, method, 8, attackers=attackers, factor=factor)
     voted = "global-lion" if method == "median-lion" else method
-    return replace(cell, tuned_as=_cell(IMAGES, voted, 8))
+    return replace(cell, tuned_as=_more(_cell(IMAGES, voted, 8)))
 
 
 _SKEWED = ("majority", "majority-sync-10", "quantized-2", "shared-majority", "global-lion")
@@ -238,13 +251,13 @@ _ATTACKED = ("majority", "shared-majority", "global-lion", "median-lion")
 PARTS = (
     Part("images-4", "Images, 4 workers", _cells(IMAGES, _FIRST + _OTHERS, 4)),
     Part("text-4", "Text, 4 workers", _cells(TEXT, _FIRST, 4)),
-    Part("images-8", "Images, 8 workers", _cells(IMAGES, _EIGHT, 8)),
+    Part("images-8", "Images, 8 workers", tuple(map(_more, _cells(IMAGES, _EIGHT, 8)))),
     Part(
         "text-8",
         "Text, 8 workers; two bits with 4",
         (
-            _cell(TEXT, "majority", 8),
-            _cell(TEXT, "shared-majority", 8),
+            _more(_cell(TEXT, "majority", 8)),
+            _more(_cell(TEXT, "shared-majority", 8)),
             _cell(TEXT, "quantized-2", 4),
         ),
     ),
@@ -258,7 +271,7 @@ PARTS = (
     Part(
         "images-32",
         "Images, 32 workers",
-        _cells(IMAGES, ("majority", "average", "shared-majority"), 32),
+        tuple(map(_more, _cells(IMAGES, ("majority", "average", "shared-majority"), 32))),
     ),
     Part(
         "byzantine",

@@ -78,8 +78,8 @@ def _introduce(records: Records) -> str:
         f"{len(found)} runs, {hours:.1f} core-hours, on {'; '.join(places) or 'nothing yet'}; "
         f"{dirty} of them from sources that were not committed. Computed from "
         "`benchmarks/results/runs/` by `python benchmarks/study`, by the rules of "
-        "[protocol.md](../../docs/protocol.md). What says `not yet run` has fewer seeds than the "
-        "protocol wants, and decides nothing."
+        "[protocol.md](../../docs/explanation/protocol.md). What says `not yet run` has fewer "
+        "seeds than the protocol wants, and decides nothing."
     )
 
 

@@ -115,7 +115,7 @@ def tune(study: Any, losses: Mapping[float, float], method: str = "majority") ->
 
 
 def test_three_rates_are_tried_first(study: Any) -> None:
-    assert tune(study, {}).wanted == (2e-4, 4e-4, 8e-4)
+    assert [run.lr for run in tune(study, {}).wanted] == [2e-4, 4e-4, 8e-4]
 
 
 def test_rate_inside_the_grid_is_taken(study: Any) -> None:
@@ -134,7 +134,26 @@ def test_grid_grows_while_the_best_rate_is_at_its_edge(
     study: Any, losses: dict[float, float], wanted: tuple[float, ...]
 ) -> None:
     choice = tune(study, losses)
-    assert (choice.rate, choice.wanted) == (None, wanted)
+    assert (choice.rate, tuple(run.lr for run in choice.wanted)) == (None, wanted)
+
+
+def test_more_workers_begin_around_the_best_rate_of_four(study: Any) -> None:
+    four = study.plan.Cell(study.plan.IMAGES, "majority", 4)
+    eight = study.plan.Cell(study.plan.IMAGES, "majority", 8, centered_on=four)
+    found = {
+        four.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
+        for rate, loss in {2e-4: 1.0, 4e-4: 1.1, 1e-4: 1.2}.items()
+    }
+    waiting = study.plan.list_open(eight, found.get)
+    assert waiting == [four.tuning(8e-4)]
+    found[four.tuning(8e-4).name] = {"diverged": None, "validation": [[1, 1.3, 0.5]]}
+    assert study.plan.list_open(eight, found.get) == [eight.tuning(r) for r in (1e-4, 2e-4, 4e-4)]
+
+
+def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
+    tuned = [cell.tuned_as or cell for cell in study.plan.list_cells()]
+    for cell in (cell for cell in tuned if cell.workers > 4):
+        assert cell.centered_on == study.plan.Cell(cell.setting, cell.method, 4)
 
 
 def test_rate_that_stays_at_the_edge_is_marked(study: Any) -> None:
