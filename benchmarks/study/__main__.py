@@ -1,0 +1,166 @@
+"""Train all methods to real accuracy, by the protocol in docs/explanation, and report.
+
+    python benchmarks/study                     # every table and figure, from the records
+    python benchmarks/study run --images cifar-10-batches-py --books FOLDER [--parts NAME ...]
+    python benchmarks/study repeat RUN --images cifar-10-batches-py --books FOLDER
+
+``run`` goes on where it was stopped, and any number of processes share the work: a run whose record
+is there is not repeated, nor is one that another process is at. One thread each. ``repeat`` makes
+one recorded run again and compares its bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from archive import Records, describe_place
+from images import Images, ImageTask
+from plan import PARTS, Part, list_open
+from runs import RunConfig, Task, Trainer
+from text import Novels, TextTask
+
+from report import write_report
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+WAIT_S = 20.0
+REPORT_EVERY_S = 30.0
+
+
+class Data:
+    """The data of both tasks, read when a run needs it.
+
+    Args:
+        images, books: Folders; None where no run of the task is to be made.
+    """
+
+    def __init__(self, images: Path | None, books: Path | None) -> None:
+        self._images, self._books = images, books
+        self._read_images = cache(Images.read)
+        self._read_novels = cache(Novels.read)
+
+    def has(self, task: str) -> bool:
+        """Return whether the data of a task is there."""
+        return (self._images if task == "images" else self._books) is not None
+
+    def build(self, config: RunConfig) -> tuple[Task, str]:
+        """Return what a run trains on, and the digest of its data."""
+        shared = {"batch": config.batch, "workers": max(1, config.workers), "seed": config.seed}
+        if config.task == "images":
+            if self._images is None:
+                sys.exit("--images is needed for this run")
+            images = self._read_images(self._images)
+            return ImageTask(images, **shared, **config.network, alpha=config.alpha), images.digest
+        if self._books is None:
+            sys.exit("--books is needed for this run")
+        novels = self._read_novels(self._books, context=config.network["context"])
+        return TextTask(novels, **shared, **config.network), novels.digest
+
+
+def run_all(records: Records, data: Data, parts: Sequence[Part]) -> None:
+    """Do runs in the order of the protocol until none is left."""
+    describe_place()
+    while True:
+        pending, did = False, False
+        for config in _list_open_runs(records, data, parts):
+            pending = True
+            if perform(records, data, config):
+                did = True
+                break  # what comes next may depend on it
+        if not pending:
+            return
+        if not did:
+            time.sleep(WAIT_S)
+
+
+def _list_open_runs(records: Records, data: Data, parts: Sequence[Part]) -> list[RunConfig]:
+    return [
+        config
+        for part in parts
+        for cell in part.cells
+        if data.has(cell.setting.task)
+        for config in list_open(cell, records.read)
+    ]
+
+
+def perform(records: Records, data: Data, config: RunConfig) -> bool:
+    """Do one run and record it; False where another process is at it or has done it."""
+    with records.claim(config.name) as is_ours:
+        if not is_ours or records.read(config.name) is not None:
+            return False
+        task, digest = data.build(config)
+        outcome = Trainer(config, task, Reporter(config)).run()
+        records.write(config, {"data": digest, **outcome})
+    return True
+
+
+class Reporter:
+    """Report on stderr, now and then, where a run is.
+
+    Args:
+        config: The run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._due_s = time.monotonic() + REPORT_EVERY_S
+        print(config.name, file=sys.stderr, flush=True)
+
+    def __call__(self, done: int) -> None:
+        """Report how far it is."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + REPORT_EVERY_S
+            print(f"  {done}/{self._config.steps}", file=sys.stderr, flush=True)
+
+
+# What must come out again; all else in a record is where and how fast it was made.
+_BITS = ("data", "diverged", "train_loss", "validation", "test", "parameters_sha256")
+
+
+def repeat(records: Records, data: Data, name: str) -> int:
+    """Make a recorded run again; return 0 where it ends in the same bits, else 1."""
+    recorded = records.read(name)
+    if recorded is None:
+        sys.exit(f"there is no record {records.path(name)}")
+    config = RunConfig(**recorded["config"])
+    task, digest = data.build(config)
+    outcome = {"data": digest, **Trainer(config, task, Reporter(config)).run()}
+    differing = [key for key in _BITS if outcome[key] != recorded[key]]
+    print(f"{name}: " + (f"differs in {differing}" if differing else "the same bits"))
+    return 1 if differing else 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse, and do one thing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--records", type=Path, default=RESULTS / "runs", help="their folder")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
+    commands = parser.add_subparsers(dest="command")
+    needing_data = [commands.add_parser("run"), commands.add_parser("repeat")]
+    commands.add_parser("report")
+    for each in needing_data:
+        each.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
+        each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
+    names = [part.name for part in PARTS]
+    needing_data[0].add_argument("--parts", nargs="+", choices=names, default=names)
+    needing_data[1].add_argument("name", help="of a record, without .json")
+    args = parser.parse_args(words)
+    records = Records(args.records)
+    torch.set_num_threads(1)  # bits depend on it
+    if args.command == "repeat":
+        return repeat(records, Data(args.images, args.books), args.name)
+    if args.command == "run":
+        chosen = [part for part in PARTS if part.name in args.parts]
+        run_all(records, Data(args.images, args.books), chosen)
+        return 0
+    print(write_report(records, args.results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""What the papers claim, and the comparisons of the study that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evidence import Comparison, Ending, Verdict, compare
+from plan import PARTS, Cell, Find
+
+_LION = "Distributed Lion (arXiv:2404.00438)"
+_CUB = "Lion Cub (arXiv:2411.16462)"
+_ADAMW, _GLOBAL_LION, _SGD = "global-adamw", "global-lion", "global-sgd"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement and the pairs that it is about.
+
+    Attributes:
+        source: Who says so.
+        text: The statement.
+        pairs: Method and reference; empty where the study does not ask.
+        wants_ahead: Whether ``ahead`` is claimed, rather than a par.
+        conditions: Which cells: ``even``, ``skew`` or ``confirmation``.
+        elsewhere: Where an untested one was looked at, if anywhere.
+    """
+
+    source: str
+    text: str
+    pairs: tuple[tuple[str, str], ...] = ()
+    wants_ahead: bool = False
+    conditions: str = "even"
+    elsewhere: str = ""
+
+
+CLAIMS = (
+    Claim(_LION, "majority vote is on a par with global AdamW", (("majority", _ADAMW),)),
+    Claim(_LION, "majority vote is on a par with global Lion", (("majority", _GLOBAL_LION),)),
+    Claim(_LION, "Average is on a par with global AdamW", (("average", _ADAMW),)),
+    Claim(_LION, "Average is on a par with global Lion", (("average", _GLOBAL_LION),)),
+    Claim(
+        _LION,
+        "votes are ahead of TernGrad at no more traffic",
+        (("majority", "terngrad-adamw"), ("average", "terngrad-adamw")),
+        wants_ahead=True,
+    ),
+    Claim(
+        _LION,
+        "votes are ahead of DGC at no more traffic",
+        (("majority", "dgc"), ("average", "dgc")),
+        wants_ahead=True,
+    ),
+    Claim(_LION, "votes are ahead of D-Signum", (("majority", "signum"),), wants_ahead=True),
+    Claim(
+        _LION,
+        "votes are ahead of GradDrop at no more traffic",
+        elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
+    ),
+    Claim(_LION, "the same on ImageNet, OpenWebText (350M, 760M) and few-shot fine-tuning (7B)"),
+    Claim(
+        _CUB,
+        "two bits are on a par with global Lion",
+        (("quantized-2", _GLOBAL_LION),),
+    ),
+    Claim(
+        _CUB,
+        "averaged momenta win back what majority vote loses on skewed data",
+        (("majority-sync-10", "majority"),),
+        wants_ahead=True,
+        conditions="skew",
+    ),
+    Claim(
+        _CUB,
+        "averaging the momenta of some layers is enough",
+        elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
+    ),
+    Claim(
+        _CUB,
+        "p bits scaled by L1 end ahead of L-infinity at full range",
+        (("quantized-2", "quantized-2-linf-full"), ("quantized-4", "quantized-4-linf-full")),
+        wants_ahead=True,
+    ),
+    Claim(
+        _CUB,
+        "p bits scaled by L1 end ahead of L-infinity that clamps",
+        (("quantized-2", "quantized-2-linf"),),
+        wants_ahead=True,
+    ),
+    Claim(
+        _CUB,
+        "a 1-bit all-reduce is faster than full precision on slow links",
+        elsewhere="[end_to_end.md](end_to_end.md): seconds a step, not time to a target",
+    ),
+    Claim(
+        "ours",
+        "Lion is on a par with AdamW on these tasks",
+        ((_GLOBAL_LION, _ADAMW),),
+    ),
+    Claim(
+        "ours",
+        "momentum after the vote is on a par with global AdamW",
+        (("shared-majority", _ADAMW),),
+    ),
+    Claim(
+        "ours",
+        "momentum after the vote is ahead of majority vote over Lion",
+        (("shared-majority", "majority"),),
+        wants_ahead=True,
+    ),
+    Claim(
+        "ours",
+        "two bits before the shared momentum are ahead of one",
+        (("shared-quantized-2", "shared-majority"),),
+        wants_ahead=True,
+    ),
+    Claim(
+        "ours",
+        "a shared momentum of 0.95 or 0.8 is on a par with 0.9",
+        (("shared-majority-b95", "shared-majority"), ("shared-majority-b80", "shared-majority")),
+    ),
+    Claim("ours", "DGC is on a par with the SGD that is in it", (("dgc", _SGD),)),
+    Claim(
+        "ours",
+        "at higher accuracy, votes are on a par with global AdamW",
+        (("majority", _ADAMW), ("shared-majority", _ADAMW)),
+        conditions="confirmation",
+    ),
+)
+
+
+# What the papers show, the parts that show it here, and what is different or missing.
+SHOWN = (
+    (
+        _LION,
+        "figures of CIFAR-10: accuracy over epochs, error against workers and against bits",
+        ("images-4", "images-8", "images-32"),
+        "a convolutional network for 3 epochs, not a ViT for 200",
+    ),
+    (
+        _LION,
+        "tables of ImageNet (ViT-S, ViT-B), OpenWebText (350M, 760M), few-shot fine-tuning (7B)",
+        (),
+        "not run; the recipes of docs/how-to/recipes.md are what such runs need",
+    ),
+    (
+        _CUB,
+        "time of a step end to end, on slow links",
+        (),
+        "in end_to_end.md, on emulated networks; time to a target is not run",
+    ),
+    (_CUB, "the norm that scales p bits", ("norms",), "a small GPT"),
+    (
+        _CUB,
+        "averaging momenta, of which layers and how often",
+        ("skew",),
+        "all layers every 10 steps; others at the start of training, docs/explanation/findings.md",
+    ),
+)
+
+
+class Study:
+    """All cells of the protocol, with the records that are there.
+
+    Args:
+        find: Returns a record by its name.
+    """
+
+    def __init__(self, find: Find) -> None:
+        self.endings: dict[str, list[Ending]] = {
+            part.name: [Ending.find(cell, find) for cell in part.cells] for part in PARTS
+        }
+
+    def compare(self, part: str, method: str, reference: str) -> list[Comparison]:
+        """Compare within a part, for each condition (such as skew) that has both methods."""
+        pairs = [
+            self.compare_cell(ending, part, reference)
+            for ending in self.endings[part]
+            if ending.cell.method == method
+        ]
+        return [each for each in pairs if each is not None]
+
+    def compare_cell(self, ending: Ending, part: str, reference: str) -> Comparison | None:
+        """Compare a cell with the method that stands beside it; None where there is none."""
+        other = self._reference(ending.cell, part, reference)
+        return None if other is None else compare(ending, other)
+
+    def _reference(self, cell: Cell, part: str, method: str) -> Ending | None:
+        """Return the ending that stands beside a cell: the same task, N and condition."""
+        for name in (part, *self.endings):
+            for ending in self.endings[name]:
+                other = ending.cell
+                same = (
+                    other.method == method
+                    and other.setting == cell.setting
+                    and other.alpha == cell.alpha
+                    and (other.attackers, other.factor) == (cell.attackers, cell.factor)
+                    and other.workers in (0, cell.workers)
+                )
+                if same:
+                    return ending
+        return None
+
+    def answer(self, claim: Claim) -> Iterator[tuple[str, Comparison]]:
+        """Yield the parts and comparisons that a claim is about."""
+        for part in PARTS:
+            if claim.conditions != condition_of(part.name):
+                continue
+            for method, reference in claim.pairs:
+                for comparison in self.compare(part.name, method, reference):
+                    yield part.name, comparison
+
+
+def condition_of(part: str) -> str:
+    """Return which kind of claim a part answers."""
+    return part if part in ("skew", "byzantine", "confirmation") else "even"
+
+
+def holds(claim: Claim, comparison: Comparison) -> str:
+    """Return what a comparison says of a claim."""
+    verdict = comparison.verdict
+    if verdict in (Verdict.OPEN, Verdict.UNDECIDED):
+        return verdict.value
+    wanted = (Verdict.AHEAD,) if claim.wants_ahead else (Verdict.AHEAD, Verdict.PAR)
+    return "holds" if verdict in wanted else "does not hold"

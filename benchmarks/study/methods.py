@@ -1,0 +1,205 @@
+"""The methods of the study: those of ``distlion compare``, and momentum after the vote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from distlion.aggregation import RULES, Aggregation, QuantizedVote
+from distlion.errors import InvalidArgumentError
+from distlion.optim import Lion
+from distlion.training.contenders import find_contender
+from distlion.training.virtual_method import Entry, VirtualVoting
+from distlion.training.vote_names import LION_BETAS
+from distlion.virtual import VirtualCluster
+
+SHARED_BETA = 0.9
+# What weights lose in a step at the highest rate, for every method with decoupled decay.
+DECAY_PER_STEP = 1e-4
+_SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
+_FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
+_SGD = ("global-sgd", "dgc")
+_SGD_DECAY = 5e-4
+
+
+class Method(Protocol):
+    """N workers that take turns with one model, then step together."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer whose learning rate the schedule sets."""
+
+    @property
+    def up_bits_per_parameter(self) -> float:
+        """Return the bits from worker to server, for each parameter and step."""
+
+    @property
+    def down_bits_per_parameter(self) -> float:
+        """Return the bits from server to worker, for each parameter and step."""
+
+    def collect(self, worker: int) -> None:
+        """Take every ``p.grad`` as the gradient of a worker, and clear it."""
+
+    def step(self) -> None:
+        """Move the parameters."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a method is built for.
+
+    Attributes:
+        lr: Highest learning rate.
+        workers: N.
+        steps: Of the run; DGC warms up over a share of them.
+        seed: Of every draw.
+    """
+
+    lr: float
+    workers: int
+    steps: int
+    seed: int
+
+
+def build_method(name: str, model: nn.Module, run: Run) -> Method:
+    """Build a method by name.
+
+    ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
+    ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it; other names
+    are those of ``distlion compare``.
+
+    Raises:
+        InvalidArgumentError: There is no such method.
+    """
+    params = list(model.parameters())
+    if name == "median-lion":
+        return MedianLion(params, run)
+    if shared := _SHARED.fullmatch(name):
+        if shared["rule"] not in RULES:
+            raise InvalidArgumentError(f"method {name!r}: there is no rule {shared['rule']!r}")
+        beta = float(f"0.{shared['beta']}") if shared["beta"] else SHARED_BETA
+        return SharedMomentum(params, RULES[shared["rule"]].rule, run, beta=beta)
+    entry = Entry(
+        params=list(model.named_parameters()),
+        lr=run.lr,
+        weight_decay=_SGD_DECAY if name in _SGD else DECAY_PER_STEP / run.lr,
+        workers=run.workers,
+        steps=run.steps,
+        seed=run.seed,
+    )
+    if full := _FULL_RANGE.fullmatch(name):
+        bits = int(full["bits"])
+        rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
+        return VirtualVoting.build(entry, rule)
+    return find_contender(name).enter(entry)
+
+
+class SharedMomentum:
+    """Workers that vote on gradients, and one momentum that is kept of the outcomes.
+
+    Equation:
+        S = vote(g_1, ..., g_N);  y' = b y + (1 - b) S;  x' = (1 - lr wd) x - lr y'
+        (signSGD with majority vote, arXiv:1810.05291, its momentum after the aggregation)
+
+    Each worker would hold the same y, so it is kept once. The votes are those of ``VirtualCluster``
+    without momenta, on parameters that stand in for the model's: they begin a step at 0 with a
+    rate of 1 and therefore end it at -S.
+
+    Args:
+        params: Of the model.
+        rule: What a worker sends, and how votes are counted.
+        run: Rate, workers and seed.
+        beta: Weight of the momentum, in [0, 1).
+    """
+
+    def __init__(
+        self, params: Sequence[nn.Parameter], rule: Aggregation, run: Run, *, beta: float
+    ) -> None:
+        self._params = params
+        self._beta = beta
+        self._outcomes = [nn.Parameter(torch.zeros_like(param).contiguous()) for param in params]
+        self._momenta = [torch.zeros_like(each) for each in self._outcomes]
+        self._votes = VirtualCluster(
+            self._outcomes,
+            1.0,
+            (0.0, 0.0),
+            workers=run.workers,
+            aggregation=rule,
+            seed=run.seed,
+        )
+        # It moves by lr y; the decay is done before.
+        self.optimizer = torch.optim.SGD(params, run.lr)
+        self._decay = DECAY_PER_STEP / run.lr
+
+    @property
+    def up_bits_per_parameter(self) -> float:
+        return self._votes.up_bits_per_parameter
+
+    @property
+    def down_bits_per_parameter(self) -> float:
+        return self._votes.down_bits_per_parameter
+
+    def collect(self, worker: int) -> None:
+        for param, outcome in zip(self._params, self._outcomes, strict=True):
+            outcome.grad = None if param.grad is None else param.grad.contiguous()
+            param.grad = None
+        self._votes.collect(worker)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self._votes.step()
+        kept = 1 - float(self.optimizer.param_groups[0]["lr"]) * self._decay
+        for param, outcome, momentum in zip(
+            self._params, self._outcomes, self._momenta, strict=True
+        ):
+            _mix_(momentum, outcome, beta=self._beta)
+            outcome.zero_()
+            param.mul_(kept)
+            param.grad = momentum.clone()
+        self.optimizer.step()
+        for param in self._params:
+            param.grad = None
+
+
+class MedianLion:
+    """Workers whose gradients are sent whole, and Lion on the median of each element.
+
+    Args:
+        params: Of the model.
+        run: Rate and workers.
+    """
+
+    up_bits_per_parameter = 32.0
+    down_bits_per_parameter = 32.0
+
+    def __init__(self, params: Sequence[nn.Parameter], run: Run) -> None:
+        self._params = params
+        self._held: list[list[Tensor]] = []
+        self.optimizer = Lion(params, run.lr, LION_BETAS, weight_decay=DECAY_PER_STEP / run.lr)
+
+    def collect(self, worker: int) -> None:
+        grads = [param.grad for param in self._params]
+        self._held.append([grad for grad in grads if grad is not None])
+        for param in self._params:
+            param.grad = None
+
+    def step(self) -> None:
+        for param, grads in zip(self._params, zip(*self._held, strict=True), strict=True):
+            # torch.median takes the lower one of two in the middle.
+            ordered = torch.stack(grads).sort(dim=0).values
+            low, high = (len(grads) - 1) // 2, len(grads) // 2
+            param.grad = (ordered[low] + ordered[high]) / 2
+        self._held.clear()
+        self.optimizer.step()
+        for param in self._params:
+            param.grad = None
+
+
+def _mix_(momentum: Tensor, outcome: Tensor, *, beta: float) -> None:
+    """Set ``momentum`` to b y + (1 - b) S, where ``outcome`` is -S."""
+    momentum.mul_(beta).sub_(outcome, alpha=1 - beta)

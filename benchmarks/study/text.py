@@ -1,0 +1,185 @@
+"""Novels for the study: bytes, a small GPT, and whole books for validation and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scoring import Result, predict
+from torch import Tensor, nn
+
+from distlion.errors import DataError
+from distlion.tasks.base import digest_arrays, seeded_generator
+
+VALIDATION_BOOKS = ("Roughing It", "The Moonstone")
+TEST_BOOKS = ("Emma", "Great Expectations", "Ivanhoe: A Romance", "The Mysterious Island")
+VALIDATION_WINDOWS = 512
+TEST_WINDOWS = 4096
+# Neighboring windows are alike: sampling errors are taken over blocks of them.
+BLOCK_WINDOWS = 32
+_SCORE_BATCH = 64
+_INIT, _PLACE = 0x696E6974, 0x706C616365
+
+
+class _Block(nn.Module):
+    """Attend, then transform each position, both added to their normed input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, length, width = x.shape
+        shape = (count, length, 3, self.heads, width // self.heads)
+        query, key, value = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(count, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class SmallGPT(nn.Module):
+    """Predict the next byte; output weights are those of the embedding of bytes.
+
+    Args:
+        width, layers, heads: Its size.
+        context: Bytes of a window.
+    """
+
+    def __init__(self, *, width: int, layers: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        nn.init.normal_(self.bytes.weight, std=0.05)
+        nn.init.normal_(self.places.weight, std=0.05)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Return logits (count, length, 256) of windows (count, length) int64."""
+        x = self.bytes(windows) + self.places.weight[: windows.shape[1]]
+        logits: Tensor = F.linear(self.norm(self.blocks(x)), self.bytes.weight)
+        return logits
+
+
+@dataclass(frozen=True)
+class Novels:
+    """Bytes of whole books.
+
+    Attributes:
+        train: (n,) uint8, all books one after the other.
+        validation, test: (windows, context + 1) uint8, evenly spaced over each book.
+        digest: Of all of it.
+    """
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    digest: str
+
+    @classmethod
+    def read(cls, folder: Path, *, context: int) -> Novels:
+        """Read ``*.txt``, a book each.
+
+        Raises:
+            DataError: A book of validation or test is missing, or there is none to train on.
+        """
+        books = {
+            path.stem: np.frombuffer(path.read_bytes(), np.uint8)
+            for path in sorted(folder.glob("*.txt"))
+        }
+        kept = {*VALIDATION_BOOKS, *TEST_BOOKS}
+        missing = sorted(kept - set(books))
+        train = [text for name, text in books.items() if name not in kept]
+        if missing or not train:
+            raise DataError(f"books in {str(folder)!r}: {missing or 'any to train on'} missing")
+
+        def sample(names: tuple[str, ...], windows: int) -> Tensor:
+            each = windows // len(names)
+            return torch.cat([_spread(books[name], each, length=context + 1) for name in names])
+
+        return cls(
+            train=torch.from_numpy(np.concatenate(train)),
+            validation=sample(VALIDATION_BOOKS, VALIDATION_WINDOWS),
+            test=sample(TEST_BOOKS, TEST_WINDOWS),
+            digest=digest_arrays(*books.values()),
+        )
+
+
+def _spread(text: np.ndarray, windows: int, *, length: int) -> Tensor:
+    """Return windows (windows, length) at equal distances, none of which overlap."""
+    begins = np.linspace(0, len(text) - length, windows).astype(np.int64)
+    if len(begins) > 1 and np.diff(begins).min() < length:
+        raise DataError(f"a book of {len(text)} bytes has no {windows} windows of {length}")
+    return torch.from_numpy(text[begins[:, None] + np.arange(length)])
+
+
+class TextTask:
+    """What a run trains on: windows of each worker, the network, and scores.
+
+    Args:
+        data: The books.
+        batch: Windows of all workers together in a step.
+        workers: Their number, a divisor of ``batch``.
+        seed: Of places and initial weights.
+        width, layers, heads, context: Of the network.
+    """
+
+    def __init__(
+        self,
+        data: Novels,
+        *,
+        batch: int,
+        workers: int,
+        seed: int,
+        width: int,
+        layers: int,
+        heads: int,
+        context: int,
+    ) -> None:
+        self._data = data
+        self._batch, self._workers, self._seed = batch, workers, seed
+        self._size = {"width": width, "layers": layers, "heads": heads, "context": context}
+
+    def build_model(self) -> nn.Module:
+        """Build the network; its weights depend on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeded_generator(self._seed, _INIT).initial_seed())
+            return SmallGPT(**self._size)
+
+    def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the windows of all workers at a step: the same ones, whatever their number."""
+        generator = seeded_generator(self._seed, _PLACE, step)
+        length = self._size["context"] + 1
+        limit = len(self._data.train) - length
+        begins = torch.randint(0, limit, (self._batch,), generator=generator)
+        windows = self._data.train[begins[:, None] + torch.arange(length)]
+        size = self._batch // self._workers
+        return [_as_pair(part) for part in windows.split(size)]
+
+    def validate(self, model: nn.Module) -> Result:
+        """Score on the books that rates are chosen by."""
+        return self._score(model, self._data.validation)
+
+    def test(self, model: nn.Module) -> Result:
+        """Score on the books that are reported."""
+        return self._score(model, self._data.test)
+
+    def _score(self, model: nn.Module, windows: Tensor) -> Result:
+        parts = windows.split(_SCORE_BATCH)
+        losses, right = predict(model, (_as_pair(part) for part in parts))
+        block = min(BLOCK_WINDOWS, len(windows)) * self._size["context"]
+        units = losses.double().view(-1, block).mean(1).numpy()
+        return Result(float(losses.double().mean()), float(right.double().mean()), units)
+
+
+def _as_pair(windows: Tensor) -> tuple[Tensor, Tensor]:
+    whole = windows.long()
+    return whole[:, :-1], whole[:, 1:]

@@ -1,0 +1,499 @@
+"""The study does what its protocol says: rates, differences, verdicts, records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from programs import imported_program
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("scipy")
+
+MODULES = (
+    "scoring",
+    "methods",
+    "runs",
+    "archive",
+    "plan",
+    "images",
+    "text",
+    "evidence",
+    "claims",
+    "figures",
+    "report",
+)
+RECORDS = Path(__file__).resolve().parents[2] / "benchmarks/results/runs"
+# Sums of 8 gradients of size 1 in another order, in float32.
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def study() -> Iterator[Any]:
+    """The modules of the program, and the program itself as ``program``."""
+    with imported_program("study", *MODULES) as found:
+        yield SimpleNamespace(**dict(zip((*MODULES, "program"), found, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def images(study: Any) -> Any:
+    """A few images of noise, those of a class a little brighter."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.arange(count) % 10
+        noise = torch.randn(count, 3, size, size, generator=generator)
+        return (noise + labels[:, None, None, None] / 4).half(), labels
+
+    return study.images.Images(draw(64, 40), draw(20, 32), draw(30, 32), "noise")
+
+
+@pytest.fixture(scope="module")
+def novels(study: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randint(97, 105, shape, generator=generator, dtype=torch.uint8)
+
+    return study.text.Novels(draw(2000), draw(32, 17), draw(64, 17), "letters")
+
+
+def make_images_task(study: Any, images: Any, *, workers: int, alpha: float | None = None) -> Any:
+    return study.images.ImageTask(
+        images, batch=8, workers=workers, seed=1, width=4, groups=2, alpha=alpha
+    )
+
+
+def make_config(study: Any, **changes: Any) -> Any:
+    cell = study.plan.Cell(study.plan.IMAGES, "majority", 4)
+    tiny = {"steps": 3, "batch": 8, "evaluations": 2, "network": {"width": 4, "groups": 2}}
+    return replace(cell.config(1e-3, 1, is_tuning=False), **tiny | changes)
+
+
+def run_tiny(study: Any, images: Any, **changes: Any) -> dict[str, Any]:
+    config = make_config(study, **changes)
+    task = make_images_task(study, images, workers=max(1, config.workers), alpha=config.alpha)
+    outcome: dict[str, Any] = study.runs.Trainer(config, task, lambda done: None).run()
+    return outcome
+
+
+class TinyData:
+    """Stands in for the data of the program."""
+
+    def __init__(self, study: Any, images: Any) -> None:
+        self._study, self._images = study, images
+
+    def has(self, task: str) -> bool:
+        return task == "images"
+
+    def build(self, config: Any) -> tuple[Any, str]:
+        task = make_images_task(self._study, self._images, workers=max(1, config.workers))
+        return task, "noise"
+
+
+# Rates
+
+
+def tune(study: Any, losses: Mapping[float, float], method: str = "majority") -> Any:
+    """Choose a rate where runs end with the losses given; others are not there."""
+    cell = study.plan.Cell(study.plan.IMAGES, method, 4)
+    found = {
+        cell.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
+        for rate, loss in losses.items()
+    }
+    return study.plan.choose_rate(cell, found.get)
+
+
+def test_three_rates_are_tried_first(study: Any) -> None:
+    assert [run.lr for run in tune(study, {}).wanted] == [2e-4, 4e-4, 8e-4]
+
+
+def test_rate_inside_the_grid_is_taken(study: Any) -> None:
+    choice = tune(study, {2e-4: 1.0, 4e-4: 0.9, 8e-4: 1.1})
+    assert (choice.rate, choice.wanted, choice.at_edge) == (4e-4, (), False)
+
+
+@pytest.mark.parametrize(
+    ("losses", "wanted"),
+    [
+        ({2e-4: 0.8, 4e-4: 0.9, 8e-4: 1.1}, (1e-4,)),
+        ({2e-4: 1.0, 4e-4: 0.9, 8e-4: 0.8}, (1.6e-3,)),
+    ],
+)
+def test_grid_grows_while_the_best_rate_is_at_its_edge(
+    study: Any, losses: dict[float, float], wanted: tuple[float, ...]
+) -> None:
+    choice = tune(study, losses)
+    assert (choice.rate, tuple(run.lr for run in choice.wanted)) == (None, wanted)
+
+
+def test_more_workers_begin_around_the_best_rate_of_four(study: Any) -> None:
+    four = study.plan.Cell(study.plan.IMAGES, "majority", 4)
+    eight = study.plan.Cell(study.plan.IMAGES, "majority", 8, centered_on=four)
+    found = {
+        four.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
+        for rate, loss in {2e-4: 1.0, 4e-4: 1.1, 1e-4: 1.2}.items()
+    }
+    waiting = study.plan.list_open(eight, found.get)
+    assert waiting == [four.tuning(8e-4)]
+    found[four.tuning(8e-4).name] = {"diverged": None, "validation": [[1, 1.3, 0.5]]}
+    assert study.plan.list_open(eight, found.get) == [eight.tuning(r) for r in (1e-4, 2e-4, 4e-4)]
+
+
+def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
+    tuned = [cell.tuned_as or cell for cell in study.plan.list_cells()]
+    for cell in (cell for cell in tuned if cell.workers > 4):
+        assert cell.centered_on == study.plan.Cell(cell.setting, cell.method, 4)
+
+
+def test_rate_that_stays_at_the_edge_is_marked(study: Any) -> None:
+    rates = [float(f"{2e-4 * 2**power:.4g}") for power in range(7)]
+    choice = tune(study, {rate: -rate for rate in rates})
+    assert (choice.rate, choice.at_edge) == (rates[-1], True)
+
+
+def test_diverged_rate_is_worse_than_all_others(study: Any) -> None:
+    cell = study.plan.Cell(study.plan.IMAGES, "majority", 4)
+    ends = {2e-4: 5.0, 4e-4: 4.0, 8e-4: math.nan}
+    found = {
+        cell.tuning(rate).name: {
+            "diverged": {"step": 1} if math.isnan(loss) else None,
+            "validation": [[1, loss, 0.1]],
+        }
+        for rate, loss in ends.items()
+    }
+    assert study.plan.choose_rate(cell, found.get).rate == 4e-4
+
+
+def test_cells_of_the_plan_are_distinct_and_their_methods_exist(study: Any) -> None:
+    cells = list(study.plan.list_cells())
+    names = [cell.config(1e-3, 1, is_tuning=False).name for cell in cells]
+    assert len(set(names)) == len(names)
+    run = study.methods.Run(lr=1e-3, workers=2, steps=10, seed=0)
+    for method in {cell.method for cell in cells}:
+        assert study.methods.build_method(method, torch.nn.Linear(2, 2), run).optimizer
+
+
+# Differences and verdicts
+
+
+def test_bound_over_seeds_is_students(study: Any) -> None:
+    by_unit = np.repeat([[1.0], [2.0], [3.0]], 50, axis=1)
+    # The 95 % quantile of Student's t with 2 degrees of freedom, from a printed table.
+    assert study.evidence.half_width(by_unit) == pytest.approx(2.920 / math.sqrt(3), rel=1e-3)
+
+
+def test_bound_over_examples_counts_where_seeds_agree(study: Any) -> None:
+    by_unit = np.tile([0.0, 2.0], (3, 50))
+    deviation = math.sqrt(100 / 99)
+    assert study.evidence.half_width(by_unit) == pytest.approx(1.645 * deviation / 10, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "verdict"),
+    [
+        (0.5, 0.4, "PAR"),
+        (0.5, 0.6, "UNDECIDED"),
+        (1.5, 0.6, "BEHIND"),
+        (-0.5, 0.6, "PAR"),
+        (-0.5, 0.4, "AHEAD"),
+        (0.1, 3.0, "UNDECIDED"),
+    ],
+)
+def test_verdict_follows_the_bounds(study: Any, mean: float, half: float, verdict: str) -> None:
+    assert study.evidence.decide(mean, half, margin=1.0).name == verdict
+
+
+@pytest.mark.parametrize("units", [[0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0], [1.25, 2.5]])
+def test_units_survive_packing(study: Any, units: list[float]) -> None:
+    packed = json.loads(json.dumps(study.scoring.pack_units(np.array(units))))
+    assert study.scoring.unpack_units(packed).tolist() == units
+
+
+# Data
+
+
+def test_all_numbers_of_workers_see_the_same_images(study: Any, images: Any) -> None:
+    for step in (0, 7, 8):  # the end of the first epoch lies at 8
+        alone = make_images_task(study, images, workers=1).batches(step)
+        four = make_images_task(study, images, workers=4).batches(step)
+        assert [len(labels) for _, labels in four] == [2, 2, 2, 2]
+        assert torch.equal(torch.cat([inputs for inputs, _ in four]), alone[0][0])
+        assert torch.equal(torch.cat([labels for _, labels in four]), alone[0][1])
+
+
+@pytest.mark.parametrize("alpha", [None, 1.0])
+def test_images_keep_their_labels(study: Any, images: Any, alpha: float | None) -> None:
+    labels = torch.arange(64) % 10
+    pixels = labels[:, None, None, None].expand(64, 3, 40, 40).half()
+    plain = replace(images, train=(pixels, labels))
+    task = make_images_task(study, plain, workers=4, alpha=alpha)
+    for inputs, targets in task.batches(3):
+        assert torch.equal(inputs[:, 0, 0, 0].long(), targets)
+
+
+def test_epoch_shows_every_image_once(study: Any, images: Any) -> None:
+    task = make_images_task(study, images, workers=2)
+    seen = torch.cat([task._take(0, step, 8) for step in range(8)])
+    assert sorted(seen.tolist()) == list(range(64))
+
+
+def test_mean_gradient_does_not_depend_on_the_number_of_workers(study: Any, images: Any) -> None:
+    grads = []
+    for workers in (1, 4):
+        task = make_images_task(study, images, workers=workers)
+        model = task.build_model()
+        for inputs, labels in task.batches(0):
+            (F.cross_entropy(model(inputs), labels) / workers).backward()
+        grads.append(torch.cat([param.grad.flatten() for param in model.parameters()]))
+    assert torch.allclose(*grads, atol=ROUNDING)
+
+
+def test_crops_are_parts_of_the_image_and_half_of_them_mirrored(study: Any) -> None:
+    columns = torch.arange(40.0).expand(200, 3, 40, 40)
+    padded = columns + 100 * torch.arange(40.0)[:, None]
+    cut = study.images._crop_and_flip(padded, torch.Generator().manual_seed(0))
+    assert cut.shape == (200, 3, 32, 32)
+    down, right = cut.diff(dim=2), cut.diff(dim=3)
+    assert torch.equal(down, torch.full_like(down, 100))
+    mirrored = right[:, 0, 0, 0] < 0
+    assert torch.equal(right.abs(), torch.ones_like(right))
+    assert 60 < int(mirrored.sum()) < 140
+    assert len(cut[:, 0].amin((1, 2)).unique()) > 20
+
+
+def test_no_book_is_both_trained_on_and_scored(study: Any, tmp_path: Path) -> None:
+    kept = (*study.text.VALIDATION_BOOKS, *study.text.TEST_BOOKS)
+    for number, name in enumerate((*kept, "Another")):
+        (tmp_path / f"{name}.txt").write_bytes(bytes([97 + number]) * 30_000)
+    books = study.text.Novels.read(tmp_path, context=8)
+    values = [set(part.unique().tolist()) for part in (books.train, books.validation, books.test)]
+    assert values == [{103}, {97, 98}, {99, 100, 101, 102}]
+    assert (len(books.validation), len(books.test)) == (512, 4096)
+
+
+def test_text_windows_are_scored_in_blocks(study: Any, novels: Any) -> None:
+    size = {"width": 8, "layers": 1, "heads": 2, "context": 16}
+    task = study.text.TextTask(novels, batch=4, workers=2, seed=0, **size)
+    result = task.test(task.build_model())
+    assert len(result.units) == 2
+    assert result.units.mean() == pytest.approx(result.loss)
+
+
+# Methods
+
+
+def test_shared_momentum_is_that_of_the_outcomes(study: Any) -> None:
+    start, lr, steps = [0.5, -0.25, 0.125], 0.01, 4
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.data = torch.tensor([start])
+    run = study.methods.Run(lr=lr, workers=3, steps=steps, seed=0)
+    method = study.methods.build_method("shared-majority", model, run)
+    votes = np.random.default_rng(0).choice([-1.0, 1.0], (steps, 3, 3))
+    x, y = np.array(start), np.zeros(3)
+    for step in range(steps):
+        for worker in range(3):
+            model.weight.grad = torch.tensor(votes[step, worker][None]).float() * (worker + 1)
+            method.collect(worker)
+        method.step()
+        y = 0.9 * y + 0.1 * np.sign(votes[step].sum(0))
+        x = (1 - study.methods.DECAY_PER_STEP) * x - lr * y
+    assert model.weight.detach().numpy()[0] == pytest.approx(x, abs=1e-6)
+
+
+def test_full_range_ends_at_the_largest_element(study: Any) -> None:
+    run = study.methods.Run(lr=1e-3, workers=2, steps=1, seed=0)
+    method = study.methods.build_method("quantized-4-linf-full", torch.nn.Linear(2, 2), run)
+    (group,) = method.optimizer.param_groups
+    rule = group["aggregation"]
+    # s * step * 2^(p - 1) is s, the largest element.
+    assert (rule.bits, rule.norm, rule.step * 2**3) == (4, "linf", 1.0)
+
+
+def test_median_lion_moves_by_the_median(study: Any) -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.data.zero_()
+    run = study.methods.Run(lr=0.5, workers=3, steps=1, seed=0)
+    method = study.methods.build_method("median-lion", model, run)
+    for worker, grad in enumerate(([1.0, -1.0], [2.0, -2.0], [-900.0, 900.0])):
+        model.weight.grad = torch.tensor([grad])
+        method.collect(worker)
+    method.step()
+    assert model.weight.tolist() == [[-0.5, 0.5]]
+
+
+def test_weights_decay_alike_whatever_the_rate(study: Any) -> None:
+    for name in ("majority", "global-adamw", "median-lion"):
+        for lr in (1e-3, 4e-3):
+            run = study.methods.Run(lr=lr, workers=2, steps=1, seed=0)
+            method = study.methods.build_method(name, torch.nn.Linear(2, 2), run)
+            (group,) = method.optimizer.param_groups
+            assert group["lr"] * group["weight_decay"] == pytest.approx(1e-4)
+
+
+# Runs and records
+
+
+@pytest.mark.parametrize("method", ["majority", "shared-average", "global-adamw", "dgc"])
+def test_run_has_the_same_bits_again(study: Any, images: Any, method: str) -> None:
+    first, second = (run_tiny(study, images, method=method) for _ in range(2))
+    assert first["parameters_sha256"] == second["parameters_sha256"]
+    assert first["validation"] == second["validation"]
+    assert [row[0] for row in first["validation"]] == [2, 3]
+
+
+def test_tuning_leaves_test_data_alone(
+    study: Any, images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(study.images.ImageTask, "test", lambda *_: asked.append(1))
+    assert run_tiny(study, images, is_tuning=True)["test"] is None
+    assert not asked
+
+
+def test_byzantine_workers_change_a_run(study: Any, images: Any) -> None:
+    honest = run_tiny(study, images)
+    attacked = run_tiny(study, images, attackers=1, factor=-1.0)
+    assert honest["parameters_sha256"] != attacked["parameters_sha256"]
+
+
+def test_diverged_run_is_recorded(study: Any, images: Any) -> None:
+    outcome = run_tiny(study, images, method="global-sgd", lr=1e30, steps=6)
+    assert outcome["diverged"]["step"] < 6
+    assert outcome["test"] is None
+
+
+def test_recorded_run_is_not_run_again(study: Any, images: Any, tmp_path: Path) -> None:
+    records, data = study.archive.Records(tmp_path), TinyData(study, images)
+    config = make_config(study)
+    assert study.program.perform(records, data, config)
+    assert not study.program.perform(records, data, config)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{config.name}.json"]
+
+
+def test_run_of_another_process_is_left_to_it(study: Any, images: Any, tmp_path: Path) -> None:
+    records, data = study.archive.Records(tmp_path), TinyData(study, images)
+    config = make_config(study)
+    with records.claim(config.name) as is_ours:
+        assert is_ours
+        assert not study.program.perform(records, data, config)
+    assert study.program.perform(records, data, config)
+
+
+def test_queue_tunes_and_then_runs_all_seeds(study: Any, images: Any, tmp_path: Path) -> None:
+    setting = study.plan.Setting("images", 2, 8, 1, {"width": 4, "groups": 2})
+    cell = study.plan.Cell(setting, "majority", 4)
+    part = study.plan.Part("tiny", "Tiny", (cell,))
+    records = study.archive.Records(tmp_path)
+    study.program.run_all(records, TinyData(study, images), [part])
+    ending = study.evidence.Ending.find(cell, records.read)
+    made = records.read_all()
+    assert ending.is_whole
+    assert len(made) == len(ending.choice.losses) + 3
+    assert {record["config"]["lr"] for record in made if record["test"]} == {ending.choice.rate}
+
+
+def test_repeat_finds_a_bit_that_differs(
+    study: Any, images: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, data = study.archive.Records(tmp_path), TinyData(study, images)
+    config = make_config(study)
+    study.program.perform(records, data, config)
+    assert study.program.repeat(records, data, config.name) == 0
+    record = records.read(config.name)
+    record["parameters_sha256"] = "0" * 64
+    records.path(config.name).write_text(json.dumps(record))
+    assert study.program.repeat(records, data, config.name) == 1
+    assert "parameters_sha256" in capsys.readouterr().out
+
+
+# Reports
+
+
+def make_records(study: Any, folder: Path, errors: Mapping[str, tuple[float, ...]]) -> Any:
+    """Write records as if some methods of images-4 had ended with these errors, a seed each."""
+    records = study.archive.Records(folder)
+    for cell in study.plan.PARTS[0].cells:
+        for power in (-1, 0, 1) if cell.method in errors else ():
+            run = cell.tuning(float(f"{cell.center * 2.0**power:.4g}"))
+            records.write(run, make_outcome(study, run, loss=1 + abs(power), error=50))
+        for seed, error in enumerate(errors.get(cell.method, ()), start=1):
+            run = cell.config(cell.center, seed, is_tuning=False)
+            records.write(run, make_outcome(study, run, loss=1.0, error=error))
+    return records
+
+
+def make_outcome(study: Any, config: Any, *, loss: float, error: float) -> dict[str, Any]:
+    units = np.ones(1000)
+    units[: round(10 * error)] = 0
+    test = {"loss": loss, "accuracy": 1 - error / 100, "units": study.scoring.pack_units(units)}
+    return {
+        "config": vars(config),
+        "diverged": None,
+        "validation": [[5, loss, 0.5], [10, loss, 0.5]],
+        "test": None if config.is_tuning else test,
+        "bits_up": 1.0,
+        "bits_down": 1.0,
+        "cpu_s": 1.0,
+    }
+
+
+def test_program_reports_by_default(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        words = ["--records", str(tmp_path / "runs"), "--results", str(tmp_path)]
+        assert study.program.main(words) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "study.md")
+    assert (tmp_path / "study.md").read_text().startswith("# The study")
+
+
+def test_report_of_no_records_says_what_is_missing(study: Any, tmp_path: Path) -> None:
+    records = study.archive.Records(tmp_path / "runs")
+    report = study.report.write_report(records, tmp_path).read_text()
+    assert "0 runs" in report
+    assert "| images-4 | 0 of 11 | 33 | global-adamw, global-lion, majority" in report
+
+
+def test_report_decides_by_the_bounds_and_nothing_before_all_seeds(
+    study: Any, tmp_path: Path
+) -> None:
+    errors = {
+        "global-adamw": (30.0, 30.2, 29.8),
+        "majority": (33.1, 33.3, 32.8),
+        "shared-majority": (30.1, 30.2, 30.1),
+        "average": (30.0, 30.2),
+    }
+    records = make_records(study, tmp_path / "runs", errors)
+    report = study.report.write_report(records, tmp_path).read_text()
+    lines = [line for line in report.splitlines() if "| images-4 | 4 |" in line]
+    (majority,) = [line for line in lines if "majority vote is on a par with global AdamW" in line]
+    assert "+3.07 ± 0.06" in majority
+    assert majority.endswith("does not hold |")
+    (shared,) = [line for line in lines if "after the vote is on a par with global AdamW" in line]
+    assert shared.endswith("| holds |")
+    (average,) = [line for line in lines if "Average is on a par with global AdamW" in line]
+    assert "(2 of 3 seeds)" in average
+    assert average.endswith("| not yet run |")
+    assert (tmp_path / "study_endings.png").stat().st_size > 1000
+
+
+def test_committed_records_are_of_the_plan_and_of_committed_sources(study: Any) -> None:
+    for path in RECORDS.glob("*.json"):
+        record = json.loads(path.read_text())
+        assert study.runs.RunConfig(**record["config"]).name == path.stem
+        assert not record["dirty"], path.name
+        assert (record["test"] is None) == (record["config"]["seed"] == 0), path.name
