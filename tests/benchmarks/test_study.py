@@ -1,13 +1,11 @@
-"""The study does what its protocol says: rates, differences, verdicts, records."""
+"""The study does what its protocol says: data, methods, runs, records and reports."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,34 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from programs import imported_program
-
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
-MODULES = (
-    "scoring",
-    "methods",
-    "runs",
-    "archive",
-    "plan",
-    "images",
-    "text",
-    "evidence",
-    "claims",
-    "figures",
-    "report",
-)
 RECORDS = Path(__file__).resolve().parents[2] / "benchmarks/results/runs"
 # Sums of 8 gradients of size 1 in another order, in float32.
 ROUNDING = 1e-5
-
-
-@pytest.fixture(scope="module")
-def study() -> Iterator[Any]:
-    """The modules of the program, and the program itself as ``program``."""
-    with imported_program("study", *MODULES) as found:
-        yield SimpleNamespace(**dict(zip((*MODULES, "program"), found, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -99,125 +75,6 @@ class TinyData:
     def build(self, config: Any) -> tuple[Any, str]:
         task = make_images_task(self._study, self._images, workers=max(1, config.workers))
         return task, "noise"
-
-
-# Rates
-
-
-def tune(study: Any, losses: Mapping[float, float], method: str = "majority") -> Any:
-    """Choose a rate where runs end with the losses given; others are not there."""
-    cell = study.plan.Cell(study.plan.IMAGES, method, 4)
-    found = {
-        cell.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
-        for rate, loss in losses.items()
-    }
-    return study.plan.choose_rate(cell, found.get)
-
-
-def test_three_rates_are_tried_first(study: Any) -> None:
-    assert [run.lr for run in tune(study, {}).wanted] == [2e-4, 4e-4, 8e-4]
-
-
-def test_rate_inside_the_grid_is_taken(study: Any) -> None:
-    choice = tune(study, {2e-4: 1.0, 4e-4: 0.9, 8e-4: 1.1})
-    assert (choice.rate, choice.wanted, choice.at_edge) == (4e-4, (), False)
-
-
-@pytest.mark.parametrize(
-    ("losses", "wanted"),
-    [
-        ({2e-4: 0.8, 4e-4: 0.9, 8e-4: 1.1}, (1e-4,)),
-        ({2e-4: 1.0, 4e-4: 0.9, 8e-4: 0.8}, (1.6e-3,)),
-    ],
-)
-def test_grid_grows_while_the_best_rate_is_at_its_edge(
-    study: Any, losses: dict[float, float], wanted: tuple[float, ...]
-) -> None:
-    choice = tune(study, losses)
-    assert (choice.rate, tuple(run.lr for run in choice.wanted)) == (None, wanted)
-
-
-def test_more_workers_begin_around_the_best_rate_of_four(study: Any) -> None:
-    four = study.plan.Cell(study.plan.IMAGES, "majority", 4)
-    eight = study.plan.Cell(study.plan.IMAGES, "majority", 8, centered_on=four)
-    found = {
-        four.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
-        for rate, loss in {2e-4: 1.0, 4e-4: 1.1, 1e-4: 1.2}.items()
-    }
-    waiting = study.plan.list_open(eight, found.get)
-    assert waiting == [four.tuning(8e-4)]
-    found[four.tuning(8e-4).name] = {"diverged": None, "validation": [[1, 1.3, 0.5]]}
-    assert study.plan.list_open(eight, found.get) == [eight.tuning(r) for r in (1e-4, 2e-4, 4e-4)]
-
-
-def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
-    tuned = [cell.tuned_as or cell for cell in study.plan.list_cells()]
-    for cell in (cell for cell in tuned if cell.workers > 4):
-        assert cell.centered_on == study.plan.Cell(cell.setting, cell.method, 4)
-
-
-def test_rate_that_stays_at_the_edge_is_marked(study: Any) -> None:
-    rates = [float(f"{2e-4 * 2**power:.4g}") for power in range(7)]
-    choice = tune(study, {rate: -rate for rate in rates})
-    assert (choice.rate, choice.at_edge) == (rates[-1], True)
-
-
-def test_diverged_rate_is_worse_than_all_others(study: Any) -> None:
-    cell = study.plan.Cell(study.plan.IMAGES, "majority", 4)
-    ends = {2e-4: 5.0, 4e-4: 4.0, 8e-4: math.nan}
-    found = {
-        cell.tuning(rate).name: {
-            "diverged": {"step": 1} if math.isnan(loss) else None,
-            "validation": [[1, loss, 0.1]],
-        }
-        for rate, loss in ends.items()
-    }
-    assert study.plan.choose_rate(cell, found.get).rate == 4e-4
-
-
-def test_cells_of_the_plan_are_distinct_and_their_methods_exist(study: Any) -> None:
-    cells = list(study.plan.list_cells())
-    names = [cell.config(1e-3, 1, is_tuning=False).name for cell in cells]
-    assert len(set(names)) == len(names)
-    run = study.methods.Run(lr=1e-3, workers=2, steps=10, seed=0)
-    for method in {cell.method for cell in cells}:
-        assert study.methods.build_method(method, torch.nn.Linear(2, 2), run).optimizer
-
-
-# Differences and verdicts
-
-
-def test_bound_over_seeds_is_students(study: Any) -> None:
-    by_unit = np.repeat([[1.0], [2.0], [3.0]], 50, axis=1)
-    # The 95 % quantile of Student's t with 2 degrees of freedom, from a printed table.
-    assert study.evidence.half_width(by_unit) == pytest.approx(2.920 / math.sqrt(3), rel=1e-3)
-
-
-def test_bound_over_examples_counts_where_seeds_agree(study: Any) -> None:
-    by_unit = np.tile([0.0, 2.0], (3, 50))
-    deviation = math.sqrt(100 / 99)
-    assert study.evidence.half_width(by_unit) == pytest.approx(1.645 * deviation / 10, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("mean", "half", "verdict"),
-    [
-        (0.5, 0.4, "PAR"),
-        (0.5, 0.6, "UNDECIDED"),
-        (1.5, 0.6, "BEHIND"),
-        (-0.5, 0.6, "PAR"),
-        (-0.5, 0.4, "AHEAD"),
-        (0.1, 3.0, "UNDECIDED"),
-    ],
-)
-def test_verdict_follows_the_bounds(study: Any, mean: float, half: float, verdict: str) -> None:
-    assert study.evidence.decide(mean, half, margin=1.0).name == verdict
-
-
-@pytest.mark.parametrize("units", [[0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0], [1.25, 2.5]])
-def test_units_survive_packing(study: Any, units: list[float]) -> None:
-    packed = json.loads(json.dumps(study.scoring.pack_units(np.array(units))))
-    assert study.scoring.unpack_units(packed).tolist() == units
 
 
 # Data

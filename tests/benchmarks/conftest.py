@@ -1,0 +1,32 @@
+"""The study's modules, for its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from programs import imported_program
+
+MODULES = (
+    "scoring",
+    "methods",
+    "runs",
+    "archive",
+    "plan",
+    "images",
+    "text",
+    "evidence",
+    "claims",
+    "figures",
+    "report",
+)
+
+
+@pytest.fixture(scope="module")
+def study() -> Iterator[Any]:
+    """The modules of the program, and the program itself as ``program``."""
+    with imported_program("study", *MODULES) as found:
+        yield SimpleNamespace(**dict(zip((*MODULES, "program"), found, strict=True)))
