@@ -33,7 +33,7 @@ HOST = torch.device("cpu")
 LOOK_S = 0.1
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
 MOST_BYTES_AT_ONCE = 64 * 1024
-# 2 hosts, 1 MB: a step of 235 ms became one of 198 at 100 Mbit/s, one of 120 one of 115 at 1 Gbit/s.
+# 2 hosts, 1 MB: a step took 198 ms instead of 235 at 100 Mbit/s, 115 instead of 120 at 1 Gbit/s.
 LEAST_BYTES_TO_MEET = 256 * 1024
 ONE_ROUND = 1
 """Of an all-to-all, a gather or a scatter: Gloo starts all messages at once (gloo/alltoall.cc)."""
