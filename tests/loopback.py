@@ -44,6 +44,7 @@ class LoopbackLink(Link):
         self.kernels = cast(Kernels, self.counting)
         self.rank, self.world_size, self.ranks = rank, n, tuple(range(n))
         self.timeout_s, self.watch, self.counted = 1.0, None, ByteCount()
+        self.n_under_way = 0
         self._posts, self._n_started = posts, 0
 
     def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int) -> Transfer:

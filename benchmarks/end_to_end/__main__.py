@@ -1,10 +1,10 @@
 """Measure training steps on hosts whose links are limited: ours, DDP's, and no communication.
 
 Hosts are network namespaces of this machine (`distlion netlab`), so this needs Linux and root
-rights. Three parts: training a GPT at several rates, the exchange of a bare vector, and a small GPT
-on more and more hosts beside the cost model's prediction.
+rights. Four parts: training a GPT at several rates on 4 hosts, and on 2 (pair); the exchange of a
+bare vector; and a small GPT on more and more hosts beside the cost model's prediction.
 
-    python benchmarks/end_to_end [--quick] [--parts training exchange scaling] [--json FILE]
+    python benchmarks/end_to_end [--quick] [--parts training pair exchange scaling] [--json FILE]
 
 Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, with the
 README's figure, but nothing after --quick unless --json is given.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from overview import draw_overview
-from parts import DRAWN, plan_exchange, plan_scaling, plan_training
+from parts import DRAWN, plan_exchange, plan_pair, plan_scaling, plan_training
 from rich.console import Console
 from tables import build_tables, list_missing, write_markdown
 from targets import judge
@@ -32,7 +32,7 @@ from distlion.netlab.sweep import SweepProgress
 from distlion.report import draw_sweep_figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
-PARTS = ("training", "exchange", "scaling")
+PARTS = ("training", "pair", "exchange", "scaling")
 
 
 class ProgressLine:
@@ -60,6 +60,8 @@ def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if "training" in parts:
         result["training"] = measure("training", plan_training(quick=quick))
+    if "pair" in parts:
+        result["pair"] = measure("pair", plan_pair(quick=quick))
     if "exchange" in parts:
         result["exchange"] = measure("exchange", plan_exchange(quick=quick))
     if "scaling" in parts:
@@ -72,9 +74,8 @@ def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
 
 def read_conditions(result: dict[str, Any]) -> dict[str, Any]:
     """Join what the records say of the machine with how this program was called."""
-    first = (
-        result.get("training") or result.get("exchange") or next(iter(result["scaling"].values()))
-    )
+    records = [result[part] for part in ("training", "pair", "exchange") if part in result]
+    first = records[0] if records else next(iter(result["scaling"].values()))
     return {
         "command": " ".join(["python benchmarks/end_to_end", *sys.argv[1:]]),
         "commit": read_commit(),

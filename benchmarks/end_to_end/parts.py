@@ -1,4 +1,4 @@
-"""What the benchmark measures: three parts, each one or several sweeps of the network lab."""
+"""What the benchmark measures: four parts, each one or several sweeps of the network lab."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def plan_training(*, quick: bool) -> SweepSettings:
         small = GptWorkload(layers=2, width=128, vocabulary=1024)
         return SweepSettings(4, ("100mbit", "1gbit"), methods, small, repetitions=2, block_s=0.2)
     return SweepSettings(4, RATES, METHODS, GptWorkload(), repetitions=5, block_s=0.5)
+
+
+def plan_pair(*, quick: bool) -> SweepSettings:
+    """Plan the same GPT on 2 hosts, of which each has a core of its own on a machine of 2."""
+    methods = ("none", "ddp-fp32", "ddp-fp16", *JUDGED)
+    if quick:
+        small = GptWorkload(layers=2, width=128, vocabulary=1024)
+        return SweepSettings(2, ("100mbit",), methods, small, repetitions=2, block_s=0.2)
+    return SweepSettings(2, RATES[:3], methods, GptWorkload(), repetitions=7, block_s=1.0)
 
 
 def plan_scaling(*, quick: bool) -> dict[str, SweepSettings]:

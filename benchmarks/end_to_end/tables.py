@@ -17,6 +17,7 @@ def tabulate(result: dict[str, Any]) -> list[Tabulated]:
     tables = [("Must show", *tabulate_targets(result))]
     titles = {
         "training": "Training, 4 hosts: time of a step and speed-up",
+        "pair": "Training, 2 hosts: time of a step and speed-up",
         "exchange": "The exchange alone, 4 hosts",
     }
     for part, title in titles.items():
@@ -126,6 +127,6 @@ def write_markdown(result: dict[str, Any]) -> str:
 
 
 def list_missing(result: dict[str, Any]) -> list[tuple[str, str]]:
-    records = [result[part] for part in ("training", "exchange") if part in result]
+    records = [result[part] for part in ("training", "pair", "exchange") if part in result]
     records += result.get("scaling", {}).values()
     return [pair for record in records for pair in record["missing"].items()]

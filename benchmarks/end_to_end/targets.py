@@ -15,6 +15,8 @@ TRAINING = {
     "10gbit": (0.98, 0.98, 0.70),
     "unlimited": (0.98, 0.98, 0.70),
 }
+# Rate: at least this share of the floor, with overlap or without.
+PAIR = {"100mbit": 0.85, "1gbit": 0.90}
 REFERENCES = ("ddp-fp32", "ddp-fp16", "none")
 EXCHANGE = {"100mbit": 28.0, "1gbit": 18.0, "10gbit": 12.0}
 BYTES_TOLERANCE = 0.03
@@ -42,11 +44,13 @@ def judge(result: dict[str, Any], *, quick: bool) -> list[dict[str, Any]]:
         rows += judge_training(result["training"], quick=quick)
         rows.append(judge_bytes(result["training"]))
         rows.append(judge_predictions({"4": result["training"]}))
+    if "pair" in result:
+        rows += judge_pair(result["pair"], quick=quick)
     if "exchange" in result:
         rows += judge_exchange(result["exchange"], quick=quick)
     if "scaling" in result:
         rows.append(judge_predictions(result["scaling"]))
-    records = [result[part] for part in ("training", "exchange") if part in result]
+    records = [result[part] for part in ("training", "pair", "exchange") if part in result]
     records += result.get("scaling", {}).values()
     rows.append(judge_replicas(records))
     return [asdict(row) for row in rows]
@@ -61,6 +65,15 @@ def judge_training(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
             for method in JUDGED:
                 row = at_least(rate, bound, methods, reference, method=method)
                 yield replace(row, met=None) if quick else row
+
+
+def judge_pair(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
+    for rate, bound in PAIR.items():
+        methods = record["results"].get(rate)
+        if methods is not None:
+            found = [at_least(f"2 hosts, {rate}", bound, methods, "none", method=m) for m in JUDGED]
+            row = max(found, key=lambda row: row.measured)
+            yield replace(row, met=None) if quick else row
 
 
 def judge_exchange(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:

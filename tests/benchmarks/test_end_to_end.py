@@ -29,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file: Path = tmp_path_factory.mktemp("results") / "end_to_end.json"
     command = [sys.executable, "benchmarks/end_to_end", "--quick", "--json", str(file)]
     ended = subprocess.run(
-        [*command, "--parts", "training", "exchange"],
+        [*command, "--parts", "training", "pair", "exchange"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -114,16 +114,21 @@ def test_a_pattern_of_the_registry_is_a_choice(monkeypatch):
     assert choose_exchange(make_shape(2), LinkModel(1e-4, 1e9)) == Instant()
 
 
-@pytest.mark.parametrize(("rate_bit_per_s", "n_buckets"), [(1e6, 4), (1e8, 3), (1e11, 2)])
+@pytest.mark.parametrize(("rate_bit_per_s", "n_buckets"), [(1e6, 8), (2e7, 5), (1e11, 2)])
 def test_as_many_buckets_overlap_as_pay(rate_bit_per_s, n_buckets):
     link = LinkModel(latency_s=1e-3, rate_bit_per_s=rate_bit_per_s)
     shape = make_shape(4, vote_bytes=32_768, reply_bytes=32_768)
-    # sqrt(T / L) is 28, 2.8 and 0.09: two rounds, in each 3 peers.
+    # sqrt(T / L) is 21, 4.7 and 0.07: two rounds, in each 3 peers, and 1.5 ms of the processor.
     assert count_overlap_buckets([(shape, link)]) == n_buckets
 
 
 def test_buckets_of_several_devices_count_together():
-    link, shape = LinkModel(1e-3, 1e8), make_shape(4, vote_bytes=16_384, reply_bytes=16_384)
+    link, shape = LinkModel(1e-3, 1e8), make_shape(4, vote_bytes=32_768, reply_bytes=32_768)
     assert count_overlap_buckets([(shape, link)]) == 2
-    assert count_overlap_buckets([(shape, link)] * 3) == 3
+    assert count_overlap_buckets([(shape, link)] * 3) == 4
     assert count_overlap_buckets([]) == 2
+
+
+def test_instant_link_takes_the_fewest_buckets():
+    shape = make_shape(4, vote_bytes=32_768, reply_bytes=32_768)
+    assert count_overlap_buckets([(shape, LinkModel(0.0, 1e15))]) == 2

@@ -100,6 +100,11 @@ class Plan:
     faults: tuple[Fault, ...]
 
     @property
+    def least_to_meet(self) -> int:
+        """From how many bytes on workers wait for each other before a transfer."""
+        return 1 if self.seed % 3 == 0 else 256 * 1024
+
+    @property
     def step_timeout_s(self) -> float:
         return float(self.options["step_timeout_s"])
 

@@ -155,6 +155,7 @@ def _quiet(plan: Plan) -> Iterator[None]:
             warnings.catch_warnings(),
             mock.patch.dict(os.environ, WORLD_SIZE=str(plan.size)),
             mock.patch.object(distlion.exchange.link, "MOST_BYTES_AT_ONCE", plan.most_at_once),
+            mock.patch.object(distlion.exchange.link, "LEAST_BYTES_TO_MEET", plan.least_to_meet),
         ):
             warnings.simplefilter("ignore", IdenticalGradientsWarning)
             yield

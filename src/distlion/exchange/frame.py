@@ -42,7 +42,7 @@ from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 FIELDS = struct.Struct("<4sHBBq8sQQIIiiB3x")
 CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)

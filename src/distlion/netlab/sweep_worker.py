@@ -98,6 +98,12 @@ def serve(connection: Connection, worker: SweepWorker) -> None:
         connection.send(answer)
 
 
+def list_cores(rank: int, n_hosts: int) -> set[int]:
+    """List the cores of a host: its own where there are enough of them, or else all."""
+    cores = sorted(os.sched_getaffinity(0))
+    return set(cores[rank::n_hosts]) if n_hosts <= len(cores) else set(cores)
+
+
 def main() -> None:
     """Join the others, and serve.
 
@@ -105,6 +111,7 @@ def main() -> None:
     come calls, out go answers.
     """
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, list_cores(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])))
     connection = Connection(int(sys.argv[1]))
     dist.init_process_group("gloo")
     connection.send(Answer())

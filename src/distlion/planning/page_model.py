@@ -9,7 +9,7 @@ from distlion.aggregation import RULES
 from distlion.exchange.link import MOST_BYTES_AT_ONCE
 from distlion.kernels import ReplyFormat
 from distlion.link import payload_share
-from distlion.link.choice import LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
+from distlion.link.choice import BUCKET_S, LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
 from distlion.planning import gradient_all_reduce, machine, planner, votes
 from distlion.planning.gradient_all_reduce import BASELINES
 
@@ -39,6 +39,7 @@ def build_page_model() -> dict[str, Any]:
         "bucket_elements": votes.BUCKET_ELEMENTS,
         "ddp_bucket_bytes": gradient_all_reduce.DDP_BUCKET_BYTES,
         "least_overlap_buckets": LEAST_OVERLAP_BUCKETS,
+        "overlap_bucket_s": BUCKET_S,
         "most_overlap_buckets": MOST_OVERLAP_BUCKETS,
         "read_to_encode_bytes": machine.READ_TO_ENCODE_BYTES,
         "momentum_bytes": machine.MOMENTUM_BYTES,

@@ -102,7 +102,7 @@ const planner = (() => {
   function countOverlapBuckets(model, shape, link, needed) {
     const least = exchangeS(model, PATTERNS[0], { ...shape, voteBytes: 0, replyBytes: 0 }, link);
     const transfer = needed * Math.max(0, exchangeS(model, PATTERNS[0], shape, link) - least);
-    const best = least ? roundHalfEven(Math.sqrt(transfer / least)) : model.least_overlap_buckets;
+    const best = roundHalfEven(Math.sqrt(transfer / (model.overlap_bucket_s + least)));
     return Math.min(model.most_overlap_buckets, Math.max(model.least_overlap_buckets, best));
   }
 
