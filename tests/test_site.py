@@ -45,6 +45,17 @@ def list_described() -> set[str]:
     return named
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    listed = {DOCS / "index.md"}
+    for page in DOCS.rglob("*.md"):
+        for block in re.findall(r"```{toctree}\n(.*?)```", page.read_text(), re.DOTALL):
+            entries = [line for line in block.splitlines() if line and line[0] != ":"]
+            names = [re.sub(r".*<(.+)>", r"\1", line) for line in entries]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    pages = {page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0][0] != "_"}
+    assert pages - listed == set()
+
+
 @pytest.mark.parametrize("name", distlion.__all__)
 def test_public_name_is_in_the_reference(name: str) -> None:
     assert f"distlion.{name}" in list_described()
