@@ -52,10 +52,15 @@ class Data:
         """Names of the tasks whose data is there."""
         return [task for task, folder in self._folders.items() if folder is not None]
 
+    def folder(self, task: str) -> Path:
+        """Return where the data of a task is."""
+        folder = self._folders[task]
+        assert folder is not None
+        return folder
+
     def build(self, config: RunConfig) -> tuple[Task, str]:
         """Return what a run trains on, and the digest of its data."""
-        folder = self._folders[config.task]
-        assert folder is not None
+        folder = self.folder(config.task)
         shared = {"batch": config.batch, "workers": max(1, config.workers), "seed": config.seed}
         task: Task
         if config.task == "images":
