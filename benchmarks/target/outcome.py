@@ -135,7 +135,10 @@ def tabulate_targets(task: str, folder: Path, rows: list[Row], targets: list[Tar
         line = [row.title, _describe_rate(row), _describe_ends(row)]
         for target, link in columns:
             seconds = _seconds(row, target, folder, link)
-            line.append(_describe_seconds(row, seconds, references[target.name, link]))
+            if row.is_complete and row.crossings(target) is None:
+                line.append("not reached")
+            else:
+                line.append(_describe_seconds(seconds, references[target.name, link]))
         lines.append(line)
     outcome = "accuracy" if task == "images" else "loss"
     head = ["method", "rate", f"test {outcome} at the end"]
@@ -172,9 +175,9 @@ def _describe_ends(row: Row) -> str:
     return text if row.is_complete else f"{text}, {len(row.curves)} of {len(SEEDS)} seeds"
 
 
-def _describe_seconds(row: Row, seconds: list[float] | None, reference: list[float] | None) -> str:
+def _describe_seconds(seconds: list[float] | None, reference: list[float] | None) -> str:
     if seconds is None:
-        return "not reached" if row.is_complete else "missing"
+        return "missing"
     text = f"{fmean(seconds):.1f} ({min(seconds):.1f} - {max(seconds):.1f})"
     if reference is None:
         return text
