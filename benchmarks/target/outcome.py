@@ -233,7 +233,7 @@ def _compare(found: dict[str, Any], virtual: dict[str, Any] | None) -> list[str]
         return [real, "missing", "-"]
     same = virtual["parameters_sha256"] == found["parameters_sha256"]
     other = f"{virtual['test_curve'][-1][column]:.4f}"
-    return [real, other, "bitwise identical" if same else "equal but for rounding"]
+    return [real, other, "bitwise identical" if same else "other bits"]
 
 
 def list_missing(rows: Sequence[Row]) -> list[str]:
