@@ -56,11 +56,14 @@ class Row:
 
     def crossings(self, target: Target) -> list[float] | None:
         """Return the steps at which its seeds reach a target; None unless all of them do."""
-        found = [
-            cross(curve, self.cell.setting.task, target.value) for curve in self.curves.values()
-        ]
-        steps = [step for step in found if step is not None]
-        return steps if self.is_complete and len(steps) == len(found) else None
+        steps = self.list_crossings(target)
+        return steps if self.is_complete and len(steps) == len(self.curves) else None
+
+    def list_crossings(self, target: Target) -> list[float]:
+        """Return the steps at which those seeds that reach a target do so."""
+        task = self.cell.setting.task
+        found = (cross(curve, task, target.value) for curve in self.curves.values())
+        return [step for step in found if step is not None]
 
     def ends(self) -> list[float]:
         """Return the outcome of each seed after the last step."""
@@ -136,7 +139,8 @@ def tabulate_targets(task: str, folder: Path, rows: list[Row], targets: list[Tar
         for target, link in columns:
             seconds = _seconds(row, target, folder, link)
             if row.is_complete and row.crossings(target) is None:
-                line.append("not reached")
+                reached = len(row.list_crossings(target))
+                line.append(f"not reached ({reached} of {len(SEEDS)} seeds)")
             else:
                 line.append(_describe_seconds(seconds, references[target.name, link]))
         lines.append(line)

@@ -117,11 +117,12 @@ def set_targets(task: str, find: Find) -> list[Target]:
         return []
     _, loss, accuracy = record["validation"][-1]
     if task == "images":
+        points_reached = round(100 * accuracy, 6)  # 100 * 0.57 is a little less than 57
         return [
-            Target(name, math.floor(100 * accuracy - points) / 100)
+            Target(name, math.floor(points_reached - points) / 100)
             for name, points in (("close", 2), ("rough", 6))
         ]
     return [
-        Target(name, math.ceil(20 * (loss + nats)) / 20)
+        Target(name, math.ceil(round(20 * (loss + nats), 6)) / 20)
         for name, nats in (("close", 0.1), ("rough", 0.2))
     ]

@@ -112,6 +112,16 @@ def test_targets_come_from_the_best_tuning_run_of_adamw(target: Any) -> None:
     assert [each.value for each in found] == pytest.approx([2.45, 2.55])
 
 
+@pytest.mark.parametrize("accuracy", [0.57, 0.58, 0.29])
+def test_whole_points_stay_whole(target: Any, accuracy: float) -> None:
+    images = tuned(target, "images", "global-adamw", {8e-3: 1.5, 16e-3: 1.2, 32e-3: 1.4})
+    for record in images.values():
+        record["validation"] = [[1, record["validation"][0][1], accuracy]]
+    # 100 * 0.57 is a little less than 57.
+    values = [each.value for each in target.settings.set_targets("images", images.get)]
+    assert values == pytest.approx([accuracy - 0.02, accuracy - 0.06])
+
+
 def test_there_are_no_targets_before_adamw_is_tuned(target: Any) -> None:
     assert target.settings.set_targets("text", {}.get) == []
 
@@ -293,3 +303,10 @@ def test_seconds_are_steps_times_the_median_and_ratios_are_to_ddp(
     assert lines[1][3] == "16.0 (16.0 - 16.0), 1.00x"
     # Nothing was measured there.
     assert lines[0][4] == "missing"
+
+
+def test_a_target_that_not_all_seeds_reach_says_how_many_do(target: Any, tmp_path: Path) -> None:
+    asked = [target.settings.Target("close", 0.6)]
+    rows = [make_row(target, 0.6, 0.5, 0.6)]
+    _, _, lines = target.outcome.tabulate_targets("images", tmp_path, rows, asked)
+    assert lines[0][3] == "not reached (2 of 3 seeds)"
