@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from settings import LINKS, SETTINGS, TITLES, Target
 
 _STYLES = {
@@ -67,6 +67,8 @@ def _draw_panel(
     for target in targets:
         axes.axhline(target.value, color="#999999", linewidth=0.8, linestyle="--")
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
