@@ -1,13 +1,16 @@
+import dataclasses
 import io
 import json
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import distlion
 from distlion.cli import app
 from distlion.cli.plan import EXAMPLE
-from distlion.cli.plan_table import format_number, print_plan
+from distlion.cli.plan_table import format_number, print_plan, write_call
 from distlion.link import LinkModel
 from distlion.planning import DO_NOT_COMPRESS, Scenario, advise, compare_methods
 
@@ -104,8 +107,34 @@ def test_table_names_every_rule_and_baseline_and_then_advises():
     assert "5x against fp32 ring all-reduce" in text
 
 
+def test_advice_is_also_written_as_the_call_that_follows_it():
+    (line,) = list_calls(plan().stdout)
+    params = [torch.nn.Parameter(torch.zeros(1))]
+    optimizer = eval(line, {"distlion": distlion, "params": params})
+    assert isinstance(optimizer, distlion.DistributedLion)
+    assert "exchange=distlion.AllReduce(), nodes=distlion.Nodes(8), overlap=True" in line
+    assert "nodes=" not in list_calls(plan(gpus_per_node="1").stdout)[0]
+
+
+@pytest.mark.parametrize("name", ["MajorityVote()", "FullPrecision(dtype=torch.bfloat16)"])
+def test_every_rule_is_written_as_it_is_called(name):
+    scenario = Scenario(
+        n_params=10**9, nodes=16, link=LinkModel.of_line(1e10, latency_s=1e-4), compute_s=0.8
+    )
+    forecast = compare_methods(scenario).best_vote
+    call = write_call(scenario, dataclasses.replace(forecast, method=name, overlap=False))
+    assert f"aggregation=distlion.{name}" in call
+    assert "overlap" not in call
+
+
+def list_calls(text):
+    return [line for line in text.splitlines() if line.startswith("distlion.DistributedLion(")]
+
+
 def test_fast_link_gets_the_advice_not_to_compress():
-    assert DO_NOT_COMPRESS in plan(link="400gbit").stdout
+    text = plan(link="400gbit").stdout
+    assert DO_NOT_COMPRESS in text
+    assert not list_calls(text)
 
 
 def test_json_holds_scenario_forecasts_and_advice():

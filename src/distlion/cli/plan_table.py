@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlion.cli.table import build_table, fits, print_table
-from distlion.planning import Advice, Forecast, Forecasts
+from distlion.planning import Advice, Forecast, Forecasts, Scenario
 
 _MEGABYTE = 1e6
 _MILLISECONDS_BELOW_S = 0.1
@@ -54,12 +54,24 @@ def print_plan(
     if not all_rows:
         console.print(Text("The best exchange of each method; --all shows every one.\n"))
     console.print(Text(advice.text, style="bold"), soft_wrap=True)
+    if advice.compress:
+        console.print(Text(write_call(scenario, forecasts.best_vote)), soft_wrap=True)
     if advice.regimes:
         console.print(
             Text("\nMajorityVote() is, by rate of payload between nodes,"), soft_wrap=True
         )
     for regime in advice.regimes:
         console.print(Text(f"  {regime.describe()}"), soft_wrap=True)
+
+
+def write_call(scenario: Scenario, forecast: Forecast) -> str:
+    """Write the call that makes the optimizer of a forecast, without its learning rate."""
+    arguments = [f"aggregation=distlion.{forecast.method}", f"exchange=distlion.{forecast.pattern}"]
+    if scenario.gpus_per_node > 1:
+        arguments.append(f"nodes=distlion.Nodes({scenario.gpus_per_node})")
+    if forecast.overlap:
+        arguments.append("overlap=True")
+    return f"distlion.DistributedLion(params, {', '.join(arguments)})"
 
 
 def choose_best(ranked: Sequence[Forecast]) -> list[Forecast]:
