@@ -295,7 +295,7 @@ def _write_markdown(tables: list[Table], missing: list[str]) -> str:
         "from the measured step time and the trained curve: mean and range of three seeds, and how",
         "many times as long DDP fp32 takes. Four hosts share two cores, so that computing takes",
         "longer than on four machines, and ratios to DDP are understated at 1 Gbit/s.",
-        "The last table shows how much longer whole runs in the lab took than is computed for them.",
+        "The last table shows how much longer whole runs in the lab took than computed.",
     ]
     if missing:
         lines += ["", "**Incomplete**:", "", *(f"- {each}" for each in missing)]
