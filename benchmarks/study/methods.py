@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from distlion.aggregation import RULES, Aggregation, QuantizedVote
+from distlion.baselines import HalfPrecision, PowerSGD
 from distlion.errors import InvalidArgumentError
 from distlion.optim import Lion
 from distlion.training.contenders import find_contender
 from distlion.training.virtual_method import Entry, VirtualVoting
 from distlion.training.vote_names import LION_BETAS
-from distlion.virtual import VirtualCluster
+from distlion.virtual import VirtualBaseline, VirtualCluster
 
 SHARED_BETA = 0.9
 # What weights lose in a step at the highest rate, for every method with decoupled decay.
@@ -25,6 +26,7 @@ _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
+_UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
 
 
 class Method(Protocol):
@@ -70,8 +72,9 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     """Build a method by name.
 
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
-    ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it; other names
-    are those of ``distlion compare``.
+    ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it; ``fp16-adamw``
+    and ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; other names are those
+    of ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -84,6 +87,10 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
             raise InvalidArgumentError(f"method {name!r}: there is no rule {shared['rule']!r}")
         beta = float(f"0.{shared['beta']}") if shared["beta"] else SHARED_BETA
         return SharedMomentum(params, RULES[shared["rule"]].rule, run, beta=beta)
+    if name in _UNDER_ADAMW:
+        adamw = torch.optim.AdamW(params, run.lr, weight_decay=DECAY_PER_STEP / run.lr)
+        compression = _UNDER_ADAMW[name]
+        return VirtualBaseline(adamw, workers=run.workers, compression=compression, seed=run.seed)
     entry = Entry(
         params=list(model.named_parameters()),
         lr=run.lr,

@@ -1,0 +1,66 @@
+"""Seconds from the network lab: steps of all methods in turns, and whole runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import study_path  # noqa: F401
+from archive import Records
+from host import Job
+from plan import choose_rate
+from settings import HOSTS, make_cell
+
+from distlion.errors import WorkerFailedError
+from distlion.netlab import Lab, run_command
+from distlion.netlab.sweep import read_conditions
+
+_HOST = Path(__file__).with_name("host.py")
+
+
+def run_job(job: Job, link: str) -> dict[str, Any]:
+    """Do a job on hosts whose links have a rate; return what rank 0 found.
+
+    Raises:
+        WorkerFailedError: A worker died.
+    """
+    conditions = read_conditions()
+    with Lab(HOSTS, link) as lab:
+        status = run_command(lab, [sys.executable, str(_HOST), json.dumps(asdict(job))])
+    if status:
+        raise WorkerFailedError(f"a worker ended with status {status}; see above")
+    found: dict[str, Any] = json.loads(Path(job.out).read_text())
+    return {"task": job.task, "link": link, "hosts": HOSTS, "conditions": conditions, **found}
+
+
+def time_steps(task: str, folder: Path, link: str, *, repetitions: int) -> dict[str, Any]:
+    """Time steps of every method on a task."""
+    with tempfile.TemporaryDirectory() as place:
+        out = str(Path(place) / "found.json")
+        job = Job(task=task, folder=str(folder), out=out, repetitions=repetitions)
+        return run_job(job, link)
+
+
+def train_whole(
+    records: Records, task: str, folder: Path, link: str, *, method: str, seed: int
+) -> dict[str, Any]:
+    """Train a method in the lab, at the rate that was chosen for it."""
+    rate = choose_rate(make_cell(task, method), records.read).rate
+    if rate is None:
+        sys.exit(f"no rate has been chosen yet for {method} on {task}")
+    with tempfile.TemporaryDirectory() as place:
+        out = str(Path(place) / "found.json")
+        job = Job(task=task, folder=str(folder), out=out, method=method, lr=rate, seed=seed)
+        return run_job(job, link)
+
+
+def save(path: Path, found: dict[str, Any]) -> None:
+    """Write a record, a field a line."""
+    found = {"date": dt.date.today().isoformat(), **found}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in found.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

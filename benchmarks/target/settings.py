@@ -1,0 +1,128 @@
+"""What is trained, by which methods, at which rates and until when: the protocol as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import study_path  # noqa: F401
+from plan import SEEDS, Cell, Find, Setting, choose_rate
+from runs import RunConfig
+
+HOSTS = 4
+LINKS = ("100mbit", "1gbit")
+# Of a reported run, in which the test data is scored so many times with the clock stopped.
+EVALUATIONS = 10
+IMAGES = Setting("images", 320, 64, EVALUATIONS, {"width": 48, "groups": 2, "shrink": 2})
+TEXT = Setting("text", 400, 16, EVALUATIONS, {"width": 160, "layers": 3, "heads": 4, "context": 64})
+SETTINGS = {"images": IMAGES, "text": TEXT}
+# Every so many images and windows of the study's are scored.
+THINNED = {"images": 2, "text": 16}
+
+CENTERS: Mapping[str, Mapping[str, float]] = {
+    "images": {"adamw": 16e-3, "lion": 8e-4},
+    "text": {"adamw": 4e-3, "lion": 8e-4},
+}
+TITLES = {
+    "majority": "majority vote, 1 bit",
+    "quantized-2": "two-bit votes",
+    "global-adamw": "DDP, fp32 + AdamW",
+    "fp16-adamw": "DDP, fp16 hook + AdamW",
+    "powersgd-adamw": "DDP, PowerSGD hook + AdamW",
+}
+METHODS = tuple(TITLES)
+LONGER = "majority"
+"""Also trained for twice as many steps, at the same rate."""
+FLOOR = "none"
+"""AdamW without any communication: timed, not trained."""
+
+
+@dataclass(frozen=True)
+class TargetCell(Cell):
+    """A method on a task; rates begin around centers of their own."""
+
+    @property
+    def center(self) -> float:
+        family = "adamw" if self.method.endswith("adamw") else "lion"
+        return CENTERS[self.setting.task][family]
+
+    def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:
+        """Return one run; while rates are tuned, only its end is scored."""
+        config = super().config(rate, seed, is_tuning=is_tuning)
+        return replace(config, evaluations=1) if is_tuning else config
+
+
+def make_cell(task: str, method: str) -> TargetCell:
+    """Return the cell of a method.
+
+    The mean gradient of AdamW does not depend on N but by rounding. Halves change it by rounding
+    too, so that ``fp16-adamw`` has the rate of AdamW.
+    """
+    workers = 0 if method == "global-adamw" else HOSTS
+    tuned_as = make_cell(task, "global-adamw") if method == "fp16-adamw" else None
+    return TargetCell(SETTINGS[task], method, workers, tuned_as=tuned_as)
+
+
+def make_longer(task: str) -> TargetCell:
+    """Return the cell of twice as many steps."""
+    base = make_cell(task, LONGER)
+    setting = replace(base.setting, steps=2 * base.setting.steps, evaluations=2 * EVALUATIONS)
+    return replace(base, setting=setting, tuned_as=base)
+
+
+def list_cells(task: str) -> list[TargetCell]:
+    """Return the cells of a task in the order in which they are run."""
+    return [*(make_cell(task, method) for method in METHODS), make_longer(task)]
+
+
+def list_open_runs(cells: list[TargetCell], find: Find) -> list[RunConfig]:
+    """Return what can be run now and has not been: rates to be tried first, then by seed."""
+    tuning, reported = [], []
+    for cell in cells:
+        choice = choose_rate(cell, find)
+        if choice.rate is None:
+            tuning += list(choice.wanted)
+        else:
+            reported += [cell.config(choice.rate, seed, is_tuning=False) for seed in SEEDS]
+    missing = [run for run in reported if find(run.name) is None]
+    missing.sort(key=lambda run: (run.steps > SETTINGS[run.task].steps, run.seed))
+    # Two cells may wait for the same tuning.
+    return [*{run.name: run for run in tuning}.values(), *missing]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a method must reach.
+
+    Attributes:
+        name: ``close`` or ``rough``.
+        value: Test accuracy that is at least this, or test loss that is at most this.
+    """
+
+    name: str
+    value: float
+
+
+def set_targets(task: str, find: Find) -> list[Target]:
+    """Derive targets from the validation data of AdamW's tuning run at its best rate.
+
+    Images: 2 and 6 points below its accuracy, rounded down to whole points. Text: 0.1 and 0.2 nats
+    a byte above its loss, rounded up to twentieths.
+    """
+    cell = make_cell(task, "global-adamw")
+    rate = choose_rate(cell, find).rate
+    record = None if rate is None else find(cell.tuning(rate).name)
+    if record is None:
+        return []
+    _, loss, accuracy = record["validation"][-1]
+    if task == "images":
+        points_reached = round(100 * accuracy, 6)  # 100 * 0.57 is a little less than 57
+        return [
+            Target(name, math.floor(points_reached - points) / 100)
+            for name, points in (("close", 2), ("rough", 6))
+        ]
+    return [
+        Target(name, math.ceil(round(20 * (loss + nats), 6)) / 20)
+        for name, nats in (("close", 0.1), ("rough", 0.2))
+    ]
