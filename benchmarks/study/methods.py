@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from distlion.aggregation import RULES, Aggregation, QuantizedVote
+from distlion.aggregation import (
+    RULES,
+    Aggregation,
+    FullPrecision,
+    QuantizedVote,
+    TernaryVote,
+)
 from distlion.baselines import HalfPrecision, PowerSGD
 from distlion.errors import InvalidArgumentError
 from distlion.optim import Lion
@@ -24,6 +30,7 @@ SHARED_BETA = 0.9
 DECAY_PER_STEP = 1e-4
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
+_BETAS = re.compile(r"majority-betas-(?P<vote>\d+)-(?P<momentum>\d+)")
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
@@ -72,9 +79,11 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     """Build a method by name.
 
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
-    ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it; ``fp16-adamw``
-    and ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; other names are those
-    of ``distlion compare``.
+    ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it;
+    ``majority-betas-95-98`` has other betas; ``majority-full-vectors`` sends norms and biases in
+    full and ``majority-ternary-embeddings`` votes on embeddings with zeros; ``fp16-adamw`` and
+    ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; other names are those of
+    ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -103,7 +112,53 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         bits = int(full["bits"])
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule)
+    if betas := _BETAS.fullmatch(name):
+        found = float(f"0.{betas['vote']}"), float(f"0.{betas['momentum']}")
+        return VirtualVoting.build(entry, RULES["majority"].rule, betas=found)
+    if name in _RULES_OF_SOME:
+        return _vote_by_kind(model, entry, *_RULES_OF_SOME[name])
     return find_contender(name).enter(entry)
+
+
+def _vote_by_kind(
+    model: nn.Module,
+    entry: Entry,
+    choose: Callable[[nn.Module], list[nn.Parameter]],
+    rule: Aggregation,
+) -> VirtualVoting:
+    """Build a majority vote in which the chosen parameters have a rule of their own."""
+    chosen = {id(param) for param in choose(model)}
+    groups = [
+        {"params": [named for named in entry.params if id(named[1]) not in chosen]},
+        {
+            "params": [named for named in entry.params if id(named[1]) in chosen],
+            "aggregation": rule,
+        },
+    ]
+    cluster = VirtualCluster(
+        [group for group in groups if group["params"]],
+        entry.lr,
+        LION_BETAS,
+        workers=entry.workers,
+        weight_decay=entry.weight_decay,
+        aggregation=RULES["majority"].rule,
+        seed=entry.seed,
+    )
+    return VirtualVoting(cluster, rounds=0)
+
+
+def _list_vectors(model: nn.Module) -> list[nn.Parameter]:
+    return [param for param in model.parameters() if param.ndim <= 1]
+
+
+def _list_embeddings(model: nn.Module) -> list[nn.Parameter]:
+    return [each.weight for each in model.modules() if isinstance(each, nn.Embedding)]
+
+
+_RULES_OF_SOME = {
+    "majority-full-vectors": (_list_vectors, FullPrecision()),
+    "majority-ternary-embeddings": (_list_embeddings, TernaryVote()),
+}
 
 
 class SharedMomentum:

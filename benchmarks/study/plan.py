@@ -218,7 +218,23 @@ _EIGHT = (
 
 def _cell(setting: Setting, method: str, workers: int) -> Cell:
     """Return a cell; what sees only the mean gradient of alike workers does not depend on N."""
-    return Cell(setting, method, 0 if method.startswith("global-") else workers)
+    is_global = method.startswith("global-")
+    return Cell(
+        setting,
+        method,
+        0 if is_global else workers,
+        centered_on=_find_kin(setting, method, workers),
+    )
+
+
+def _find_kin(setting: Setting, method: str, workers: int) -> Cell | None:
+    """Return the cell around whose best rate a method's grid begins; None for the first ones."""
+    if method in (*_FIRST, "global-sgd"):
+        return None
+    kin = {"terngrad-adamw": "global-adamw", "dgc": "global-sgd"}.get(method)
+    if kin is None:
+        kin = "shared-majority" if method.startswith("shared-") else "majority"
+    return _cell(setting, kin, workers)
 
 
 def _cells(setting: Setting, methods: tuple[str, ...], workers: int) -> tuple[Cell, ...]:
@@ -293,8 +309,21 @@ PARTS = (
     ),
     Part(
         "leads",
-        "Images, 4 workers: variants of momentum after the vote",
-        _cells(IMAGES, ("shared-quantized-2", "shared-majority-b95", "shared-majority-b80"), 4),
+        "4 workers: variants of momentum after the vote, and of the majority vote",
+        (
+            *_cells(
+                IMAGES,
+                (
+                    "shared-quantized-2",
+                    "shared-majority-b95",
+                    "shared-majority-b80",
+                    "majority-betas-95-98",
+                    "majority-full-vectors",
+                ),
+                4,
+            ),
+            _cell(TEXT, "majority-ternary-embeddings", 4),
+        ),
     ),
     Part(
         "confirmation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import distlion
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
@@ -66,7 +69,52 @@ def test_more_workers_begin_around_the_best_rate_of_four(study: Any) -> None:
 def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
     tuned = [cell.tuned_as or cell for cell in study.plan.list_cells()]
     for cell in (cell for cell in tuned if cell.workers > 4):
-        assert cell.centered_on == study.plan.Cell(cell.setting, cell.method, 4)
+        assert cell.centered_on is not None
+        assert cell.centered_on == dataclasses.replace(
+            cell, workers=4, centered_on=cell.centered_on.centered_on
+        )
+
+
+@pytest.mark.parametrize(
+    ("method", "kin"),
+    [
+        ("average", "majority"),
+        ("majority-full-vectors", "majority"),
+        ("shared-average", "shared-majority"),
+        ("terngrad-adamw", "global-adamw"),
+        ("dgc", "global-sgd"),
+        ("majority", None),
+        ("shared-majority", None),
+        ("global-lion", None),
+    ],
+)
+def test_grids_begin_where_the_nearest_kin_ended(study: Any, method: str, kin: str | None) -> None:
+    (cell,) = (
+        cell
+        for cell in study.plan.list_cells()
+        if (cell.setting, cell.method) == (study.plan.IMAGES, method)
+        and cell.workers in (0, 4)
+        and cell.tuned_as is None
+    )
+    assert (cell.centered_on.method if cell.centered_on else None) == kin
+
+
+@pytest.mark.parametrize(
+    ("method", "n_chosen"), [("majority-full-vectors", 2), ("majority-ternary-embeddings", 20)]
+)
+def test_some_parameters_have_a_rule_of_their_own(study: Any, method: str, n_chosen: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 2), torch.nn.Linear(2, 2))
+    run = study.methods.Run(lr=1e-3, workers=2, steps=10, seed=0)
+    first, second = study.methods.build_method(method, model, run).optimizer.param_groups
+    assert isinstance(first["aggregation"], distlion.MajorityVote)
+    assert not isinstance(second["aggregation"], distlion.MajorityVote)
+    assert sum(param.numel() for param in second["params"]) == n_chosen
+
+
+def test_betas_are_those_of_the_name(study: Any) -> None:
+    run = study.methods.Run(lr=1e-3, workers=2, steps=10, seed=0)
+    built = study.methods.build_method("majority-betas-95-98", torch.nn.Linear(2, 2), run)
+    assert built.optimizer.param_groups[0]["betas"] == (0.95, 0.98)
 
 
 def test_rate_that_stays_at_the_edge_is_marked(study: Any) -> None:
