@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from programs import BENCHMARKS, imported_modules
+from programs import imported_program
 
 pytest.importorskip("matplotlib")
 
@@ -23,8 +24,13 @@ DOUBLE = 1e-12
 
 @pytest.fixture(scope="module")
 def theory() -> Any:
-    with imported_modules(BENCHMARKS, "theory") as found:
-        yield found[0]
+    with imported_program("theory", "theory_report") as (_, program):
+        yield program
+
+
+@pytest.fixture(scope="module")
+def styles(theory: ModuleType) -> Any:
+    return sys.modules[theory.draw.__module__].STYLES
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +42,8 @@ def problem(theory: ModuleType) -> Any:
 def result(theory: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(theory, "OUTSIDE_STEPS", 3)
-        measured = theory.measure(steps=5, n=8)
-    return {"conditions": theory.read_conditions(5), **measured}
+        measured = theory.measure(steps=5, n=8, seeds=2)
+    return {"conditions": theory.read_conditions(5, seeds=2), **measured}
 
 
 def points_in_the_box(count: int) -> Tensor:
@@ -105,6 +111,35 @@ class TestRun:
         assert not theory.draw_shifts(theory.SCENARIOS[2], N, seed=0).any()
 
 
+class TestSeeds:
+    def test_a_seed_draws_the_noise(self, theory: Any, problem: Any) -> None:
+        rule = theory.RULES["MajorityVote()"]
+        first, second = (
+            theory.run(problem, theory.SCENARIOS[1], rule, start=torch.zeros(N), steps=3, seed=seed)
+            for seed in (0, 1)
+        )
+        assert first["surrogate"][0] == second["surrogate"][0]
+        assert first["surrogate"][-1] != second["surrogate"][-1]
+
+    def test_runs_of_all_seeds_become_mean_and_deviation(self, theory: Any) -> None:
+        run = dict.fromkeys(("start_surrogate", *theory.SHOWN), 0.0)
+        runs = [
+            run
+            | {
+                "final_error": error,
+                "least_surrogate": error,
+                "most_outside": error,
+                "curves": {"step": [0, 1], "error": [error, 2 * error]},
+            }
+            for error in (1.0, 2.0, 6.0)
+        ]
+        row = theory.combine(runs)
+        assert (row["final_error"], row["least_surrogate"], row["most_outside"]) == (3.0, 1.0, 6.0)
+        # The variance is (4 + 1 + 9) / 2.
+        assert row["final_error_deviation"] == pytest.approx(7**0.5)
+        assert row["curves"] == {"step": [0, 1], "error": [3.0, 6.0]}
+
+
 class TestReport:
     def test_every_rule_is_measured_with_several_workers(self, theory: Any, result: Any) -> None:
         for scenario in theory.SCENARIOS[1:]:
@@ -121,15 +156,18 @@ class TestReport:
                     for line in text.splitlines()
                     if line.startswith(f"| {scenario} | {shown} |")
                 )
-                mean, final, error = (float(cell) for cell in line.split("|")[3:6])
-                assert mean == pytest.approx(row["mean_surrogate"], abs=5e-3)
-                assert final == pytest.approx(row["final_surrogate"], abs=5e-4)
-                assert error == pytest.approx(row["final_error"], abs=5e-5)
+                cells = [cell.split("±") for cell in line.split("|")[3:6]]
+                for (mean, deviation), (column, digits) in zip(
+                    cells, theory.SHOWN.items(), strict=True
+                ):
+                    close = {"abs": 0.5 * 10.0**-digits}
+                    assert float(mean) == pytest.approx(row[column], **close)
+                    assert float(deviation) == pytest.approx(row[f"{column}_deviation"], **close)
 
-    def test_figure_draws_every_rule(self, theory: Any, result: Any) -> None:
+    def test_figure_draws_every_rule(self, theory: Any, styles: Any, result: Any) -> None:
         figure = theory.draw(result)
         figure.savefig(io.BytesIO(), format="png")
         assert len(figure.axes) == 2 * len(theory.SCENARIOS)
-        assert {len(axes.lines) for axes in figure.axes} == {1, len(theory.STYLES)}
+        assert {len(axes.lines) for axes in figure.axes} == {1, len(styles)}
         # One line for two rules that move alike.
-        assert set(theory.STYLES) == set(theory.RULES) - {"TernaryVote()"}
+        assert set(styles) == set(theory.RULES) - {"TernaryVote()"}
