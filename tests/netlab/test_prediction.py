@@ -5,6 +5,7 @@ import pytest
 import matrix
 from distlion.link import LinkModel
 from distlion.netlab.prediction import Surroundings, predict_step
+from distlion.netlab.traffic import Traffic
 from distlion.planning import CPU
 
 SURROUNDINGS = Surroundings(
@@ -13,12 +14,15 @@ SURROUNDINGS = Surroundings(
     cores=4,
     link=LinkModel(latency_s=1e-3, rate_bit_per_s=1e8),
     machine=CPU,
+    votes=Traffic(rate_bit_per_s=1e8, core_s_per_byte=0.0),
+    gradients=Traffic(rate_bit_per_s=1e8, core_s_per_byte=0.0),
     floor_s=0.2,
 )
 
 
 def at_rate(rate_bit_per_s):
-    return replace(SURROUNDINGS, link=LinkModel(1e-3, rate_bit_per_s))
+    traffic = Traffic(rate_bit_per_s, 0.0)
+    return replace(SURROUNDINGS, votes=traffic, gradients=traffic)
 
 
 def test_the_floor_is_what_was_measured():
@@ -63,3 +67,22 @@ def test_hosts_that_share_cores_compute_more_slowly():
 @pytest.mark.parametrize("name", ["ddp-powersgd", "all-reduce-fp32"])
 def test_what_has_no_closed_form_is_not_predicted(name):
     assert predict_step(name, SURROUNDINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "further_s"),
+    [
+        # 3 quarters of 8 million votes of a bit, there and back, and of as many numbers of 4 bytes.
+        ("majority-all-reduce", 1e-7 * 2 * 0.75 * 1e6),
+        ("ddp-fp32", 1e-9 * 2 * 0.75 * 32e6),
+    ],
+)
+@pytest.mark.parametrize("cores", [4, 2])
+def test_a_fast_link_is_bounded_by_the_cores_that_work_on_packets(name, further_s, cores):
+    fast = replace(at_rate(1e15), link=LinkModel(0.0, 1e15), cores=cores)
+    costly = replace(fast, votes=Traffic(1e15, 1e-7), gradients=Traffic(1e15, 1e-9))
+    # Cores that hosts share have less time for each.
+    expected_s = further_s * 4 / cores
+    assert predict_step(name, costly) - predict_step(name, fast) == pytest.approx(
+        expected_s, rel=0.01
+    )

@@ -5,7 +5,8 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.netlab import GptWorkload, SweepSettings, VectorWorkload, run_sweep
-from distlion.netlab.sweep import read_busy_s, summarize
+from distlion.netlab.sweep import summarize
+from distlion.netlab.traffic import read_busy_s
 
 TINY = GptWorkload(layers=1, width=32, heads=2, vocabulary=64, batch_size=1, context=8)
 METHODS = (
@@ -103,6 +104,15 @@ class TestARecord:
         ]
         # A block of one step can lie between two of the kernel's ticks; all together can not.
         assert min(busy_s) >= 0 and sum(busy_s) > 0
+
+    def test_what_sending_takes_is_measured_at_each_rate(self, record):
+        assert list(record["traffic"]) == list(record["links"]) == ["1gbit", "unlimited"]
+        for kinds in record["traffic"].values():
+            assert list(kinds) == ["votes", "gradients"]
+            # A copy alone takes a nanosecond for some bytes; ten microseconds a byte is absurd.
+            assert all(1e-11 < kind["core_s_per_byte"] < 1e-5 for kind in kinds.values())
+        for kind in record["traffic"]["1gbit"].values():
+            assert 1e7 < kind["rate_bit_per_s"] < 1.1e9
 
     def test_conditions_tell_machine_and_versions(self, record):
         assert {"cpu", "cores", "torch", "date", "kernel"} <= record["conditions"].keys()

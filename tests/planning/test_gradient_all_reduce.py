@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
-from distlion.planning import GradientAllReduce, Scenario, forecast_all_reduce
+from distlion.planning import GPU, GradientAllReduce, Scenario, forecast_all_reduce
 from distlion.planning.gradient_all_reduce import DDP_BUCKET_BYTES
 
 
@@ -37,6 +39,13 @@ def test_workers_of_a_node_add_the_time_inside_and_no_bytes_between():
     assert nodes.sent_bytes == flat.sent_bytes
     # Reduce-scatter and all-gather of float32 between two: half of the bytes, twice.
     assert nodes.communication_s - flat.communication_s == pytest.approx(4_000_000)
+
+
+def test_what_packets_take_of_the_cores_is_not_hidden():
+    machine = replace(GPU, gradient_wire_s_per_byte=1e-8)
+    scenario = make_scenario(link=LinkModel(0.0, 1e12), compute_s=60.0, machine=machine)
+    forecast = forecast_all_reduce(scenario, GradientAllReduce())
+    assert forecast.exposed_s == pytest.approx(1e-8 * forecast.sent_bytes)
 
 
 @pytest.mark.parametrize("arguments", [{"bits": 8}, {"algorithm": "star"}])

@@ -1,3 +1,5 @@
+from dataclasses import fields, replace
+
 import pytest
 
 from distlion.errors import InvalidArgumentError
@@ -8,6 +10,14 @@ def test_machine_needs_rates_above_zero():
     values = {**vars(CPU), "encode_bytes_per_s": 0.0}
     with pytest.raises(InvalidArgumentError, match="encode_bytes_per_s"):
         Machine(**values)
+
+
+def test_a_slowed_machine_takes_longer_for_everything():
+    machine = replace(CPU, vote_wire_s_per_byte=1e-8, gradient_wire_s_per_byte=2e-9, bucket_s=1e-3)
+    slowed = machine.slowed(2)
+    for field in fields(Machine):
+        before, after = getattr(machine, field.name), getattr(slowed, field.name)
+        assert after == (before / 2 if "bytes_per_s" in field.name else 2 * before), field.name
 
 
 def test_more_bits_take_longer_to_encode():

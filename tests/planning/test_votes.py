@@ -7,7 +7,7 @@ import matrix
 from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
 from distlion.exchange import AllReduce, Exchange
 from distlion.link import LinkModel, exchange_seconds
-from distlion.planning import Scenario, forecast_votes
+from distlion.planning import GPU, Scenario, forecast_votes
 from distlion.planning.votes import BUCKET_ELEMENTS, name_rule
 
 N_ELEMENTS = 1 << 21
@@ -99,6 +99,50 @@ def test_overlap_leaves_the_last_bucket_at_least():
     forecast = forecast_votes(make_scenario(), MajorityVote(), AllReduce(), overlap=True)
     # sqrt(T / L) is 3.0 here.
     assert forecast.exposed_s == pytest.approx(forecast.communication_s / 3)
+
+
+class TestCoresThatWorkOnPackets:
+    """What they spend there no backward hides, however fast the link."""
+
+    BUSY = replace(GPU, vote_wire_s_per_byte=1e-6, bucket_s=0.01)
+
+    def test_without_overlap_the_longer_of_link_and_processor_counts(self):
+        slow, fast = LinkModel(1e-4, 1e6), LinkModel(1e-4, 1e11)
+        for link, bound_by_cores in ((slow, False), (fast, True)):
+            scenario = make_scenario(machine=self.BUSY, link=link)
+            forecast = forecast_votes(scenario, MajorityVote(), AllReduce(), overlap=False)
+            processor_s = 1e-6 * forecast.sent_bytes
+            expected_s = processor_s if bound_by_cores else forecast.communication_s
+            assert forecast.exposed_s == pytest.approx(expected_s)
+
+    def test_with_overlap_every_further_bucket_costs_its_share(self):
+        scenario = make_scenario(machine=self.BUSY, compute_s=60.0)
+        forecast = forecast_votes(scenario, MajorityVote(), AllReduce(), overlap=True)
+        # Three buckets, as above: two more than without.
+        assert forecast.exposed_s == pytest.approx(1e-6 * forecast.sent_bytes + 2 * 0.01)
+
+    def test_momenta_come_after_the_votes(self):
+        every, never = (
+            forecast_votes(
+                make_scenario(machine=self.BUSY, link=LinkModel(0.0, 1e12), sync_every=sync_every),
+                MajorityVote(),
+                AllReduce(),
+                overlap=False,
+            )
+            for sync_every in (100, None)
+        )
+        further_bytes = every.sent_bytes - never.sent_bytes
+        assert further_bytes > 0
+        assert every.exposed_s - never.exposed_s == pytest.approx(1e-6 * further_bytes)
+
+    def test_a_node_of_several_workers_shares_the_bytes(self):
+        forecast = forecast_votes(
+            make_scenario(machine=self.BUSY, link=LinkModel(0.0, 1e12), gpus_per_node=4),
+            MajorityVote(),
+            AllReduce(),
+            overlap=False,
+        )
+        assert forecast.exposed_s == pytest.approx(1e-6 * forecast.sent_bytes / 4, rel=1e-6)
 
 
 def test_large_model_has_buckets_of_bounded_size():

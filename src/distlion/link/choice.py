@@ -28,8 +28,22 @@ def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> 
     """
     if shape.n_shards == 1:
         return 0.0
-    # The first rank may be special, as under ParameterServer; all others are alike.
-    return max(_rank_seconds(pattern, shape, link, rank) for rank in (0, shape.n_shards - 1))
+    return _busiest_seconds(pattern, shape, link, both_ways=pattern.both_ways)
+
+
+def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buckets: int) -> float:
+    """Predict the seconds of the exchanges of ``n_buckets`` alike, of which several are under way.
+
+    While the replies of one bucket come back, the votes of the next ones leave.
+
+    Equation:
+        T = T_1 + (n - 1) T_n
+        T_1 is ``exchange_seconds``; T_n likewise, but with sending and receiving at once.
+    """
+    if shape.n_shards == 1:
+        return 0.0
+    further_s = _busiest_seconds(pattern, shape, link, both_ways=True)
+    return exchange_seconds(pattern, shape, link) + (n_buckets - 1) * further_s
 
 
 def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
@@ -40,9 +54,19 @@ def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
     return min(PATTERNS.values(), key=lambda pattern: exchange_seconds(pattern, shape, link))
 
 
-def _rank_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, rank: int) -> float:
+def _busiest_seconds(
+    pattern: Exchange, shape: BucketShape, link: LinkModel, *, both_ways: bool
+) -> float:
+    # The first rank may be special, as under ParameterServer; all others are alike.
+    ranks = (0, shape.n_shards - 1)
+    return max(_rank_seconds(pattern, shape, link, rank, both_ways=both_ways) for rank in ranks)
+
+
+def _rank_seconds(
+    pattern: Exchange, shape: BucketShape, link: LinkModel, rank: int, *, both_ways: bool
+) -> float:
     plan, rounds = pattern.plan(shape, rank), pattern.rounds(shape)
-    if pattern.both_ways:
+    if both_ways:
         transfer_s = link.transfer_s(plan.sent_bytes, plan.received_bytes)
     else:
         transfer_s = link.transfer_s(plan.sent_bytes, 0) + link.transfer_s(0, plan.received_bytes)

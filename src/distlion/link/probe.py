@@ -167,9 +167,14 @@ def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int
 
 
 def _time_exchange(link: Link, chunk_bytes: int, step: int) -> int:
-    """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds."""
+    """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds.
+
+    All begin together, as large votes do: a worker that finds the other one ready sends at once,
+    and its own word of being ready waits behind its bytes (see ``Link``).
+    """
     chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
     received = torch.zeros_like(chunks)
+    link.all_to_all(received[:, :1].contiguous(), chunks[:, :1].contiguous(), step=step).wait()
     return _time(lambda: link.all_to_all(received, chunks, step=step).wait())
 
 

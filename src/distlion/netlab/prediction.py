@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distlion.aggregation import RULES
 from distlion.exchange import PATTERNS
@@ -14,6 +14,7 @@ from distlion.netlab.method_names import (
     is_baseline,
     parse_vote_method,
 )
+from distlion.netlab.traffic import Traffic
 from distlion.planning import (
     GradientAllReduce,
     Machine,
@@ -31,8 +32,9 @@ class Surroundings:
         n_parameters: Of the model.
         hosts: Workers, one on each.
         cores: Of this machine, on which all hosts run.
-        link: As measured between the workers, all sending at once.
+        link: As probed between the workers, all sending at once: its latency counts.
         machine: The kernels of one worker, as measured.
+        votes, gradients: What sending them takes, as measured.
         floor_s: Seconds of a step without communication, Lion's arithmetic included.
     """
 
@@ -41,6 +43,8 @@ class Surroundings:
     cores: int
     link: LinkModel
     machine: Machine
+    votes: Traffic
+    gradients: Traffic
     floor_s: float
 
 
@@ -51,13 +55,13 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     """
     if name == FLOOR:
         return surroundings.floor_s
-    scenario = _describe(surroundings)
     if name in (DDP_FP32, DDP_FP16):
         bits = GradientAllReduce(32 if name == DDP_FP32 else 16, "ring")
+        scenario = _describe(surroundings, surroundings.gradients)
         return forecast_all_reduce(scenario, bits).step_s
     if is_baseline(name):
         return None
-    method = parse_vote_method(name)
+    scenario, method = _describe(surroundings, surroundings.votes), parse_vote_method(name)
     patterns = list(PATTERNS.values()) if method.exchange == "auto" else [method.exchange]
     return min(
         forecast_votes(scenario, RULES[method.rule].rule, pattern, overlap=method.overlap).step_s
@@ -65,16 +69,20 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     )
 
 
-def _describe(surroundings: Surroundings) -> Scenario:
+def _describe(surroundings: Surroundings, traffic: Traffic) -> Scenario:
     # Hosts that share the cores of one machine slow each other down.
     crowding = max(1.0, surroundings.hosts / surroundings.cores)
-    machine = surroundings.machine.slowed(crowding)
+    machine = replace(
+        surroundings.machine,
+        vote_wire_s_per_byte=traffic.core_s_per_byte,
+        gradient_wire_s_per_byte=traffic.core_s_per_byte,
+    ).slowed(crowding)
     n_parameters = surroundings.n_parameters
     lion_s = machine.commit_s(n_parameters, n_parameters, 0)
     return Scenario(
         n_params=n_parameters,
         nodes=surroundings.hosts,
-        link=surroundings.link,
+        link=replace(surroundings.link, rate_bit_per_s=traffic.rate_bit_per_s),
         compute_s=max(surroundings.floor_s - lion_s, lion_s),
         machine=machine,
     )

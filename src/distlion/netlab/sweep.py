@@ -23,11 +23,11 @@ from distlion.netlab.lab import Lab
 from distlion.netlab.link_rate import UNLIMITED, parse_host_rates
 from distlion.netlab.method_names import ALL_REDUCE, DDP_FP16, DDP_FP32, FLOOR, adapts, is_baseline
 from distlion.netlab.prediction import Surroundings, predict_step
+from distlion.netlab.traffic import Traffic, measure_gradients, measure_votes, read_busy_s
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
 
 FORMAT = 1
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-_PROCESSOR_TIMES = Path("/proc/stat")
 # A full segment, as interfaces count it.
 _FRAME_BYTES = ETHERNET_MTU + ETHERNET_BYTES
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
@@ -110,6 +110,7 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
     Returns:
         The record, as JSON can hold it: ``settings``, ``conditions``, ``n_parameters``, ``machine``
         (the kernels of a worker), ``links`` (for each rate, as measured between the workers),
+        ``traffic`` (for each rate, what ``votes`` and ``gradients`` reach and take of the cores),
         ``missing`` (method -> why it was left out), ``replicas_equal`` (method of ours -> bool) and
         ``results``: for each rate and method the ``seconds`` of a step (values of the repetitions,
         median, quartiles), ``predicted_s`` by the cost model (null without a floor), ``speed_up``
@@ -154,6 +155,7 @@ class _Sweep:
         self._missing: dict[str, str] = {}
         self._n_parameters = 0
         self._links: dict[str, LinkModel] = {}
+        self._traffic: dict[str, dict[str, Traffic]] = {}
         self._done = 0
 
     def run(self) -> dict[str, Any]:
@@ -173,6 +175,10 @@ class _Sweep:
             "n_parameters": self._n_parameters,
             "machine": dataclasses.asdict(self._machine),
             "links": {rate: dataclasses.asdict(link) for rate, link in self._links.items()},
+            "traffic": {
+                rate: {kind: dataclasses.asdict(found) for kind, found in kinds.items()}
+                for rate, kinds in self._traffic.items()
+            },
             "missing": self._missing,
             "replicas_equal": {
                 name: self._verify(name) for name in self._present() if not is_baseline(name)
@@ -204,6 +210,11 @@ class _Sweep:
             if adapts(name):
                 self._build(name)
         self._links[rate] = self._probe()
+        where = self._crew, self._links[rate], self._settings.hosts
+        self._traffic[rate] = {
+            "votes": measure_votes(*where),
+            "gradients": measure_gradients(*where),
+        }
         measured = {name: self._start(name, rate) for name in self._present()}
         for repetition in range(self._settings.repetitions):
             for name in _turned(self._present(), repetition):
@@ -229,6 +240,7 @@ class _Sweep:
             cores=len(os.sched_getaffinity(0)),
             link=self._links[rate],
             machine=self._machine,
+            **self._traffic[rate],
             floor_s=median(measured[FLOOR].seconds),
         )
         return {name: predict_step(name, surroundings) for name in measured}
@@ -281,13 +293,6 @@ def read_conditions() -> dict[str, Any]:
         "distlion": __version__,
         "load_average_before": round(os.getloadavg()[0], 2),
     }
-
-
-def read_busy_s() -> float:
-    """Read how many seconds the cores of this machine have worked since it started, together."""
-    fields = _PROCESSOR_TIMES.read_text().splitlines()[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in fields[:7])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:

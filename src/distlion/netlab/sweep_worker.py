@@ -64,6 +64,21 @@ class SweepWorker:
         link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
         return probe_link(link, step=0)
 
+    def exchange(self, chunk_bytes: int, times: int) -> None:
+        """Exchange a chunk with each peer, as votes are, some times one after the other."""
+        assert dist.group.WORLD is not None
+        link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
+        chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
+        received = torch.zeros_like(chunks)
+        for _ in range(times):
+            link.all_to_all(received, chunks, step=0).wait()
+
+    def all_reduce(self, n_elements: int, times: int) -> None:
+        """Sum float32 gradients over all workers, some times one after the other."""
+        gradients = torch.zeros(n_elements)
+        for _ in range(times):
+            dist.all_reduce(gradients)
+
     def measure_kernels(self) -> Machine:
         """Measure the kernels."""
         return measure_kernels().machine

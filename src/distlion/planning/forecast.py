@@ -63,6 +63,7 @@ class Load:
         communication_s: Seconds of communication that can start during backward.
         n_buckets: Parts in which it can start.
         late_s: Seconds of communication that begins after the last vote: nothing hides it.
+        processor_s: Seconds that communication takes of the cores that compute: nothing hides them.
     """
 
     sent_bytes: float
@@ -72,6 +73,7 @@ class Load:
     n_buckets: int
     host_s: float = 0.0
     late_s: float = 0.0
+    processor_s: float = 0.0
 
 
 def make_forecast(
@@ -80,15 +82,16 @@ def make_forecast(
     """Put a load into a step.
 
     Equation:
-        exposed = max(T - hideable, T / B) + late with overlap, T + late without
+        exposed = max(T - hideable, T / B, P) + late with overlap, max(T, P) + late without
         step    = compute + arithmetic + exposed
         T is ``load.communication_s``, late ``load.late_s``, B is ``load.n_buckets``: the last
         bucket's gradients come with the end of backward, so that nothing is left to hide it behind.
+        P is ``load.processor_s``: the cores that work on packets do not compute meanwhile.
     """
     exposed_s = load.communication_s
     if overlap:
         exposed_s = max(exposed_s - scenario.hideable_s, exposed_s / load.n_buckets)
-    exposed_s += load.late_s
+    exposed_s = max(exposed_s, load.processor_s) + load.late_s
     step_s = scenario.compute_s + load.arithmetic_s + exposed_s
     workers = scenario.nodes * scenario.gpus_per_node
     money = scenario.price_per_gpu_hour * workers * step_s / 3600

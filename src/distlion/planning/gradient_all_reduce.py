@@ -80,6 +80,7 @@ def forecast_all_reduce(scenario: Scenario, baseline: GradientAllReduce) -> Fore
         arithmetic_s=_arithmetic_s(scenario, baseline),
         communication_s=between_s + inside_s,
         n_buckets=n_buckets,
+        processor_s=sent_bytes / scenario.gpus_per_node * scenario.machine.gradient_wire_s_per_byte,
     )
     return make_forecast(
         scenario,

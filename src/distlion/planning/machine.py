@@ -16,6 +16,8 @@ MOMENTUM_BYTES = 12
 APPLY_BYTES = 8
 """Parameter read and written."""
 
+_RATE = "bytes_per_s"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -28,6 +30,11 @@ class Machine:
         frame_bytes_per_s: Of chunks, while they are copied and their checksums computed.
         write_frame_s: Seconds to write the header of a chunk.
         read_frame_s: Seconds to check the header of a chunk.
+        vote_wire_s_per_byte: Seconds that the cores that compute spend on the network for each byte
+            of votes that a worker sends, and for the byte that it receives meanwhile: the network
+            stack and the process group's threads. 0 where other cores do that, as beside a GPU.
+        gradient_wire_s_per_byte: The same of gradients in an all-reduce, which are longer messages.
+        bucket_s: Seconds that those cores spend on one more bucket of votes.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -39,11 +46,14 @@ class Machine:
     frame_bytes_per_s: float
     write_frame_s: float
     read_frame_s: float
+    vote_wire_s_per_byte: float = 0.0
+    gradient_wire_s_per_byte: float = 0.0
+    bucket_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0.0 if field.name.endswith("frame_s") else math.ulp(0.0)
+            least = math.ulp(0.0) if field.name.endswith(_RATE) else 0.0
             if not least <= value < math.inf:
                 raise InvalidArgumentError(
                     f"Machine({field.name}={value!r}): expected a finite number above 0"
@@ -54,7 +64,7 @@ class Machine:
         return Machine(
             **{
                 field.name: getattr(self, field.name)
-                * (factor if field.name.endswith("frame_s") else 1 / factor)
+                * (1 / factor if field.name.endswith(_RATE) else factor)
                 for field in fields(self)
             }
         )
@@ -85,10 +95,16 @@ CPU = Machine(
     frame_bytes_per_s=2.5e9,
     write_frame_s=60e-6,
     read_frame_s=17e-6,
+    vote_wire_s_per_byte=15e-9,
+    gradient_wire_s_per_byte=12e-9,
+    bucket_s=4e-3,
 )
 """One thread of a 2.5 GHz Xeon with AVX-512: benchmarks/results/kernels.md, 2026-11-21.
 
-``count_bytes_per_s`` is that of one-bit votes, the slowest; frames were timed beside it.
+``count_bytes_per_s`` is that of one-bit votes, the slowest; frames were timed beside it. What the
+network takes of the core was measured between two hosts of the network lab, with a core each, at
+1 Gbit/s (2026-11-23): 14 to 20 ns a byte of votes at 0.1 and 1 Gbit/s, 8 at 10, of gradients 12 to
+15 and 3; 3 to 6 ms for a bucket more. The virtual links themselves are part of it.
 """
 
 _SHEET_SHARE = 0.7

@@ -10,7 +10,7 @@ import torch
 from distlion.aggregation import Aggregation
 from distlion.exchange import Exchange
 from distlion.layout import BucketShape, shape_momenta
-from distlion.link.choice import count_overlap_buckets, exchange_seconds
+from distlion.link.choice import count_overlap_buckets, exchange_seconds, stream_seconds
 from distlion.planning.forecast import Forecast, Load, make_forecast
 from distlion.planning.machine import Machine
 from distlion.planning.scenario import Scenario
@@ -44,10 +44,12 @@ def forecast_votes(
         total_sent_bytes=per_node * total + scenario.gpus_per_node * momenta.total_bytes,
         arithmetic_s=_arithmetic_s(scenario, rule) + host_s,
         host_s=host_s,
-        communication_s=n_buckets * exchange_seconds(pattern, shape, scenario.worker_link)
+        communication_s=stream_seconds(pattern, shape, scenario.worker_link, n_buckets)
         + _inside_node_s(scenario, rule.reply_planes(scenario.nodes)),
         n_buckets=n_buckets,
-        late_s=momenta.seconds,
+        late_s=max(momenta.seconds, momenta.busiest_bytes * scenario.machine.vote_wire_s_per_byte),
+        processor_s=n_buckets * busiest * scenario.machine.vote_wire_s_per_byte
+        + (n_buckets - 1) * scenario.machine.bucket_s,
     )
     return make_forecast(
         scenario, load, method=name_rule(rule), pattern=repr(pattern), votes=True, overlap=overlap

@@ -186,6 +186,7 @@
       ["of its rate is payload", `${(100 * model.payload_share).toFixed(1)}%`],
       ["inside a machine", `${formatRate(inside.rate_bit_per_s)}, ${formatS(inside.latency_s)}`],
       ["encode, commit", `${formatBytes(given.machine.encode_bytes_per_s)}, ${formatBytes(given.machine.commit_bytes_per_s)}`],
+      ["sending a MB of votes, of gradients", formatWire(given.machine)],
       ["backward, of compute", `${(100 * given.backward_share).toFixed(0)}%`],
       ["overlap hides, of backward", `${(100 * given.overlap_share).toFixed(0)}%`],
       ["momenta averaged", given.sync_every === null ? "never" : `every ${given.sync_every} steps, ${given.sync_bits} bits`],
@@ -197,6 +198,11 @@
       row.append(Object.assign(document.createElement("dd"), { textContent: value }));
       return row;
     }));
+  }
+  function formatWire(machine) {
+    const votes = machine.vote_wire_s_per_byte, gradients = machine.gradient_wire_s_per_byte;
+    if (votes === 0 && gradients === 0) return "by cores that do not compute";
+    return `${formatS(1e6 * votes)}, ${formatS(1e6 * gradients)} of a core`;
   }
   const formatBytes = (x) => scaled(x, [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]);
 

@@ -88,11 +88,11 @@ const planner = (() => {
   const transferS = (link, sent, received) =>
     (8 * (link.full_duplex ? Math.max(sent, received) : sent + received)) / link.rate_bit_per_s;
 
-  function exchangeS(model, pattern, shape, link) {
+  function exchangeS(model, pattern, shape, link, bothWays = pattern.bothWays) {
     if (shape.shards === 1) return 0;
     return Math.max(...[0, shape.shards - 1].map((rank) => {
       const bytes = pattern.plan(model, shape, rank), rounds = pattern.rounds(model, shape);
-      const transfer = pattern.bothWays
+      const transfer = bothWays
         ? transferS(link, bytes.sent, bytes.received)
         : transferS(link, bytes.sent, 0) + transferS(link, 0, bytes.received);
       return rounds * link.latency_s + Math.max(0, bytes.messages - rounds) * link.message_s + transfer;
@@ -126,7 +126,7 @@ const planner = (() => {
       const hideable = scenario.overlap_share * scenario.backward_share * scenario.compute_s;
       exposed = Math.max(exposed - hideable, exposed / load.buckets);
     }
-    exposed += load.late;
+    exposed = Math.max(exposed, load.processor) + load.late;
     const step = scenario.compute_s + load.arithmetic + exposed;
     return {
       ...names,
@@ -156,7 +156,7 @@ const planner = (() => {
     if (scenario.sync_every !== null && workers > 1) {
       const part = shapeMomenta(model, ceilDiv(own, scenario.sync_every), workers, scenario.sync_bits);
       momentaBytes = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, part, rank).sent));
-      late = exchangeS(model, pattern, part, link);
+      late = Math.max(exchangeS(model, pattern, part, link), momentaBytes * machine.vote_wire_s_per_byte);
     }
     let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0), host = 0;
     if (workers > 1) {
@@ -172,10 +172,12 @@ const planner = (() => {
       sent: scenario.gpus_per_node * (buckets * busiest + momentaBytes),
       arithmetic,
       host,
-      communication: buckets * exchangeS(model, pattern, shape, link)
+      communication: exchangeS(model, pattern, shape, link)
+        + (buckets - 1) * exchangeS(model, pattern, shape, link, true)
         + 2 * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside),
       buckets,
       late,
+      processor: buckets * busiest * machine.vote_wire_s_per_byte + (buckets - 1) * machine.bucket_s,
     };
     return makeForecast(scenario, load, { method: rule.method, pattern: pattern.name, votes: true, overlap });
   }
@@ -200,6 +202,7 @@ const planner = (() => {
         + 2 * buckets * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside),
       buckets,
       late: 0,
+      processor: (sent / scenario.gpus_per_node) * machine.gradient_wire_s_per_byte,
     };
     const names = { method: baseline.method, pattern: baseline.algorithm, votes: false, overlap: true };
     return makeForecast(scenario, load, names);
