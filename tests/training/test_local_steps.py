@@ -18,6 +18,7 @@ SHAPES = {"a": (4, 5), "b": (7,)}
 N_ELEMENTS = 27
 # A few dozen float32 operations on values of about 1.
 TOLERANCE = 1e-6
+NAMES = ("diloco-8", "diloco-8-plain", "majority-every-8", "majority-every-8-lion-plain")
 
 
 def make_params():
@@ -56,7 +57,7 @@ def vote_in_numpy(deltas):
     return scale * np.sign(sum(np.sign(delta) for delta in deltas))
 
 
-def simulate(agree, steps):
+def simulate(agree, steps, *, outer_lr=0.7, outer_momentum=0.9):
     """Return the parameters after each step on worker 0, by the equations of the papers."""
     anchor = {name: p.detach().double().numpy().copy() for name, p in make_params()}
     local = [{n: x.copy() for n, x in anchor.items()} for _ in range(WORKERS)]
@@ -77,8 +78,9 @@ def simulate(agree, steps):
         if (step + 1) % EVERY == 0 or step + 1 == steps:
             for name in SHAPES:
                 delta = agree([anchor[name] - mine[name] for mine in local])
-                momentum[name] = 0.9 * momentum[name] + delta
-                anchor[name] = anchor[name] - 0.7 * (delta + 0.9 * momentum[name])
+                momentum[name] = outer_momentum * momentum[name] + delta
+                moved = outer_lr * (delta + outer_momentum * momentum[name])
+                anchor[name] = anchor[name] - moved
                 for mine in local:
                     mine[name] = anchor[name].copy()
         seen.append({name: x.copy() for name, x in local[0].items()})
@@ -96,6 +98,14 @@ def test_every_step_is_that_of_a_plain_simulation(name, agree):
         take_steps(method, params, 1, begin=step)
         for each, param in params:
             np.testing.assert_allclose(param.detach().numpy(), expected[each], atol=TOLERANCE)
+
+
+def test_plain_means_are_averages_of_parameters():
+    params = make_params()
+    take_steps(enter("diloco-2-plain", params), params, STEPS)
+    expected = simulate(average_in_numpy, STEPS, outer_lr=1.0, outer_momentum=0.0)[-1]
+    for each, param in params:
+        np.testing.assert_allclose(param.detach().numpy(), expected[each], atol=TOLERANCE)
 
 
 def test_a_run_ends_in_an_exchange_whatever_its_length():
@@ -184,6 +194,12 @@ def test_a_name_says_on_which_side_a_method_is():
     assert find_contender("diloco-8").kind is MethodKind.BASELINE
     assert find_contender("quantized-2-every-8").kind is MethodKind.OURS
     assert "bits=2" in find_contender("quantized-2-every-8-lion").definition
+
+
+def test_only_the_means_with_momentum_are_called_diloco():
+    described = {name: find_contender(name).description for name in NAMES}
+    assert [name for name, words in described.items() if "DiLoCo" in words] == ["diloco-8"]
+    assert len({find_contender(name).definition for name in NAMES}) == len(NAMES)
 
 
 def test_workers_come_in_order():

@@ -16,24 +16,30 @@ from distlion.training.virtual_method import Entry, VirtualMethod
 # DiLoCo's choice (arXiv:2311.08105, section 3.1), for votes too: only what is exchanged differs.
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
-_PERIODIC = re.compile(r"(?:diloco|(?P<rule>.+)-every)-(?P<every>[1-9]\d*)(?P<inner>-lion)?")
+_PERIODIC = re.compile(
+    r"(?:diloco|(?P<rule>.+)-every)-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?"
+)
 _INNER = {None: ADAMW, "-lion": LION}
 
-PERIODIC_NAMES = ("diloco-K", "diloco-K-lion", "RULE-every-K", "RULE-every-K-lion")
-"""For messages and help; K is a number of local steps."""
+PERIODIC_NAMES = ("diloco-K[-lion][-plain]", "RULE-every-K[-lion][-plain]")
+"""For messages and help; K is a number of local steps, plain has no outer momentum."""
 
 
-def _make_outer_sgd(entry: Entry) -> torch.optim.Optimizer:
+def _make_outer_sgd(entry: Entry, *, lr: float, momentum: float) -> torch.optim.Optimizer:
     params = [param for _, param in entry.params]
-    return torch.optim.SGD(params, _OUTER_LR, momentum=_OUTER_MOMENTUM, nesterov=True)
+    return torch.optim.SGD(params, lr, momentum=momentum, nesterov=momentum > 0)
 
 
-_OUTER = Inner(
-    f"SGD(lr={_OUTER_LR}, momentum={_OUTER_MOMENTUM}, nesterov=True)",
-    _make_outer_sgd,
-    _OUTER_LR,
-    0.0,
-)
+_OUTER = {
+    None: Inner(
+        f"SGD(lr={_OUTER_LR}, momentum={_OUTER_MOMENTUM}, nesterov=True)",
+        partial(_make_outer_sgd, lr=_OUTER_LR, momentum=_OUTER_MOMENTUM),
+        _OUTER_LR,
+        0.0,
+    ),
+    # Of means: the workers' parameters are averaged.
+    "-plain": Inner("SGD(lr=1.0)", partial(_make_outer_sgd, lr=1.0, momentum=0.0), 1.0, 0.0),
+}
 
 
 def find_periodic(name: str) -> Contender | None:
@@ -41,29 +47,35 @@ def find_periodic(name: str) -> Contender | None:
     match = _PERIODIC.fullmatch(name)
     if match is None or (match["rule"] is not None and match["rule"] not in RULES):
         return None
-    every, inner = int(match["every"]), _INNER[match["inner"]]
+    every, inner, outer = int(match["every"]), _INNER[match["inner"]], _OUTER[match["outer"]]
     vote = RULES[match["rule"]] if match["rule"] else None
-    what = "DiLoCo (arXiv:2311.08105)" if vote is None else f"{vote.description}, on deltas"
+    what = "mean" if vote is None else f"{vote.description},"
+    what += f" of deltas of {every} local steps of {inner.name.partition('(')[0]}"
+    is_diloco = vote is None and match["outer"] is None
     how = "mean" if vote is None else f"{vote.rule!r} x mean magnitude"
     return Contender(
         name=name,
-        description=f"{what} of {every} local steps of {inner.name.partition('(')[0]}",
-        definition=f"{how} of deltas of {every} steps of {inner.name}; outer {_OUTER.name}",
+        description=what + (", DiLoCo (arXiv:2311.08105)" if is_diloco else ""),
+        definition=f"{how} of deltas of {every} steps of {inner.name}; outer {outer.name}",
         kind=MethodKind.BASELINE if vote is None else MethodKind.OURS,
         base_lr=inner.base_lr,
         weight_decay=inner.weight_decay,
         enter=partial(
-            _enter, every=every, inner=inner, aggregation=None if vote is None else vote.rule
+            _enter,
+            every=every,
+            inner=inner,
+            outer=outer,
+            aggregation=None if vote is None else vote.rule,
         ),
     )
 
 
 def _enter(
-    entry: Entry, *, every: int, inner: Inner, aggregation: Aggregation | None
+    entry: Entry, *, every: int, inner: Inner, outer: Inner, aggregation: Aggregation | None
 ) -> VirtualMethod:
     def make_outer(anchored: Entry) -> VirtualMethod:
         if aggregation is None:
-            return average(anchored, inner=_OUTER)
-        return ScaledVotes(anchored, rule=aggregation, make_optimizer=_OUTER.make)
+            return average(anchored, inner=outer)
+        return ScaledVotes(anchored, rule=aggregation, make_optimizer=outer.make)
 
     return LocalSteps(entry, every=every, make_inner=inner.make, make_outer=make_outer)
