@@ -13,7 +13,7 @@ from distlion.training.contender import Contender, MethodKind
 from distlion.training.local_steps import LocalSteps, ScaledVotes
 from distlion.training.virtual_method import Entry, VirtualMethod
 
-# DiLoCo's choice (arXiv:2311.08105, section 3.1), for votes too: only what is exchanged differs.
+# DiLoCo's choice (arXiv:2311.08105), for votes too: only what is exchanged differs.
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
 _PERIODIC = re.compile(
