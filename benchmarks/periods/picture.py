@@ -8,6 +8,7 @@ from pathlib import Path
 import target_path  # noqa: F401
 from drawing import draw_panel
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from settings import Target
 
 _STYLES = {
@@ -43,6 +44,7 @@ def draw_curves(
         axes.set_title(title, loc="left", fontsize="medium")
         axes.set_xlabel(label)
         handles.update({line.get_label(): line for line in axes.get_lines()})
+    panels[-1].xaxis.set_major_locator(LogLocator())  # three decades have no room for more labels
     panels[0].set_ylabel("test loss, nats a byte")
     figure.suptitle(
         "Test loss over time and bytes with 8 workers: measured step time x trained curve, mean of "
