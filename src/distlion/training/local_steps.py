@@ -86,7 +86,7 @@ class LocalSteps:
 
     @property
     def rounds(self) -> int:
-        """Rounds of an exchange."""
+        """Rounds of an exchange, which only the last of K steps has."""
         return self._outer.rounds
 
     @property
