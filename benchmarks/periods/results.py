@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 import target_path  # noqa: F401
 from archive import Records
-from design import DDP, EXCHANGE, list_cells, read_local
+from design import DDP, EXCHANGE, MAJORITY, list_cells, read_local
 from evidence import Ending
 from outcome import Curve, Row, cross, read_row
 from settings import FLOOR, Target
@@ -96,13 +96,27 @@ def make_title(method: str) -> str:
     return "DDP, fp32 + AdamW" if method == DDP else "majority vote in each step"
 
 
-def read_blocks(folder: Path, link: str) -> Blocks:
-    """Return what was timed on a link; nothing if it was not."""
+def read_blocks(folder: Path, link: str, *, own_cores: bool = False) -> Blocks:
+    """Return what was timed on a link; nothing if it was not.
+
+    Args:
+        folder: Of the records.
+        link: Which one.
+        own_cores: Take from every step that part of a local step which hosts spend waiting for
+            each other's cores. An estimate: work on packets, which waits too, stays as it is.
+    """
     path = folder / f"steps_{link}.json"
     if not path.exists():
         return {}
-    blocks: Blocks = json.loads(path.read_text())["seconds"]
-    return blocks
+    found = json.loads(path.read_text())
+    blocks: dict[str, list[float]] = found["seconds"]
+    if not own_cores:
+        return blocks
+    waited_s = median(blocks[FLOOR]) * max(0.0, 1 - found["conditions"]["cores"] / found["hosts"])
+    return {
+        name: [each - waited_s for each in seconds] if name in (FLOOR, DDP, MAJORITY) else seconds
+        for name, seconds in blocks.items()
+    }
 
 
 def find_step_s(method: str, blocks: Blocks) -> float | None:

@@ -49,6 +49,7 @@ from settings import FLOOR, Target, derive_targets
 
 SHOWN_LINKS = ("10mbit", "100mbit")
 LINK_TITLES = {link: f"{link.removesuffix('mbit')} Mbit/s" for link in LINKS}
+_OWN_CORES = ", estimated for hosts with a core each (decides nothing)"
 FindBlocks = Callable[[str], Blocks]
 
 
@@ -164,7 +165,9 @@ def _describe_reached(
     return describe_seconds(reached, [*reference.values()] if known else None)
 
 
-def tabulate_winners(methods: Sequence[Method], target: Target, find_blocks: FindBlocks) -> Table:
+def tabulate_winners(
+    methods: Sequence[Method], target: Target, find_blocks: FindBlocks, *, condition: str = ""
+) -> Table:
     """Tabulate whether votes every H steps are first on each link, by the protocol's rule."""
     lines = []
     for link in LINKS:
@@ -186,7 +189,7 @@ def tabulate_winners(methods: Sequence[Method], target: Target, find_blocks: Fin
             ]
         )
     head = ["link", "first of votes every H steps", "first of the others"]
-    title = f"Who reaches {target.name}, {target.value:.2f} nats, first"
+    title = f"Who reaches {target.name}, {target.value:.2f} nats, first{condition}"
     return title, [*head, "others / votes", "votes"], lines
 
 
@@ -255,6 +258,7 @@ def list_undone(find: Find, methods: Sequence[Method], folder: Path) -> list[str
 def write_report(records: Records, results: Path) -> str:
     """Write tables and figure from the records; return the tables."""
     blocks = {link: read_blocks(records.folder, link) for link in LINKS}
+    own_cores = {link: read_blocks(records.folder, link, own_cores=True) for link in LINKS}
     methods = read_methods(records)
     targets = derive_targets(make_cell(DDP), records.read)
     tables = [
@@ -264,6 +268,10 @@ def write_report(records: Records, results: Path) -> str:
         tabulate_bytes(methods),
         tabulate_seconds(methods, targets, blocks.__getitem__),
         *(tabulate_winners(methods, target, blocks.__getitem__) for target in targets),
+        *(
+            tabulate_winners(methods, target, own_cores.__getitem__, condition=_OWN_CORES)
+            for target in targets
+        ),
         tabulate_steps(methods, blocks.__getitem__),
     ]
     lines = [

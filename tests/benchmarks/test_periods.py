@@ -182,6 +182,19 @@ def test_a_step_takes_a_local_step_and_its_share_of_an_exchange(periods: Any) ->
     assert find("majority", {}) is None
 
 
+def test_hosts_with_cores_of_their_own_are_spared_the_wait_for_others(
+    periods: Any, tmp_path: Path
+) -> None:
+    found = {"hosts": 8, "conditions": {"cores": 2}, "seconds": BLOCKS}
+    periods.laboratory.save(tmp_path / "steps_10mbit.json", found)
+    blocks = periods.results.read_blocks(tmp_path, "10mbit", own_cores=True)
+    # Of a local step of 0.2 s, 3/4 are a wait.
+    assert blocks["none"] == pytest.approx([0.15, -0.05, 0.05])
+    assert blocks["majority"] == pytest.approx([0.35])
+    assert blocks["exchange of votes"] == BLOCKS["exchange of votes"]
+    assert periods.results.read_blocks(tmp_path, "10mbit") == BLOCKS
+
+
 def test_losses_between_scores_lie_on_straight_lines(periods: Any) -> None:
     curve = [[32, 3.0, 0.1], [64, 2.0, 0.2]]
     found = [periods.results.find_loss(curve, step) for step in (31, 32, 40, 64, 99)]
