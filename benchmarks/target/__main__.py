@@ -14,34 +14,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import study_path  # noqa: F401
 import torch
-from archive import Records, describe_place
-from curves import Data, perform
+from archive import Records
+from curves import Data, run_until_done
 from laboratory import save, time_steps, train_whole
 from outcome import write_report
 from plan import SEEDS
 from settings import LINKS, METHODS, list_cells, list_open_runs
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-WAIT_S = 5.0
 
 
 def run_all(records: Records, data: Data) -> None:
     """Do runs until none is left."""
-    describe_place()
     cells = [cell for task in data.tasks for cell in list_cells(task)]
-    while open_runs := list_open_runs(cells, records.read):
-        for config in open_runs:
-            if perform(records, data, config):
-                print(config.name, file=sys.stderr, flush=True)
-                break  # what comes next may depend on it
-        else:
-            time.sleep(WAIT_S)
+    run_until_done(lambda: list_open_runs(cells, records.read), records, data)
 
 
 def time_all(folder: Path, data: Data, links: Sequence[str], repetitions: int) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import study_path  # noqa: F401
-from archive import Records
+from archive import Records, describe_place
 from images import Images, ImageTask
 from runs import RunConfig, Task, Trainer
 from scoring import Result
 from settings import THINNED
 from text import Novels, TextTask
 from torch import Tensor, nn
+
+WAIT_S = 5.0
 
 
 class OnTest:
@@ -88,6 +93,24 @@ def _read_images(folder: Path) -> Images:
 def _read_novels(folder: Path, context: int) -> Novels:
     novels = Novels.read(folder, context=context)
     return replace(novels, test=novels.test[:: THINNED["text"]].clone())
+
+
+def run_until_done(list_open: Callable[[], list[RunConfig]], records: Records, data: Data) -> None:
+    """Do runs until none is left.
+
+    Args:
+        list_open: Lists what can be run now, most urgent first.
+        records: What runs leave.
+        data: What they are made from.
+    """
+    describe_place()
+    while open_runs := list_open():
+        for config in open_runs:
+            if perform(records, data, config):
+                print(config.name, file=sys.stderr, flush=True)
+                break  # what comes next may depend on it
+        else:
+            time.sleep(WAIT_S)
 
 
 def perform(records: Records, data: Data, config: RunConfig) -> bool:

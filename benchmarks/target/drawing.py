@@ -37,7 +37,7 @@ def draw_curves(lines: Lines, targets: Mapping[str, Sequence[Target]], path: Pat
     handles = {}
     for task, row in zip(SETTINGS, panels, strict=True):
         for link, axes in zip(LINKS, row, strict=True):
-            _draw_panel(axes, lines[task, link], targets[task])
+            draw_panel(axes, lines[task, link], targets[task], styles=_STYLES)
             axes.set_title(f"{task}, {_LINKS[link]}", loc="left", fontsize="medium")
             handles.update({line.get_label(): line for line in axes.get_lines()})
         row[0].set_ylabel(_LABELS[task])
@@ -57,11 +57,23 @@ def draw_curves(lines: Lines, targets: Mapping[str, Sequence[Target]], path: Pat
     figure.savefig(path, format="png")
 
 
-def _draw_panel(
-    axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], targets: Sequence[Target]
+def draw_panel(
+    axes: Axes,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    targets: Sequence[Target],
+    *,
+    styles: Mapping[str, tuple[str, str]],
 ) -> None:
+    """Draw outcomes over a logarithmic axis.
+
+    Args:
+        axes: Of the panel.
+        lines: Points of each method by its title.
+        targets: Dashed.
+        styles: Color and dashes of each title.
+    """
     for title, points in lines.items():
-        color, style = _STYLES[title]
+        color, style = styles[title]
         seconds, outcomes = zip(*points, strict=True)
         axes.plot(seconds, outcomes, style, color=color, label=title, linewidth=1.6)
     for target in targets:

@@ -157,25 +157,30 @@ def time_steps(job: Job) -> dict[str, Any]:
     names = (FLOOR, *METHODS)
     workers = {name: Worker(job.config(name), task, name) for name in names}
     for worker in workers.values():
-        _run_block(worker, _WARM_UP_STEPS)
+        run_block(worker, _WARM_UP_STEPS)
     blocks: dict[str, list[float]] = {name: [] for name in names}
     for repetition in range(job.repetitions):
         # Another method begins in each repetition.
         first = repetition % len(names)
         for name in names[first:] + names[:first]:
-            blocks[name].append(_run_block(workers[name], job.block_steps))
+            blocks[name].append(run_block(workers[name], job.block_steps))
     return {"block_steps": job.block_steps, "seconds": blocks}
 
 
-def _run_block(worker: Worker, steps: int) -> float:
+def run_block(worker: Worker, steps: int) -> float:
     """Return the seconds of a step on the slowest worker."""
+    return time_slowest(worker.step, steps)
+
+
+def time_slowest(call: Callable[[], None], times: int) -> float:
+    """Return the seconds of one of several calls on the slowest worker."""
     dist.barrier()
     started = time.perf_counter()
-    for _ in range(steps):
-        worker.step()
+    for _ in range(times):
+        call()
     longest = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    return round(float(longest) / steps, 6)
+    return round(float(longest) / times, 6)
 
 
 def train_whole(job: Job) -> dict[str, Any]:
@@ -221,19 +226,29 @@ def _score(task: Task, model: nn.Module) -> list[float]:
     return [round(result.loss, 6), round(result.accuracy, 6)]
 
 
-def main() -> None:
-    """Join the others and do the job."""
+def report_together(find: Callable[[], dict[str, Any]], out: str) -> None:
+    """Join the other hosts and do a job with them; rank 0 writes what it found. Ends the process.
+
+    Args:
+        find: The job.
+        out: The file.
+    """
     torch.set_num_threads(1)
-    job = Job(**json.loads(sys.argv[1]))
     dist.init_process_group("gloo")
-    found = train_whole(job) if job.method else time_steps(job)
+    found = find()
     if dist.get_rank() == 0:
-        Path(job.out).write_text(json.dumps({**describe_place(), **found}))
+        Path(out).write_text(json.dumps({**describe_place(), **found}))
     dist.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread of Gloo may still hold a tensor, which can abort an interpreter that shuts down.
     os._exit(0)
+
+
+def main() -> None:
+    """Join the others and do the job."""
+    job = Job(**json.loads(sys.argv[1]))
+    report_together(lambda: train_whole(job) if job.method else time_steps(job), job.out)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,30 @@ def run_job(job: Job, link: str) -> dict[str, Any]:
     Raises:
         WorkerFailedError: A worker died.
     """
+    found = run_on_hosts(_HOST, json.dumps(asdict(job)), Path(job.out), hosts=HOSTS, link=link)
+    return {"task": job.task, **found}
+
+
+def run_on_hosts(program: Path, job: str, out: Path, *, hosts: int, link: str) -> dict[str, Any]:
+    """Run a program on hosts whose links have a rate; return what rank 0 found.
+
+    Args:
+        program: Its file.
+        job: Its argument.
+        out: The file that rank 0 writes.
+        hosts: Their number.
+        link: Its rate.
+
+    Raises:
+        WorkerFailedError: A worker died.
+    """
     conditions = read_conditions()
-    with Lab(HOSTS, link) as lab:
-        status = run_command(lab, [sys.executable, str(_HOST), json.dumps(asdict(job))])
+    with Lab(hosts, link) as lab:
+        status = run_command(lab, [sys.executable, str(program), job])
     if status:
         raise WorkerFailedError(f"a worker ended with status {status}; see above")
-    found: dict[str, Any] = json.loads(Path(job.out).read_text())
-    return {"task": job.task, "link": link, "hosts": HOSTS, "conditions": conditions, **found}
+    found: dict[str, Any] = json.loads(out.read_text())
+    return {"link": link, "hosts": hosts, "conditions": conditions, **found}
 
 
 def time_steps(task: str, folder: Path, link: str, *, repetitions: int) -> dict[str, Any]:

@@ -96,20 +96,25 @@ def read_rows(task: str, records: Records) -> list[Row]:
     """Return the methods of a task, with what has been recorded of them."""
     rows = []
     for cell in list_cells(task):
-        choice = choose_rate(cell, records.read)
-        curves: dict[int, Curve] = {}
-        has_diverged = False
-        for seed in SEEDS if choice.rate is not None else ():
-            assert choice.rate is not None
-            record = records.read(cell.config(choice.rate, seed, is_tuning=False).name)
-            if record is not None:
-                has_diverged |= record["diverged"] is not None
-                curves[seed] = record["test_curve"]
         title = TITLES[cell.method]
         if cell.setting.steps > SETTINGS[task].steps:
             title += ", twice the steps"
-        rows.append(Row(cell, title, choice, curves, has_diverged))
+        rows.append(read_row(cell, title, records))
     return rows
+
+
+def read_row(cell: TargetCell, title: str, records: Records) -> Row:
+    """Return a method with what has been recorded of it."""
+    choice = choose_rate(cell, records.read)
+    curves: dict[int, Curve] = {}
+    has_diverged = False
+    for seed in SEEDS if choice.rate is not None else ():
+        assert choice.rate is not None
+        record = records.read(cell.config(choice.rate, seed, is_tuning=False).name)
+        if record is not None:
+            has_diverged |= record["diverged"] is not None
+            curves[seed] = record["test_curve"]
+    return Row(cell, title, choice, curves, has_diverged)
 
 
 def read_step_seconds(folder: Path, task: str, link: str) -> dict[str, list[float]]:
@@ -135,18 +140,18 @@ def tabulate_targets(task: str, folder: Path, rows: list[Row], targets: list[Tar
     }
     lines = []
     for row in rows:
-        line = [row.title, _describe_rate(row), _describe_ends(row)]
+        line = [row.title, describe_rate(row), describe_ends(row)]
         for target, link in columns:
             seconds = _seconds(row, target, folder, link)
             if row.is_complete and row.crossings(target) is None:
                 reached = len(row.list_crossings(target))
                 line.append(f"not reached ({reached} of {len(SEEDS)} seeds)")
             else:
-                line.append(_describe_seconds(seconds, references[target.name, link]))
+                line.append(describe_seconds(seconds, references[target.name, link]))
         lines.append(line)
     outcome = "accuracy" if task == "images" else "loss"
     head = ["method", "rate", f"test {outcome} at the end"]
-    head += [f"{_describe_target(task, target)}, {LINK_TITLES[link]}" for target, link in columns]
+    head += [f"{describe_target(task, target)}, {LINK_TITLES[link]}" for target, link in columns]
     return f"{task.capitalize()}: seconds to a target", head, lines
 
 
@@ -156,18 +161,21 @@ def _seconds(row: Row, target: Target, folder: Path, link: str) -> list[float] |
     return None if steps is None or blocks is None else [step * median(blocks) for step in steps]
 
 
-def _describe_target(task: str, target: Target) -> str:
+def describe_target(task: str, target: Target) -> str:
+    """Say what is to be reached."""
     value = f"{target.value:.0%}" if task == "images" else f"{target.value:.2f} nats"
     return f"{target.name}: {value}"
 
 
-def _describe_rate(row: Row) -> str:
+def describe_rate(row: Row) -> str:
+    """Say which rate was chosen."""
     if row.choice.rate is None:
         return "-"
     return f"{row.choice.rate:g}" + (" (edge)" if row.choice.at_edge else "")
 
 
-def _describe_ends(row: Row) -> str:
+def describe_ends(row: Row) -> str:
+    """Say how the seeds ended."""
     if not row.curves:
         return "missing"
     if row.has_diverged:
@@ -179,7 +187,8 @@ def _describe_ends(row: Row) -> str:
     return text if row.is_complete else f"{text}, {len(row.curves)} of {len(SEEDS)} seeds"
 
 
-def _describe_seconds(seconds: list[float] | None, reference: list[float] | None) -> str:
+def describe_seconds(seconds: list[float] | None, reference: list[float] | None) -> str:
+    """Say seconds, and how many times as long a reference takes."""
     if seconds is None:
         return "missing"
     text = f"{fmean(seconds):.1f} ({min(seconds):.1f} - {max(seconds):.1f})"
@@ -297,9 +306,15 @@ def _write_markdown(tables: list[Table], missing: list[str]) -> str:
         "longer than on four machines, and ratios to DDP are understated at 1 Gbit/s.",
         "The last table shows how much longer whole runs in the lab took than computed.",
     ]
+    return compose_page(lines, tables, missing)
+
+
+def compose_page(lines: Sequence[str], tables: Sequence[Table], missing: Sequence[str]) -> str:
+    """Return a page of tables as Markdown, below its first lines and what is missing."""
+    page = list(lines)
     if missing:
-        lines += ["", "**Incomplete**:", "", *(f"- {each}" for each in missing)]
+        page += ["", "**Incomplete**:", "", *(f"- {each}" for each in missing)]
     for title, head, rows in tables:
         rule = ["---"] + ["---:"] * (len(head) - 1)
-        lines += ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in [head, rule, *rows])]
-    return "\n".join(lines) + "\n"
+        page += ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in [head, rule, *rows])]
+    return "\n".join(page) + "\n"

@@ -105,18 +105,22 @@ class Target:
 
 
 def set_targets(task: str, find: Find) -> list[Target]:
+    """Derive targets from AdamW's tuning; none before it is tuned."""
+    return derive_targets(make_cell(task, "global-adamw"), find)
+
+
+def derive_targets(adamw: Cell, find: Find) -> list[Target]:
     """Derive targets from the validation data of AdamW's tuning run at its best rate.
 
     Images: 2 and 6 points below its accuracy, rounded down to whole points. Text: 0.1 and 0.2 nats
     a byte above its loss, rounded up to twentieths.
     """
-    cell = make_cell(task, "global-adamw")
-    rate = choose_rate(cell, find).rate
-    record = None if rate is None else find(cell.tuning(rate).name)
+    rate = choose_rate(adamw, find).rate
+    record = None if rate is None else find(adamw.tuning(rate).name)
     if record is None:
         return []
     _, loss, accuracy = record["validation"][-1]
-    if task == "images":
+    if adamw.setting.task == "images":
         points_reached = round(100 * accuracy, 6)  # 100 * 0.57 is a little less than 57
         return [
             Target(name, math.floor(points_reached - points) / 100)

@@ -12,6 +12,7 @@ from distlion.training.virtual_method import Entry
 
 FIXED_NAMES = [name for name in METHOD_NAMES if not set(name) & set("PKR")]
 SYNCED_NAMES = ["majority-sync-10", "quantized-2-sync-exp", "average-sync-3-auto-int8"]
+PERIODIC_NAMES = ["diloco-1", "diloco-1-lion", "majority-every-1", "average-every-1-lion"]
 QUANTIZED_NAMES = ["quantized-2", "quantized-4", "quantized-8", "quantized-2-linf"]
 
 
@@ -31,7 +32,7 @@ def take_step(model, method, *, workers=3):
     method.step()
 
 
-@pytest.mark.parametrize("name", [*FIXED_NAMES, *SYNCED_NAMES, *QUANTIZED_NAMES])
+@pytest.mark.parametrize("name", [*FIXED_NAMES, *SYNCED_NAMES, *PERIODIC_NAMES, *QUANTIZED_NAMES])
 def test_every_method_steps_against_the_gradient_and_counts_its_bytes(name):
     model, method = enter(name)
     before = model.weight.detach().clone()

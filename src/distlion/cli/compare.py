@@ -56,7 +56,7 @@ _Methods = Annotated[
     str | None,
     typer.Option(
         help=f"Names with commas between: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits; K is the "
-        "number of steps in which momenta are averaged once.",
+        "number of steps in which momenta are averaged once, or workers exchange once.",
         show_default="majority,average,global-lion,global-adamw",
     ),
 ]

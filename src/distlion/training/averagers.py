@@ -40,7 +40,7 @@ _WARM_UP_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class _Inner:
+class Inner:
     """The optimizer that the mean gradient is handed to, and the center of its tuning."""
 
     name: str
@@ -63,19 +63,20 @@ def _make_sgd(entry: Entry, *, momentum: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, entry.lr, momentum=momentum, weight_decay=entry.weight_decay)
 
 
-_LION = _Inner(f"Lion(betas={LION_BETAS})", _make_lion, LION_LR, LION_WEIGHT_DECAY)
-_ADAMW = _Inner("AdamW(betas=(0.9, 0.999))", _make_adamw, _ADAMW_LR, LION_WEIGHT_DECAY)
-_NOISY_ADAMW = replace(_ADAMW, base_lr=_NOISY_ADAMW_LR)
-_MOMENTUM_SGD = _Inner(
+LION = Inner(f"Lion(betas={LION_BETAS})", _make_lion, LION_LR, LION_WEIGHT_DECAY)
+ADAMW = Inner("AdamW(betas=(0.9, 0.999))", _make_adamw, _ADAMW_LR, LION_WEIGHT_DECAY)
+_NOISY_ADAMW = replace(ADAMW, base_lr=_NOISY_ADAMW_LR)
+_MOMENTUM_SGD = Inner(
     f"SGD(momentum={_SGD_MOMENTUM})",
     partial(_make_sgd, momentum=_SGD_MOMENTUM),
     _MOMENTUM_SGD_LR,
     _SGD_WEIGHT_DECAY,
 )
-_PLAIN_SGD = _Inner("SGD()", partial(_make_sgd, momentum=0.0), _PLAIN_SGD_LR, _SGD_WEIGHT_DECAY)
+_PLAIN_SGD = Inner("SGD()", partial(_make_sgd, momentum=0.0), _PLAIN_SGD_LR, _SGD_WEIGHT_DECAY)
 
 
-def _enter(entry: Entry, *, inner: _Inner, compression: _Method | None) -> VirtualAveraging:
+def average(entry: Entry, *, inner: Inner, compression: _Method | None = None) -> VirtualAveraging:
+    """Build the workers of an entry whose mean gradient an optimizer steps on."""
     if isinstance(compression, DeepGradientCompression):
         warmup_steps = round(_WARM_UP_SHARE * entry.steps)
         compression = replace(compression, warmup_steps=warmup_steps)
@@ -101,7 +102,7 @@ def _count_rounds(workers: int, compression: _Method | None) -> int:
 
 
 def _baseline(
-    name: str, description: str, inner: _Inner, compression: _Method | None = None
+    name: str, description: str, inner: Inner, compression: _Method | None = None
 ) -> Contender:
     how = "mean gradient" if compression is None else repr(compression)
     if isinstance(compression, DeepGradientCompression):
@@ -113,7 +114,7 @@ def _baseline(
         kind=MethodKind.FULL_PRECISION if compression is None else MethodKind.BASELINE,
         base_lr=inner.base_lr,
         weight_decay=inner.weight_decay,
-        enter=partial(_enter, inner=inner, compression=compression),
+        enter=partial(average, inner=inner, compression=compression),
     )
 
 
@@ -123,14 +124,14 @@ _DGC = f"Deep Gradient Compression (arXiv:1712.01887) to {_KEPT:.0%}"
 _LARGEST = GradDrop(keep=_KEPT)
 
 _ALL = (
-    _baseline("global-lion", "Lion on the mean gradient", _LION),
-    _baseline("global-adamw", "AdamW on the mean gradient", _ADAMW),
+    _baseline("global-lion", "Lion on the mean gradient", LION),
+    _baseline("global-adamw", "AdamW on the mean gradient", ADAMW),
     _baseline("global-sgd", "SGD with momentum on the mean gradient", _MOMENTUM_SGD),
-    _baseline("ddp-fp16", "Lion on a float16 all-reduce", _LION, HalfPrecision()),
+    _baseline("ddp-fp16", "Lion on a float16 all-reduce", LION, HalfPrecision()),
     _baseline(
         "ddp-powersgd",
         f"PowerSGD (arXiv:1905.13727) of rank {PowerSGD().rank}, Lion",
-        _LION,
+        LION,
         PowerSGD(),
     ),
     _baseline("terngrad", f"{_TERNGRAD}, SGD with momentum", _MOMENTUM_SGD, TernGrad()),

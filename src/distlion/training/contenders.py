@@ -5,9 +5,10 @@ from __future__ import annotations
 from distlion.errors import InvalidArgumentError
 from distlion.training.averagers import BASELINES
 from distlion.training.contender import Contender
+from distlion.training.periodic import PERIODIC_NAMES, find_periodic
 from distlion.training.voters import VOTER_NAMES, find_voter
 
-METHOD_NAMES = (*VOTER_NAMES, *BASELINES)
+METHOD_NAMES = (*VOTER_NAMES, *PERIODIC_NAMES, *BASELINES)
 """For messages and help."""
 
 
@@ -17,7 +18,7 @@ def find_contender(name: str) -> Contender:
     Raises:
         InvalidArgumentError: There is none.
     """
-    contender = BASELINES.get(name) or find_voter(name)
+    contender = BASELINES.get(name) or find_periodic(name) or find_voter(name)
     if contender is None:
         raise InvalidArgumentError(
             f"method {name!r} is unknown; expected one of {', '.join(METHOD_NAMES)}"
