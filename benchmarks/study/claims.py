@@ -10,6 +10,7 @@ from plan import PARTS, Cell, Find
 
 _LION = "Distributed Lion (arXiv:2404.00438)"
 _CUB = "Lion Cub (arXiv:2411.16462)"
+_SIGNUM = "signSGD with majority vote (arXiv:1810.05291)"
 _ADAMW, _GLOBAL_LION, _SGD = "global-adamw", "global-lion", "global-sgd"
 
 
@@ -22,7 +23,7 @@ class Claim:
         text: The statement.
         pairs: Method and reference; empty where the study does not ask.
         wants_ahead: Whether ``ahead`` is claimed, rather than a par.
-        conditions: Which cells: ``even``, ``skew`` or ``confirmation``.
+        conditions: Which cells: ``even``, ``skew``, ``byzantine`` or ``confirmation``.
         elsewhere: Where an untested one was looked at, if anywhere.
     """
 
@@ -133,6 +134,19 @@ CLAIMS = (
         wants_ahead=True,
     ),
     Claim("ours", "DGC is on a par with the SGD that is in it", (("dgc", _SGD),)),
+    Claim(
+        _SIGNUM,
+        "with Byzantine workers, majority vote is ahead of the mean",
+        (("majority", _GLOBAL_LION),),
+        wants_ahead=True,
+        conditions="byzantine",
+    ),
+    Claim(
+        "ours",
+        "with Byzantine workers, majority vote is on a par with the median of 32-bit gradients",
+        (("majority", "median-lion"), ("shared-majority", "median-lion")),
+        conditions="byzantine",
+    ),
     Claim(
         "ours",
         "at higher accuracy, votes are on a par with global AdamW",

@@ -300,29 +300,32 @@ PARTS = (
     ),
     Part(
         "norms",
-        "Text, 4 workers: the scale of p bits",
+        "Text, 4 workers: the scale of p bits, and embeddings that may stay",
         _cells(
             TEXT,
-            ("quantized-2-linf", "quantized-2-linf-full", "quantized-4-linf-full", "quantized-4"),
+            (
+                "quantized-2-linf",
+                "quantized-2-linf-full",
+                "quantized-4-linf-full",
+                "quantized-4",
+                "majority-ternary-embeddings",
+            ),
             4,
         ),
     ),
     Part(
         "leads",
-        "4 workers: variants of momentum after the vote, and of the majority vote",
-        (
-            *_cells(
-                IMAGES,
-                (
-                    "shared-quantized-2",
-                    "shared-majority-b95",
-                    "shared-majority-b80",
-                    "majority-betas-95-98",
-                    "majority-full-vectors",
-                ),
-                4,
+        "Images, 4 workers: variants of momentum after the vote, and of the majority vote",
+        _cells(
+            IMAGES,
+            (
+                "shared-quantized-2",
+                "shared-majority-b95",
+                "shared-majority-b80",
+                "majority-betas-95-98",
+                "majority-full-vectors",
             ),
-            _cell(TEXT, "majority-ternary-embeddings", 4),
+            4,
         ),
     ),
     Part(
