@@ -194,6 +194,7 @@ class Part:
 
 
 _FIRST = ("global-adamw", "global-lion", "majority", "shared-majority")
+_BETAS = "majority-betas-"
 _OTHERS = (
     "quantized-2",
     "average",
@@ -232,6 +233,8 @@ def _find_kin(setting: Setting, method: str, workers: int) -> Cell | None:
     if method in (*_FIRST, "global-sgd"):
         return None
     kin = {"terngrad-adamw": "global-adamw", "dgc": "global-sgd"}.get(method)
+    if kin is None and method.startswith(_BETAS):
+        kin = "signum"
     if kin is None:
         kin = "shared-majority" if method.startswith("shared-") else "majority"
     return _cell(setting, kin, workers)
@@ -300,7 +303,7 @@ PARTS = (
     ),
     Part(
         "norms",
-        "Text, 4 workers: the scale of p bits, and embeddings that may stay",
+        "Text, 4 workers: the scale of p bits, embeddings that may stay, one beta",
         _cells(
             TEXT,
             (
@@ -309,6 +312,7 @@ PARTS = (
                 "quantized-4-linf-full",
                 "quantized-4",
                 "majority-ternary-embeddings",
+                "signum",
             ),
             4,
         ),
@@ -323,6 +327,9 @@ PARTS = (
                 "shared-majority-b95",
                 "shared-majority-b80",
                 "majority-betas-95-98",
+                "majority-betas-90-95",
+                "majority-betas-95-95",
+                "majority-betas-80-80",
                 "majority-full-vectors",
             ),
             4,

@@ -80,6 +80,7 @@ def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
     [
         ("average", "majority"),
         ("majority-full-vectors", "majority"),
+        ("majority-betas-90-95", "signum"),
         ("shared-average", "shared-majority"),
         ("terngrad-adamw", "global-adamw"),
         ("dgc", "global-sgd"),
