@@ -7,7 +7,9 @@ from distlion.aggregation import MajorityVote
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
 from distlion.planning import (
+    CPU,
     DO_NOT_COMPRESS,
+    GPU,
     GradientAllReduce,
     Regime,
     Scenario,
@@ -130,3 +132,13 @@ def test_a_host_that_takes_longer_than_the_link_is_named(gbit, limits):
 def test_without_a_host_beside_it_nothing_is_named():
     baseline = forecast_all_reduce(SLOW, GradientAllReduce(32, "ring"))
     assert baseline.host_s == 0
+
+
+def test_cores_that_work_on_packets_are_named_where_they_limit():
+    machine = replace(CPU, vote_wire_s_per_byte=1e-6)
+    fast = replace(SLOW, machine=machine, link=LinkModel(0.0, 1e12))
+    text = advise(compare_methods(fast)).text
+    assert "The cores that compute also work on packets for" in text
+    assert "a faster link would gain little" in text
+    beside_gpu = replace(fast, machine=GPU)
+    assert "packets" not in advise(compare_methods(beside_gpu)).text

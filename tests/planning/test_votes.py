@@ -5,8 +5,9 @@ import pytest
 
 import matrix
 from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
-from distlion.exchange import AllReduce, Exchange
+from distlion.exchange import AllReduce, Exchange, ParameterServer
 from distlion.link import LinkModel, exchange_seconds
+from distlion.link.choice import MOST_OVERLAP_BUCKETS
 from distlion.planning import GPU, Scenario, forecast_votes
 from distlion.planning.votes import BUCKET_ELEMENTS, name_rule
 
@@ -121,6 +122,12 @@ class TestCoresThatWorkOnPackets:
         # Three buckets, as above: two more than without.
         assert forecast.exposed_s == pytest.approx(1e-6 * forecast.sent_bytes + 2 * 0.01)
 
+    def test_a_single_node_spends_nothing_on_packets(self):
+        scenario = make_scenario(machine=self.BUSY, nodes=1, n_params=3 * BUCKET_ELEMENTS)
+        for overlap in (False, True):
+            forecast = forecast_votes(scenario, MajorityVote(), AllReduce(), overlap=overlap)
+            assert (forecast.processor_s, forecast.exposed_s) == (0.0, 0.0)
+
     def test_momenta_come_after_the_votes(self):
         every, never = (
             forecast_votes(
@@ -143,6 +150,16 @@ class TestCoresThatWorkOnPackets:
             overlap=False,
         )
         assert forecast.exposed_s == pytest.approx(1e-6 * forecast.sent_bytes / 4, rel=1e-6)
+
+
+def test_the_last_bucket_of_a_server_goes_up_and_comes_down():
+    link = LinkModel(0.0, 1e8)
+    scenario = make_scenario(compute_s=60.0, link=link)
+    forecast = forecast_votes(scenario, MajorityVote(), ParameterServer(), overlap=True)
+    bucket = MajorityVote().shape_of(-(-scenario.n_params // MOST_OVERLAP_BUCKETS), 4)
+    assert forecast.exposed_s == exchange_seconds(ParameterServer(), bucket, link)
+    # It is more than its share: the earlier ones send while they receive.
+    assert forecast.exposed_s > 1.5 * forecast.communication_s / MOST_OVERLAP_BUCKETS
 
 
 def test_large_model_has_buckets_of_bounded_size():

@@ -14,8 +14,9 @@ LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS = 2, 8
 """Fewer hide nothing; 12 were no faster than 8 at 100 Mbit/s."""
 
 BUCKET_S = 1.5e-3
-"""Processor time of a further bucket, beside a backward pass that wants the same core: 1 to 4 ms
-where 2 hosts had a core each, in the network lab."""
+"""What a further bucket adds to a step, beside a backward pass that wants the same core: 1 to 4 ms
+where 2 hosts had a core each, in the network lab. It takes more of the processor
+(``Machine.bucket_s``), part of it while the step waits for the link anyway."""
 
 
 def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> float:

@@ -26,7 +26,7 @@ from distlion.netlab.prediction import Surroundings, predict_step
 from distlion.netlab.traffic import Traffic, measure_gradients, measure_votes, read_busy_s
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
 
-FORMAT = 1
+FORMAT = 2
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # A full segment, as interfaces count it.
 _FRAME_BYTES = ETHERNET_MTU + ETHERNET_BYTES

@@ -14,10 +14,10 @@ from distlion.netlab.crew import Crew
 _PROCESSOR_TIMES = Path("/proc/stat")
 # The kernel counts in ticks of 10 ms: long enough to be many of them.
 _MEASURED_S = 0.5
-# Of votes a chunk to each peer, as of a model of some ten million parameters; of gradients an
-# all-reduce, a part of what DDP sends at once so that slow links take no minutes.
-_CHUNK_BYTES = 512 * 1024
-_GRADIENT_ELEMENTS = 1 << 20
+# At most; less where that would take longer than all of the measurement.
+_MOST_CHUNK_BYTES = 512 * 1024
+_MOST_ELEMENTS = 1 << 20
+_LEAST = 1024
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Traffic:
     """What a kind of messages takes, while all hosts send as much as they receive.
 
     Attributes:
-        rate_bit_per_s: Bits that a host sends in a second.
+        rate_bit_per_s: Bits that a host sends in a second, latency aside.
         core_s_per_byte: Seconds of a core for each byte that a host sends.
     """
 
@@ -34,22 +34,25 @@ class Traffic:
 
 
 def measure_votes(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
-    """Let all hosts exchange chunks with each other for half a second.
+    """Let all hosts exchange chunks with each other for about half a second.
 
-    Whatever else runs on the machine is counted too.
+    Chunks are as of a model of some ten million parameters where the link takes them in that time,
+    and smaller on slower ones. Whatever else runs on the machine is counted too.
 
     Args:
         crew: The workers, one on each host.
         link: Between them, as probed.
         hosts: Their number.
     """
-    return _measure(crew, link, hosts, "exchange", _CHUNK_BYTES, (hosts - 1) * _CHUNK_BYTES)
+    run = _Run(crew, link, hosts, "exchange", sent_by_unit=hosts - 1, rounds=1)
+    return run.measure(_MOST_CHUNK_BYTES)
 
 
 def measure_gradients(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
     """Let all hosts sum float32 gradients by the process group, as ``measure_votes``."""
-    sent_bytes = 2 * (hosts - 1) / hosts * 4 * _GRADIENT_ELEMENTS
-    return _measure(crew, link, hosts, "all_reduce", _GRADIENT_ELEMENTS, sent_bytes)
+    sent_by_unit, rounds = 2 * (hosts - 1) / hosts * 4, 2 * (hosts - 1)
+    run = _Run(crew, link, hosts, "all_reduce", sent_by_unit=sent_by_unit, rounds=rounds)
+    return run.measure(_MOST_ELEMENTS)
 
 
 def read_busy_s() -> float:
@@ -59,12 +62,26 @@ def read_busy_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def _measure(
-    crew: Crew, link: LinkModel, hosts: int, verb: str, size: int, sent_bytes: float
-) -> Traffic:
-    times = max(1, math.ceil(_MEASURED_S / link.transfer_s(sent_bytes, sent_bytes)))
-    crew.ask(verb, size, 1)
-    busy_s, started_s = read_busy_s(), time.perf_counter()
-    crew.ask(verb, size, times)
-    seconds, busy_s = time.perf_counter() - started_s, read_busy_s() - busy_s
-    return Traffic(8 * times * sent_bytes / seconds, busy_s / (hosts * times * sent_bytes))
+@dataclass(frozen=True)
+class _Run:
+    """One kind of collective call; a unit is a byte of a chunk, or an element."""
+
+    crew: Crew
+    link: LinkModel
+    hosts: int
+    verb: str
+    sent_by_unit: float
+    rounds: int
+
+    def measure(self, most_units: int) -> Traffic:
+        unit_s = self.link.transfer_s(self.sent_by_unit, self.sent_by_unit)
+        units = min(most_units, max(_LEAST, int(_MEASURED_S / unit_s)))
+        times = max(1, math.ceil(_MEASURED_S / (units * unit_s)))
+        self.crew.ask(self.verb, units, 1)
+        busy_s, started_s = read_busy_s(), time.perf_counter()
+        self.crew.ask(self.verb, units, times)
+        seconds, busy_s = time.perf_counter() - started_s, read_busy_s() - busy_s
+        sent_bytes = times * units * self.sent_by_unit
+        # Noise may not leave less than half of the time to the bytes.
+        transfer_s = max(seconds - times * self.rounds * self.link.latency_s, seconds / 2)
+        return Traffic(8 * sent_bytes / transfer_s, busy_s / (self.hosts * sent_bytes))

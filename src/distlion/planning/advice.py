@@ -118,6 +118,11 @@ def _recommend(forecasts: Forecasts) -> str:
 
 def _name_host(best: Forecast) -> str:
     """Say where the host is what limits votes."""
+    if best.processor_s > max(best.host_s, best.communication_s):
+        return (
+            f" The cores that compute also work on packets for {best.processor_s:.3g} s, longer "
+            f"than the link takes, {best.communication_s:.3g} s: a faster link would gain little."
+        )
     if best.host_s <= best.communication_s:
         return ""
     return (

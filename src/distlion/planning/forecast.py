@@ -25,7 +25,8 @@ class Forecast:
         arithmetic_s: Seconds of encoding, counting and committing, or of a baseline's equivalents.
         host_s: Those of framing, checking and counting, which the host does beside a GPU too.
         communication_s: Seconds of all communication, inside nodes and between them.
-        exposed_s: Those that no backward hides.
+        processor_s: Seconds that communication takes of the cores that compute: nothing hides them.
+        exposed_s: Seconds of communication that no backward hides, ``processor_s`` at least.
         step_s: Compute, arithmetic and what is exposed.
         efficiency: Share of a step that is compute.
         cost_per_1000_steps: Money for workers and traffic.
@@ -41,6 +42,7 @@ class Forecast:
     arithmetic_s: float
     host_s: float
     communication_s: float
+    processor_s: float
     exposed_s: float
     step_s: float
     efficiency: float
@@ -61,16 +63,16 @@ class Load:
         arithmetic_s: Seconds of arithmetic of the busiest worker.
         host_s: Those of frames and counting.
         communication_s: Seconds of communication that can start during backward.
-        n_buckets: Parts in which it can start.
+        last_bucket_s: Those of its last part, which starts when backward ends.
         late_s: Seconds of communication that begins after the last vote: nothing hides it.
-        processor_s: Seconds that communication takes of the cores that compute: nothing hides them.
+        processor_s: Seconds that all of it but the late part takes of the cores that compute.
     """
 
     sent_bytes: float
     total_sent_bytes: float
     arithmetic_s: float
     communication_s: float
-    n_buckets: int
+    last_bucket_s: float
     host_s: float = 0.0
     late_s: float = 0.0
     processor_s: float = 0.0
@@ -82,15 +84,15 @@ def make_forecast(
     """Put a load into a step.
 
     Equation:
-        exposed = max(T - hideable, T / B, P) + late with overlap, max(T, P) + late without
+        exposed = max(T - hideable, T_B, P) + late with overlap, max(T, P) + late without
         step    = compute + arithmetic + exposed
-        T is ``load.communication_s``, late ``load.late_s``, B is ``load.n_buckets``: the last
+        T is ``load.communication_s``, late ``load.late_s``, T_B is ``load.last_bucket_s``: the last
         bucket's gradients come with the end of backward, so that nothing is left to hide it behind.
         P is ``load.processor_s``: the cores that work on packets do not compute meanwhile.
     """
     exposed_s = load.communication_s
     if overlap:
-        exposed_s = max(exposed_s - scenario.hideable_s, exposed_s / load.n_buckets)
+        exposed_s = max(exposed_s - scenario.hideable_s, load.last_bucket_s)
     exposed_s = max(exposed_s, load.processor_s) + load.late_s
     step_s = scenario.compute_s + load.arithmetic_s + exposed_s
     workers = scenario.nodes * scenario.gpus_per_node
@@ -107,6 +109,7 @@ def make_forecast(
         arithmetic_s=load.arithmetic_s,
         host_s=load.host_s,
         communication_s=load.communication_s + load.late_s,
+        processor_s=load.processor_s,
         exposed_s=exposed_s,
         step_s=step_s,
         efficiency=scenario.compute_s / step_s,

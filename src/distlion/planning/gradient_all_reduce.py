@@ -74,12 +74,13 @@ def forecast_all_reduce(scenario: Scenario, baseline: GradientAllReduce) -> Fore
     inside_bytes = 2 * scenario.own_params * peers * baseline.bits / 8
     inside_s = 2 * n_buckets * peers * inside.latency_s
     inside_s += inside.transfer_s(inside_bytes, inside_bytes)
+    communication_s = between_s + inside_s
     load = Load(
         sent_bytes=sent_bytes,
         total_sent_bytes=scenario.nodes * sent_bytes,
         arithmetic_s=_arithmetic_s(scenario, baseline),
-        communication_s=between_s + inside_s,
-        n_buckets=n_buckets,
+        communication_s=communication_s,
+        last_bucket_s=communication_s / n_buckets,
         processor_s=sent_bytes / scenario.gpus_per_node * scenario.machine.gradient_wire_s_per_byte,
     )
     return make_forecast(

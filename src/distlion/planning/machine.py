@@ -53,11 +53,10 @@ class Machine:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = math.ulp(0.0) if field.name.endswith(_RATE) else 0.0
-            if not least <= value < math.inf:
-                raise InvalidArgumentError(
-                    f"Machine({field.name}={value!r}): expected a finite number above 0"
-                )
+            is_rate = field.name.endswith(_RATE)
+            if not (math.ulp(0.0) if is_rate else 0.0) <= value < math.inf:
+                expected = "a finite number above 0" if is_rate else "0 s or more"
+                raise InvalidArgumentError(f"Machine({field.name}={value!r}): expected {expected}")
 
     def slowed(self, factor: float) -> Machine:
         """Return the same with everything ``factor`` times slower, as on cores that are shared."""
@@ -102,9 +101,11 @@ CPU = Machine(
 """One thread of a 2.5 GHz Xeon with AVX-512: benchmarks/results/kernels.md, 2026-11-21.
 
 ``count_bytes_per_s`` is that of one-bit votes, the slowest; frames were timed beside it. What the
-network takes of the core was measured between two hosts of the network lab, with a core each, at
-1 Gbit/s (2026-11-23): 14 to 20 ns a byte of votes at 0.1 and 1 Gbit/s, 8 at 10, of gradients 12 to
-15 and 3; 3 to 6 ms for a bucket more. The virtual links themselves are part of it.
+network takes is that of a worker with one core, in the network lab, whose virtual links are part
+of it: at 1 Gbit/s 11 to 16 ns a byte of votes and 8 to 12 of gradients, more on slower links and
+less on faster ones (docs/explanation/lab-notebook.md, 2026-11-23). ``bucket_s`` is what a bucket
+more took of the processor, 3 to 6 ms; the number of buckets is chosen by ``BUCKET_S``, what it
+took of the step.
 """
 
 _SHEET_SHARE = 0.7

@@ -39,17 +39,17 @@ def forecast_votes(
     per_node = n_buckets * scenario.gpus_per_node
     momenta = _plan_momenta(scenario, pattern)
     host_s = n_buckets * _host_s(scenario.machine, pattern, shape)
+    inside_s = _inside_node_s(scenario, rule.reply_planes(scenario.nodes))
+    link = scenario.worker_link
     load = Load(
         sent_bytes=per_node * busiest + scenario.gpus_per_node * momenta.busiest_bytes,
         total_sent_bytes=per_node * total + scenario.gpus_per_node * momenta.total_bytes,
         arithmetic_s=_arithmetic_s(scenario, rule) + host_s,
         host_s=host_s,
-        communication_s=stream_seconds(pattern, shape, scenario.worker_link, n_buckets)
-        + _inside_node_s(scenario, rule.reply_planes(scenario.nodes)),
-        n_buckets=n_buckets,
+        communication_s=stream_seconds(pattern, shape, link, n_buckets) + inside_s,
+        last_bucket_s=exchange_seconds(pattern, shape, link) + inside_s / n_buckets,
         late_s=max(momenta.seconds, momenta.busiest_bytes * scenario.machine.vote_wire_s_per_byte),
-        processor_s=n_buckets * busiest * scenario.machine.vote_wire_s_per_byte
-        + (n_buckets - 1) * scenario.machine.bucket_s,
+        processor_s=_processor_s(scenario, n_buckets, busiest),
     )
     return make_forecast(
         scenario, load, method=name_rule(rule), pattern=repr(pattern), votes=True, overlap=overlap
@@ -121,6 +121,16 @@ def _host_s(machine: Machine, pattern: Exchange, shape: BucketShape) -> float:
         + (plan.sent_bytes + plan.received_bytes) / machine.frame_bytes_per_s
         + work.frames_written * machine.write_frame_s
         + work.frames_read * machine.read_frame_s
+    )
+
+
+def _processor_s(scenario: Scenario, n_buckets: int, sent_bytes: int) -> float:
+    """Return what exchanges take of the cores that compute, of the busiest worker."""
+    if scenario.nodes == 1:
+        return 0.0
+    machine = scenario.machine
+    return (
+        n_buckets * sent_bytes * machine.vote_wire_s_per_byte + (n_buckets - 1) * machine.bucket_s
     )
 
 

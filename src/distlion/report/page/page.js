@@ -202,7 +202,7 @@
   function formatWire(machine) {
     const votes = machine.vote_wire_s_per_byte, gradients = machine.gradient_wire_s_per_byte;
     if (votes === 0 && gradients === 0) return "by cores that do not compute";
-    return `${formatS(1e6 * votes)}, ${formatS(1e6 * gradients)} of a core`;
+    return `${formatS(1e6 * votes)}, ${formatS(1e6 * gradients)} of a core; ${formatS(machine.bucket_s)} a bucket more`;
   }
   const formatBytes = (x) => scaled(x, [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]);
 

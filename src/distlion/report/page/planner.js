@@ -124,7 +124,7 @@ const planner = (() => {
     let exposed = load.communication;
     if (names.overlap) {
       const hideable = scenario.overlap_share * scenario.backward_share * scenario.compute_s;
-      exposed = Math.max(exposed - hideable, exposed / load.buckets);
+      exposed = Math.max(exposed - hideable, load.lastBucket);
     }
     exposed = Math.max(exposed, load.processor) + load.late;
     const step = scenario.compute_s + load.arithmetic + exposed;
@@ -135,6 +135,7 @@ const planner = (() => {
       arithmetic_s: load.arithmetic,
       host_s: load.host,
       communication_s: load.communication + load.late,
+      processor_s: load.processor,
       exposed_s: exposed,
       step_s: step,
       efficiency: scenario.compute_s / step,
@@ -168,16 +169,17 @@ const planner = (() => {
         + commitS(model, machine, scenario.n_params, own, planes) + host;
     }
     const peers = scenario.gpus_per_node - 1, inside = own * peers * (4 + planes / 8);
+    const insideS = 2 * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside);
+    const oneBucket = exchangeS(model, pattern, shape, link);
     const load = {
       sent: scenario.gpus_per_node * (buckets * busiest + momentaBytes),
       arithmetic,
       host,
-      communication: exchangeS(model, pattern, shape, link)
-        + (buckets - 1) * exchangeS(model, pattern, shape, link, true)
-        + 2 * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside),
-      buckets,
+      communication: oneBucket + (buckets - 1) * exchangeS(model, pattern, shape, link, true) + insideS,
+      lastBucket: oneBucket + insideS / buckets,
       late,
-      processor: buckets * busiest * machine.vote_wire_s_per_byte + (buckets - 1) * machine.bucket_s,
+      processor: workers === 1
+        ? 0 : buckets * busiest * machine.vote_wire_s_per_byte + (buckets - 1) * machine.bucket_s,
     };
     return makeForecast(scenario, load, { method: rule.method, pattern: pattern.name, votes: true, overlap });
   }
@@ -194,13 +196,14 @@ const planner = (() => {
       if (baseline.bits === 16) arithmetic += (2 * scenario.n_params * 6) / machine.commit_bytes_per_s;
       arithmetic += ((((workers - 1) / workers) * scenario.n_params * 3 * baseline.bits) / 8) / machine.commit_bytes_per_s;
     }
+    const communication = buckets * rounds * scenario.link.latency_s + transferS(scenario.link, sent, sent)
+      + 2 * buckets * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside);
     const load = {
       sent,
       arithmetic,
       host: 0,
-      communication: buckets * rounds * scenario.link.latency_s + transferS(scenario.link, sent, sent)
-        + 2 * buckets * peers * scenario.node_link.latency_s + transferS(scenario.node_link, inside, inside),
-      buckets,
+      communication,
+      lastBucket: communication / buckets,
       late: 0,
       processor: (sent / scenario.gpus_per_node) * machine.gradient_wire_s_per_byte,
     };
@@ -253,6 +256,9 @@ const planner = (() => {
   }
 
   function nameHost(best) {
+    if (best.processor_s > Math.max(best.host_s, best.communication_s))
+      return ` The cores that compute also work on packets for ${short(best.processor_s)} s, longer than the link `
+        + `takes, ${short(best.communication_s)} s: a faster link would gain little.`;
     if (best.host_s <= best.communication_s) return "";
     return ` The host frames, checks and counts for ${short(best.host_s)} s, longer than the link takes, `
       + `${short(best.communication_s)} s: a faster link would gain little.`;
