@@ -25,12 +25,12 @@ from settings import FLOOR
 from torch import Tensor, nn
 
 from distlion.optim import DistributedLion
+from distlion.training.periodic import OUTER_LR, OUTER_MOMENTUM
 
 # DDP cuts its buckets anew in its second step.
 _WARM_UP_STEPS = 3
 # Steps of a block; exchanges and periods come one at a time.
 _BLOCK_STEPS = {FLOOR: 4, MAJORITY: 4, DDP: 1}
-_OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class LocalWorker:
         self._anchor = [nn.Parameter(param.detach().clone()) for param in self._params]
         # The dearer of the two outer steps.
         self._outer = torch.optim.SGD(
-            self._anchor, _OUTER_LR, momentum=_OUTER_MOMENTUM, nesterov=True
+            self._anchor, OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True
         )
         self._agree = make_agreement(self._anchor)
 

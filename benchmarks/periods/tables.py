@@ -26,8 +26,8 @@ from design import (
 )
 from evidence import Verdict, compare
 from outcome import (
-    Row,
     Table,
+    average_curve,
     compose_page,
     describe_ends,
     describe_rate,
@@ -49,7 +49,7 @@ from settings import FLOOR, Target, derive_targets
 
 SHOWN_LINKS = ("10mbit", "100mbit")
 LINK_TITLES = {link: f"{link.removesuffix('mbit')} Mbit/s" for link in LINKS}
-_OWN_CORES = ", estimated for hosts with a core each (decides nothing)"
+_OWN_CORES = ", estimated for hosts with a core each, packets as measured (decides nothing)"
 FindBlocks = Callable[[str], Blocks]
 
 
@@ -298,14 +298,8 @@ def write_report(records: Records, results: Path) -> str:
 
 def _collect_seconds(methods: Sequence[Method], blocks: Blocks) -> dict[str, list[list[float]]]:
     steps = [(method, find_step_s(method.name, blocks)) for method in methods]
-    return {m.title: _average(m.row, step_s) for m, step_s in steps if step_s and m.is_drawn}
+    return {m.title: average_curve(m.row, step_s) for m, step_s in steps if step_s and m.is_drawn}
 
 
 def _collect_megabytes(methods: Sequence[Method]) -> dict[str, list[list[float]]]:
-    return {m.title: _average(m.row, m.step_mb) for m in methods if m.step_mb and m.is_drawn}
-
-
-def _average(row: Row, unit: float) -> list[list[float]]:
-    """Return points of the mean curve, its steps in a unit."""
-    points = zip(*row.curves.values(), strict=True)
-    return [[each[0][0] * unit, fmean(point[1] for point in each)] for each in points]
+    return {m.title: average_curve(m.row, m.step_mb) for m in methods if m.step_mb and m.is_drawn}

@@ -144,7 +144,8 @@ def _vote_by_kind(
         aggregation=RULES["majority"].rule,
         seed=entry.seed,
     )
-    return VirtualVoting(cluster, rounds=0)
+    # Rules do not share a bucket, and their exchanges are under way together.
+    return VirtualVoting(cluster, VirtualVoting.build(entry, rule).rounds)
 
 
 def _list_vectors(model: nn.Module) -> list[nn.Parameter]:

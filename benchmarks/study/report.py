@@ -104,8 +104,8 @@ def _table_of_progress(records: Records, study: Study) -> Block:
 def _rows_of_claim(claim: Claim, study: Study) -> Iterator[list[str]]:
     answers = list(study.answer(claim))
     if not answers:
-        where = f"; {claim.elsewhere}" if claim.elsewhere else ""
-        yield [claim.text, claim.source, "", "", "", "", "", f"not tested{where}"]
+        answer = f"outside of this study: {claim.elsewhere}" if claim.elsewhere else "not tested"
+        yield [claim.text, claim.source, "", "", "", "", "", answer]
     for part, comparison in answers:
         yield [
             claim.text,

@@ -3,7 +3,7 @@
     python benchmarks/target                    # tables and figure, from the records
     python benchmarks/target run --images cifar-10-batches-py --books FOLDER
     python benchmarks/target time --images cifar-10-batches-py --books FOLDER
-    python benchmarks/target whole --images cifar-10-batches-py --method majority --link 100mbit
+    python benchmarks/target whole --images cifar-10-batches-py --methods majority --link 100mbit
 
 By the protocol in docs/explanation. ``run`` tunes and trains with virtual workers; it goes on
 where it was stopped, and any number of processes share the work. ``time`` measures steps in the

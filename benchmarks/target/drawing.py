@@ -47,7 +47,7 @@ def draw_curves(lines: Lines, targets: Mapping[str, Sequence[Target]], path: Pat
         axes.set_xlabel("seconds of training on 4 hosts")
     figure.suptitle(
         "Test results over time on 4 hosts: measured step time x trained curve, mean of 3 seeds.\n"
-        "Dashes: targets. The hosts share 2 cores, which understates ratios at 1 Gbit/s.",
+        "Dashes: targets. The hosts share 2 cores.",
         fontsize="small",
         x=0.01,
         ha="left",

@@ -40,14 +40,19 @@ class Row:
         title: For reports.
         choice: Its rate.
         curves: Of test data, by seed.
-        has_diverged: Whether one of its runs has.
+        diverged: The seeds whose run has: they reach nothing, whatever they scored before.
     """
 
     cell: TargetCell
     title: str
     choice: Choice
     curves: dict[int, Curve]
-    has_diverged: bool
+    diverged: frozenset[int]
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether one of its runs has diverged."""
+        return bool(self.diverged)
 
     @property
     def is_complete(self) -> bool:
@@ -62,7 +67,11 @@ class Row:
     def list_crossings(self, target: Target) -> list[float]:
         """Return the steps at which those seeds that reach a target do so."""
         task = self.cell.setting.task
-        found = (cross(curve, task, target.value) for curve in self.curves.values())
+        found = (
+            cross(curve, task, target.value)
+            for seed, curve in self.curves.items()
+            if seed not in self.diverged
+        )
         return [step for step in found if step is not None]
 
     def ends(self) -> list[float]:
@@ -107,14 +116,15 @@ def read_row(cell: TargetCell, title: str, records: Records) -> Row:
     """Return a method with what has been recorded of it."""
     choice = choose_rate(cell, records.read)
     curves: dict[int, Curve] = {}
-    has_diverged = False
+    diverged = set()
     for seed in SEEDS if choice.rate is not None else ():
         assert choice.rate is not None
         record = records.read(cell.config(choice.rate, seed, is_tuning=False).name)
         if record is not None:
-            has_diverged |= record["diverged"] is not None
+            if record["diverged"] is not None:
+                diverged.add(seed)
             curves[seed] = record["test_curve"]
-    return Row(cell, title, choice, curves, has_diverged)
+    return Row(cell, title, choice, curves, frozenset(diverged))
 
 
 def read_step_seconds(folder: Path, task: str, link: str) -> dict[str, list[float]]:
@@ -207,7 +217,9 @@ def tabulate_steps(task: str, folder: Path) -> Table:
             if blocks is None:
                 line.append("missing")
                 continue
-            low, middle, high = (1e3 * value for value in quantiles(blocks, n=4))
+            low, middle, high = (
+                1e3 * value for value in quantiles(blocks, n=4, method="inclusive")
+            )
             line.append(f"{middle:.0f} ({low:.0f} - {high:.0f}), {len(blocks)} blocks")
         lines.append(line)
     head = ["method", *(f"{LINK_TITLES[link]}, ms" for link in LINKS)]
@@ -282,17 +294,18 @@ def collect_lines(
         for link in LINKS:
             seconds = read_step_seconds(folder, task, link)
             lines[task, link] = {
-                row.title: _average(row, median(seconds[row.cell.method]))
+                row.title: average_curve(row, median(seconds[row.cell.method]))
                 for row in of_task
                 if row.is_complete and not row.has_diverged and row.cell.method in seconds
             }
     return lines
 
 
-def _average(row: Row, step_s: float) -> list[tuple[float, float]]:
+def average_curve(row: Row, unit: float) -> list[tuple[float, float]]:
+    """Return points of the mean curve, its steps in a unit."""
     column = find_column(row.cell.setting.task)
     points = zip(*row.curves.values(), strict=True)
-    return [(each[0][0] * step_s, fmean(point[column] for point in each)) for each in points]
+    return [(each[0][0] * unit, fmean(point[column] for point in each)) for each in points]
 
 
 def _write_markdown(tables: list[Table], missing: list[str]) -> str:
@@ -303,7 +316,8 @@ def _write_markdown(tables: list[Table], missing: list[str]) -> str:
         "[protocol.md](../../docs/explanation/protocol.md#time-to-a-target). Seconds are computed",
         "from the measured step time and the trained curve: mean and range of three seeds, and how",
         "many times as long DDP fp32 takes. Four hosts share two cores, so that computing takes",
-        "longer than on four machines, and ratios to DDP are understated at 1 Gbit/s.",
+        "longer than on four machines and so does the work on packets, most of it DDP's: ratios on",
+        "four machines would be others at 1 Gbit/s, in a direction that is not known.",
         "The last table shows how much longer whole runs in the lab took than computed.",
     ]
     return compose_page(lines, tables, missing)

@@ -1,11 +1,11 @@
 """Watch Lion with weight decay w solve min f(x) subject to |x| <= 1/w, under every rule.
 
-f is a convex quadratic whose solution is known: half of its coordinates lie on the edge of the box.
+f is a convex quadratic whose solution is known: half of its elements lie on the edge of the box.
 Virtual workers see its gradient with noise of their own; in one scenario they also have different
 data, so that their gradients differ for good. Measured in every step, with the exact gradient g:
 
     S(x) = sum_k |g_k| + w x_k g_k     0 or more inside the box, and 0 only at a solution
-    distance to the solution           root mean square over coordinates
+    distance to the solution           root mean square over elements
 
 and, from a start far outside, by which factor the distance to the box shrinks in each step. A seed
 draws the problem, what workers' data differ by, and the noise.
@@ -47,7 +47,7 @@ from distlion.aggregation import (
 from distlion.virtual import VirtualCluster
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-COORDINATES = 256
+ELEMENTS = 256
 WEIGHT_DECAY = 2.0
 LR = 5e-3
 NOISE = 1.0
@@ -152,9 +152,7 @@ def shrink_factors(outside: list[float]) -> list[float]:
     return [after / before for before, after in pairwise(outside)]
 
 
-def measure(
-    steps: int, lr: float = LR, n: int = COORDINATES, *, seeds: int = SEEDS
-) -> dict[str, Any]:
+def measure(steps: int, lr: float = LR, n: int = ELEMENTS, *, seeds: int = SEEDS) -> dict[str, Any]:
     problems = [make_problem(n, 1.0 / WEIGHT_DECAY, seed=3 * seed) for seed in range(seeds)]
     scenarios: dict[str, dict[str, Any]] = {}
     for scenario in SCENARIOS:
@@ -206,7 +204,7 @@ def read_conditions(steps: int, lr: float = LR, *, seeds: int = SEEDS) -> dict[s
         ).stdout.strip(),
         "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
         "command": f"python benchmarks/theory --steps {steps} --lr {lr} --seeds {seeds}",
-        "coordinates": COORDINATES,
+        "elements": ELEMENTS,
         "lr": lr,
         "weight_decay": WEIGHT_DECAY,
         "betas": "0.9, 0.99",

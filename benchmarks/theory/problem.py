@@ -59,12 +59,12 @@ class Problem:
         return float((x - self.solution).square().mean().sqrt())
 
     def outside(self, x: Tensor) -> float:
-        """Return the largest distance of a coordinate to the box."""
+        """Return the largest distance of an element to the box."""
         return float((x.abs() - self.bound).clamp(min=0).max())
 
 
 def make_problem(n: int, bound: float, *, seed: int) -> Problem:
-    """Draw a quadratic with eigenvalues 0.05 ... 1; every second coordinate ends on the edge."""
+    """Draw a quadratic with eigenvalues 0.05 ... 1; every second element ends on the edge."""
     generator = torch.Generator().manual_seed(seed)
     q, _ = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
     eigenvalues = torch.logspace(math.log10(0.05), 0.0, n, dtype=torch.float64)

@@ -59,7 +59,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         f"Least S of all steps: {min(row['least_surrogate'] for row in rows):.3f}. Farthest "
         f"outside the box: {max(row['most_outside'] for row in rows):.2g}.",
         "",
-        "From far outside, the distance of the farthest coordinate to the box: in no step and",
+        "From far outside, the distance of the farthest element to the box: in no step and",
         f"under no rule multiplied by more than {max(row['largest'] for row in outside):.7f} "
         f"(1 - lr * weight_decay = {factor:g}, before rounding).",
         "",

@@ -223,7 +223,7 @@ def make_method(periods: Any, method: str, end: float) -> Any:
     cell = periods.design.make_cell(method)
     choice = periods.plan.Choice({}, (), 1e-3, False)
     curves = {seed: [[0, 4.0, 0.0], [100, end, 0.0]] for seed in (1, 2, 3)}
-    row = periods.outcome.Row(cell, periods.results.make_title(method), choice, curves, False)
+    row = periods.outcome.Row(cell, periods.results.make_title(method), choice, curves, frozenset())
     record = {"bits_up": 1.0, "bits_down": 1.0, "parameters": 4_000_000, "diverged": None}
     ending = periods.evidence.Ending(cell, choice, dict.fromkeys((1, 2, 3), record))
     return periods.results.Method(row, ending)

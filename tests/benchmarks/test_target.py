@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +82,7 @@ def make_row(target: Any, *ends: float) -> Any:
     cell = target.settings.make_cell("images", "majority")
     choice = target.plan.Choice({}, (), 1e-3, False)
     curves = {seed + 1: make_curve(0.1, end, column=2) for seed, end in enumerate(ends)}
-    return target.outcome.Row(cell, "majority", choice, curves, False)
+    return target.outcome.Row(cell, "majority", choice, curves, frozenset())
 
 
 def test_a_method_has_reached_a_target_only_if_all_seeds_have(target: Any) -> None:
@@ -101,6 +102,19 @@ def tuned(target: Any, task: str, method: str, losses: dict[float, float]) -> di
         cell.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.567]]}
         for rate, loss in losses.items()
     }
+
+
+def test_a_seed_that_diverges_reaches_nothing(target: Any) -> None:
+    row = make_row(target, 0.5, 0.6, 0.7)
+    wanted = target.settings.Target("close", 0.5)
+    assert len(row.list_crossings(wanted)) == 3
+    lost = dataclasses.replace(row, diverged=frozenset({2}))
+    assert lost.has_diverged
+    assert len(lost.list_crossings(wanted)) == 2
+    assert lost.crossings(wanted) is None
+    # One that diverged before its first score has none at all.
+    bare = dataclasses.replace(lost, curves={**row.curves, 2: []})
+    assert len(bare.list_crossings(wanted)) == 2
 
 
 def test_targets_come_from_the_best_tuning_run_of_adamw(target: Any) -> None:

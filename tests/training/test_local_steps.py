@@ -18,7 +18,13 @@ SHAPES = {"a": (4, 5), "b": (7,)}
 N_ELEMENTS = 27
 # A few dozen float32 operations on values of about 1.
 TOLERANCE = 1e-6
-NAMES = ("diloco-8", "diloco-8-plain", "majority-every-8", "majority-every-8-lion-plain")
+NAMES = (
+    "diloco-8",
+    "diloco-8-plain",
+    "diloco-8-lion",
+    "majority-every-8",
+    "majority-every-8-lion-plain",
+)
 
 
 def make_params():
@@ -196,7 +202,7 @@ def test_a_name_says_on_which_side_a_method_is():
     assert "bits=2" in find_contender("quantized-2-every-8-lion").definition
 
 
-def test_only_the_means_with_momentum_are_called_diloco():
+def test_only_the_means_with_both_optimizers_of_diloco_are_called_so():
     described = {name: find_contender(name).description for name in NAMES}
     assert [name for name, words in described.items() if "DiLoCo" in words] == ["diloco-8"]
     assert len({find_contender(name).definition for name in NAMES}) == len(NAMES)

@@ -14,8 +14,8 @@ from distlion.training.local_steps import LocalSteps, ScaledVotes
 from distlion.training.virtual_method import Entry, VirtualMethod
 
 # DiLoCo's choice (arXiv:2311.08105), for votes too: only what is exchanged differs.
-_OUTER_LR = 0.7
-_OUTER_MOMENTUM = 0.9
+OUTER_LR = 0.7
+OUTER_MOMENTUM = 0.9
 _PERIODIC = re.compile(
     r"(?:diloco|(?P<rule>.+)-every)-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?"
 )
@@ -32,9 +32,9 @@ def _make_outer_sgd(entry: Entry, *, lr: float, momentum: float) -> torch.optim.
 
 _OUTER = {
     None: Inner(
-        f"SGD(lr={_OUTER_LR}, momentum={_OUTER_MOMENTUM}, nesterov=True)",
-        partial(_make_outer_sgd, lr=_OUTER_LR, momentum=_OUTER_MOMENTUM),
-        _OUTER_LR,
+        f"SGD(lr={OUTER_LR}, momentum={OUTER_MOMENTUM}, nesterov=True)",
+        partial(_make_outer_sgd, lr=OUTER_LR, momentum=OUTER_MOMENTUM),
+        OUTER_LR,
         0.0,
     ),
     # Of means: the workers' parameters are averaged.
@@ -51,7 +51,7 @@ def find_periodic(name: str) -> Contender | None:
     vote = RULES[match["rule"]] if match["rule"] else None
     what = "mean" if vote is None else f"{vote.description},"
     what += f" of deltas of {every} local steps of {inner.name.partition('(')[0]}"
-    is_diloco = vote is None and match["outer"] is None
+    is_diloco = vote is None and match["outer"] is None and match["inner"] is None
     how = "mean" if vote is None else f"{vote.rule!r} x mean magnitude"
     return Contender(
         name=name,
