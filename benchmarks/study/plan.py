@@ -269,7 +269,41 @@ _ATTACKED = ("majority", "shared-majority", "global-lion", "median-lion")
 
 PARTS = (
     Part("images-4", "Images, 4 workers", _cells(IMAGES, _FIRST + _OTHERS, 4)),
+    Part(
+        "leads",
+        "Images, 4 workers: variants of momentum after the vote, and of the majority vote",
+        _cells(
+            IMAGES,
+            (
+                "shared-quantized-2",
+                "shared-majority-b95",
+                "shared-majority-b80",
+                "majority-betas-95-98",
+                "majority-betas-90-95",
+                "majority-betas-95-95",
+                "majority-betas-80-80",
+                "majority-full-vectors",
+            ),
+            4,
+        ),
+    ),
     Part("text-4", "Text, 4 workers", _cells(TEXT, _FIRST, 4)),
+    Part(
+        "norms",
+        "Text, 4 workers: the scale of p bits, embeddings that may stay, one beta",
+        _cells(
+            TEXT,
+            (
+                "quantized-2-linf",
+                "quantized-2-linf-full",
+                "quantized-4-linf-full",
+                "quantized-4",
+                "majority-ternary-embeddings",
+                "signum",
+            ),
+            4,
+        ),
+    ),
     Part("images-8", "Images, 8 workers", tuple(map(_more, _cells(IMAGES, _EIGHT, 8)))),
     Part(
         "text-8",
@@ -299,40 +333,6 @@ PARTS = (
             _attacked(method, attackers, factor)
             for attackers, factor in ((1, -100.0), (2, -1.0))
             for method in _ATTACKED
-        ),
-    ),
-    Part(
-        "norms",
-        "Text, 4 workers: the scale of p bits, embeddings that may stay, one beta",
-        _cells(
-            TEXT,
-            (
-                "quantized-2-linf",
-                "quantized-2-linf-full",
-                "quantized-4-linf-full",
-                "quantized-4",
-                "majority-ternary-embeddings",
-                "signum",
-            ),
-            4,
-        ),
-    ),
-    Part(
-        "leads",
-        "Images, 4 workers: variants of momentum after the vote, and of the majority vote",
-        _cells(
-            IMAGES,
-            (
-                "shared-quantized-2",
-                "shared-majority-b95",
-                "shared-majority-b80",
-                "majority-betas-95-98",
-                "majority-betas-90-95",
-                "majority-betas-95-95",
-                "majority-betas-80-80",
-                "majority-full-vectors",
-            ),
-            4,
         ),
     ),
     Part(
