@@ -16,13 +16,14 @@ SURROUNDINGS = Surroundings(
     machine=CPU,
     votes=Traffic(rate_bit_per_s=1e8, core_s_per_byte=0.0),
     gradients=Traffic(rate_bit_per_s=1e8, core_s_per_byte=0.0),
+    server=Traffic(rate_bit_per_s=1e8, core_s_per_byte=0.0),
     floor_s=0.2,
 )
 
 
 def at_rate(rate_bit_per_s):
     traffic = Traffic(rate_bit_per_s, 0.0)
-    return replace(SURROUNDINGS, votes=traffic, gradients=traffic)
+    return replace(SURROUNDINGS, votes=traffic, gradients=traffic, server=traffic)
 
 
 def test_the_floor_is_what_was_measured():
@@ -86,3 +87,15 @@ def test_a_fast_link_is_bounded_by_the_cores_that_work_on_packets(name, further_
     assert predict_step(name, costly) - predict_step(name, fast) == pytest.approx(
         expected_s, rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"),
+    [("all-reduce", "votes"), ("all-gather", "gradients"), ("parameter-server", "server")],
+)
+def test_every_pattern_is_predicted_by_messages_like_its_own(pattern, kind):
+    name = f"majority-{pattern}"
+    for slowed in ("votes", "gradients", "server"):
+        slower = replace(SURROUNDINGS, **{slowed: Traffic(1e7, 0.0)})
+        differs = predict_step(name, slower) != predict_step(name, SURROUNDINGS)
+        assert differs == (slowed == kind)

@@ -108,7 +108,7 @@ class TestARecord:
     def test_what_sending_takes_is_measured_at_each_rate(self, record):
         assert list(record["traffic"]) == list(record["links"]) == ["1gbit", "unlimited"]
         for kinds in record["traffic"].values():
-            assert list(kinds) == ["votes", "gradients"]
+            assert list(kinds) == ["votes", "gradients", "server"]
             # A copy alone takes a nanosecond for some bytes; ten microseconds a byte is absurd.
             assert all(1e-11 < kind["core_s_per_byte"] < 1e-5 for kind in kinds.values())
         for kind in record["traffic"]["1gbit"].values():

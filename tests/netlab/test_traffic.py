@@ -6,7 +6,7 @@ import pytest
 
 from distlion.link import LinkModel
 from distlion.netlab import traffic
-from distlion.netlab.traffic import measure_gradients, measure_votes
+from distlion.netlab.traffic import measure_gradients, measure_server, measure_votes
 
 HOSTS = 4
 
@@ -22,7 +22,7 @@ class Crew:
 
     def ask(self, verb, size, times):
         self.calls.append((verb, size, times))
-        if verb == "exchange":
+        if verb in ("exchange", "gather"):
             sent_bytes, rounds = (HOSTS - 1) * size, 1
         else:
             sent_bytes, rounds = 2 * (HOSTS - 1) / HOSTS * 4 * size, 2 * (HOSTS - 1)
@@ -41,7 +41,7 @@ def test_rate_is_that_of_the_bytes_and_cores_are_counted_for_each(
     assert found.core_s_per_byte == pytest.approx(4 / rate_bit_per_s, rel=0.2)
 
 
-@pytest.mark.parametrize("measure", [measure_votes, measure_gradients])
+@pytest.mark.parametrize("measure", [measure_votes, measure_gradients, measure_server])
 @pytest.mark.parametrize("rate_bit_per_s", [1e5, 1e6, 1e8, 1e10])
 def test_it_takes_about_a_second_on_every_link(monkeypatch, measure, rate_bit_per_s):
     crew = Crew(monkeypatch, rate_bit_per_s=rate_bit_per_s, latency_s=0.0)
@@ -49,3 +49,10 @@ def test_it_takes_about_a_second_on_every_link(monkeypatch, measure, rate_bit_pe
     (_, warmed, once), (_, size, times) = crew.calls
     assert (warmed, once) == (size, 1) and times >= 1
     assert 0.5 <= crew.now_s < 1.6
+
+
+def test_a_server_that_sends_back_what_it_gets_works_twice(monkeypatch):
+    crew = Crew(monkeypatch, rate_bit_per_s=1e8, latency_s=0.0)
+    found = measure_server(crew, LinkModel(0.0, 1e8), HOSTS)
+    assert found.rate_bit_per_s == pytest.approx(1e8)
+    assert found.core_s_per_byte == pytest.approx(2 * 4 / 1e8)

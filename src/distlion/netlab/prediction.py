@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from distlion.aggregation import RULES
-from distlion.exchange import PATTERNS
+from distlion.exchange import PATTERNS, AllGather, Exchange, ParameterServer
 from distlion.link import LinkModel
 from distlion.netlab.method_names import (
     DDP_FP16,
@@ -34,7 +34,9 @@ class Surroundings:
         cores: Of this machine, on which all hosts run.
         link: As probed between the workers, all sending at once: its latency counts.
         machine: The kernels of one worker, as measured.
-        votes, gradients: What sending them takes, as measured.
+        votes: What sending takes where all send to all, as measured.
+        gradients: Where each sends to the next one.
+        server: Where all send to one, or one to all.
         floor_s: Seconds of a step without communication, Lion's arithmetic included.
     """
 
@@ -45,6 +47,7 @@ class Surroundings:
     machine: Machine
     votes: Traffic
     gradients: Traffic
+    server: Traffic
     floor_s: float
 
 
@@ -61,12 +64,24 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
         return forecast_all_reduce(scenario, bits).step_s
     if is_baseline(name):
         return None
-    scenario, method = _describe(surroundings, surroundings.votes), parse_vote_method(name)
+    method = parse_vote_method(name)
     patterns = list(PATTERNS.values()) if method.exchange == "auto" else [method.exchange]
     return min(
-        forecast_votes(scenario, RULES[method.rule].rule, pattern, overlap=method.overlap).step_s
+        forecast_votes(
+            _describe(surroundings, _find_traffic(surroundings, pattern)),
+            RULES[method.rule].rule,
+            pattern,
+            overlap=method.overlap,
+        ).step_s
         for pattern in patterns
     )
+
+
+def _find_traffic(surroundings: Surroundings, pattern: Exchange) -> Traffic:
+    """Return what the messages of a pattern take; large all-gathers go along a ring."""
+    if isinstance(pattern, ParameterServer):
+        return surroundings.server
+    return surroundings.gradients if isinstance(pattern, AllGather) else surroundings.votes
 
 
 def _describe(surroundings: Surroundings, traffic: Traffic) -> Scenario:

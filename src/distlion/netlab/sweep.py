@@ -23,7 +23,13 @@ from distlion.netlab.lab import Lab
 from distlion.netlab.link_rate import UNLIMITED, parse_host_rates
 from distlion.netlab.method_names import ALL_REDUCE, DDP_FP16, DDP_FP32, FLOOR, adapts, is_baseline
 from distlion.netlab.prediction import Surroundings, predict_step
-from distlion.netlab.traffic import Traffic, measure_gradients, measure_votes, read_busy_s
+from distlion.netlab.traffic import (
+    Traffic,
+    measure_gradients,
+    measure_server,
+    measure_votes,
+    read_busy_s,
+)
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
 
 FORMAT = 2
@@ -110,13 +116,13 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
     Returns:
         The record, as JSON can hold it: ``settings``, ``conditions``, ``n_parameters``, ``machine``
         (the kernels of a worker), ``links`` (for each rate, as measured between the workers),
-        ``traffic`` (for each rate, what ``votes`` and ``gradients`` reach and take of the cores),
-        ``missing`` (method -> why it was left out), ``replicas_equal`` (method of ours -> bool) and
-        ``results``: for each rate and method the ``seconds`` of a step (values of the repetitions,
-        median, quartiles), ``predicted_s`` by the cost model (null without a floor), ``speed_up``
-        over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, the processor time of a
-        step in medians, ``cpu_s`` of all workers' processes and ``busy_s`` of all cores, the
-        kernel's work on packets included, and for each host the bytes of a step:
+        ``traffic`` (for each rate, what ``votes``, ``gradients`` and a ``server`` reach and take of
+        the cores), ``missing`` (method -> why it was left out), ``replicas_equal`` (method of ours
+        -> bool) and ``results``: for each rate and method the ``seconds`` of a step (values of the
+        repetitions, median, quartiles), ``predicted_s`` by the cost model (null without a floor),
+        ``speed_up`` over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, the
+        processor time of a step in medians, ``cpu_s`` of all workers' processes and ``busy_s`` of
+        all cores, the kernel's work on packets included, and for each host the bytes of a step:
         ``interface_bytes`` (what the interface counted, median), ``sent_once_bytes`` (without the
         segments that TCP sent again, each taken for a full one, median), ``sent_bytes`` (the
         optimizer) and ``wire_bytes`` (those with headers, computed).
@@ -214,6 +220,7 @@ class _Sweep:
         self._traffic[rate] = {
             "votes": measure_votes(*where),
             "gradients": measure_gradients(*where),
+            "server": measure_server(*where),
         }
         measured = {name: self._start(name, rate) for name in self._present()}
         for repetition in range(self._settings.repetitions):

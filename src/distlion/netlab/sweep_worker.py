@@ -73,6 +73,16 @@ class SweepWorker:
         for _ in range(times):
             link.all_to_all(received, chunks, step=0).wait()
 
+    def gather(self, chunk_bytes: int, times: int) -> None:
+        """Send a chunk to the first worker, as to a parameter server, some times."""
+        assert dist.group.WORLD is not None
+        link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
+        chunk = torch.zeros(chunk_bytes, dtype=torch.uint8)
+        out = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
+        for _ in range(times):
+            link.gather(out if link.rank == 0 else None, chunk, step=0).wait()
+        dist.barrier()
+
     def all_reduce(self, n_elements: int, times: int) -> None:
         """Sum float32 gradients over all workers, some times one after the other."""
         gradients = torch.zeros(n_elements)

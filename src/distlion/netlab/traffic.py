@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlion.link import LinkModel
@@ -22,11 +22,12 @@ _LEAST = 1024
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a kind of messages takes, while all hosts send as much as they receive.
+    """What a kind of messages takes, where a host sends as much as it receives.
 
     Attributes:
         rate_bit_per_s: Bits that a host sends in a second, latency aside.
-        core_s_per_byte: Seconds of a core for each byte that a host sends.
+        core_s_per_byte: Seconds of a core for each byte that the busiest host sends, the mean of
+            all hosts.
     """
 
     rate_bit_per_s: float
@@ -60,6 +61,16 @@ def read_busy_s() -> float:
     fields = _PROCESSOR_TIMES.read_text().splitlines()[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in fields[:7])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_server(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
+    """Let all hosts send chunks to the first one, as ``measure_votes``; sent back, they are alike.
+
+    One receiver at a time reaches a higher rate than all of them at once.
+    """
+    run = _Run(crew, link, hosts, "gather", sent_by_unit=hosts - 1, rounds=1)
+    one_way = run.measure(_MOST_CHUNK_BYTES)
+    return replace(one_way, core_s_per_byte=2 * one_way.core_s_per_byte)
 
 
 @dataclass(frozen=True)
