@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,13 @@ def imported_program(name: str, *modules: str) -> Iterator[list[ModuleType]]:
         program = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(program)
         yield [*found, program]
+
+
+@contextmanager
+def imported_by_name(name: str, *modules: str) -> Iterator[Any]:
+    """Import as ``imported_program``; yield the modules as attributes, and ``program``."""
+    with imported_program(name, *modules) as found:
+        yield SimpleNamespace(**dict(zip((*modules, "program"), found, strict=True)))
 
 
 @contextmanager

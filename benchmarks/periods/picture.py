@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import target_path  # noqa: F401
-from drawing import draw_panel
+from drawing import add_words, draw_panel
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from settings import Target
@@ -46,13 +46,11 @@ def draw_curves(
         handles.update({line.get_label(): line for line in axes.get_lines()})
     panels[-1].xaxis.set_major_locator(LogLocator())  # three decades have no room for more labels
     panels[0].set_ylabel("test loss, nats a byte")
-    figure.suptitle(
+    add_words(
+        figure,
         "Test loss over time and bytes with 8 workers: measured step time x trained curve, mean of "
         "3 seeds. Dashes: targets.",
-        fontsize="small",
-        x=0.01,
-        ha="left",
+        {title: handles[title] for title in _STYLES if title in handles},
+        columns=3,
     )
-    shown = {title: handles[title] for title in _STYLES if title in handles}
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, format="png")

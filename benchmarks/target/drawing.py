@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -45,16 +46,21 @@ def draw_curves(lines: Lines, targets: Mapping[str, Sequence[Target]], path: Pat
             row[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     for axes in panels[-1]:
         axes.set_xlabel("seconds of training on 4 hosts")
-    figure.suptitle(
+    add_words(
+        figure,
         "Test results over time on 4 hosts: measured step time x trained curve, mean of 3 seeds.\n"
         "Dashes: targets. The hosts share 2 cores.",
-        fontsize="small",
-        x=0.01,
-        ha="left",
+        {title: handles[title] for title in _STYLES if title in handles},
+        columns=2,
     )
-    shown = {title: handles[title] for title in _STYLES if title in handles}
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, format="png")
+
+
+def add_words(figure: Figure, title: str, handles: Mapping[str, Artist], *, columns: int) -> None:
+    """Put a title above all panels, and one legend below them."""
+    figure.suptitle(title, fontsize="small", x=0.01, ha="left")
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    figure.legend(handles.values(), handles.keys(), **place)
 
 
 def draw_panel(

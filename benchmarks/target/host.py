@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -28,24 +27,17 @@ from methods import DECAY_PER_STEP
 from runs import RunConfig, Task, digest_parameters, rate_factor
 from settings import FLOOR, HOSTS, METHODS, make_cell
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from distlion.aggregation import RULES
-from distlion.baselines import (
-    HALF_BYTES,
-    AllReduceState,
-    CountedPowerSGD,
-    PowerSGD,
-    half_precision_hook,
-    power_sgd_hook,
-)
+from distlion.netlab.ddp import wrap_in_ddp
+from distlion.netlab.method_names import DDP_FP16, DDP_FP32, DDP_POWERSGD
 from distlion.optim import DistributedLion
 from distlion.training.vote_names import LION_BETAS
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
 _WARM_UP_STEPS = 4
-# What PowerSGD's hook needs.
-_ONE_BUCKET_MB = 1 << 20
+# What stands for a trained method in the lab.
+_DDP = {"global-adamw": DDP_FP32, "fp16-adamw": DDP_FP16, "powersgd-adamw": DDP_POWERSGD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,28 +119,9 @@ def build_optimizer(
         )
         return model, voting
     adamw = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=decay)
-    return (model if method == FLOOR else _wrap(model, method, config.seed)), adamw
-
-
-def _wrap(model: nn.Module, method: str, seed: int) -> nn.Module:
-    is_low_rank = method == "powersgd-adamw"
-    with warnings.catch_warnings():
-        # Torch 2.13 renamed the argument; older ones know only this name.
-        warnings.simplefilter("ignore", FutureWarning)
-        wrapped = DistributedDataParallel(
-            model,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=_ONE_BUCKET_MB if is_low_rank else None,
-        )
-    group = wrapped.process_group
-    if method == "fp16-adamw":
-        half = AllReduceState(group, element_bytes=HALF_BYTES)
-        wrapped.register_comm_hook(half, half_precision_hook)
-    elif is_low_rank:
-        state = CountedPowerSGD(group, PowerSGD(), seed=seed)
-        wrapped.register_comm_hook(state, power_sgd_hook)
-    return wrapped
+    if method == FLOOR:
+        return model, adamw
+    return wrap_in_ddp(model, _DDP[method], seed=config.seed), adamw
 
 
 def time_steps(job: Job) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from programs import imported_program
+from programs import imported_by_name
 
 MODULES = (
     "scoring",
@@ -28,5 +27,5 @@ MODULES = (
 @pytest.fixture(scope="module")
 def study() -> Iterator[Any]:
     """The modules of the program, and the program itself as ``program``."""
-    with imported_program("study", *MODULES) as found:
-        yield SimpleNamespace(**dict(zip((*MODULES, "program"), found, strict=True)))
+    with imported_by_name("study", *MODULES) as found:
+        yield found

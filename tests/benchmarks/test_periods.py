@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from distlion.training.contenders import find_contender
 from distlion.training.local_steps import ScaledVotes
 from distlion.training.virtual_method import Entry
 from distlion.virtual import VirtualBaseline
-from programs import imported_program
+from programs import imported_by_name
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyroute2")
@@ -55,8 +54,8 @@ TOLERANCE = 1e-6
 @contextmanager
 def imported_periods() -> Iterator[Any]:
     """The modules of the program and of those that it is made of."""
-    with imported_program("periods", *MODULES) as found:
-        yield SimpleNamespace(**dict(zip((*MODULES, "program"), found, strict=True)))
+    with imported_by_name("periods", *MODULES) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

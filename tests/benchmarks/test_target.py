@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from programs import imported_program
+from programs import imported_by_name
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyroute2")
@@ -40,8 +40,8 @@ HALF_ROUNDING = 2.0**-11
 @pytest.fixture(scope="module")
 def target() -> Iterator[Any]:
     """The modules of the program and of the study, and the program itself as ``program``."""
-    with imported_program("target", *MODULES) as found:
-        yield SimpleNamespace(**dict(zip((*MODULES, "program"), found, strict=True)))
+    with imported_by_name("target", *MODULES) as found:
+        yield found
 
 
 def make_curve(*outcomes: float, column: int) -> list[list[float]]:

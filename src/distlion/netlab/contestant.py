@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,24 +9,14 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config
 
 from distlion.aggregation import RULES
-from distlion.baselines import (
-    HALF_BYTES,
-    AllReduceState,
-    CountedPowerSGD,
-    PowerSGD,
-    half_precision_hook,
-    power_sgd_hook,
-)
 from distlion.link import wire_bytes
+from distlion.netlab.ddp import wrap_in_ddp
 from distlion.netlab.method_names import (
     ALL_REDUCE,
     BASELINES,
-    DDP_FP16,
-    DDP_POWERSGD,
     FLOOR,
     parse_vote_method,
 )
@@ -41,8 +30,6 @@ _WEIGHT_DECAY = 0.1
 _SEED = 0
 # Batches that a worker goes through again and again.
 _BATCHES = 4
-# What PowerSGD's hook needs.
-_ONE_BUCKET_MB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,7 @@ def _build_training(name: str, workload: GptWorkload, rank: int) -> Contestant:
     batches = make_batches(workload, rank=rank)
     if name == FLOOR or name in BASELINES:
         optimizer = Lion(model.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
-        model = model if name == FLOOR else _wrap(model, name)
+        model = model if name == FLOOR else wrap_in_ddp(model, name, seed=_SEED)
         return Contestant(_training_step(model, optimizer, batches), None, n_parameters)
     voting = _build_optimizer(name, model)
     return Contestant(_training_step(model, voting, batches), voting, n_parameters)
@@ -131,26 +118,6 @@ def _describe_model(workload: GptWorkload) -> GPT2Config:
         eos_token_id=None,
         use_cache=False,
     )
-
-
-def _wrap(model: nn.Module, name: str) -> nn.Module:
-    with warnings.catch_warnings():
-        # Torch 2.13 renamed the argument; older ones know only this name.
-        warnings.simplefilter("ignore", FutureWarning)
-        wrapped = DistributedDataParallel(
-            model,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=_ONE_BUCKET_MB if name == DDP_POWERSGD else None,
-        )
-    group = wrapped.process_group
-    if name == DDP_FP16:
-        half = AllReduceState(group, element_bytes=HALF_BYTES)
-        wrapped.register_comm_hook(half, half_precision_hook)
-    elif name == DDP_POWERSGD:
-        state = CountedPowerSGD(group, PowerSGD(), seed=_SEED)
-        wrapped.register_comm_hook(state, power_sgd_hook)
-    return wrapped
 
 
 def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:

@@ -60,14 +60,11 @@ class SweepWorker:
 
     def probe(self) -> LinkModel:
         """Measure the link with all workers sending at once; equal on all of them."""
-        assert dist.group.WORLD is not None
-        link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
-        return probe_link(link, step=0)
+        return probe_link(_make_link(), step=0)
 
     def exchange(self, chunk_bytes: int, times: int) -> None:
         """Exchange a chunk with each peer, as votes are, some times one after the other."""
-        assert dist.group.WORLD is not None
-        link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
+        link = _make_link()
         chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
         received = torch.zeros_like(chunks)
         for _ in range(times):
@@ -75,8 +72,7 @@ class SweepWorker:
 
     def gather(self, chunk_bytes: int, times: int) -> None:
         """Send a chunk to the first worker, as to a parameter server, some times."""
-        assert dist.group.WORLD is not None
-        link = Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
+        link = _make_link()
         chunk = torch.zeros(chunk_bytes, dtype=torch.uint8)
         out = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
         for _ in range(times):
@@ -96,6 +92,11 @@ class SweepWorker:
     def verify(self, name: str) -> None:
         """Check that all workers hold the same parameters."""
         self._contestants[name].verify_replicas()
+
+
+def _make_link() -> Link:
+    assert dist.group.WORLD is not None
+    return Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
 
 
 def _read_retransmitted() -> int:
