@@ -34,6 +34,27 @@ def test_probe_is_not_counted(world_size):
     assert all(counted == ByteCount(1, 2, 3) for _, _, counted in probes_of(world_size))
 
 
+def exchanged_bytes(rank, world_size):
+    link, sizes = Link(dist.group.WORLD, timeout_s=30.0), []
+
+    class Recorded(Link):
+        def all_to_all(self, out, chunks, *, step):
+            sizes.append(chunks[0].nbytes)
+            return super().all_to_all(out, chunks, step=step)
+
+    link.__class__ = Recorded
+    probe_link(link, step=0)
+    return sizes
+
+
+def test_workers_meet_before_every_exchange_that_is_timed():
+    sizes = run_workers(exchanged_bytes, 2)[0]
+    # 64 bytes for the latency, larger chunks for the rate; the rest gathers results.
+    timed = [place for place, n_bytes in enumerate(sizes) if n_bytes == 64 or n_bytes >= 1024]
+    assert len(timed) > 10
+    assert all(sizes[place - 1] == 1 for place in timed)
+
+
 def test_network_takes_time():
     model, _, _ = probes_of(3)[0]
     assert model.latency_s > 0
