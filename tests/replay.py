@@ -45,7 +45,7 @@ class Case:
     exp_avg_dtype: str | None = None
     exchange: Exchange | str = "auto"
     bucket_elements: int | None = None
-    overlap: bool = False
+    overlap: bool | str = False
     micro_steps: int = 1
 
     @property
@@ -202,8 +202,8 @@ def snapshot(optimizer: torch.optim.Optimizer, error: str | None = None) -> Outc
     )
 
 
-def play_worker(rank: int, world_size: int, case: Case) -> Outcome:
-    optimizer = make_optimizer(case, rank=rank)
+def play_worker(rank: int, world_size: int, case: Case, **options: Any) -> Outcome:
+    optimizer = make_optimizer(case, rank=rank, **options)
     for step in range(case.steps):
         if case.overlap or case.micro_steps > 1:
             accumulate_grads(optimizer, case, step, rank)

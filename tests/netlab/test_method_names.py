@@ -10,12 +10,14 @@ from distlion.netlab.method_names import (
     parse_vote_method,
 )
 
+SUFFIXES = {False: "", True: "-overlap", "auto": "-overlap-auto"}
 
-@pytest.mark.parametrize("overlap", [False, True])
+
+@pytest.mark.parametrize("overlap", SUFFIXES)
 @pytest.mark.parametrize("pattern", [*matrix.PATTERNS, "auto"])
 @pytest.mark.parametrize("rule", matrix.NAMES)
 def test_every_rule_pattern_and_overlap_has_a_name(rule, pattern, overlap):
-    name = f"{rule}-{pattern}{'-overlap' if overlap else ''}"
+    name = f"{rule}-{pattern}{SUFFIXES[overlap]}"
     assert parse_vote_method(name) == VoteMethod(rule, pattern, overlap)
 
 
@@ -36,7 +38,12 @@ def test_baselines_are_none_of_ours(name):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("majority-all-reduce", False), ("majority-auto", True), ("average-all-gather-overlap", True)],
+    [
+        ("majority-all-reduce", False),
+        ("majority-auto", True),
+        ("average-all-gather-overlap", True),
+        ("average-all-gather-overlap-auto", True),
+    ],
 )
 def test_methods_that_measure_the_link_adapt(name, expected):
     assert adapts(name) is expected

@@ -148,8 +148,8 @@ def sweep_command(
     method: Annotated[
         list[str],
         typer.Option(
-            help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN[-overlap], "
-            "such as majority-all-reduce or quantized-4-auto-overlap. Several may be given.",
+            help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN, such "
+            "as majority-all-reduce, with -overlap or -overlap-auto. Several may be given.",
             default_factory=_list_methods,
             show_default=", ".join(_list_methods()),
         ),

@@ -21,7 +21,7 @@ from distlion.netlab.method_names import (
     parse_vote_method,
 )
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
-from distlion.optim import DistributedLion, Lion, rehearse_step
+from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_step
 from distlion.tasks.base import Batch, batch_loss, seeded_generator
 from distlion.tasks.models import build_language_model
 
@@ -99,7 +99,10 @@ def _build_training(name: str, workload: GptWorkload, rank: int) -> Contestant:
         model = model if name == FLOOR else wrap_in_ddp(model, name, seed=_SEED)
         return Contestant(_training_step(model, optimizer, batches), None, n_parameters)
     voting = _build_optimizer(name, model)
-    return Contestant(_training_step(model, voting, batches), voting, n_parameters)
+    step = _training_step(model, voting, batches)
+    while is_trying_overlap(voting):
+        step()
+    return Contestant(step, voting, n_parameters)
 
 
 def _describe_model(workload: GptWorkload) -> GPT2Config:

@@ -21,6 +21,7 @@ ALL_REDUCE = "all-reduce-fp32"
 
 AUTO = "auto"
 _OVERLAP = "-overlap"
+_OVERLAP_AUTO = "-overlap-auto"
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class VoteMethod:
     Args:
         rule: Name of the rule.
         pattern: Name of the pattern, or "auto".
-        overlap: Whether votes leave during backward.
+        overlap: Whether votes leave during backward; "auto" for what its first steps find faster.
     """
 
     rule: str
     pattern: str
-    overlap: bool
+    overlap: bool | Literal["auto"]
 
     @property
     def exchange(self) -> Exchange | Literal["auto"]:
@@ -45,7 +46,7 @@ class VoteMethod:
     @property
     def adapts(self) -> bool:
         """Whether its construction measures the link, so that every rate needs one of its own."""
-        return self.overlap or self.pattern == AUTO
+        return bool(self.overlap) or self.pattern == AUTO
 
 
 def list_patterns() -> list[str]:
@@ -54,20 +55,23 @@ def list_patterns() -> list[str]:
 
 
 def parse_vote_method(name: str) -> VoteMethod:
-    """Read ``RULE-PATTERN`` or ``RULE-PATTERN-overlap``, such as ``majority-all-reduce``.
+    """Read ``RULE-PATTERN``, ``RULE-PATTERN-overlap`` or ``RULE-PATTERN-overlap-auto``.
 
     Raises:
         InvalidArgumentError: There is no such rule or pattern.
     """
-    base = name.removesuffix(_OVERLAP)
+    overlap: bool | Literal["auto"] = (
+        "auto" if name.endswith(_OVERLAP_AUTO) else name.endswith(_OVERLAP)
+    )
+    base = name.removesuffix(_OVERLAP_AUTO).removesuffix(_OVERLAP)
     for pattern in list_patterns():
         rule = base.removesuffix(f"-{pattern}")
         if rule != base and rule in RULES:
-            return VoteMethod(rule, pattern, base != name)
+            return VoteMethod(rule, pattern, overlap)
     raise InvalidArgumentError(
-        f"method {name!r}: expected {FLOOR}, {', '.join(BASELINES)}, or RULE-PATTERN[{_OVERLAP}] "
-        f"with a rule of {', '.join(list_rule_names())} and a pattern of "
-        f"{', '.join(list_patterns())}"
+        f"method {name!r}: expected {FLOOR}, {', '.join(BASELINES)}, or RULE-PATTERN with a rule "
+        f"of {', '.join(list_rule_names())} and a pattern of {', '.join(list_patterns())}, and "
+        f"behind it nothing, {_OVERLAP} or {_OVERLAP_AUTO}"
     )
 
 

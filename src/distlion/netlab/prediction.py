@@ -71,9 +71,10 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
             _describe(surroundings, _find_traffic(surroundings, pattern)),
             RULES[method.rule].rule,
             pattern,
-            overlap=method.overlap,
+            overlap=overlap,
         ).step_s
         for pattern in patterns
+        for overlap in ((True, False) if method.overlap == "auto" else (method.overlap,))
     )
 
 

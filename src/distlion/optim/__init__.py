@@ -4,7 +4,7 @@ from distlion.optim.base import VotingBase
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
-from distlion.optim.rehearsal import rehearse_step
+from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_state import WORKER_KEY
 from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
@@ -18,6 +18,7 @@ __all__ = [
     "Nodes",
     "Traffic",
     "VotingBase",
+    "is_trying_overlap",
     "lion_cub",
     "rehearse_step",
 ]

@@ -275,7 +275,7 @@ class VotingBase(LionBase):
         rounding: "nearest" or "stochastic".
         exp_avg_dtype: Of the momentum; None for the parameter's.
         pieces: What is kept here of each parameter's momentum.
-        worker: Whose momenta these are, as ``Peers.name_worker`` says.
+        worker: Whose momenta these are, as ``name_worker`` says.
     """
 
     _settings: Settings

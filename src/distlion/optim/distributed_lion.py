@@ -36,6 +36,7 @@ from distlion.voting import (
     custody_among,
     describe_hyperparameters,
     find_sharding,
+    name_worker,
     step_alone,
 )
 
@@ -67,20 +68,19 @@ class DistributedLion(VotingBase):
             bucket what is fastest by the cost model, on the link as measured at construction.
         nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None, each for itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None is never.
-        process_group: The workers that vote; None is the default group, or for DTensors the only
-            mesh dim over which all are replicated. Without any group, and WORLD_SIZE unset or 1,
-            this is ``Lion``.
-        overlap: Send votes during backward, each bucket as soon as its last gradient has arrived.
-            Nothing may then change gradients or hyperparameters between backward and ``step()``,
-            and all backward passes of a step but the last one belong inside ``no_sync()``.
+        process_group: The workers that vote; None: the default group, of DTensors the only mesh dim
+            that replicates all. With no group, and WORLD_SIZE unset or 1, this is ``Lion``.
+        overlap: Send votes during backward, each bucket as soon as its last gradient has arrived;
+            "auto" takes turns for 32 steps and keeps what is faster. Nothing may change gradients
+            or hyperparameters between backward and ``step()``, and all backward passes of a step
+            but the last one belong inside ``no_sync()``.
         nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or that worker's "abstain" for that parameter.
         on_divergence: "raise" where replicas differ, or "repair" from what most workers hold.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16, whose small updates are lost otherwise.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
-        bucket_elements: Elements up to which parameters share a bucket; None is 64 Mi, with
-            ``overlap`` a size chosen from the measured latency.
+        bucket_elements: Elements up to which parameters share a bucket; None: 64 Mi, overlap: less.
         check_every: Steps between comparisons of replicas, from the first step on; None is never.
         diagnose_every: Steps between looks at how far workers agree, ``diagnostics()``; or None.
         init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
@@ -94,8 +94,8 @@ class DistributedLion(VotingBase):
         ConfigMismatchError: Workers differ in parameters, settings or version.
 
     Notes:
-        ``step()`` is committed, or leaves everything as it was and raises the same on every rank.
-        After NonFiniteError, SparseGradientError and GradientChangedError training may go on; after
+        ``step()`` is committed, or leaves all as it was and raises the same on every rank. After
+        NonFiniteError, SparseGradientError and GradientChangedError training may go on; after
         StepMismatchError, ConfigMismatchError, CorruptFrameError, PeerLostError and
         StepTimeoutError this optimizer is dead. A crash can leave workers one step apart, never
         inside a step. Buffers such as BatchNorm's statistics are not replicated.
@@ -120,7 +120,7 @@ class DistributedLion(VotingBase):
         nodes: Nodes | None = None,
         momentum_sync: MomentumSync | None = None,
         process_group: dist.ProcessGroup | None = None,
-        overlap: bool = False,
+        overlap: bool | Literal["auto"] = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         on_divergence: Literal["raise", "repair"] = "raise",
         clip_norm: ClipNorm | None = None,
@@ -161,7 +161,7 @@ class DistributedLion(VotingBase):
             rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
             pieces=self._peers.pieces,
-            worker=self._peers.name_worker(),
+            worker=name_worker(self._peers),
         )
         with self._peers.lifecycle.exchange("construction"):
             lines, trained = self._describe().list_lines(self.param_groups), self._list_trainable()
@@ -183,13 +183,13 @@ class DistributedLion(VotingBase):
         if peers.is_alone:
             self._step_alone()
             return
-        if peers.overlap is not None:
-            peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
+        peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         if faults.armed:
             self._fire("before_step", step)
         with peers.lifecycle.exchange(f"step {step}"):
             if self._vote_and_commit(step) and every and (step + 1) % every == 0:
                 peers.compare_replicas(step=step + 1)
+            peers.try_overlap(self._gather_inputs, step=self.committed_step)
 
     def _vote_and_commit(self, step: int) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""

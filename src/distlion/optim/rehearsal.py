@@ -28,3 +28,9 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     # Gradients are compared between workers in the first steps only.
     if votes and inputs.wants_digest:
         peers.gradients.observe([vote.reply for vote in votes], peers.params)
+
+
+def is_trying_overlap(optimizer: DistributedLion) -> bool:
+    """Whether ``overlap="auto"`` still takes turns; for measurements, which begin after that."""
+    peers = optimizer._peers
+    return not (peers.is_alone or peers.network.trial.is_over)

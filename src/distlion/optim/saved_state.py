@@ -61,7 +61,7 @@ def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str,
     Args:
         state_dict: What was saved.
         step: The present step, for groups that were saved without one.
-        worker: Who loads it, as ``Peers.name_worker`` says.
+        worker: Who loads it, as ``name_worker`` says.
 
     Raises:
         CheckpointError: It is that of another worker, a rule is unknown, or groups are at different

@@ -8,7 +8,7 @@ from distlion.voting.alone import (
     step_alone,
 )
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
-from distlion.voting.custody import Custody, Gather, custody_among
+from distlion.voting.custody import Custody, Gather, custody_among, name_worker
 from distlion.voting.description import Description
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
 from distlion.voting.gradients import GradientWatch, describe_sparse
@@ -72,6 +72,7 @@ __all__ = [
     "log_abstention",
     "log_skip",
     "move_alone",
+    "name_worker",
     "plan_norms",
     "read_groups",
     "step_alone",

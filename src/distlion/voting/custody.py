@@ -79,6 +79,14 @@ def _gather_alone(record: bytes) -> list[bytes]:
     return [record]
 
 
+def name_worker(peers: Peers) -> str | None:
+    """Say whose momenta a state holds; None for those of all, or of one that is alone."""
+    if peers.is_alone or peers.sharding is not None:
+        return None
+    nodes = f", in nodes of {peers.node_size}" if peers.node_size > 1 else ""
+    return f"{peers.group.rank} of {peers.group.world_size}{nodes}"
+
+
 def custody_among(peers: Peers, step: Callable[[], int]) -> Custody:
     """Say whose momenta a process among others keeps.
 

@@ -32,6 +32,7 @@ from distlion.voting.grid import Grid, GridGroups, own_group
 from distlion.voting.group import VotingGroup
 from distlion.voting.node_route import NodeRoute
 from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
+from distlion.voting.overlap_trial import OverlapTrial
 from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
@@ -54,6 +55,7 @@ class VotingNetwork:
         routes: What carries each bucket, in the order in which they are exchanged.
         between: The link between those who vote, since ``lay_out``.
         inside: The link between the ranks of this worker; None where it has one.
+        trial: Whether buckets leave during backward.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class VotingNetwork:
         self._model: LinkModel | None = None
         self.routes: list[Route] = []
         self.clipper: Clipper | None = None
+        self.trial = OverlapTrial(settings.overlap)
 
     @property
     def momentum_pattern(self) -> Exchange:
@@ -149,7 +152,7 @@ class VotingNetwork:
             [param.kind for param in params],
             n_shards=self.n_voters,
             bucket_elements=self._bucket_elements(params),
-            backwards=self._settings.overlap,
+            backwards=self.trial.overlaps,
         )
         if self._is_sharded:
             buckets = tuple(
@@ -160,9 +163,20 @@ class VotingNetwork:
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
 
+    def try_overlap(self, params: Sequence[VotingParam], *, step: int) -> bool:
+        """Note that a step is over, and where its time says so, lay out for overlap or against it.
+
+        Returns:
+            Whether there are new routes.
+        """
+        changes = self.trial.note_step(lambda: self.link(self._settings.step_timeout_s), step=step)
+        if changes:
+            self.lay_out(params, step=step)
+        return changes
+
     def _wants_model(self) -> bool:
         settings = self._settings
-        sizes_buckets = settings.overlap and settings.bucket_elements is None
+        sizes_buckets = bool(settings.overlap) and settings.bucket_elements is None
         return settings.exchange == "auto" or sizes_buckets
 
     def _measure_link(self, step: int) -> LinkModel:
@@ -181,7 +195,7 @@ class VotingNetwork:
     def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
         """Choose a size of buckets: as asked for, else the limit, or several to overlap."""
         limit = self._settings.bucket_limit
-        if not self._settings.overlap or self._settings.bucket_elements is not None:
+        if not self.trial.overlaps or self._settings.bucket_elements is not None:
             return limit
         whole = fill_buckets(
             [param.whole_slot for param in params],

@@ -76,9 +76,6 @@ class Peers:
         gradients: What warns of gradients that say nothing.
     """
 
-    params: list[VotingParam]
-    description: Description
-
     def __init__(
         self,
         process_group: dist.ProcessGroup | None,
@@ -109,13 +106,6 @@ class Peers:
         self.gradients = GradientWatch()
         self.settings = settings
         self.n_elements = 0
-
-    def name_worker(self) -> str | None:
-        """Say whose momenta a state holds; None for those of all, or of one that is alone."""
-        if self.is_alone or self.sharding is not None:
-            return None
-        nodes = f", in nodes of {self.node_size}" if self.node_size > 1 else ""
-        return f"{self.group.rank} of {self.group.world_size}{nodes}"
 
     def describe(
         self,
@@ -214,10 +204,19 @@ class Peers:
             return
         self.network.lay_out(params, step=step)
         self.meter.links = self.network.between, self.network.inside
-        if self.settings.overlap:
-            if self.overlap is not None:
-                self.overlap.close()
+        self._start_overlap(begin)
+
+    def _start_overlap(self, begin: Callable[[], StepInputs]) -> None:
+        if self.overlap is not None:
+            self.overlap.close()
+            self.overlap = None
+        if self.network.trial.overlaps:
             self.overlap = Overlap(self.network.routes, begin=begin, lifecycle=self.lifecycle)
+
+    def try_overlap(self, begin: Callable[[], StepInputs], *, step: int) -> None:
+        """Note that a step is over; with overlap="auto" go on with overlap, or without."""
+        if self.network.try_overlap(self.params, step=step):
+            self._start_overlap(begin)
 
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
         """Check that a call may meet the peers between two steps, perhaps to add parameters.
@@ -259,12 +258,11 @@ class Peers:
             ProcessGroupError: This optimizer is dead, or its group is gone.
         """
         self.lifecycle.check_usable()
-        if grad_scale is not None:
-            step = int(groups[0]["step"])
-            self.give_up("step() of a GradScaler", groups, step=step)
+        if self.settings.overlap and grad_scale is not None:
+            self.give_up("step() of a GradScaler", groups, step=int(groups[0]["step"]))
             raise InvalidArgumentError(
-                "overlap=True cannot be used with a GradScaler; use overlap=False, or bfloat16, "
-                "which needs no scaler"
+                f"overlap={self.settings.overlap!r} cannot be used with a GradScaler; use "
+                "overlap=False, or bfloat16, which needs no scaler"
             )
 
     @_disable_dynamo  # zero_grad() may stand in a compiled train step

@@ -23,7 +23,7 @@ class Settings:
     exchange: Exchange | Literal["auto"]
     nodes: Nodes | None
     momentum_sync: MomentumSync | None
-    overlap: bool
+    overlap: bool | Literal["auto"]
     nonfinite: Literal["raise", "skip", "abstain"]
     on_divergence: Literal["raise", "repair"]
     clip_norm: ClipNorm | None
@@ -46,14 +46,14 @@ class Settings:
             raise UnsupportedTypeError(
                 f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
             )
-        if not isinstance(self.overlap, bool):
-            raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True or False")
+        if self.overlap != "auto" and not isinstance(self.overlap, bool):
+            raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True, False or 'auto'")
         if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
             raise UnsupportedTypeError(f"clip_norm={self.clip_norm!r}: expected ClipNorm(...)")
         if self.overlap and self.clip_norm is not None:
             raise InvalidArgumentError(
-                "clip_norm= needs all gradients before the first vote, and overlap=True sends "
-                "votes while gradients still arrive; choose one"
+                "clip_norm= needs all gradients before the first vote, and "
+                f"overlap={self.overlap!r} sends votes while gradients still arrive; choose one"
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
         check_choice("on_divergence", self.on_divergence, ("raise", "repair"))

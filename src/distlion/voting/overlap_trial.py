@@ -1,0 +1,89 @@
+"""Overlap, or not: the first steps try both, and what took less time stays."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Literal
+
+from distlion.exchange import Link, gather_bytes
+
+logger = logging.getLogger("distlion")
+
+UNTIMED_STEPS = 2
+TIMED_STEPS = 6
+# With overlap first: who breaks its rules is told at once, and not when the first turn is over.
+TURNS = (True, False, True, False)
+_SECONDS = struct.Struct("<2d")
+
+
+class OverlapTrial:
+    """Whether votes leave during backward: as asked for, or found out.
+
+    With "auto" the first 32 steps go in turns, with overlap and without. Bits are the same. A turn
+    counts by the median of its steps, from the end of one to the end of the next, so that all that
+    happens in training is in it; of two turns the faster one counts, since whatever else happens on
+    a machine only slows a step down. The mean over all ranks decides for all of them.
+
+    Args:
+        overlap: As asked for.
+        clock: Returns seconds.
+
+    Attributes:
+        overlaps: Whether votes leave during backward now.
+        is_over: Whether that stays.
+    """
+
+    def __init__(
+        self, overlap: bool | Literal["auto"], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.is_over = overlap != "auto"
+        self.overlaps = TURNS[0] if overlap == "auto" else overlap
+        self._clock = clock
+        self._turn = 0
+        self._ends: list[float] = []
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+
+    def note_step(self, link: Callable[[], Link], *, step: int) -> bool:
+        """Note that a step is over; every rank must call it after the same steps.
+
+        Args:
+            link: Makes a link between all ranks.
+            step: The step that errors name.
+
+        Returns:
+            Whether ``overlaps`` has changed.
+        """
+        if self.is_over:
+            return False
+        self._ends.append(self._clock())
+        if len(self._ends) < UNTIMED_STEPS + TIMED_STEPS:
+            return False
+        ends = self._ends[UNTIMED_STEPS - 1 :]
+        self._seconds[self.overlaps].append(median(end - start for start, end in pairwise(ends)))
+        self._ends = []
+        self._turn += 1
+        before = self.overlaps
+        self.overlaps = TURNS[self._turn] if self._turn < len(TURNS) else self._decide(link(), step)
+        return self.overlaps is not before
+
+    def _decide(self, link: Link, step: int) -> bool:
+        own = _SECONDS.pack(min(self._seconds[True]), min(self._seconds[False]))
+        found = [_SECONDS.unpack(row) for row in gather_bytes(link, own, step=step)]
+        with_s, without_s = (fmean(column) for column in zip(*found, strict=True))
+        self.is_over = True
+        faster = with_s < without_s
+        if link.rank == 0:
+            logger.info(
+                "overlap='auto': a step takes %.3g ms with overlap, %.3g ms without; from step %d "
+                "on votes leave %s backward",
+                with_s * 1e3,
+                without_s * 1e3,
+                step,
+                "during" if faster else "after",
+            )
+        return faster
