@@ -76,6 +76,13 @@ CLAIMS = (
         conditions="skew",
     ),
     Claim(
+        "ours",
+        "momenta that are shorter, or shared, win back what majority vote loses on skewed data",
+        (("signum", "majority"), ("shared-majority", "majority")),
+        wants_ahead=True,
+        conditions="skew",
+    ),
+    Claim(
         _CUB,
         "averaging the momenta of some layers is enough",
         elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
@@ -159,13 +166,13 @@ CLAIMS = (
     Claim(
         "ours",
         "with Byzantine workers, majority vote is on a par with the median of 32-bit gradients",
-        (("majority", "median-lion"), ("shared-majority", "median-lion")),
+        (("majority", "median-lion"), ("signum", "median-lion")),
         conditions="byzantine",
     ),
     Claim(
         "ours",
         "at higher accuracy, votes are on a par with global AdamW",
-        (("majority", _ADAMW), ("shared-majority", _ADAMW)),
+        (("majority", _ADAMW), ("signum", _ADAMW)),
         conditions="confirmation",
     ),
 )

@@ -264,8 +264,15 @@ def _attacked(method: str, attackers: int, factor: float) -> Cell:
     return replace(cell, tuned_as=_more(_cell(IMAGES, voted, 8)))
 
 
-_SKEWED = ("majority", "majority-sync-10", "quantized-2", "shared-majority", "global-lion")
-_ATTACKED = ("majority", "shared-majority", "global-lion", "median-lion")
+_SKEWED = (
+    "majority",
+    "majority-sync-10",
+    "quantized-2",
+    "signum",
+    "shared-majority",
+    "global-lion",
+)
+_ATTACKED = ("majority", "signum", "global-lion", "median-lion")
 
 PARTS = (
     Part("images-4", "Images, 4 workers", _cells(IMAGES, _FIRST + _OTHERS, 4)),
@@ -311,6 +318,7 @@ PARTS = (
         (
             _more(_cell(TEXT, "majority", 8)),
             _more(_cell(TEXT, "shared-majority", 8)),
+            _more(_cell(TEXT, "signum", 8)),
             _cell(TEXT, "quantized-2", 4),
         ),
     ),
@@ -324,7 +332,7 @@ PARTS = (
     Part(
         "images-32",
         "Images, 32 workers",
-        tuple(map(_more, _cells(IMAGES, ("majority", "average", "shared-majority"), 32))),
+        tuple(map(_more, _cells(IMAGES, ("majority", "average", "signum"), 32))),
     ),
     Part(
         "byzantine",
@@ -338,7 +346,7 @@ PARTS = (
     Part(
         "confirmation",
         "Images at higher accuracy, 4 workers",
-        tuple(map(_wide, ("global-adamw", "majority", "shared-majority"))),
+        tuple(map(_wide, ("global-adamw", "majority", "signum"))),
     ),
 )
 
