@@ -1,8 +1,9 @@
 """Measure training steps on hosts whose links are limited: ours, DDP's, and no communication.
 
 Hosts are network namespaces of this machine (`distlion netlab`), so this needs Linux and root
-rights. Four parts: training a GPT at several rates on 4 hosts, and on 2 (pair); the exchange of a
-bare vector; and a small GPT on more and more hosts beside the cost model's prediction.
+rights. Four parts: training a GPT at several rates on 4 hosts, and on 2 with shorter and longer
+steps (pair); the exchange of a bare vector; and a small GPT on more and more hosts beside the cost
+model's prediction.
 
     python benchmarks/end_to_end [--quick] [--parts training pair exchange scaling] [--json FILE]
 
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from overview import draw_overview
-from parts import DRAWN, plan_exchange, plan_pair, plan_scaling, plan_training
+from parts import DRAWN, plan_exchange, plan_pairs, plan_scaling, plan_training
 from rich.console import Console
-from tables import build_tables, list_missing, write_markdown
+from tables import build_tables, list_missing, list_records, write_markdown
 from targets import judge
 
 from distlion.errors import DistlionError
@@ -61,7 +62,10 @@ def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
     if "training" in parts:
         result["training"] = measure("training", plan_training(quick=quick))
     if "pair" in parts:
-        result["pair"] = measure("pair", plan_pair(quick=quick))
+        result["pair"] = {
+            sequences: measure(f"2 hosts, {sequences} sequences", settings)
+            for sequences, settings in plan_pairs(quick=quick).items()
+        }
     if "exchange" in parts:
         result["exchange"] = measure("exchange", plan_exchange(quick=quick))
     if "scaling" in parts:
@@ -74,8 +78,7 @@ def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
 
 def read_conditions(result: dict[str, Any]) -> dict[str, Any]:
     """Join what the records say of the machine with how this program was called."""
-    records = [result[part] for part in ("training", "pair", "exchange") if part in result]
-    first = records[0] if records else next(iter(result["scaling"].values()))
+    first = list_records(result)[0]
     return {
         "command": " ".join(["python benchmarks/end_to_end", *sys.argv[1:]]),
         "commit": read_commit(),

@@ -20,12 +20,15 @@ RULES = (
 
 # What DistributedLion does by default, and with overlap; the targets are theirs.
 JUDGED = ("majority-auto", "majority-auto-overlap")
+# On hosts with a core each, what the first steps find is judged.
+FOUND = "majority-auto-overlap-auto"
 SHOWN = (*JUDGED, "majority-all-reduce", "majority-all-reduce-overlap")
 
 METHODS = (
     *BASELINES,
     *(f"majority-{pattern}" for pattern in PATTERNS),
     *(f"majority-{pattern}-overlap" for pattern in PATTERNS),
+    FOUND,
     *(f"{rule}-all-reduce" for rule in RULES),
 )
 DRAWN = (*BASELINES, *SHOWN, "quantized-4-all-reduce", "full-all-reduce")
@@ -43,13 +46,22 @@ def plan_training(*, quick: bool) -> SweepSettings:
     return SweepSettings(4, RATES, METHODS, GptWorkload(), repetitions=5, block_s=0.5)
 
 
-def plan_pair(*, quick: bool) -> SweepSettings:
-    """Plan the same GPT on 2 hosts, of which each has a core of its own on a machine of 2."""
-    methods = ("none", "ddp-fp32", "ddp-fp16", *JUDGED)
+def plan_pairs(*, quick: bool) -> dict[str, SweepSettings]:
+    """Plan the same GPT on 2 hosts, of which each has a core of its own on a machine of 2.
+
+    By the sequences of a worker: the longer a step computes, the more of a vote it can hide.
+    """
+    methods = ("none", "ddp-fp32", "ddp-fp16", *JUDGED, FOUND)
     if quick:
         small = GptWorkload(layers=2, width=128, vocabulary=1024)
-        return SweepSettings(2, ("100mbit",), methods, small, repetitions=2, block_s=0.2)
-    return SweepSettings(2, RATES[:3], methods, GptWorkload(), repetitions=7, block_s=1.0)
+        settings = SweepSettings(2, ("100mbit",), methods, small, repetitions=2, block_s=0.2)
+        return {str(small.batch_size): settings}
+    return {
+        str(batch_size): SweepSettings(
+            2, RATES[:3], methods, GptWorkload(batch_size=batch_size), repetitions=7, block_s=1.0
+        )
+        for batch_size in (2, 4)
+    }
 
 
 def plan_scaling(*, quick: bool) -> dict[str, SweepSettings]:

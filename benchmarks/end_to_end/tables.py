@@ -15,14 +15,14 @@ Tabulated = tuple[str, list[str], list[list[str]]]
 def tabulate(result: dict[str, Any]) -> list[Tabulated]:
     """Return title, headings and rows of each table."""
     tables = [("Must show", *tabulate_targets(result))]
-    titles = {
-        "training": "Training, 4 hosts: time of a step and speed-up",
-        "pair": "Training, 2 hosts: time of a step and speed-up",
-        "exchange": "The exchange alone, 4 hosts",
-    }
-    for part, title in titles.items():
-        if part in result:
-            tables.append((title, *tabulate_sweep(result[part])))
+    what = "time of a step and speed-up"
+    if "training" in result:
+        tables.append((f"Training, 4 hosts: {what}", *tabulate_sweep(result["training"])))
+    for sequences, record in result.get("pair", {}).items():
+        title = f"Training, 2 hosts, {sequences} sequences a worker: {what}"
+        tables.append((title, *tabulate_sweep(record)))
+    if "exchange" in result:
+        tables.append(("The exchange alone, 4 hosts", *tabulate_sweep(result["exchange"])))
     if "training" in result:
         title = "Training, 4 hosts: processor time of a step"
         tables.append((title, *tabulate_processors(result["training"])))
@@ -126,7 +126,11 @@ def write_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def list_records(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the records of all sweeps."""
+    records = [result[part] for part in ("training", "exchange") if part in result]
+    return [*records, *result.get("pair", {}).values(), *result.get("scaling", {}).values()]
+
+
 def list_missing(result: dict[str, Any]) -> list[tuple[str, str]]:
-    records = [result[part] for part in ("training", "pair", "exchange") if part in result]
-    records += result.get("scaling", {}).values()
-    return [pair for record in records for pair in record["missing"].items()]
+    return [pair for record in list_records(result) for pair in record["missing"].items()]

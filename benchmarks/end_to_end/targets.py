@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from parts import JUDGED
+from parts import FOUND, JUDGED
+from tables import list_records
 
 # Rate: at least so many times as fast as DDP fp32, as DDP with the fp16 hook, as the floor.
 TRAINING = {
@@ -15,7 +16,7 @@ TRAINING = {
     "10gbit": (0.98, 0.98, 0.70),
     "unlimited": (0.98, 0.98, 0.70),
 }
-# Rate: at least this share of the floor, with overlap or without.
+# Rate: at least this share of the floor, with overlap or without, as the first steps find.
 PAIR = {"100mbit": 0.85, "1gbit": 0.90}
 REFERENCES = ("ddp-fp32", "ddp-fp16", "none")
 EXCHANGE = {"100mbit": 28.0, "1gbit": 18.0, "10gbit": 12.0}
@@ -45,14 +46,12 @@ def judge(result: dict[str, Any], *, quick: bool) -> list[dict[str, Any]]:
         rows.append(judge_bytes(result["training"]))
         rows.append(judge_predictions({"4": result["training"]}))
     if "pair" in result:
-        rows += judge_pair(result["pair"], quick=quick)
+        rows += judge_pairs(result["pair"], quick=quick)
     if "exchange" in result:
         rows += judge_exchange(result["exchange"], quick=quick)
     if "scaling" in result:
         rows.append(judge_predictions(result["scaling"]))
-    records = [result[part] for part in ("training", "pair", "exchange") if part in result]
-    records += result.get("scaling", {}).values()
-    rows.append(judge_replicas(records))
+    rows.append(judge_replicas(list_records(result)))
     return [asdict(row) for row in rows]
 
 
@@ -67,13 +66,14 @@ def judge_training(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
                 yield replace(row, met=None) if quick else row
 
 
-def judge_pair(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
-    for rate, bound in PAIR.items():
-        methods = record["results"].get(rate)
-        if methods is not None:
-            found = [at_least(f"2 hosts, {rate}", bound, methods, "none", method=m) for m in JUDGED]
-            row = max(found, key=lambda row: row.measured)
-            yield replace(row, met=None) if quick else row
+def judge_pairs(records: dict[str, dict[str, Any]], *, quick: bool) -> Iterator[Row]:
+    for sequences, record in records.items():
+        for rate, bound in PAIR.items():
+            methods = record["results"].get(rate)
+            if methods is not None:
+                where = f"2 hosts, {sequences} sequences, {rate}"
+                row = at_least(where, bound, methods, "none", method=FOUND)
+                yield replace(row, met=None) if quick else row
 
 
 def judge_exchange(record: dict[str, Any], *, quick: bool) -> Iterator[Row]:
