@@ -27,7 +27,7 @@ from replay import (
 
 pytestmark = pytest.mark.distributed
 
-STEPS = 32
+STEPS = 64
 BASE = Case(
     "base",
     (
@@ -152,7 +152,7 @@ def watch_turns(rank: int, world_size: int, seconds: list[tuple[float, float]]) 
 def test_what_is_faster_on_all_workers_together_stays(
     seconds: list[tuple[float, float]], faster: bool
 ) -> None:
-    turns = [*[True] * 8, *[False] * 8, *[True] * 8, *[False] * 8, *[faster] * 3]
+    turns = [*([True] * 8 + [False] * 8) * 4, *[faster] * 3]
     assert run_workers(watch_turns, 2, seconds) == [turns, turns]
 
 

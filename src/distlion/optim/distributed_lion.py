@@ -71,7 +71,7 @@ class DistributedLion(VotingBase):
         process_group: The workers that vote; None: the default group, of DTensors the only mesh dim
             that replicates all. With no group, and WORLD_SIZE unset or 1, this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived;
-            "auto" takes turns for 32 steps and keeps what is faster. Nothing may change gradients
+            "auto" takes turns for 64 steps and keeps what is faster. Nothing may change gradients
             or hyperparameters between backward and ``step()``, and all backward passes of a step
             but the last one belong inside ``no_sync()``.
         nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" or

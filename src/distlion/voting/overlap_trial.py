@@ -17,17 +17,17 @@ logger = logging.getLogger("distlion")
 UNTIMED_STEPS = 2
 TIMED_STEPS = 6
 # With overlap first: who breaks its rules is told at once, and not when the first turn is over.
-TURNS = (True, False, True, False)
+TURNS = (True, False) * 4
 _SECONDS = struct.Struct("<2d")
 
 
 class OverlapTrial:
     """Whether votes leave during backward: as asked for, or found out.
 
-    With "auto" the first 32 steps go in turns, with overlap and without. Bits are the same. A turn
+    With "auto" the first 64 steps go in turns, with overlap and without. Bits are the same. A turn
     counts by the median of its steps, from the end of one to the end of the next, so that all that
-    happens in training is in it; of two turns the faster one counts, since whatever else happens on
-    a machine only slows a step down. The mean over all ranks decides for all of them.
+    happens in training is in it; of all turns the fastest counts, since whatever else happens on a
+    machine only slows a step down. The mean over all ranks decides for all of them.
 
     Args:
         overlap: As asked for.
