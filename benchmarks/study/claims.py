@@ -231,12 +231,18 @@ class Study:
 
     def compare_cell(self, ending: Ending, part: str, reference: str) -> Comparison | None:
         """Compare a cell with the method that stands beside it; None where there is none."""
-        other = self._reference(ending.cell, part, reference)
+        other = self.find_beside(ending.cell, reference, part=part)
         return None if other is None else compare(ending, other)
 
-    def _reference(self, cell: Cell, part: str, method: str) -> Ending | None:
-        """Return the ending that stands beside a cell: the same task, N and condition."""
-        for name in (part, *self.endings):
+    def find_beside(self, cell: Cell, method: str, *, part: str | None = None) -> Ending | None:
+        """Return the ending that stands beside a cell: the same task, N and condition.
+
+        Args:
+            cell: Which one.
+            method: The other's.
+            part: Where to look first.
+        """
+        for name in (*([] if part is None else [part]), *self.endings):
             for ending in self.endings[name]:
                 other = ending.cell
                 same = (

@@ -59,7 +59,9 @@ class Ending:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all seeds are there."""
+        """Whether all seeds are there, or where none are wanted, the tuning."""
+        if self.cell.is_screened:
+            return self.choice.rate is not None
         return set(self.records) >= set(SEEDS)
 
     @property
@@ -79,6 +81,11 @@ class Ending:
             for seed, record in sorted(self.records.items())
             if not record["diverged"]
         ]
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The lowest of all rates; None before the rate is chosen."""
+        return None if self.choice.rate is None else self.choice.losses[self.choice.rate]
 
     @property
     def names(self) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
+from variants import VARIANTS, VariantVote
 
 from distlion.aggregation import (
     RULES,
@@ -26,8 +27,6 @@ from distlion.training.vote_names import LION_BETAS
 from distlion.virtual import VirtualBaseline, VirtualCluster
 
 SHARED_BETA = 0.9
-# What weights lose in a step at the highest rate, for every method with decoupled decay.
-DECAY_PER_STEP = 1e-4
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
 _BETAS = re.compile(r"majority-betas-(?P<vote>\d+)-(?P<momentum>\d+)")
@@ -58,23 +57,6 @@ class Method(Protocol):
         """Move the parameters."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a method is built for.
-
-    Attributes:
-        lr: Highest learning rate.
-        workers: N.
-        steps: Of the run; DGC warms up over a share of them.
-        seed: Of every draw.
-    """
-
-    lr: float
-    workers: int
-    steps: int
-    seed: int
-
-
 def build_method(name: str, model: nn.Module, run: Run) -> Method:
     """Build a method by name.
 
@@ -82,13 +64,15 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it;
     ``majority-betas-95-98`` has other betas; ``majority-full-vectors`` sends norms and biases in
     full and ``majority-ternary-embeddings`` votes on embeddings with zeros; ``fp16-adamw`` and
-    ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; other names are those of
-    ``distlion compare``.
+    ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
+    differ from a majority vote in one thing; other names are those of ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
     """
     params = list(model.parameters())
+    if name in VARIANTS:
+        return VariantVote(params, run, VARIANTS[name])
     if name == "median-lion":
         return MedianLion(params, run)
     if shared := _SHARED.fullmatch(name):

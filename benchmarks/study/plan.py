@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runs import RunConfig
+from variants import VARIANTS
 
 SEEDS = (1, 2, 3)
 TUNING_SEED = 0
@@ -69,6 +70,7 @@ class Cell:
         tuned_as: The cell whose rate is taken over; None: a rate of its own.
         centered_on: The cell whose rate is the middle of the three that are tried first; None: the
             method's own center.
+        is_screened: Whether tuning is all: judged by validation data, without reported runs.
     """
 
     setting: Setting
@@ -79,6 +81,7 @@ class Cell:
     factor: float = 1.0
     tuned_as: Cell | None = None
     centered_on: Cell | None = None
+    is_screened: bool = False
 
     def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:
         """Return one run."""
@@ -167,6 +170,8 @@ def _final_loss(record: Mapping[str, Any] | None) -> float | None:
 
 def reported(cell: Cell, rate: float) -> list[RunConfig]:
     """Return the runs of a cell that are reported."""
+    if cell.is_screened:
+        return []
     return [cell.config(rate, seed, is_tuning=False) for seed in SEEDS]
 
 
@@ -236,7 +241,7 @@ def _find_kin(setting: Setting, method: str, workers: int) -> Cell | None:
     if kin is None and method.startswith(_BETAS):
         kin = "signum"
     if kin is None:
-        kin = "shared-majority" if method.startswith("shared-") else "majority"
+        kin = "shared-majority" if "shared-" in method else "majority"
     return _cell(setting, kin, workers)
 
 
@@ -310,6 +315,11 @@ PARTS = (
             ),
             4,
         ),
+    ),
+    Part(
+        "screen",
+        "Text, 4 workers: majority votes that differ in one thing, by validation data",
+        tuple(replace(_cell(TEXT, method, 4), is_screened=True) for method in VARIANTS),
     ),
     Part("images-8", "Images, 8 workers", tuple(map(_more, _cells(IMAGES, _EIGHT, 8)))),
     Part(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -156,6 +156,9 @@ def _lay_out_part(part: Part, study: Study) -> Iterator[Block]:
     endings = study.endings[part.name]
     task = part.cells[0].setting.task
     yield Heading(part.title)
+    if all(cell.is_screened for cell in part.cells):
+        yield from _lay_out_screen(endings, study)
+        return
     yield Table(
         ["method", "N", "rate", "seeds", f"outcome, {UNITS[task]}", "bits up", "bits down"],
         [_row_of_ending(each) for each in endings],
@@ -172,6 +175,26 @@ def _lay_out_part(part: Part, study: Study) -> Iterator[Block]:
         ["method", "records"],
         [[describe(each), ", ".join(f"`{name}`" for name in each.names)] for each in endings],
     )
+
+
+def _lay_out_screen(endings: Sequence[Ending], study: Study) -> Iterator[Block]:
+    """Show what tuning came to beside the majority vote's: one seed, no test data."""
+    rows = []
+    for ending in endings:
+        majority = study.find_beside(ending.cell, "majority")
+        assert majority is not None  # the plan has it for each task that is screened
+        own, other = ending.validation_loss, majority.validation_loss
+        known = own is not None and other is not None
+        rows.append(
+            [
+                *(describe(ending), _workers(ending), _rate(ending)),
+                "" if own is None else f"{own:.4f}",
+                f"{own - other:+.4f}" if known else "",
+                _row_of_tuning(ending)[-1],
+            ]
+        )
+    loss = "best validation loss, 1 seed"
+    yield Table(["method", "N", "rate", loss, "minus majority's", "rate: loss"], rows)
 
 
 def _row_of_ending(ending: Ending) -> list[str]:

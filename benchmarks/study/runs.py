@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import torch.nn.functional as F
-from methods import Method, Run, build_method
+from methods import Method, build_method
+from schedule import Run, rate_factor
 from scoring import Result, pack_units
 from torch import Tensor, nn
 
 from distlion.errors import NonFiniteError
 
-WARM_UP_SHARE = 0.2
 TRAIN_POINTS = 40
 
 
@@ -78,12 +78,6 @@ class RunConfig:
         parts += [f"{self.attackers}x{self.factor:g}"] if self.attackers else []
         parts += [f"lr{self.lr:g}", f"s{self.seed}"]
         return "_".join([*parts, digest])
-
-
-def rate_factor(step: int, steps: int) -> float:
-    """Return the share of the highest rate: up over a fifth of the run, then down to 0."""
-    warm_up = max(1, round(WARM_UP_SHARE * steps))
-    return min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up + 1))
 
 
 class Trainer:

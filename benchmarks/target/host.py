@@ -23,8 +23,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from archive import describe_place
 from curves import Data
-from methods import DECAY_PER_STEP
-from runs import RunConfig, Task, digest_parameters, rate_factor
+from runs import RunConfig, Task, digest_parameters
+from schedule import DECAY_PER_STEP, rate_factor
 from settings import FLOOR, HOSTS, METHODS, make_cell
 from torch import nn
 

@@ -10,6 +10,8 @@ import pytest
 from programs import imported_by_name
 
 MODULES = (
+    "schedule",
+    "variants",
     "scoring",
     "methods",
     "runs",

@@ -27,6 +27,8 @@ pytest.importorskip("pyroute2")
 MODULES = (
     "target_path",
     "study_path",
+    "schedule",
+    "variants",
     "scoring",
     "methods",
     "runs",

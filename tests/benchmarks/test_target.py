@@ -19,6 +19,8 @@ pytest.importorskip("pyroute2")
 
 MODULES = (
     "study_path",
+    "schedule",
+    "variants",
     "scoring",
     "methods",
     "runs",
