@@ -29,7 +29,7 @@ from distlion.virtual import VirtualBaseline, VirtualCluster
 SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
-_BETAS = re.compile(r"majority-betas-(?P<vote>\d+)-(?P<momentum>\d+)")
+_BETAS = re.compile(r"(?P<method>.+)-betas-(?P<first>\d+)-(?P<second>\d+)")
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
@@ -62,10 +62,11 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
 
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
     ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it;
-    ``majority-betas-95-98`` has other betas; ``majority-full-vectors`` sends norms and biases in
-    full and ``majority-ternary-embeddings`` votes on embeddings with zeros; ``fp16-adamw`` and
-    ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
-    differ from a majority vote in one thing; other names are those of ``distlion compare``.
+    ``majority-betas-95-98`` has other betas, as have ``global-lion-betas-90-95`` and AdamW's;
+    ``majority-full-vectors`` sends norms and biases in full and ``majority-ternary-embeddings``
+    votes on embeddings with zeros; ``fp16-adamw`` and ``powersgd-adamw`` are AdamW on a mean that
+    is rounded or of low rank; those of ``variants`` differ from a majority vote in one thing; other
+    names are those of ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -97,11 +98,26 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule)
     if betas := _BETAS.fullmatch(name):
-        found = float(f"0.{betas['vote']}"), float(f"0.{betas['momentum']}")
-        return VirtualVoting.build(entry, RULES["majority"].rule, betas=found)
+        return _build_with_betas(betas["method"], entry, (betas["first"], betas["second"]))
     if name in _RULES_OF_SOME:
         return _vote_by_kind(model, entry, *_RULES_OF_SOME[name])
     return find_contender(name).enter(entry)
+
+
+def _build_with_betas(method: str, entry: Entry, digits: tuple[str, str]) -> Method:
+    """Build a majority vote, or Lion or AdamW on the mean gradient, with betas 0.DIGITS."""
+    betas = float(f"0.{digits[0]}"), float(f"0.{digits[1]}")
+    if method == "majority":
+        return VirtualVoting.build(entry, RULES["majority"].rule, betas=betas)
+    makers: dict[str, type[torch.optim.Optimizer]] = {
+        "global-lion": Lion,
+        "global-adamw": torch.optim.AdamW,
+    }
+    if method not in makers:
+        raise InvalidArgumentError(f"method {method!r} has no betas to choose")
+    params = [param for _, param in entry.params]
+    optimizer = makers[method](params, entry.lr, betas=betas, weight_decay=entry.weight_decay)  # type: ignore[call-arg]
+    return VirtualBaseline(optimizer, workers=entry.workers, seed=entry.seed)
 
 
 def _vote_by_kind(

@@ -81,6 +81,8 @@ def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
         ("average", "majority"),
         ("majority-full-vectors", "majority"),
         ("majority-betas-90-95", "signum"),
+        ("global-lion-betas-90-95", "majority-betas-90-95"),
+        ("global-adamw-betas-90-95", "global-adamw"),
         ("shared-average", "shared-majority"),
         ("terngrad-adamw", "global-adamw"),
         ("dgc", "global-sgd"),
@@ -112,10 +114,16 @@ def test_some_parameters_have_a_rule_of_their_own(study: Any, method: str, n_cho
     assert sum(param.numel() for param in second["params"]) == n_chosen
 
 
-def test_betas_are_those_of_the_name(study: Any) -> None:
-    run = study.methods.Run(lr=1e-3, workers=2, steps=10, seed=0)
-    built = study.methods.build_method("majority-betas-95-98", torch.nn.Linear(2, 2), run)
-    assert built.optimizer.param_groups[0]["betas"] == (0.95, 0.98)
+@pytest.mark.parametrize("method", ["majority", "global-lion", "global-adamw"])
+def test_betas_are_those_of_the_name(study: Any, method: str) -> None:
+    run = study.methods.Run(lr=1e-3, workers=1, steps=10, seed=0)
+    name, linear = f"{method}-betas-95-98", torch.nn.Linear(2, 2)
+    (group,) = study.methods.build_method(name, linear, run).optimizer.param_groups
+    (plain,) = study.methods.build_method(method, linear, run).optimizer.param_groups
+    assert group["betas"] == (0.95, 0.98)
+    assert group["weight_decay"] == plain["weight_decay"] == pytest.approx(0.1)
+    with pytest.raises(distlion.errors.InvalidArgumentError, match="betas"):
+        study.methods.build_method("dgc-betas-95-98", linear, run)
 
 
 def test_rate_that_stays_at_the_edge_is_marked(study: Any) -> None:
