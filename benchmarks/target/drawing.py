@@ -9,11 +9,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from settings import LINKS, SETTINGS, TITLES, Target
+from settings import LINKS, SETTINGS, SHORT, TITLES, Target
 
 _STYLES = {
     TITLES["majority"]: ("#d9541e", "-"),
     f"{TITLES['majority']}, twice the steps": ("#d9541e", ":"),
+    TITLES[SHORT]: ("#a02c2c", "-"),
     TITLES["quantized-2"]: ("#e8a33d", "-"),
     TITLES["global-adamw"]: ("#30343b", "-"),
     TITLES["fp16-adamw"]: ("#7d8796", "-"),

@@ -25,7 +25,7 @@ from archive import describe_place
 from curves import Data
 from runs import RunConfig, Task, digest_parameters
 from schedule import DECAY_PER_STEP, rate_factor
-from settings import FLOOR, HOSTS, METHODS, make_cell
+from settings import FLOOR, HOSTS, SHORT, TIMED, make_cell
 from torch import nn
 
 from distlion.aggregation import RULES
@@ -108,13 +108,13 @@ def build_optimizer(
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return what is called for a forward pass, and the optimizer."""
     decay = DECAY_PER_STEP / config.lr
-    if method in RULES:
+    if method == SHORT or method in RULES:
         voting = DistributedLion(
             model.named_parameters(),
             config.lr,
-            LION_BETAS,
+            (0.9, 0.95) if method == SHORT else LION_BETAS,
             weight_decay=decay,
-            aggregation=RULES[method].rule,
+            aggregation=RULES["majority" if method == SHORT else method].rule,
             seed=config.seed,
         )
         return model, voting
@@ -127,7 +127,7 @@ def build_optimizer(
 def time_steps(job: Job) -> dict[str, Any]:
     """Return for each method the seconds of a step, a value for each of its blocks."""
     task = job.build_task(job.config(FLOOR))
-    names = (FLOOR, *METHODS)
+    names = (FLOOR, *TIMED)
     workers = {name: Worker(job.config(name), task, name) for name in names}
     for worker in workers.values():
         run_block(worker, _WARM_UP_STEPS)

@@ -18,6 +18,8 @@ from settings import (
     FLOOR,
     LINKS,
     SETTINGS,
+    SHORT,
+    TIMED,
     TITLES,
     Target,
     TargetCell,
@@ -128,12 +130,15 @@ def read_row(cell: TargetCell, title: str, records: Records) -> Row:
 
 
 def read_step_seconds(folder: Path, task: str, link: str) -> dict[str, list[float]]:
-    """Return for each method the seconds of a step in each of its blocks; none if not measured."""
+    """Return for each method the seconds of a step in each of its blocks; none if not measured.
+
+    With other betas a step takes as long.
+    """
     path = folder / f"steps_{task}_{link}.json"
     if not path.exists():
         return {}
     seconds: dict[str, list[float]] = json.loads(path.read_text())["seconds"]
-    return seconds
+    return {**seconds, SHORT: seconds["majority"]} if "majority" in seconds else seconds
 
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -210,8 +215,8 @@ def describe_seconds(seconds: list[float] | None, reference: list[float] | None)
 def tabulate_steps(task: str, folder: Path) -> Table:
     """Tabulate milliseconds of a step with quartiles."""
     lines = []
-    for method, title in {**TITLES, FLOOR: "AdamW without communication"}.items():
-        line = [title]
+    for method in (*TIMED, FLOOR):
+        line = [TITLES.get(method, "AdamW without communication")]
         for link in LINKS:
             blocks = read_step_seconds(folder, task, link).get(method)
             if blocks is None:

@@ -21,17 +21,21 @@ SETTINGS = {"images": IMAGES, "text": TEXT}
 THINNED = {"images": 2, "text": 16}
 
 CENTERS: Mapping[str, Mapping[str, float]] = {
-    "images": {"adamw": 16e-3, "lion": 8e-4},
-    "text": {"adamw": 4e-3, "lion": 8e-4},
+    "images": {"adamw": 16e-3, "lion": 8e-4, "short": 3.2e-3},
+    "text": {"adamw": 4e-3, "lion": 8e-4, "short": 1.6e-3},
 }
+SHORT = "majority-betas-90-95"
 TITLES = {
     "majority": "majority vote, 1 bit",
+    SHORT: "majority vote, betas (0.9, 0.95)",
     "quantized-2": "two-bit votes",
     "global-adamw": "DDP, fp32 + AdamW",
     "fp16-adamw": "DDP, fp16 hook + AdamW",
     "powersgd-adamw": "DDP, PowerSGD hook + AdamW",
 }
 METHODS = tuple(TITLES)
+TIMED = tuple(method for method in METHODS if method != SHORT)
+"""Methods whose steps are timed; other betas take as long."""
 LONGER = "majority"
 """Also trained for twice as many steps, at the same rate."""
 FLOOR = "none"
@@ -45,6 +49,7 @@ class TargetCell(Cell):
     @property
     def center(self) -> float:
         family = "adamw" if self.method.endswith("adamw") else "lion"
+        family = "short" if self.method == SHORT else family
         return CENTERS[self.setting.task][family]
 
     def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:

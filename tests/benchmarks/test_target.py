@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -159,8 +160,8 @@ def test_rates_are_tried_before_anything_is_reported(target: Any) -> None:
     cells = target.settings.list_cells("images")
     runs = target.settings.list_open_runs(cells, {}.get)
     assert all(run.is_tuning and run.seed == 0 for run in runs)
-    # Four methods have rates of their own, three each; none is listed twice.
-    assert len({run.name for run in runs}) == len(runs) == 12
+    # Five methods have rates of their own, three each; none is listed twice.
+    assert len({run.name for run in runs}) == len(runs) == 15
 
 
 # What is trained
@@ -326,3 +327,17 @@ def test_a_target_that_not_all_seeds_reach_says_how_many_do(target: Any, tmp_pat
     rows = [make_row(target, 0.6, 0.5, 0.6)]
     _, _, lines = target.outcome.tabulate_targets("images", tmp_path, rows, asked)
     assert lines[0][3] == "not reached (2 of 3 seeds)"
+
+
+def test_other_betas_take_the_steps_of_the_majority_vote(target: Any, tmp_path: Path) -> None:
+    short = target.settings.SHORT
+    assert short not in target.settings.TIMED
+    (tmp_path / "steps_text_1gbit.json").write_text(json.dumps({"seconds": {"majority": [1.0]}}))
+    found = target.outcome.read_step_seconds(tmp_path, "text", "1gbit")
+    assert found == {"majority": [1.0], short: [1.0]}
+    betas = [
+        target.host.build_optimizer(make_config(target, method, is_tuning=True), model, method)[1]
+        for method in ("majority", short)
+        for model in (torch.nn.Linear(2, 2),)
+    ]
+    assert [each.param_groups[0]["betas"] for each in betas] == [(0.9, 0.99), (0.9, 0.95)]
