@@ -326,6 +326,31 @@ PARTS = (
         _cells(TEXT, (*_FIRST, "signum", _SHORT, _SHORT_LION, _SHORT_ADAMW), 4),
     ),
     Part(
+        "confirmation",
+        "Images at higher accuracy, 4 workers",
+        tuple(map(_wide, ("global-adamw", "majority", _SHORT))),
+    ),
+    Part("images-8", "Images, 8 workers", tuple(_more(IMAGES, method, 8) for method in _EIGHT)),
+    Part(
+        "skew",
+        "Images, 8 workers whose classes are skewed",
+        tuple(
+            _skewed(method, alpha)
+            for alpha in (0.1, 1.0)
+            for method in _SKEWED
+            if alpha < 1.0 or method not in _MOST_SKEWED_ONLY
+        ),
+    ),
+    Part(
+        "text-8",
+        "Text, 8 workers; two bits with 4",
+        (
+            _more(TEXT, "majority", 8),
+            _more(TEXT, _SHORT, 8),
+            _cell(TEXT, "quantized-2", 4),
+        ),
+    ),
+    Part(
         "norms",
         "Text, 4 workers: the scale of p bits, embeddings that may stay",
         _cells(
@@ -338,31 +363,6 @@ PARTS = (
                 "majority-ternary-embeddings",
             ),
             4,
-        ),
-    ),
-    Part(
-        "screen",
-        "Text, 4 workers: majority votes that differ in one thing, by validation data",
-        tuple(replace(_cell(TEXT, method, 4), is_screened=True) for method in VARIANTS),
-    ),
-    Part("images-8", "Images, 8 workers", tuple(_more(IMAGES, method, 8) for method in _EIGHT)),
-    Part(
-        "text-8",
-        "Text, 8 workers; two bits with 4",
-        (
-            _more(TEXT, "majority", 8),
-            _more(TEXT, _SHORT, 8),
-            _cell(TEXT, "quantized-2", 4),
-        ),
-    ),
-    Part(
-        "skew",
-        "Images, 8 workers whose classes are skewed",
-        tuple(
-            _skewed(method, alpha)
-            for alpha in (0.1, 1.0)
-            for method in _SKEWED
-            if alpha < 1.0 or method not in _MOST_SKEWED_ONLY
         ),
     ),
     Part(
@@ -380,9 +380,9 @@ PARTS = (
         ),
     ),
     Part(
-        "confirmation",
-        "Images at higher accuracy, 4 workers",
-        tuple(map(_wide, ("global-adamw", "majority", _SHORT))),
+        "screen",
+        "Text, 4 workers: majority votes that differ in one thing, by validation data",
+        tuple(replace(_cell(TEXT, method, 4), is_screened=True) for method in VARIANTS),
     ),
 )
 
