@@ -40,8 +40,8 @@ TRIAL = (
     Mutation(
         "trial of overlap: skipped steps do not count",
         "optim/distributed_lion.py",
-        "            peers.try_overlap(",
-        "            if self.committed_step > step:\n                peers.try_overlap(",
+        "            if self._settings.overlap:\n                peers.try",
+        "            if self.committed_step > step:\n                peers.try",
         TESTS,
     ),
     Mutation(
@@ -60,9 +60,9 @@ TRIAL = (
     ),
     Mutation(
         "trial of overlap: a GradScaler is taken in a turn without overlap",
-        "voting/peers.py",
-        "if self.settings.overlap and grad_scale",
-        "if self.overlap is not None and grad_scale",
+        "optim/distributed_lion.py",
+        "        if self._settings.overlap:\n            peers.check",
+        "        if peers.overlap is not None:\n            peers.check",
         TESTS,
     ),
 )

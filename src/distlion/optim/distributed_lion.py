@@ -183,13 +183,15 @@ class DistributedLion(VotingBase):
         if peers.is_alone:
             self._step_alone()
             return
-        peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
+        if self._settings.overlap:
+            peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         if faults.armed:
             self._fire("before_step", step)
         with peers.lifecycle.exchange(f"step {step}"):
             if self._vote_and_commit(step) and every and (step + 1) % every == 0:
                 peers.compare_replicas(step=step + 1)
-            peers.try_overlap(self._gather_inputs, step=self.committed_step)
+            if self._settings.overlap:
+                peers.try_overlap(self._gather_inputs, step=self.committed_step)
 
     def _vote_and_commit(self, step: int) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
@@ -285,8 +287,7 @@ class DistributedLion(VotingBase):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients; with ``overlap=True``, give up a step whose first votes have left.
 
-        A worker that has no gradient at all in such a step has nothing to give up, and takes part
-        in the others' next one instead.
+        A worker without any gradient has nothing to give up, and takes part in the next one.
 
         Raises:
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
@@ -375,8 +376,7 @@ class DistributedLion(VotingBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this worker, or that of another Lion; every worker must call it.
 
-        Keys that the state lacks keep their present values. For another number of workers there is
-        ``distlion.load_checkpoint``.
+        Keys that it lacks keep their values. For other numbers of workers: ``load_checkpoint``.
 
         Raises:
             CheckpointError: It is that of another worker, or does not fit; on every rank.

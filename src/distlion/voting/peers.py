@@ -258,7 +258,7 @@ class Peers:
             ProcessGroupError: This optimizer is dead, or its group is gone.
         """
         self.lifecycle.check_usable()
-        if self.settings.overlap and grad_scale is not None:
+        if grad_scale is not None:
             self.give_up("step() of a GradScaler", groups, step=int(groups[0]["step"]))
             raise InvalidArgumentError(
                 f"overlap={self.settings.overlap!r} cannot be used with a GradScaler; use "
