@@ -123,7 +123,7 @@ def leaves_during_backward(optimizer: Any) -> bool:
     """Whether votes do; the last parameter, whose gradient is the first, is in front then."""
     last = params_of(optimizer)[-1]
     is_in_front = optimizer._peers.network.routes[0].params[0].param is last
-    assert is_in_front == (optimizer._peers.overlap is not None)
+    assert is_in_front == (not optimizer._peers.overlap._waits)
     return is_in_front
 
 
@@ -170,7 +170,7 @@ def watch_slow_turn(rank: int, world_size: int) -> bool:
     trial._clock = OneSlowTurn(trial, 1.0, 2.0)
     for step in range(STEPS):
         step_once(optimizer, step, rank)
-    return optimizer._peers.overlap is not None
+    return leaves_during_backward(optimizer)
 
 
 def test_a_turn_that_something_else_slowed_down_does_not_decide() -> None:
@@ -229,3 +229,78 @@ def test_what_overlap_refuses_is_refused_in_every_turn() -> None:
         distlion.DistributedLion([param], overlap="auto", clip_norm=distlion.ClipNorm(1.0))
     with pytest.raises(errors.UnsupportedTypeError, match=r"'always'.*True, False or 'auto'"):
         distlion.DistributedLion([param], overlap="always")  # type: ignore[arg-type]
+
+
+def freeze_in_a_turn(rank: int, world_size: int) -> tuple[int, list[bool]]:
+    """Freeze a parameter on all workers, without overlap and before it comes back."""
+    optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
+    last = params_of(optimizer)[-1]
+    for step in range(STEPS):
+        last.requires_grad_(step < 10)
+        grads = [
+            oracle.gradient(3, step, rank, index, p.numel()) if p.requires_grad else None
+            for index, p in enumerate(params_of(optimizer))
+        ]
+        run_backward(optimizer, grads)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.verify_replicas()
+    return optimizer.committed_step, [bool((p == 0.5).all()) for p in params_of(optimizer)]
+
+
+def test_a_parameter_may_be_frozen_between_turns() -> None:
+    assert run_workers(freeze_in_a_turn, 2) == [(STEPS, [False, False])] * 2
+
+
+def break_rules(rank: int, world_size: int) -> list[Caught | None]:
+    """Change gradients, or the rate, between backward and a step; with overlap and without."""
+    found = []
+    for steps in (1, 9):
+        for change in (change_gradients, change_rate):
+            optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
+            for step in range(steps):
+                step_once(optimizer, step, rank)
+            run_backward(
+                optimizer,
+                [
+                    oracle.gradient(3, 0, rank, i, p.numel())
+                    for i, p in enumerate(params_of(optimizer))
+                ],
+            )
+            change(optimizer)
+            found.append(caught(optimizer, optimizer.step))
+    return found
+
+
+def change_gradients(optimizer: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(params_of(optimizer), 1e-3)
+
+
+def change_rate(optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def test_rules_of_overlap_hold_in_every_turn() -> None:
+    for found in run_workers(break_rules, 2):
+        for one in found:
+            assert_raised(one, errors.GradientChangedError, "p0|p1|lr")
+
+
+def grow_in_the_trial(rank: int, world_size: int) -> list[bool]:
+    """Add parameters in the second turn: what steps took before says nothing any more."""
+    optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
+    for step in range(12):
+        step_once(optimizer, step, rank)
+    optimizer.add_param_group({"params": [("p2", torch.nn.Parameter(torch.full((70,), 0.5)))]})
+    trial = optimizer._peers.network.trial
+    trial._clock = Clock(trial, 2.0, 1.0)
+    found = []
+    for step in range(12, 12 + STEPS):
+        found.append(leaves_during_backward(optimizer))
+        step_once(optimizer, step, rank)
+    return [*found, leaves_during_backward(optimizer)]
+
+
+def test_the_trial_begins_again_where_parameters_are_added() -> None:
+    turns = [*([True] * 8 + [False] * 8) * 4, False]
+    assert run_workers(grow_in_the_trial, 2) == [turns, turns]

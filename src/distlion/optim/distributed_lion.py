@@ -191,7 +191,7 @@ class DistributedLion(VotingBase):
             if self._vote_and_commit(step) and every and (step + 1) % every == 0:
                 peers.compare_replicas(step=step + 1)
             if self._settings.overlap:
-                peers.try_overlap(self._gather_inputs, step=self.committed_step)
+                peers.try_overlap(step=self.committed_step)
 
     def _vote_and_commit(self, step: int) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""

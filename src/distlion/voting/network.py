@@ -163,8 +163,14 @@ class VotingNetwork:
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
 
+    def begin_trial(self) -> None:
+        """Forget how long steps took: those to come may be others."""
+        self.trial = OverlapTrial(self._settings.overlap)
+
     def try_overlap(self, params: Sequence[VotingParam], *, step: int) -> bool:
-        """Note that a step is over, and where its time says so, lay out for overlap or against it.
+        """Note that a step is over, and lay out for overlap or against it, where its time says so.
+
+        Every rank must call it.
 
         Returns:
             Whether there are new routes.

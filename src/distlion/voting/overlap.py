@@ -19,7 +19,6 @@ from torch.utils.hooks import RemovableHandle
 from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
 from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
-from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.streams import VotingStreams
 from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
@@ -40,28 +39,41 @@ class Overlap:
         routes: What carries each bucket, in the order in which they are exchanged.
         begin: Called before the first bucket of a step starts: what its buckets share.
         lifecycle: Of the optimizer: where it is dead, no vote leaves any more.
+        waits: Whether all buckets wait for ``finish``. What overlap forbids is found all the same.
     """
 
     def __init__(
-        self, routes: Sequence[Route], *, begin: Callable[[], StepInputs], lifecycle: Lifecycle
+        self,
+        routes: Sequence[Route],
+        *,
+        begin: Callable[[], StepInputs],
+        lifecycle: Lifecycle,
+        waits: bool = False,
     ) -> None:
-        self._routes = routes
         # Weakly: the optimizer owns this, and is let go of at once when nobody else wants it.
         self._begin = weakref.WeakMethod(begin)
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._paused = False
         self._arrivals = Arrivals()
-        self._streams = VotingStreams([route.params[0].device for route in routes])
         self._tasks = _start_thread()
-        self._reset()
+        self.take(routes, waits=waits)
         handles = [
-            _register(param.param, weakref.ref(self), number, index)
-            for number, route in enumerate(routes)
-            for index, param in enumerate(route.params)
+            _register(param.param, weakref.ref(self)) for route in routes for param in route.params
         ]
         # Whoever lets go of all without close() leaves neither hooks nor a thread behind.
         self._end = weakref.finalize(self, _end, handles, self._tasks)
+
+    def take(self, routes: Sequence[Route], *, waits: bool) -> None:
+        """Go on with other routes of the same parameters, between two steps."""
+        self._routes, self._waits = routes, waits
+        self._places = {
+            id(param.param): (param, number)
+            for number, route in enumerate(routes)
+            for param in route.params
+        }
+        self._streams = VotingStreams([route.params[0].device for route in routes])
+        self._reset()
 
     def close(self) -> None:
         """Remove the hooks, and end the thread after the votes that are under way.
@@ -98,10 +110,15 @@ class Overlap:
         finally:
             self._paused = before
 
-    def note_arrival(self, param: VotingParam, bucket: int) -> None:
-        """Note that a gradient is complete, and start the buckets that waited for it."""
+    def note_arrival(self, key: int) -> None:
+        """Note that a gradient is complete, and start the buckets that waited for it.
+
+        Args:
+            key: The ``id`` of its parameter.
+        """
         if self._lifecycle.is_dead:
             return
+        param, bucket = self._places[key]
         with self._lock:  # backward runs on a thread for each device
             if self._paused:
                 self._arrivals.remember(param)
@@ -110,6 +127,9 @@ class Overlap:
             if not self._arrivals.note(param):
                 return
             self._missing[bucket] -= 1
+            if self._waits:
+                self._inputs = self._inputs or self._begin_step()
+                return
             last = len(self._routes) - 1
             while self._n_started < last and self._missing[self._n_started] == 0:
                 self._start()
@@ -225,19 +245,18 @@ class Overlap:
         self._reset()
 
 
-def _register(
-    param: Tensor, overlap: weakref.ref[Overlap], bucket: int, index: int
-) -> RemovableHandle:
+def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:
     """Note the arrivals of a parameter's gradient, as long as somebody listens.
 
-    The hook holds numbers only: a record would keep all momenta as long as the parameter lives.
+    The hook holds a number only: a record would keep all momenta as long as the parameter lives.
     """
+    key = id(param)
 
     @_disable_dynamo  # a compiled train step would trace what hooks of its backward pass do
     def note(_: Tensor) -> None:
         found = overlap()
         if found is not None:
-            found.note_arrival(found._routes[bucket].params[index], bucket)
+            found.note_arrival(key)
 
     register: Callable[..., RemovableHandle] = param.register_post_accumulate_grad_hook
     return register(note)

@@ -18,7 +18,7 @@ UNTIMED_STEPS = 2
 TIMED_STEPS = 6
 # With overlap first: who breaks its rules is told at once, and not when the first turn is over.
 TURNS = (True, False) * 4
-_SECONDS = struct.Struct("<2d")
+_SECONDS = struct.Struct("<3d")
 
 
 class OverlapTrial:
@@ -26,8 +26,8 @@ class OverlapTrial:
 
     With "auto" the first 64 steps go in turns, with overlap and without. Bits are the same. A turn
     counts by the median of its steps, from the end of one to the end of the next, so that all that
-    happens in training is in it; of all turns the fastest counts, since whatever else happens on a
-    machine only slows a step down. The mean over all ranks decides for all of them.
+    happens in training is in it. A turn with overlap is compared with the one behind it; the median
+    of these differences, and its mean over all ranks, decides for all of them.
 
     Args:
         overlap: As asked for.
@@ -72,11 +72,17 @@ class OverlapTrial:
         return self.overlaps is not before
 
     def _decide(self, link: Link, step: int) -> bool:
-        own = _SECONDS.pack(min(self._seconds[True]), min(self._seconds[False]))
-        found = [_SECONDS.unpack(row) for row in gather_bytes(link, own, step=step)]
-        with_s, without_s = (fmean(column) for column in zip(*found, strict=True))
+        differences = [
+            with_s - without_s
+            for with_s, without_s in zip(self._seconds[True], self._seconds[False], strict=True)
+        ]
+        medians = (median(each) for each in (differences, *self._seconds.values()))
+        found = gather_bytes(link, _SECONDS.pack(*medians), step=step)
+        difference_s, with_s, without_s = (
+            fmean(column) for column in zip(*map(_SECONDS.unpack, found), strict=True)
+        )
         self.is_over = True
-        faster = with_s < without_s
+        faster = difference_s < 0
         if link.rank == 0:
             logger.info(
                 "overlap='auto': a step takes %.3g ms with overlap, %.3g ms without; from step %d "

@@ -202,21 +202,21 @@ class Peers:
         )
         if self.is_alone:
             return
+        self.network.begin_trial()
         self.network.lay_out(params, step=step)
         self.meter.links = self.network.between, self.network.inside
-        self._start_overlap(begin)
-
-    def _start_overlap(self, begin: Callable[[], StepInputs]) -> None:
         if self.overlap is not None:
             self.overlap.close()
-            self.overlap = None
-        if self.network.trial.overlaps:
-            self.overlap = Overlap(self.network.routes, begin=begin, lifecycle=self.lifecycle)
+        if self.settings.overlap:
+            waits = not self.network.trial.overlaps
+            self.overlap = Overlap(
+                self.network.routes, begin=begin, lifecycle=self.lifecycle, waits=waits
+            )
 
-    def try_overlap(self, begin: Callable[[], StepInputs], *, step: int) -> None:
-        """Note that a step is over; with overlap="auto" go on with overlap, or without."""
-        if self.network.try_overlap(self.params, step=step):
-            self._start_overlap(begin)
+    def try_overlap(self, *, step: int) -> None:
+        """Note that a step is over, after which "auto" may change; every worker must call it."""
+        if self.network.try_overlap(self.params, step=step) and self.overlap is not None:
+            self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)
 
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
         """Check that a call may meet the peers between two steps, perhaps to add parameters.
