@@ -212,7 +212,12 @@ def _row_of_ending(ending: Ending) -> list[str]:
 def _rate(ending: Ending) -> str:
     if ending.choice.rate is None:
         return ""
-    return f"{ending.choice.rate:g}" + (" (edge)" if ending.choice.at_edge else "")
+    taken = ending.cell.tuned_as
+    # Of fewer workers: another condition at as many has nothing to tune of its own.
+    of_others = taken is not None and taken.tuned_as is None and taken.workers == 4
+    is_others = of_others and ending.cell.workers > 4
+    marks = [" (edge)"] * ending.choice.at_edge + [" (that of 4)"] * is_others
+    return f"{ending.choice.rate:g}{''.join(marks)}"
 
 
 def _rows_of_comparisons(part: Part, ending: Ending, study: Study) -> Iterator[list[str]]:
