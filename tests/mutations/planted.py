@@ -250,8 +250,8 @@ MUTATIONS = (
     Mutation(
         "votes leave a dead optimizer during backward",
         "voting/overlap.py",
-        "        if self._lifecycle.is_dead:\n            return\n        with self",
-        "        with self",
+        "        if self._lifecycle.is_dead:\n            return\n        param",
+        "        param",
         LIFECYCLE,
     ),
     Mutation(
