@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 import target_path  # noqa: F401
-from plan import Choice, Find, Setting, choose_rate, list_open
+from cells import Choice, Find, Setting, choose_rate, list_open
 from runs import RunConfig
 from settings import TargetCell
 

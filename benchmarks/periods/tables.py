@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 import target_path  # noqa: F401
 from archive import Records
+from cells import SEEDS, Find
 from design import (
     DDP,
     EXCHANGE,
@@ -35,7 +36,6 @@ from outcome import (
     list_missing,
 )
 from picture import draw_curves
-from plan import SEEDS, Find
 from results import (
     Blocks,
     Method,

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 from archive import Records, describe_place
+from cells import list_open
 from images import Images, ImageTask
-from plan import PARTS, Part, list_open
+from plan import PARTS, Part
 from runs import RunConfig, Task, Trainer
 from text import Novels, TextTask
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cells import Cell, Find
 from evidence import Comparison, Ending, Verdict, compare
-from plan import PARTS, Cell, Find
+from plan import OTHER_BETAS, PARTS, SHORT, SHORT_ADAMW, SHORT_LION
 
 _LION = "Distributed Lion (arXiv:2404.00438)"
 _CUB = "Lion Cub (arXiv:2411.16462)"
 _SIGNUM = "signSGD with majority vote (arXiv:1810.05291)"
-_OTHER_BETAS = (
-    *(
-        f"majority-betas-{betas}"
-        for betas in ("95-98", "90-97", "90-95", "80-95", "95-95", "80-80")
-    ),
-    "signum",
-)
-_SHORT, _SHORT_LION = "majority-betas-90-95", "global-lion-betas-90-95"
-_SHORT_ADAMW = "global-adamw-betas-90-95"
 _ADAMW, _GLOBAL_LION, _SGD = "global-adamw", "global-lion", "global-sgd"
 
 
@@ -83,7 +75,7 @@ CLAIMS = (
     Claim(
         "ours",
         "on skewed data betas (0.9, 0.95), or momentum after the vote, end ahead of majority vote",
-        ((_SHORT, "majority"), ("shared-majority", "majority")),
+        ((SHORT, "majority"), ("shared-majority", "majority")),
         wants_ahead=True,
         conditions="skew",
     ),
@@ -146,28 +138,28 @@ CLAIMS = (
     Claim(
         "ours",
         "other betas put votes ahead of those of Lion",
-        tuple((method, "majority") for method in _OTHER_BETAS),
+        tuple((method, "majority") for method in (*OTHER_BETAS, "signum")),
         wants_ahead=True,
     ),
     Claim(
         "ours",
         "with other betas, votes are on a par with global AdamW",
-        tuple((method, _ADAMW) for method in _OTHER_BETAS),
+        tuple((method, _ADAMW) for method in (*OTHER_BETAS, "signum")),
     ),
     Claim(
         "ours",
         "with betas (0.9, 0.95) for both, majority vote is on a par with global Lion",
-        ((_SHORT, _SHORT_LION),),
+        ((SHORT, SHORT_LION),),
     ),
     Claim(
         "ours",
         "with betas (0.9, 0.95), Lion, and votes, are on a par with AdamW of any",
-        ((_SHORT_LION, _ADAMW), (_SHORT_LION, _SHORT_ADAMW), (_SHORT, _SHORT_ADAMW)),
+        ((SHORT_LION, _ADAMW), (SHORT_LION, SHORT_ADAMW), (SHORT, SHORT_ADAMW)),
     ),
     Claim(
         "ours",
         "betas (0.9, 0.95) put AdamW ahead of its default",
-        ((_SHORT_ADAMW, _ADAMW),),
+        ((SHORT_ADAMW, _ADAMW),),
         wants_ahead=True,
     ),
     Claim(
@@ -193,7 +185,7 @@ CLAIMS = (
     Claim(
         "ours",
         "at higher accuracy, votes are on a par with global AdamW",
-        (("majority", _ADAMW), (_SHORT, _ADAMW)),
+        (("majority", _ADAMW), (SHORT, _ADAMW)),
         conditions="confirmation",
     ),
 )

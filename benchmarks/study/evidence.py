@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from plan import SEEDS, Cell, Choice, Find, choose_rate, reported
+from cells import SEEDS, Cell, Choice, Find, choose_rate, reported
 from scipy.special import ndtri, stdtrit
 from scoring import unpack_units
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from archive import Records
+from cells import SEEDS, list_open
 from claims import CLAIMS, SHOWN, Claim, Study, holds
 from evidence import MARGINS, UNITS, Comparison, Ending, Verdict
 from figures import describe, draw_bits, draw_curves, draw_endings
-from plan import PARTS, SEEDS, Part, list_open
+from plan import PARTS, Part
 
 from distlion.report.document import (
     Block,

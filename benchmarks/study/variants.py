@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from schedule import DECAY_PER_STEP, WARM_UP_SHARE, Run, rate_factor
@@ -28,8 +29,8 @@ class Variant:
         noise: A worker votes by the sign of c + u, u uniform up to so many times its mean abs(c) of
             the tensor: plus with probability (1 + c / largest u) / 2.
         scale: What the step of a tensor is multiplied with, 1 on average over all elements:
-            "votes", the mean over workers of mean abs(c), which would travel in the header;
-            "weights", the root mean square of a matrix, and of a vector nothing.
+            "none", 1; "votes", the mean over workers of mean abs(c), which would travel in the
+            header; "weights", the root mean square of a matrix, and of a vector nothing.
         decay: How many times the weights decay as much as in all other methods.
         warm_up_share: Of the run, in which the rate rises.
     """
@@ -38,7 +39,7 @@ class Variant:
     shared_beta: float = 0.0
     momentum_dtype: torch.dtype = torch.float32
     noise: float = 0.0
-    scale: str = ""
+    scale: Literal["none", "votes", "weights"] = "none"
     decay: float = 1.0
     warm_up_share: float = WARM_UP_SHARE
 
@@ -125,7 +126,7 @@ class VariantVote:
         self._votes.step()
         (group,) = self.optimizer.param_groups
         beta, scales = self._variant.shared_beta, self._list_scales()
-        lr = float(group["lr"]) * self._mend_warm_up()
+        lr = float(group["lr"]) * self._correct_warm_up()
         # Decay follows the rate, and takes DECAY_PER_STEP of a weight at the highest.
         kept = 1 - self._variant.decay * DECAY_PER_STEP * lr / self._run.lr
         for index, (param, outcome) in enumerate(zip(self._params, self._outcomes, strict=True)):
@@ -135,7 +136,7 @@ class VariantVote:
         self._sizes.zero_()
         self._done += 1
 
-    def _mend_warm_up(self) -> float:
+    def _correct_warm_up(self) -> float:
         """Return what the rate of the schedule is multiplied with, for another warm-up."""
         done, steps, share = self._done, self._run.steps, self._variant.warm_up_share
         return rate_factor(done, steps, share) / rate_factor(done, steps)

@@ -20,10 +20,10 @@ from pathlib import Path
 import study_path  # noqa: F401
 import torch
 from archive import Records
+from cells import SEEDS
 from curves import Data, run_until_done
 from laboratory import save, time_steps, train_whole
 from outcome import write_report
-from plan import SEEDS
 from settings import LINKS, METHODS, list_cells, list_open_runs
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -9,16 +9,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from settings import LINKS, SETTINGS, SHORT, TITLES, Target
+from settings import LINKS, LONGER, LONGER_TITLE, METHODS, SETTINGS, Target
 
 _STYLES = {
-    TITLES["majority"]: ("#d9541e", "-"),
-    f"{TITLES['majority']}, twice the steps": ("#d9541e", ":"),
-    TITLES[SHORT]: ("#a02c2c", "-"),
-    TITLES["quantized-2"]: ("#e8a33d", "-"),
-    TITLES["global-adamw"]: ("#30343b", "-"),
-    TITLES["fp16-adamw"]: ("#7d8796", "-"),
-    TITLES["powersgd-adamw"]: ("#3a78b5", "-"),
+    **{method.title: (method.color, "-") for method in METHODS.values()},
+    LONGER_TITLE: (METHODS[LONGER].color, ":"),
 }
 _LABELS = {"images": "test accuracy", "text": "test loss, nats a byte"}
 _LINKS = {"100mbit": "100 Mbit/s links", "1gbit": "1 Gbit/s links"}

@@ -25,19 +25,15 @@ from archive import describe_place
 from curves import Data
 from runs import RunConfig, Task, digest_parameters
 from schedule import DECAY_PER_STEP, rate_factor
-from settings import FLOOR, HOSTS, SHORT, TIMED, make_cell
+from settings import FLOOR, HOSTS, METHODS, TIMED, make_cell
 from torch import nn
 
 from distlion.aggregation import RULES
 from distlion.netlab.ddp import wrap_in_ddp
-from distlion.netlab.method_names import DDP_FP16, DDP_FP32, DDP_POWERSGD
 from distlion.optim import DistributedLion
-from distlion.training.vote_names import LION_BETAS
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
 _WARM_UP_STEPS = 4
-# What stands for a trained method in the lab.
-_DDP = {"global-adamw": DDP_FP32, "fp16-adamw": DDP_FP16, "powersgd-adamw": DDP_POWERSGD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,20 +104,21 @@ def build_optimizer(
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return what is called for a forward pass, and the optimizer."""
     decay = DECAY_PER_STEP / config.lr
-    if method == SHORT or method in RULES:
+    if method == FLOOR:
+        return model, torch.optim.AdamW(model.parameters(), config.lr, weight_decay=decay)
+    settings = METHODS[method]
+    if settings.rule is not None:
         voting = DistributedLion(
             model.named_parameters(),
             config.lr,
-            (0.9, 0.95) if method == SHORT else LION_BETAS,
+            settings.betas,
             weight_decay=decay,
-            aggregation=RULES["majority" if method == SHORT else method].rule,
+            aggregation=RULES[settings.rule].rule,
             seed=config.seed,
         )
         return model, voting
     adamw = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=decay)
-    if method == FLOOR:
-        return model, adamw
-    return wrap_in_ddp(model, _DDP[method], seed=config.seed), adamw
+    return wrap_in_ddp(model, settings.ddp, seed=config.seed), adamw
 
 
 def time_steps(job: Job) -> dict[str, Any]:

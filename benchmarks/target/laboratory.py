@@ -12,8 +12,8 @@ from typing import Any
 
 import study_path  # noqa: F401
 from archive import Records
+from cells import choose_rate
 from host import Job
-from plan import choose_rate
 from settings import HOSTS, make_cell
 
 from distlion.errors import WorkerFailedError

@@ -12,15 +12,15 @@ from typing import Any
 
 import study_path  # noqa: F401
 from archive import Records
+from cells import SEEDS, Choice, choose_rate
 from drawing import draw_curves
-from plan import SEEDS, Choice, choose_rate
 from settings import (
     FLOOR,
     LINKS,
+    LONGER_TITLE,
+    METHODS,
     SETTINGS,
-    SHORT,
     TIMED,
-    TITLES,
     Target,
     TargetCell,
     list_cells,
@@ -107,9 +107,8 @@ def read_rows(task: str, records: Records) -> list[Row]:
     """Return the methods of a task, with what has been recorded of them."""
     rows = []
     for cell in list_cells(task):
-        title = TITLES[cell.method]
-        if cell.setting.steps > SETTINGS[task].steps:
-            title += ", twice the steps"
+        is_longer = cell.setting.steps > SETTINGS[task].steps
+        title = LONGER_TITLE if is_longer else METHODS[cell.method].title
         rows.append(read_row(cell, title, records))
     return rows
 
@@ -130,15 +129,13 @@ def read_row(cell: TargetCell, title: str, records: Records) -> Row:
 
 
 def read_step_seconds(folder: Path, task: str, link: str) -> dict[str, list[float]]:
-    """Return for each method the seconds of a step in each of its blocks; none if not measured.
-
-    With other betas a step takes as long.
-    """
+    """Return for each method the seconds of a step in each of its blocks; none if not measured."""
     path = folder / f"steps_{task}_{link}.json"
     if not path.exists():
         return {}
     seconds: dict[str, list[float]] = json.loads(path.read_text())["seconds"]
-    return {**seconds, SHORT: seconds["majority"]} if "majority" in seconds else seconds
+    timed = {name: method.timed_as or name for name, method in METHODS.items()}
+    return seconds | {name: seconds[like] for name, like in timed.items() if like in seconds}
 
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -216,7 +213,7 @@ def tabulate_steps(task: str, folder: Path) -> Table:
     """Tabulate milliseconds of a step with quartiles."""
     lines = []
     for method in (*TIMED, FLOOR):
-        line = [TITLES.get(method, "AdamW without communication")]
+        line = ["AdamW without communication" if method == FLOOR else METHODS[method].title]
         for link in LINKS:
             blocks = read_step_seconds(folder, task, link).get(method)
             if blocks is None:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import study_path  # noqa: F401
-from plan import SEEDS, Cell, Find, Setting, choose_rate
+from cells import SEEDS, Cell, Find, Setting, choose_rate
 from runs import RunConfig
+
+from distlion.netlab.method_names import DDP_FP16, DDP_FP32, DDP_POWERSGD
+from distlion.training.vote_names import LION_BETAS
 
 HOSTS = 4
 LINKS = ("100mbit", "1gbit")
@@ -20,24 +23,52 @@ SETTINGS = {"images": IMAGES, "text": TEXT}
 # Every so many images and windows of the study's are scored.
 THINNED = {"images": 2, "text": 16}
 
-CENTERS: Mapping[str, Mapping[str, float]] = {
-    "images": {"adamw": 16e-3, "lion": 8e-4, "short": 3.2e-3},
-    "text": {"adamw": 4e-3, "lion": 8e-4, "short": 1.6e-3},
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the benchmark: virtual workers know it by its name, the lab by the rest.
+
+    Attributes:
+        title: For reports.
+        color: Of its curve.
+        center: The middle of the rates that are tried first, for each task.
+        rule: Of ``DistributedLion``; None: AdamW under DDP.
+        betas: Of ``DistributedLion``.
+        ddp: What DDP sends, by its name in the lab.
+        timed_as: The method whose steps take as long; None: its own are timed.
+    """
+
+    title: str
+    color: str
+    center: Mapping[str, float]
+    rule: str | None = None
+    betas: tuple[float, float] = LION_BETAS
+    ddp: str = ""
+    timed_as: str | None = None
+
+
+_ADAMW = {"images": 16e-3, "text": 4e-3}
+_LION = {"images": 8e-4, "text": 8e-4}
+METHODS = {
+    "majority": Method("majority vote, 1 bit", "#d9541e", _LION, "majority"),
+    "majority-betas-90-95": Method(
+        "majority vote, betas (0.9, 0.95)",
+        "#a02c2c",
+        {"images": 3.2e-3, "text": 1.6e-3},
+        "majority",
+        (0.9, 0.95),
+        timed_as="majority",
+    ),
+    "quantized-2": Method("two-bit votes", "#e8a33d", _LION, "quantized-2"),
+    "global-adamw": Method("DDP, fp32 + AdamW", "#30343b", _ADAMW, ddp=DDP_FP32),
+    "fp16-adamw": Method("DDP, fp16 hook + AdamW", "#7d8796", _ADAMW, ddp=DDP_FP16),
+    "powersgd-adamw": Method("DDP, PowerSGD hook + AdamW", "#3a78b5", _ADAMW, ddp=DDP_POWERSGD),
 }
-SHORT = "majority-betas-90-95"
-TITLES = {
-    "majority": "majority vote, 1 bit",
-    SHORT: "majority vote, betas (0.9, 0.95)",
-    "quantized-2": "two-bit votes",
-    "global-adamw": "DDP, fp32 + AdamW",
-    "fp16-adamw": "DDP, fp16 hook + AdamW",
-    "powersgd-adamw": "DDP, PowerSGD hook + AdamW",
-}
-METHODS = tuple(TITLES)
-TIMED = tuple(method for method in METHODS if method != SHORT)
-"""Methods whose steps are timed; other betas take as long."""
+TIMED = tuple(name for name, method in METHODS.items() if method.timed_as is None)
+"""Methods whose steps are timed."""
 LONGER = "majority"
 """Also trained for twice as many steps, at the same rate."""
+LONGER_TITLE = f"{METHODS[LONGER].title}, twice the steps"
 FLOOR = "none"
 """AdamW without any communication: timed, not trained."""
 
@@ -48,9 +79,7 @@ class TargetCell(Cell):
 
     @property
     def center(self) -> float:
-        family = "adamw" if self.method.endswith("adamw") else "lion"
-        family = "short" if self.method == SHORT else family
-        return CENTERS[self.setting.task][family]
+        return METHODS[self.method].center[self.setting.task]
 
     def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:
         """Return one run; while rates are tuned, only its end is scored."""

@@ -16,6 +16,7 @@ MODULES = (
     "methods",
     "runs",
     "archive",
+    "cells",
     "plan",
     "images",
     "text",

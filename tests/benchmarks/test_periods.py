@@ -33,6 +33,7 @@ MODULES = (
     "methods",
     "runs",
     "archive",
+    "cells",
     "plan",
     "evidence",
     "images",
@@ -222,7 +223,7 @@ def test_votes_have_won_if_they_are_first_with_every_seed(
 def make_method(periods: Any, method: str, end: float) -> Any:
     """Return a method whose seeds fall from 4 nats in a straight line."""
     cell = periods.design.make_cell(method)
-    choice = periods.plan.Choice({}, (), 1e-3, False)
+    choice = periods.cells.Choice({}, (), 1e-3, False)
     curves = {seed: [[0, 4.0, 0.0], [100, end, 0.0]] for seed in (1, 2, 3)}
     row = periods.outcome.Row(cell, periods.results.make_title(method), choice, curves, frozenset())
     record = {"bits_up": 1.0, "bits_down": 1.0, "parameters": 4_000_000, "diverged": None}

@@ -51,7 +51,7 @@ def make_images_task(study: Any, images: Any, *, workers: int, alpha: float | No
 
 
 def make_config(study: Any, **changes: Any) -> Any:
-    cell = study.plan.Cell(study.plan.IMAGES, "majority", 4)
+    cell = study.cells.Cell(study.plan.IMAGES, "majority", 4)
     tiny = {"steps": 3, "batch": 8, "evaluations": 2, "network": {"width": 4, "groups": 2}}
     return replace(cell.config(1e-3, 1, is_tuning=False), **tiny | changes)
 
@@ -248,8 +248,8 @@ def test_run_of_another_process_is_left_to_it(study: Any, images: Any, tmp_path:
 
 
 def test_queue_tunes_and_then_runs_all_seeds(study: Any, images: Any, tmp_path: Path) -> None:
-    setting = study.plan.Setting("images", 2, 8, 1, {"width": 4, "groups": 2})
-    cell = study.plan.Cell(setting, "majority", 4)
+    setting = study.cells.Setting("images", 2, 8, 1, {"width": 4, "groups": 2})
+    cell = study.cells.Cell(setting, "majority", 4)
     part = study.plan.Part("tiny", "Tiny", (cell,))
     records = study.archive.Records(tmp_path)
     study.program.run_all(records, TinyData(study, images), [part])

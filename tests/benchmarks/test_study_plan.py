@@ -21,12 +21,12 @@ pytest.importorskip("scipy")
 
 def tune(study: Any, losses: Mapping[float, float], method: str = "majority") -> Any:
     """Choose a rate where runs end with the losses given; others are not there."""
-    cell = study.plan.Cell(study.plan.IMAGES, method, 4)
+    cell = study.cells.Cell(study.plan.IMAGES, method, 4)
     found = {
         cell.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
         for rate, loss in losses.items()
     }
-    return study.plan.choose_rate(cell, found.get)
+    return study.cells.choose_rate(cell, found.get)
 
 
 def test_three_rates_are_tried_first(study: Any) -> None:
@@ -53,16 +53,16 @@ def test_grid_grows_while_the_best_rate_is_at_its_edge(
 
 
 def test_more_workers_begin_around_the_best_rate_of_four(study: Any) -> None:
-    four = study.plan.Cell(study.plan.IMAGES, "majority", 4)
-    eight = study.plan.Cell(study.plan.IMAGES, "majority", 8, centered_on=four)
+    four = study.cells.Cell(study.plan.IMAGES, "majority", 4)
+    eight = study.cells.Cell(study.plan.IMAGES, "majority", 8, centered_on=four)
     found = {
         four.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
         for rate, loss in {2e-4: 1.0, 4e-4: 1.1, 1e-4: 1.2}.items()
     }
-    waiting = study.plan.list_open(eight, found.get)
+    waiting = study.cells.list_open(eight, found.get)
     assert waiting == [four.tuning(8e-4)]
     found[four.tuning(8e-4).name] = {"diverged": None, "validation": [[1, 1.3, 0.5]]}
-    assert study.plan.list_open(eight, found.get) == [eight.tuning(r) for r in (1e-4, 2e-4, 4e-4)]
+    assert study.cells.list_open(eight, found.get) == [eight.tuning(r) for r in (1e-4, 2e-4, 4e-4)]
 
 
 def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
@@ -140,7 +140,7 @@ def test_rate_that_stays_at_the_edge_is_marked(study: Any) -> None:
 
 
 def test_diverged_rate_is_worse_than_all_others(study: Any) -> None:
-    cell = study.plan.Cell(study.plan.IMAGES, "majority", 4)
+    cell = study.cells.Cell(study.plan.IMAGES, "majority", 4)
     ends = {2e-4: 5.0, 4e-4: 4.0, 8e-4: math.nan}
     found = {
         cell.tuning(rate).name: {
@@ -149,7 +149,7 @@ def test_diverged_rate_is_worse_than_all_others(study: Any) -> None:
         }
         for rate, loss in ends.items()
     }
-    assert study.plan.choose_rate(cell, found.get).rate == 4e-4
+    assert study.cells.choose_rate(cell, found.get).rate == 4e-4
 
 
 def test_cells_of_the_plan_are_distinct_and_their_methods_exist(study: Any) -> None:

@@ -135,9 +135,9 @@ def test_what_is_screened_ends_with_its_tuning(study: Any) -> None:
         tuned.tuning(rate).name: {"diverged": None, "validation": [[1, loss, 0.5]]}
         for tuned, rate, loss in ends
     }
-    assert study.plan.list_open(cell, found.get) == [cell.tuning(4e-3)]
+    assert study.cells.list_open(cell, found.get) == [cell.tuning(4e-3)]
     assert not study.evidence.Ending.find(cell, found.get).is_whole
     found[cell.tuning(4e-3).name] = {"diverged": None, "validation": [[1, 2.4, 0.5]]}
-    assert study.plan.list_open(cell, found.get) == []
+    assert study.cells.list_open(cell, found.get) == []
     ending = study.evidence.Ending.find(cell, found.get)
     assert (ending.is_whole, ending.choice.rate, ending.validation_loss) == (True, 2e-3, 1.9)

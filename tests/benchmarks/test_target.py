@@ -26,6 +26,7 @@ MODULES = (
     "methods",
     "runs",
     "archive",
+    "cells",
     "plan",
     "images",
     "text",
@@ -83,7 +84,7 @@ def test_a_target_out_of_reach_is_not_reached(target: Any) -> None:
 
 def make_row(target: Any, *ends: float) -> Any:
     cell = target.settings.make_cell("images", "majority")
-    choice = target.plan.Choice({}, (), 1e-3, False)
+    choice = target.cells.Choice({}, (), 1e-3, False)
     curves = {seed + 1: make_curve(0.1, end, column=2) for seed, end in enumerate(ends)}
     return target.outcome.Row(cell, "majority", choice, curves, frozenset())
 
@@ -146,7 +147,7 @@ def test_there_are_no_targets_before_adamw_is_tuned(target: Any) -> None:
 def test_half_precision_takes_the_rate_of_adamw(target: Any) -> None:
     records = tuned(target, "text", "global-adamw", {2e-3: 2.5, 4e-3: 2.3, 8e-3: 2.4})
     cell = target.settings.make_cell("text", "fp16-adamw")
-    assert target.plan.choose_rate(cell, records.get).rate == 4e-3
+    assert target.cells.choose_rate(cell, records.get).rate == 4e-3
 
 
 def test_the_longer_run_takes_the_rate_of_the_shorter_one(target: Any) -> None:
@@ -330,7 +331,7 @@ def test_a_target_that_not_all_seeds_reach_says_how_many_do(target: Any, tmp_pat
 
 
 def test_other_betas_take_the_steps_of_the_majority_vote(target: Any, tmp_path: Path) -> None:
-    short = target.settings.SHORT
+    short = "majority-betas-90-95"
     assert short not in target.settings.TIMED
     (tmp_path / "steps_text_1gbit.json").write_text(json.dumps({"seconds": {"majority": [1.0]}}))
     found = target.outcome.read_step_seconds(tmp_path, "text", "1gbit")
