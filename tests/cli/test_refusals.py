@@ -45,7 +45,7 @@ REFUSED = [
     ("train --task images --tokenizer byte", "--tokenizer"),
     ("train --task text --partition by-class", "--partition"),
     ("train --alpha 1", "--alpha"),
-    ("train --rule ddp-fp16 --overlap", "--overlap"),
+    ("train --rule ddp-fp16 --overlap on", "--overlap"),
     ("train --rule ddp-fp16 --exchange all-reduce", "--exchange"),
     ("train --rule ddp-fp16 --checkpoint-every 5", "--checkpoint-every"),
     ("train --resume", "--resume"),

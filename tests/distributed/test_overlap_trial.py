@@ -58,7 +58,7 @@ def outcomes() -> list[dict[str, Outcome]]:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_turns_with_overlap_and_without_change_no_bit(name: str) -> None:
+def test_stretches_with_overlap_and_without_change_no_bit(name: str) -> None:
     base = ACCUMULATED.name if name.startswith(ACCUMULATED.name) else BASE.name
     for rank, found in enumerate(outcomes()):
         assert_equal_to_the_bit(found[name], found[base], f"rank {rank}")
@@ -70,7 +70,7 @@ def play_synced(rank: int, world_size: int) -> dict[str, Outcome]:
     }
 
 
-def test_averaged_momenta_and_diagnoses_go_on_through_the_turns() -> None:
+def test_averaged_momenta_and_diagnoses_go_on_through_the_stretches() -> None:
     for rank, found in enumerate(run_workers(play_synced, 3, timeout_s=120)):
         assert_equal_to_the_bit(found["auto"], found["base"], f"rank {rank}")
         assert any(
@@ -82,8 +82,8 @@ def test_averaged_momenta_and_diagnoses_go_on_through_the_turns() -> None:
 
 
 class Clock:
-    """Seconds by what a step takes with overlap and without; a turn's first are slow, and now and
-    then one with overlap.
+    """Seconds by what a step takes with overlap and without; the first ones of a stretch are slow,
+    and now and then one with overlap.
     """
 
     def __init__(self, trial: Any, with_s: float, without_s: float) -> None:
@@ -127,7 +127,7 @@ def leaves_during_backward(optimizer: Any) -> bool:
     return is_in_front
 
 
-def watch_turns(rank: int, world_size: int, seconds: list[tuple[float, float]]) -> list[bool]:
+def watch_stretches(rank: int, world_size: int, seconds: list[tuple[float, float]]) -> list[bool]:
     """Return before and after each step whether votes of the next one leave during backward."""
     optimizer = make_trying(rank, seconds)
     found = [leaves_during_backward(optimizer)]
@@ -152,19 +152,19 @@ def watch_turns(rank: int, world_size: int, seconds: list[tuple[float, float]]) 
 def test_what_is_faster_on_all_workers_together_stays(
     seconds: list[tuple[float, float]], faster: bool
 ) -> None:
-    turns = [*([True] * 8 + [False] * 8) * 4, *[faster] * 3]
-    assert run_workers(watch_turns, 2, seconds) == [turns, turns]
+    stretches = [*([True] * 8 + [False] * 8) * 4, *[faster] * 3]
+    assert run_workers(watch_stretches, 2, seconds) == [stretches, stretches]
 
 
 class OneSlowTurn(Clock):
-    """The first turn with overlap is slow, as on a machine that is busy at first."""
+    """The first stretch with overlap is slow, as on a machine that is busy at first."""
 
     def __call__(self) -> float:
-        self.now += 5.0 if self.trial._turn == 0 else self.seconds[self.trial.overlaps]
+        self.now += 5.0 if self.trial._stretch == 0 else self.seconds[self.trial.overlaps]
         return self.now
 
 
-def watch_slow_turn(rank: int, world_size: int) -> bool:
+def watch_slow_stretch(rank: int, world_size: int) -> bool:
     optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
     trial = optimizer._peers.network.trial
     trial._clock = OneSlowTurn(trial, 1.0, 2.0)
@@ -173,8 +173,8 @@ def watch_slow_turn(rank: int, world_size: int) -> bool:
     return leaves_during_backward(optimizer)
 
 
-def test_a_turn_that_something_else_slowed_down_does_not_decide() -> None:
-    assert run_workers(watch_slow_turn, 2) == [True, True]
+def test_a_stretch_that_something_else_slowed_down_does_not_decide() -> None:
+    assert run_workers(watch_slow_stretch, 2) == [True, True]
 
 
 def skip_some(rank: int, world_size: int) -> tuple[int, bool, list[str]]:
@@ -207,8 +207,8 @@ def test_skipped_steps_count_on_all_workers_and_rank_0_says_what_was_found() -> 
     assert silent == [True, []]
 
 
-def scale_in_each_turn(rank: int, world_size: int) -> list[Caught | None]:
-    """Use a GradScaler in a turn with overlap, and in one without."""
+def scale_in_each_stretch(rank: int, world_size: int) -> list[Caught | None]:
+    """Use a GradScaler in a stretch with overlap, and in one without."""
     found = []
     for steps in (1, 9):
         optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
@@ -220,8 +220,8 @@ def scale_in_each_turn(rank: int, world_size: int) -> list[Caught | None]:
     return found
 
 
-def test_what_overlap_refuses_is_refused_in_every_turn() -> None:
-    for found in run_workers(scale_in_each_turn, 2):
+def test_what_overlap_refuses_is_refused_in_every_stretch() -> None:
+    for found in run_workers(scale_in_each_stretch, 2):
         for one in found:
             assert assert_raised(one, errors.InvalidArgumentError, "'auto'.*GradScaler").unchanged
     param = torch.nn.Parameter(torch.ones(3))
@@ -231,7 +231,7 @@ def test_what_overlap_refuses_is_refused_in_every_turn() -> None:
         distlion.DistributedLion([param], overlap="always")  # type: ignore[arg-type]
 
 
-def freeze_in_a_turn(rank: int, world_size: int) -> tuple[int, list[bool]]:
+def freeze_in_a_stretch(rank: int, world_size: int) -> tuple[int, list[bool]]:
     """Freeze a parameter on all workers, without overlap and before it comes back."""
     optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
     last = params_of(optimizer)[-1]
@@ -248,8 +248,8 @@ def freeze_in_a_turn(rank: int, world_size: int) -> tuple[int, list[bool]]:
     return optimizer.committed_step, [bool((p == 0.5).all()) for p in params_of(optimizer)]
 
 
-def test_a_parameter_may_be_frozen_between_turns() -> None:
-    assert run_workers(freeze_in_a_turn, 2) == [(STEPS, [False, False])] * 2
+def test_a_parameter_may_be_frozen_between_stretches() -> None:
+    assert run_workers(freeze_in_a_stretch, 2) == [(STEPS, [False, False])] * 2
 
 
 def break_rules(rank: int, world_size: int) -> list[Caught | None]:
@@ -280,14 +280,14 @@ def change_rate(optimizer: Any) -> None:
     optimizer.param_groups[0]["lr"] *= 0.5
 
 
-def test_rules_of_overlap_hold_in_every_turn() -> None:
+def test_rules_of_overlap_hold_in_every_stretch() -> None:
     for found in run_workers(break_rules, 2):
         for one in found:
             assert_raised(one, errors.GradientChangedError, "p0|p1|lr")
 
 
 def grow_in_the_trial(rank: int, world_size: int) -> list[bool]:
-    """Add parameters in the second turn: what steps took before says nothing any more."""
+    """Add parameters in the second stretch: what steps took before says nothing any more."""
     optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
     for step in range(12):
         step_once(optimizer, step, rank)
@@ -302,5 +302,5 @@ def grow_in_the_trial(rank: int, world_size: int) -> list[bool]:
 
 
 def test_the_trial_begins_again_where_parameters_are_added() -> None:
-    turns = [*([True] * 8 + [False] * 8) * 4, False]
-    assert run_workers(grow_in_the_trial, 2) == [turns, turns]
+    stretches = [*([True] * 8 + [False] * 8) * 4, False]
+    assert run_workers(grow_in_the_trial, 2) == [stretches, stretches]

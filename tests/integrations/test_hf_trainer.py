@@ -308,7 +308,7 @@ def test_optimizer_takes_the_trainers_lr_and_weight_decay(alone: Facts) -> None:
     ("case", "kind", "fragments"),
     [
         ("another optimizer", errors.UnsupportedTypeError, ["AdamW", "optimizer_cls_and_kwargs"]),
-        ("overlap", errors.InvalidArgumentError, ["max_grad_norm=0", "overlap=True"]),
+        ("overlap", errors.InvalidArgumentError, ["max_grad_norm=0", "overlap: votes leave"]),
         ("clip_norm", errors.InvalidArgumentError, ["max_grad_norm=0", "ClipNorm("]),
         ("abstain", errors.InvalidArgumentError, ["max_grad_norm=0", "abstain"]),
         ("weight_decay", errors.InvalidArgumentError, ["weight_decay=0.5", "TrainingArguments"]),

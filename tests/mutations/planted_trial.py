@@ -17,7 +17,7 @@ TRIAL = (
     ),
     Mutation("trial of overlap: one slow step decides", FILE, "median(end -", "fmean(end -", TESTS),
     Mutation(
-        "trial of overlap: a slow turn decides",
+        "trial of overlap: a slow stretch decides",
         FILE,
         "medians = (median(each)",
         "medians = (fmean(each)",
@@ -25,7 +25,7 @@ TRIAL = (
     ),
     Mutation("trial of overlap: the slower one stays", FILE, "_s < 0", "_s > 0", TESTS),
     Mutation(
-        "trial of overlap: turns never end",
+        "trial of overlap: stretches never end",
         FILE,
         "self.is_over = True",
         "self.is_over = False",
@@ -46,21 +46,21 @@ TRIAL = (
         TESTS,
     ),
     Mutation(
-        "trial of overlap: buckets of the other turn stay",
+        "trial of overlap: buckets of the other stretch stay",
         "voting/network.py",
         "        if changes:\n",
         "        if False:\n",
         TESTS,
     ),
     Mutation(
-        "trial of overlap: a GradScaler is taken in a turn without overlap",
+        "trial of overlap: a GradScaler is taken in a stretch without overlap",
         "optim/distributed_lion.py",
         "        if self._settings.overlap:\n            peers.check",
         "        if peers.network.trial.overlaps:\n            peers.check",
         TESTS,
     ),
     Mutation(
-        "trial of overlap: rates may change in a turn without overlap",
+        "trial of overlap: rates may change in a stretch without overlap",
         "voting/overlap.py",
         "                self._inputs = self._inputs or self._begin_step()\n",
         "",

@@ -10,6 +10,7 @@ from distlion.errors import DataError, InvalidArgumentError
 from distlion.training import (
     FIGURE_NAME,
     RECORD_NAME,
+    Overlap,
     TaskName,
     TrainSettings,
     train,
@@ -195,7 +196,7 @@ def test_plain_torch_kernels_give_bitwise_the_losses_of_the_core(tmp_path, rule)
 @pytest.mark.distributed
 def test_overlap_and_server_change_no_loss(run_dir, tmp_path):
     other = tmp_path / "overlapped"
-    settings = make_settings(overlap=True, exchange="parameter-server")
+    settings = make_settings(overlap=Overlap.ON, exchange="parameter-server")
     train(settings, run_dir=other, observe=ignore)
     records = [json.loads((folder / RECORD_NAME).read_text()) for folder in (run_dir, other)]
     for series in ("losses", "evaluations"):

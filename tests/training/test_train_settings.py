@@ -8,6 +8,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.tasks import Tokenizer
 from distlion.training import (
     BASELINE_NAMES,
+    Overlap,
     PartitionName,
     TaskName,
     TrainSettings,
@@ -119,7 +120,11 @@ def test_settings_fit_into_json():
 
 def test_overlap_is_refused_where_no_votes_are_exchanged():
     with pytest.raises(InvalidArgumentError, match="overlap"):
-        TrainSettings.with_defaults(rule="global-adamw", overlap=True)
+        TrainSettings.with_defaults(rule="global-adamw", overlap=Overlap.AUTO)
+
+
+def test_overlap_by_name_is_what_the_optimizer_takes():
+    assert [each.choice for each in map(Overlap, ("off", "on", "auto"))] == [False, True, "auto"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def write_call(scenario: Scenario, forecast: Forecast) -> str:
     if scenario.gpus_per_node > 1:
         arguments.append(f"nodes=distlion.Nodes({scenario.gpus_per_node})")
     if forecast.overlap:
-        arguments.append("overlap=True")
+        # Whether the forecast holds on these machines is found out in the first steps.
+        arguments.append('overlap="auto"')
     return f"distlion.DistributedLion(params, {', '.join(arguments)})"
 
 

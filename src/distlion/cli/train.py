@@ -21,6 +21,7 @@ from distlion.training import (
     AUTO,
     RULE_NAMES,
     CheckpointSettings,
+    Overlap,
     PartitionName,
     Schedule,
     TaskName,
@@ -62,7 +63,10 @@ _Exchange = Annotated[
     str,
     typer.Option(metavar="NAME", help=f"Who sends votes to whom: {AUTO}, {', '.join(PATTERNS)}."),
 ]
-_Overlap = Annotated[bool, typer.Option("--overlap", help="Send votes during backward.")]
+_Overlap = Annotated[
+    Overlap,
+    typer.Option(help="Send votes during backward; auto: both are tried, the faster one stays."),
+]
 _SyncEvery = Annotated[
     int | None,
     typer.Option(
@@ -212,7 +216,7 @@ def train_command(
     workers: _Workers = None,
     rule: _Rule = "majority",
     exchange: _Exchange = AUTO,
-    overlap: _Overlap = False,
+    overlap: _Overlap = Overlap.OFF,
     sync_every: _SyncEvery = None,
     diagnose_every: _DiagnoseEvery = None,
     steps: _Steps = None,

@@ -48,7 +48,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
-        The model is not wrapped in DistributedDataParallel. Under ``overlap=True``, ``accumulate``
+        The model is not wrapped in DistributedDataParallel. With overlap, ``accumulate``
         and ``no_sync`` hold back votes; ``clip_grad_norm_`` clips each worker by its own norm.
         ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` wants it.
 
@@ -105,7 +105,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Accumulate gradients: under ``overlap=True``, no vote leaves during backward in here."""
+        """Accumulate gradients: with overlap, no vote leaves during backward in here."""
         with ExitStack() as stack:
             for each in self._voting:
                 stack.enter_context(each.voter.no_sync())

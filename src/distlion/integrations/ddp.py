@@ -15,7 +15,7 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
     """Let every rank of a DDP model keep its own gradients.
 
     Call it once, right after wrapping. DDP is then as it is inside of its own ``no_sync()``, which
-    may still be used: backward leaves gradients where autograd puts them, so that ``overlap=True``
+    may still be used: backward leaves gradients where autograd puts them, so that overlap
     works and nothing is copied into buckets. Buffers, such as BatchNorm's statistics, are still
     broadcast before every forward pass that follows one with gradients, inside ``no_sync()`` too.
 

@@ -41,7 +41,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Notes:
         The module is not wrapped in DistributedDataParallel. ``no_backward_sync`` holds back votes
-        under ``overlap=True``; ``clip_gradients`` clips each worker by its own norm. Beside a
+        under overlap; ``clip_gradients`` clips each worker by its own norm. Beside a
         checkpoint ``NAME``, workers' momenta are in the folder ``NAME.distlion``, without which an
         optimizer does not load.
 

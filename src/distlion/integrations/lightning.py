@@ -45,7 +45,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Notes:
         The module is not wrapped in DistributedDataParallel. Accumulation holds back votes under
-        ``overlap=True``; ``gradient_clip_val`` clips each worker by its own norm. Beside a
+        overlap; ``gradient_clip_val`` clips each worker by its own norm. Beside a
         checkpoint ``NAME.ckpt``, workers' momenta are in the folder ``NAME.ckpt.distlion``, without
         which it does not resume.
 
@@ -81,7 +81,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Accumulate gradients: under ``overlap=True``, no vote leaves during backward in here."""
+        """Accumulate gradients: with overlap, no vote leaves during backward in here."""
         with ExitStack() as stack:
             for voter in self.voters:
                 stack.enter_context(voter.no_sync())

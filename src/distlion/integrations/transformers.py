@@ -150,7 +150,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         """Refuse what clipping by the Trainer would undo, or would be undone by."""
         settings, norm = self.voter.settings, self.args.max_grad_norm
         conflicts = {
-            "overlap=True: votes leave before the norm is known": settings.overlap,
+            "overlap: votes leave before the norm is known": settings.overlap,
             f"{settings.clip_norm!r}: it would see gradients that are clipped already": (
                 settings.clip_norm is not None
             ),

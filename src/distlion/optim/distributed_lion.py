@@ -270,7 +270,7 @@ class DistributedLion(VotingBase):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients: with ``overlap=True``, no vote leaves during backward in here.
+        """Accumulate gradients: with overlap, no vote leaves during backward in here.
 
         All backward passes of a step but the last one belong inside.
 
@@ -285,7 +285,7 @@ class DistributedLion(VotingBase):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients; with ``overlap=True``, give up a step whose first votes have left.
+        """Reset gradients; with overlap, give up a step whose first votes have left.
 
         A worker without any gradient has nothing to give up, and takes part in the next one.
 

@@ -108,7 +108,7 @@ class VotingMethod:
             momentum_sync=(
                 None if settings.sync_every is None else MomentumSync(every=settings.sync_every)
             ),
-            overlap=settings.overlap,
+            overlap=settings.overlap.choice,
             diagnose_every=settings.diagnose_every,
             seed=settings.seed,
             step_timeout_s=(

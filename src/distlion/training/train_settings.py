@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
@@ -64,6 +64,19 @@ class Schedule(str, Enum):
     CONSTANT = "constant"
 
 
+class Overlap(str, Enum):
+    """Whether votes leave during backward."""
+
+    OFF = "off"
+    ON = "on"
+    AUTO = "auto"
+
+    @property
+    def choice(self) -> bool | Literal["auto"]:
+        """What ``DistributedLion(overlap=...)`` takes."""
+        return "auto" if self is Overlap.AUTO else self is Overlap.ON
+
+
 _DEFAULTS: Mapping[TaskName, Mapping[str, Any]] = {
     TaskName.TEXT: {"steps": 200, "batch_size": 8, "eval_every": 50, "warmup_steps": 20},
     TaskName.IMAGES: {"steps": 200, "batch_size": 32, "eval_every": 50, "warmup_steps": 20},
@@ -104,7 +117,7 @@ class TrainSettings:
         workers: Processes that train together, at least 1.
         rule: How they agree on a step: a vote, or a baseline.
         exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
-        overlap: Whether votes leave during backward; False for a baseline.
+        overlap: Whether votes leave during backward, or what is faster; off for a baseline.
         sync_every: Steps in which every momentum is averaged over workers once; None for never, as
             for a baseline.
         diagnose_every: Steps between looks at how far votes agree; None for never, as for a
@@ -138,7 +151,7 @@ class TrainSettings:
     workers: int
     rule: str
     exchange: str
-    overlap: bool
+    overlap: Overlap
     sync_every: int | None
     diagnose_every: int | None
     steps: int
@@ -174,7 +187,7 @@ class TrainSettings:
             "workers": torchrun_world_size() or DEFAULT_WORKERS,
             "rule": rule,
             "exchange": AUTO,
-            "overlap": False,
+            "overlap": Overlap.OFF,
             "lr": _LION_LR,
             "weight_decay": _WEIGHT_DECAY,
             "schedule": Schedule.COSINE,
@@ -247,10 +260,10 @@ class TrainSettings:
                 f"exchange is {self.exchange} with the rule {self.rule}, which averages gradients "
                 f"and exchanges no votes; leave exchange at {AUTO}"
             )
-        if self.overlap:
+        if self.overlap is not Overlap.OFF:
             raise InvalidArgumentError(
-                f"overlap is asked for with the rule {self.rule}, which averages during backward "
-                "anyway; it belongs to rules that vote"
+                f"overlap is {self.overlap.value} with the rule {self.rule}, which averages during "
+                "backward anyway; it belongs to rules that vote"
             )
         if self.device != "cpu":
             raise InvalidArgumentError(

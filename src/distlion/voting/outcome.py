@@ -60,14 +60,14 @@ def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[S
         Status.GRADIENT_CHANGED: (
             GradientChangedError,
             f"the gradient of {name} changed on {who} after it was encoded; {NOT_COMMITTED}. "
-            "Change gradients (clip, unscale) before step(); with overlap=True votes leave during "
+            "Change gradients (clip, unscale) before step(); with overlap votes leave during "
             "backward, so that nothing may change them, and all backward passes but the last one "
             "belong inside no_sync()",
         ),
         Status.SETTINGS_CHANGED: (
             GradientChangedError,
             f"lr, betas, weight_decay or aggregation changed on {who} between the first vote, "
-            f"which left during backward, and step(); {NOT_COMMITTED}. With overlap=True call "
+            f"which left during backward, and step(); {NOT_COMMITTED}. With overlap call "
             "schedulers after step()",
         ),
         Status.CANCELLED: (

@@ -16,18 +16,18 @@ logger = logging.getLogger("distlion")
 
 UNTIMED_STEPS = 2
 TIMED_STEPS = 6
-# With overlap first: who breaks its rules is told at once, and not when the first turn is over.
-TURNS = (True, False) * 4
+# With overlap first: who breaks its rules is told at once, and not after a stretch.
+STRETCHES = (True, False) * 4
 _SECONDS = struct.Struct("<3d")
 
 
 class OverlapTrial:
     """Whether votes leave during backward: as asked for, or found out.
 
-    With "auto" the first 64 steps go in turns, with overlap and without. Bits are the same. A turn
-    counts by the median of its steps, from the end of one to the end of the next, so that all that
-    happens in training is in it. A turn with overlap is compared with the one behind it; the median
-    of these differences, and its mean over all ranks, decides for all of them.
+    With "auto" the first 64 steps go in stretches, with overlap and without. Bits are the same. A
+    stretch counts by the median of its steps, from the end of one to the end of the next, so that
+    all that happens in training is in it. One with overlap is compared with the one behind it; the
+    median of these differences, and its mean over all ranks, decides for all of them.
 
     Args:
         overlap: As asked for.
@@ -42,9 +42,9 @@ class OverlapTrial:
         self, overlap: bool | Literal["auto"], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.is_over = overlap != "auto"
-        self.overlaps = TURNS[0] if overlap == "auto" else overlap
+        self.overlaps = STRETCHES[0] if overlap == "auto" else overlap
         self._clock = clock
-        self._turn = 0
+        self._stretch = 0
         self._ends: list[float] = []
         self._seconds: dict[bool, list[float]] = {True: [], False: []}
 
@@ -66,9 +66,13 @@ class OverlapTrial:
         ends = self._ends[UNTIMED_STEPS - 1 :]
         self._seconds[self.overlaps].append(median(end - start for start, end in pairwise(ends)))
         self._ends = []
-        self._turn += 1
+        self._stretch += 1
         before = self.overlaps
-        self.overlaps = TURNS[self._turn] if self._turn < len(TURNS) else self._decide(link(), step)
+        self.overlaps = (
+            STRETCHES[self._stretch]
+            if self._stretch < len(STRETCHES)
+            else self._decide(link(), step)
+        )
         return self.overlaps is not before
 
     def _decide(self, link: Link, step: int) -> bool:

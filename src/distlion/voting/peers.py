@@ -230,7 +230,7 @@ class Peers:
             self.sharding.check(added)
         if self.overlap is not None and self.overlap.has_begun:
             raise InvalidArgumentError(
-                f"{call} between backward and step(): with overlap=True votes of this step have "
+                f"{call} between backward and step(): with overlap votes of this step have "
                 "left; call step() before, or zero_grad() on all workers"
             )
 

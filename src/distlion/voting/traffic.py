@@ -17,7 +17,8 @@ class Traffic:
         last_sent_bytes, last_received_bytes, last_messages: In the last one.
         bits_per_parameter: Bits sent in the last one for each trainable element.
         check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
-            figures. Construction (handshake, broadcast of the initial parameters) is not counted.
+            figures. Construction (handshake, broadcast of the initial parameters) is not counted,
+            nor is the end of the trial of ``overlap="auto"``, 24 bytes to each rank, once.
         node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
             in none of the other figures either.
     """
