@@ -289,5 +289,6 @@ def holds(claim: Claim, comparison: Comparison) -> str:
     verdict = comparison.verdict
     if verdict in (Verdict.OPEN, Verdict.UNDECIDED):
         return verdict.value
-    wanted = (Verdict.AHEAD,) if claim.wants_ahead else (Verdict.AHEAD, Verdict.PAR)
-    return "holds" if verdict in wanted else "does not hold"
+    if claim.wants_ahead and verdict is Verdict.PAR:
+        return "not shown: on a par"
+    return "does not hold" if verdict is Verdict.BEHIND else "holds"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,3 +196,21 @@ def test_verdict_follows_the_bounds(study: Any, mean: float, half: float, verdic
 def test_units_survive_packing(study: Any, units: list[float]) -> None:
     packed = json.loads(json.dumps(study.scoring.pack_units(np.array(units))))
     assert study.scoring.unpack_units(packed).tolist() == units
+
+
+@pytest.mark.parametrize(
+    ("verdict", "of_a_par", "of_ahead"),
+    [
+        ("AHEAD", "holds", "holds"),
+        ("PAR", "holds", "not shown: on a par"),
+        ("BEHIND", "does not hold", "does not hold"),
+        ("UNDECIDED", "undecided", "undecided"),
+        ("OPEN", "not yet run", "not yet run"),
+    ],
+)
+def test_a_claim_is_answered_by_what_was_decided(
+    study: Any, verdict: str, of_a_par: str, of_ahead: str
+) -> None:
+    found = SimpleNamespace(verdict=study.evidence.Verdict[verdict])
+    claims = [study.claims.Claim("us", "it", wants_ahead=wants) for wants in (False, True)]
+    assert [study.claims.holds(claim, found) for claim in claims] == [of_a_par, of_ahead]
