@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cells import Cell, Find
 from evidence import Comparison, Ending, Verdict, compare
-from plan import OTHER_BETAS, PARTS, SHORT, SHORT_ADAMW, SHORT_LION
+from plan import OTHER_BETAS, PARTS, SHORT, SHORT_ADAMW, SHORT_LION, SHORT_TWO_BITS
 
 _LION = "Distributed Lion (arXiv:2404.00438)"
 _CUB = "Lion Cub (arXiv:2411.16462)"
@@ -63,7 +63,7 @@ CLAIMS = (
     Claim(
         _CUB,
         "two bits are on a par with global Lion",
-        (("quantized-2", _GLOBAL_LION),),
+        (("quantized-2", _GLOBAL_LION), (SHORT_TWO_BITS, SHORT_LION)),
     ),
     Claim(
         _CUB,
@@ -87,13 +87,16 @@ CLAIMS = (
     Claim(
         _CUB,
         "p bits scaled by L1 end ahead of L-infinity at full range",
-        (("quantized-2", "quantized-2-linf-full"), ("quantized-4", "quantized-4-linf-full")),
+        (
+            (SHORT_TWO_BITS, "quantized-2-linf-full-betas-90-95"),
+            ("quantized-4-betas-90-95", "quantized-4-linf-full-betas-90-95"),
+        ),
         wants_ahead=True,
     ),
     Claim(
         _CUB,
         "p bits scaled by L1 end ahead of L-infinity that clamps",
-        (("quantized-2", "quantized-2-linf"),),
+        ((SHORT_TWO_BITS, "quantized-2-linf-betas-90-95"),),
         wants_ahead=True,
     ),
     Claim(
@@ -165,7 +168,7 @@ CLAIMS = (
     Claim(
         "ours",
         "votes on embeddings that may be zero put a majority vote ahead",
-        (("majority-ternary-embeddings", "majority"),),
+        (("majority-ternary-embeddings-betas-90-95", SHORT),),
         wants_ahead=True,
     ),
     Claim("ours", "DGC is on a par with the SGD that is in it", (("dgc", _SGD),)),

@@ -29,7 +29,7 @@ from distlion.virtual import VirtualBaseline, VirtualCluster
 SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
-_BETAS = re.compile(r"(?P<method>.+)-betas-(?P<first>\d+)-(?P<second>\d+)")
+_BETAS = re.compile(r"(?P<base>.+)-betas-(?P<first>\d+)-(?P<second>\d+)")
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
@@ -62,11 +62,11 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
 
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
     ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it;
-    ``majority-betas-95-98`` has other betas, as have ``global-lion-betas-90-95`` and AdamW's;
     ``majority-full-vectors`` sends norms and biases in full and ``majority-ternary-embeddings``
-    votes on embeddings with zeros; ``fp16-adamw`` and ``powersgd-adamw`` are AdamW on a mean that
-    is rounded or of low rank; those of ``variants`` differ from a majority vote in one thing; other
-    names are those of ``distlion compare``.
+    votes on embeddings with zeros; a rule, one of these, or Lion or AdamW on the mean gradient may
+    have other betas, as ``majority-betas-95-98``; ``fp16-adamw`` and ``powersgd-adamw`` are AdamW
+    on a mean that is rounded or of low rank; those of ``variants`` differ from a majority vote in
+    one thing; other names are those of ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -93,31 +93,38 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         steps=run.steps,
         seed=run.seed,
     )
-    if full := _FULL_RANGE.fullmatch(name):
-        bits = int(full["bits"])
-        rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
-        return VirtualVoting.build(entry, rule)
-    if betas := _BETAS.fullmatch(name):
-        return _build_with_betas(betas["method"], entry, (betas["first"], betas["second"]))
-    if name in _RULES_OF_SOME:
-        return _vote_by_kind(model, entry, *_RULES_OF_SOME[name])
+    if match := _BETAS.fullmatch(name):
+        betas = float(f"0.{match['first']}"), float(f"0.{match['second']}")
+        return _build_with_betas(match["base"], model, entry, betas)
+    if name in _RULES_OF_SOME or _FULL_RANGE.fullmatch(name):
+        return _build_with_betas(name, model, entry, LION_BETAS)
     return find_contender(name).enter(entry)
 
 
-def _build_with_betas(method: str, entry: Entry, digits: tuple[str, str]) -> Method:
-    """Build a majority vote, or Lion or AdamW on the mean gradient, with betas 0.DIGITS."""
-    betas = float(f"0.{digits[0]}"), float(f"0.{digits[1]}")
-    if method == "majority":
-        return VirtualVoting.build(entry, RULES["majority"].rule, betas=betas)
-    makers: dict[str, type[torch.optim.Optimizer]] = {
-        "global-lion": Lion,
-        "global-adamw": torch.optim.AdamW,
-    }
-    if method not in makers:
-        raise InvalidArgumentError(f"method {method!r} has no betas to choose")
-    params = [param for _, param in entry.params]
-    optimizer = makers[method](params, entry.lr, betas=betas, weight_decay=entry.weight_decay)  # type: ignore[call-arg]
-    return VirtualBaseline(optimizer, workers=entry.workers, seed=entry.seed)
+_MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "global-lion": Lion,
+    "global-adamw": torch.optim.AdamW,
+}
+
+
+def _build_with_betas(
+    base: str, model: nn.Module, entry: Entry, betas: tuple[float, float]
+) -> Method:
+    """Build votes, or Lion or AdamW on the mean gradient, with betas of choice."""
+    if base in _MAKERS:
+        params = [param for _, param in entry.params]
+        optimizer = _MAKERS[base](params, entry.lr, betas=betas, weight_decay=entry.weight_decay)
+        return VirtualBaseline(optimizer, workers=entry.workers, seed=entry.seed)
+    if base in _RULES_OF_SOME:
+        return _vote_by_kind(model, entry, *_RULES_OF_SOME[base], betas=betas)
+    if full := _FULL_RANGE.fullmatch(base):
+        bits = int(full["bits"])
+        rule: Aggregation = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
+    elif base in RULES:
+        rule = RULES[base].rule
+    else:
+        raise InvalidArgumentError(f"method {base!r} has no betas to choose")
+    return VirtualVoting.build(entry, rule, betas=betas)
 
 
 def _vote_by_kind(
@@ -125,6 +132,8 @@ def _vote_by_kind(
     entry: Entry,
     choose: Callable[[nn.Module], list[nn.Parameter]],
     rule: Aggregation,
+    *,
+    betas: tuple[float, float],
 ) -> VirtualVoting:
     """Build a majority vote in which the chosen parameters have a rule of their own."""
     chosen = {id(param) for param in choose(model)}
@@ -138,7 +147,7 @@ def _vote_by_kind(
     cluster = VirtualCluster(
         [group for group in groups if group["params"]],
         entry.lr,
-        LION_BETAS,
+        betas,
         workers=entry.workers,
         weight_decay=entry.weight_decay,
         aggregation=RULES["majority"].rule,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cells import Cell, Setting
-from variants import VARIANTS
+from variants import LOCAL_THEN_SHARED, VARIANTS
 
 IMAGES = Setting("images", 1055, 128, 5, {"width": 16, "groups": 2})
 WIDE = Setting("images", 3516, 128, 10, {"width": 24, "groups": 2})
@@ -31,6 +31,7 @@ class Part:
 # Betas of (0.9, 0.95), the best of those that were tried by validation data, for each optimizer.
 SHORT = "majority-betas-90-95"
 SHORT_LION, SHORT_ADAMW = "global-lion-betas-90-95", "global-adamw-betas-90-95"
+SHORT_TWO_BITS = "quantized-2-betas-90-95"
 OTHER_BETAS = (
     "majority-betas-95-98",
     "majority-betas-90-97",
@@ -50,6 +51,13 @@ _OTHERS = (
     "dgc",
     "shared-average",
 )
+_NORMS = (
+    "quantized-2-linf-betas-90-95",
+    "quantized-2-linf-full-betas-90-95",
+    "quantized-4-linf-full-betas-90-95",
+    "quantized-4-betas-90-95",
+    "majority-ternary-embeddings-betas-90-95",
+)
 _EIGHT = ("majority", SHORT, "quantized-2", "average", "signum", "terngrad-adamw", "dgc")
 
 # The method around whose best rate a grid begins, where that is not the majority vote's; None: its
@@ -58,7 +66,7 @@ _KIN: Mapping[str, str | None] = {
     **dict.fromkeys((*_FIRST, "global-sgd"), None),
     "terngrad-adamw": "global-adamw",
     SHORT_ADAMW: "global-adamw",
-    SHORT_LION: SHORT,
+    **dict.fromkeys((SHORT_LION, SHORT_TWO_BITS, *_NORMS, *VARIANTS), SHORT),
     "dgc": "global-sgd",
     **dict.fromkeys(
         (
@@ -66,7 +74,7 @@ _KIN: Mapping[str, str | None] = {
             "shared-quantized-2",
             "shared-majority-b95",
             "shared-majority-b80",
-            "majority-local-50-shared-90",
+            LOCAL_THEN_SHARED,
         ),
         "shared-majority",
     ),
@@ -185,23 +193,13 @@ PARTS = (
         (
             _more(TEXT, "majority", 8),
             _more(TEXT, SHORT, 8),
-            _cell(TEXT, "quantized-2", 4),
+            _cell(TEXT, SHORT_TWO_BITS, 4),
         ),
     ),
     Part(
         "norms",
         "Text, 4 workers: the scale of p bits, embeddings that may stay",
-        _cells(
-            TEXT,
-            (
-                "quantized-2-linf",
-                "quantized-2-linf-full",
-                "quantized-4-linf-full",
-                "quantized-4",
-                "majority-ternary-embeddings",
-            ),
-            4,
-        ),
+        _cells(TEXT, _NORMS, 4),
     ),
     Part(
         "images-32",

@@ -1,4 +1,4 @@
-"""Majority votes that differ from Distributed Lion's in one thing each."""
+"""Majority votes that differ from Distributed Lion's with betas (0.9, 0.95) in one thing each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import nn
 
 from distlion.aggregation import RULES
 from distlion.tasks.base import seeded_generator
-from distlion.training.vote_names import LION_BETAS
 from distlion.virtual import VirtualCluster
 
 _NOISE = 0x6E6F6973
@@ -20,7 +19,7 @@ _NOISE = 0x6E6F6973
 
 @dataclass(frozen=True)
 class Variant:
-    """What is different; the defaults are Distributed Lion.
+    """What is different; the defaults are Distributed Lion with shorter momenta.
 
     Attributes:
         betas: (beta1, beta2) of the workers' momenta.
@@ -35,7 +34,7 @@ class Variant:
         warm_up_share: Of the run, in which the rate rises.
     """
 
-    betas: tuple[float, float] = LION_BETAS
+    betas: tuple[float, float] = (0.9, 0.95)
     shared_beta: float = 0.0
     momentum_dtype: torch.dtype = torch.float32
     noise: float = 0.0
@@ -45,15 +44,19 @@ class Variant:
 
 
 VARIANTS = {
-    "majority-momentum-bf16": Variant(momentum_dtype=torch.bfloat16),
-    "majority-stochastic-sign": Variant(noise=2.0),
-    "majority-tensor-scale": Variant(scale="votes"),
-    "majority-layer-rates": Variant(scale="weights"),
-    "majority-decay-0": Variant(decay=0.0),
-    "majority-decay-4": Variant(decay=4.0),
-    "majority-warm-up-5": Variant(warm_up_share=0.05),
-    "majority-local-50-shared-90": Variant(betas=(0.5, 0.5), shared_beta=0.9),
+    f"majority-{name}-betas-90-95": variant
+    for name, variant in {
+        "momentum-bf16": Variant(momentum_dtype=torch.bfloat16),
+        "stochastic-sign": Variant(noise=2.0),
+        "tensor-scale": Variant(scale="votes"),
+        "layer-rates": Variant(scale="weights"),
+        "decay-0": Variant(decay=0.0),
+        "decay-4": Variant(decay=4.0),
+        "warm-up-5": Variant(warm_up_share=0.05),
+    }.items()
 }
+LOCAL_THEN_SHARED = "majority-local-50-shared-90"
+VARIANTS[LOCAL_THEN_SHARED] = Variant(betas=(0.5, 0.5), shared_beta=0.9)
 
 
 class VariantVote:

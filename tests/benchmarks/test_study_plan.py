@@ -97,17 +97,24 @@ def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
         ("majority", None),
         ("shared-majority", None),
         ("global-lion", None),
+        ("quantized-2-betas-90-95", "majority-betas-90-95"),
+        ("majority-decay-0-betas-90-95", "majority-betas-90-95"),
+        ("majority-local-50-shared-90", "shared-majority"),
     ],
 )
 def test_grids_begin_where_the_nearest_kin_ended(study: Any, method: str, kin: str | None) -> None:
-    (cell,) = (
+    cells = [
         cell
         for cell in study.plan.list_cells()
-        if (cell.setting, cell.method) == (study.plan.IMAGES, method)
+        if cell.method == method
+        and cell.setting in (study.plan.IMAGES, study.plan.TEXT)
         and cell.workers in (0, 4)
         and cell.tuned_as is None
-    )
-    assert (cell.centered_on.method if cell.centered_on else None) == kin
+    ]
+    assert cells
+    for cell in cells:
+        assert (cell.centered_on.method if cell.centered_on else None) == kin
+        assert cell.centered_on is None or cell.centered_on.setting == cell.setting
 
 
 @pytest.mark.parametrize(
@@ -122,14 +129,25 @@ def test_some_parameters_have_a_rule_of_their_own(study: Any, method: str, n_cho
     assert sum(param.numel() for param in second["params"]) == n_chosen
 
 
-@pytest.mark.parametrize("method", ["majority", "global-lion", "global-adamw"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("majority", "global-lion", "global-adamw", "quantized-2", "quantized-4-linf-full"),
+        *("majority-full-vectors", "majority-ternary-embeddings"),
+    ],
+)
 def test_betas_are_those_of_the_name(study: Any, method: str) -> None:
     run = study.methods.Run(lr=1e-3, workers=1, steps=10, seed=0)
-    name, linear = f"{method}-betas-95-98", torch.nn.Linear(2, 2)
-    (group,) = study.methods.build_method(name, linear, run).optimizer.param_groups
-    (plain,) = study.methods.build_method(method, linear, run).optimizer.param_groups
-    assert group["betas"] == (0.95, 0.98)
-    assert group["weight_decay"] == plain["weight_decay"] == pytest.approx(0.1)
+    name, model = f"{method}-betas-95-98", torch.nn.Sequential(torch.nn.Embedding(3, 2))
+    model.append(torch.nn.Linear(2, 2))
+    groups = study.methods.build_method(name, model, run).optimizer.param_groups
+    plain = study.methods.build_method(method, model, run).optimizer.param_groups
+    assert len(groups) == len(plain) == (2 if method.startswith("majority-") else 1)
+    for group, other in zip(groups, plain, strict=True):
+        assert group["betas"] == (0.95, 0.98) != other["betas"]
+        assert group["weight_decay"] == other["weight_decay"] == pytest.approx(0.1)
+        assert group.get("aggregation") == other.get("aggregation")
+    linear = torch.nn.Linear(2, 2)
     with pytest.raises(distlion.errors.InvalidArgumentError, match="betas"):
         study.methods.build_method("dgc-betas-95-98", linear, run)
 
