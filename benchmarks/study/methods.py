@@ -23,13 +23,12 @@ from distlion.errors import InvalidArgumentError
 from distlion.optim import Lion
 from distlion.training.contenders import find_contender
 from distlion.training.virtual_method import Entry, VirtualVoting
-from distlion.training.vote_names import LION_BETAS
+from distlion.training.vote_names import LION_BETAS, split_betas
 from distlion.virtual import VirtualBaseline, VirtualCluster
 
 SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
-_BETAS = re.compile(r"(?P<base>.+)-betas-(?P<first>\d+)-(?P<second>\d+)")
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
@@ -63,10 +62,10 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
     ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it;
     ``majority-full-vectors`` sends norms and biases in full and ``majority-ternary-embeddings``
-    votes on embeddings with zeros; a rule, one of these, or Lion or AdamW on the mean gradient may
-    have other betas, as ``majority-betas-95-98``; ``fp16-adamw`` and ``powersgd-adamw`` are AdamW
-    on a mean that is rounded or of low rank; those of ``variants`` differ from a majority vote in
-    one thing; other names are those of ``distlion compare``.
+    votes on embeddings with zeros, and these three may have other betas, as ``-betas-90-95`` at the
+    end; ``fp16-adamw`` and ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank;
+    those of ``variants`` differ from a majority vote in one thing; other names are those of
+    ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -93,38 +92,14 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         steps=run.steps,
         seed=run.seed,
     )
-    if match := _BETAS.fullmatch(name):
-        betas = float(f"0.{match['first']}"), float(f"0.{match['second']}")
-        return _build_with_betas(match["base"], model, entry, betas)
-    if name in _RULES_OF_SOME or _FULL_RANGE.fullmatch(name):
-        return _build_with_betas(name, model, entry, LION_BETAS)
-    return find_contender(name).enter(entry)
-
-
-_MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "global-lion": Lion,
-    "global-adamw": torch.optim.AdamW,
-}
-
-
-def _build_with_betas(
-    base: str, model: nn.Module, entry: Entry, betas: tuple[float, float]
-) -> Method:
-    """Build votes, or Lion or AdamW on the mean gradient, with betas of choice."""
-    if base in _MAKERS:
-        params = [param for _, param in entry.params]
-        optimizer = _MAKERS[base](params, entry.lr, betas=betas, weight_decay=entry.weight_decay)
-        return VirtualBaseline(optimizer, workers=entry.workers, seed=entry.seed)
+    base, betas = split_betas(name)
     if base in _RULES_OF_SOME:
-        return _vote_by_kind(model, entry, *_RULES_OF_SOME[base], betas=betas)
+        return _vote_by_kind(model, entry, *_RULES_OF_SOME[base], betas=betas or LION_BETAS)
     if full := _FULL_RANGE.fullmatch(base):
         bits = int(full["bits"])
-        rule: Aggregation = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
-    elif base in RULES:
-        rule = RULES[base].rule
-    else:
-        raise InvalidArgumentError(f"method {base!r} has no betas to choose")
-    return VirtualVoting.build(entry, rule, betas=betas)
+        rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
+        return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
+    return find_contender(name).enter(entry)
 
 
 def _vote_by_kind(

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 import distlion
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.errors import InvalidArgumentError
-from distlion.training.averagers import BASELINES as AVERAGER_NAMES
+from distlion.training.averagers import AVERAGER_NAMES
 from distlion.training.contenders import METHOD_NAMES, find_contender
 from distlion.training.presets import PRESETS, Preset
 from distlion.training.virtual_method import Entry
@@ -170,7 +170,17 @@ def test_global_lion_and_full_precision_votes_are_the_same_method():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "majorty", "quantized-9", "quantized-4-l2", "majority-sync-", "terngrad-sync-10"]
+    "name",
+    [
+        "",
+        "majorty",
+        "quantized-9",
+        "quantized-4-l2",
+        "majority-sync-",
+        "terngrad-sync-10",
+        "dgc-betas-90-95",
+        "majority-betas-90",
+    ],
 )
 def test_unknown_method_is_reported_with_the_known_ones(name):
     with pytest.raises(InvalidArgumentError, match="global-adamw"):
@@ -190,6 +200,22 @@ def test_momenta_of_the_attention_are_found_by_name(part):
     attention, mlp = cluster.exp_avg(0)
     assert (attention == 0).all()
     assert (mlp != 0).all()
+
+
+@pytest.mark.parametrize("base", ["majority", "quantized-2-linf", "global-lion", "global-adamw"])
+def test_betas_are_those_at_the_end_of_the_name(base):
+    contender, plain = find_contender(f"{base}-betas-90-95"), find_contender(base)
+    assert contender.description == f"{plain.description}, betas (0.9, 0.95)"
+    assert contender.definition != plain.definition
+    assert "betas=(0.9, 0.95)" in contender.definition
+    assert contender.kind is plain.kind
+    (group,) = enter(contender.name)[1].optimizer.param_groups
+    assert group["betas"] == (0.9, 0.95)
+
+
+def test_momenta_with_other_betas_are_averaged_too():
+    contender = find_contender("majority-betas-9-98-sync-10")
+    assert "betas=(0.9, 0.98), MomentumSync(every=10" in contender.definition
 
 
 def test_momenta_cannot_be_averaged_every_0_steps():

@@ -20,7 +20,7 @@ from distlion.baselines import (
 from distlion.optim import Lion
 from distlion.training.contender import Contender, MethodKind
 from distlion.training.virtual_method import Entry, VirtualAveraging
-from distlion.training.vote_names import LION_BETAS
+from distlion.training.vote_names import LION_BETAS, split_betas
 from distlion.training.voters import LION_LR, LION_WEIGHT_DECAY
 from distlion.virtual import VirtualBaseline
 
@@ -34,6 +34,7 @@ _SGD_WEIGHT_DECAY = 5e-4
 _SGD_MOMENTUM = 0.9
 # The comparison of arXiv:2404.00438 keeps 4 % of the entries.
 _KEPT = 0.04
+_ADAMW_BETAS = (0.9, 0.999)
 _Method = Compression | PowerSGD
 # Of the run, in place of 4 epochs of the paper's 90 or more.
 _WARM_UP_SHARE = 0.05
@@ -49,13 +50,23 @@ class Inner:
     weight_decay: float
 
 
-def _make_lion(entry: Entry) -> torch.optim.Optimizer:
-    return Lion(entry.params, entry.lr, LION_BETAS, weight_decay=entry.weight_decay)
+def _make_lion(entry: Entry, *, betas: tuple[float, float]) -> torch.optim.Optimizer:
+    return Lion(entry.params, entry.lr, betas, weight_decay=entry.weight_decay)
 
 
-def _make_adamw(entry: Entry) -> torch.optim.Optimizer:
+def _make_adamw(entry: Entry, *, betas: tuple[float, float]) -> torch.optim.Optimizer:
     params = [param for _, param in entry.params]
-    return torch.optim.AdamW(params, entry.lr, weight_decay=entry.weight_decay)
+    return torch.optim.AdamW(params, entry.lr, betas, weight_decay=entry.weight_decay)
+
+
+def _choose_lion(betas: tuple[float, float]) -> Inner:
+    make = partial(_make_lion, betas=betas)
+    return Inner(f"Lion(betas={betas})", make, LION_LR, LION_WEIGHT_DECAY)
+
+
+def _choose_adamw(betas: tuple[float, float]) -> Inner:
+    make = partial(_make_adamw, betas=betas)
+    return Inner(f"AdamW(betas={betas})", make, _ADAMW_LR, LION_WEIGHT_DECAY)
 
 
 def _make_sgd(entry: Entry, *, momentum: float) -> torch.optim.Optimizer:
@@ -63,8 +74,7 @@ def _make_sgd(entry: Entry, *, momentum: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, entry.lr, momentum=momentum, weight_decay=entry.weight_decay)
 
 
-LION = Inner(f"Lion(betas={LION_BETAS})", _make_lion, LION_LR, LION_WEIGHT_DECAY)
-ADAMW = Inner("AdamW(betas=(0.9, 0.999))", _make_adamw, _ADAMW_LR, LION_WEIGHT_DECAY)
+LION, ADAMW = _choose_lion(LION_BETAS), _choose_adamw(_ADAMW_BETAS)
 _NOISY_ADAMW = replace(ADAMW, base_lr=_NOISY_ADAMW_LR)
 _MOMENTUM_SGD = Inner(
     f"SGD(momentum={_SGD_MOMENTUM})",
@@ -147,3 +157,17 @@ _ALL = (
 )
 BASELINES = {baseline.name: baseline for baseline in _ALL}
 """By name."""
+_WITH_BETAS = {"global-lion": _choose_lion, "global-adamw": _choose_adamw}
+AVERAGER_NAMES = (*BASELINES, *(f"{base}-betas-90-95" for base in _WITH_BETAS))
+"""For messages and help."""
+
+
+def find_averager(name: str) -> Contender | None:
+    """Return the method of a name; None if there is none."""
+    base, betas = split_betas(name)
+    if betas is None:
+        return BASELINES.get(name)
+    if base not in _WITH_BETAS:
+        return None
+    description = f"{BASELINES[base].description}, betas {betas}"
+    return _baseline(name, description, _WITH_BETAS[base](betas))

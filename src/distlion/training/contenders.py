@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from distlion.errors import InvalidArgumentError
-from distlion.training.averagers import BASELINES
+from distlion.training.averagers import AVERAGER_NAMES, find_averager
 from distlion.training.contender import Contender
 from distlion.training.periodic import PERIODIC_NAMES, find_periodic
 from distlion.training.voters import VOTER_NAMES, find_voter
 
-METHOD_NAMES = (*VOTER_NAMES, *PERIODIC_NAMES, *BASELINES)
+METHOD_NAMES = (*VOTER_NAMES, *PERIODIC_NAMES, *AVERAGER_NAMES)
 """For messages and help."""
 
 
@@ -18,7 +18,7 @@ def find_contender(name: str) -> Contender:
     Raises:
         InvalidArgumentError: There is none.
     """
-    contender = BASELINES.get(name) or find_periodic(name) or find_voter(name)
+    contender = find_averager(name) or find_periodic(name) or find_voter(name)
     if contender is None:
         raise InvalidArgumentError(
             f"method {name!r} is unknown; expected one of {', '.join(METHOD_NAMES)}"

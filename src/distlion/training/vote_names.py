@@ -1,12 +1,14 @@
-"""Votes by name: every rule with the momenta of Lion, and Signum, which has other momenta."""
+"""Votes by name: every rule with the momenta of Lion or others, and Signum, which has its own."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from distlion.aggregation import RULES, Aggregation, Average, MajorityVote, list_rule_names
 
 LION_BETAS = (0.9, 0.99)
+_BETAS = re.compile(r"(?P<base>.+)-betas-(?P<first>\d{1,3})-(?P<second>\d{1,3})")
 _SIGNUM_BETAS = (0.9, 0.9)
 _SIGNSGD_BETAS = (0.0, 0.0)
 
@@ -19,32 +21,60 @@ class NamedVote:
         rule: The rule.
         betas: Weights of the momentum; (0, 0) votes on gradients.
         description: A phrase for reports.
+        is_ours: Whether it is Distributed Lion; Signum and signSGD, which are its rule with other
+            momenta, are methods of others.
     """
 
     rule: Aggregation
     betas: tuple[float, float]
     description: str
+    is_ours: bool = True
 
 
 _SIGNUM = {
     "signum": NamedVote(
-        MajorityVote(), _SIGNUM_BETAS, "Signum with majority vote (arXiv:1810.05291)"
+        MajorityVote(),
+        _SIGNUM_BETAS,
+        "Signum with majority vote (arXiv:1810.05291)",
+        is_ours=False,
     ),
-    "signum-average": NamedVote(Average(), _SIGNUM_BETAS, "Signum with the average of the signs"),
+    "signum-average": NamedVote(
+        Average(), _SIGNUM_BETAS, "Signum with the average of the signs", is_ours=False
+    ),
     "signsgd": NamedVote(
-        MajorityVote(), _SIGNSGD_BETAS, "signSGD with majority vote (arXiv:1810.05291)"
+        MajorityVote(),
+        _SIGNSGD_BETAS,
+        "signSGD with majority vote (arXiv:1810.05291)",
+        is_ours=False,
     ),
 }
 
 
 def find_vote(name: str) -> NamedVote | None:
     """Return the vote of a name; None if there is none."""
-    named = RULES.get(name)
-    if named is not None:
+    if name in _SIGNUM:
+        return _SIGNUM[name]
+    base, betas = split_betas(name)
+    named = RULES.get(base)
+    if named is None:
+        return None
+    if betas is None:
         return NamedVote(named.rule, LION_BETAS, named.description)
-    return _SIGNUM.get(name)
+    return NamedVote(named.rule, betas, f"{named.description}, betas {betas}")
+
+
+def split_betas(name: str) -> tuple[str, tuple[float, float] | None]:
+    """Take betas from the end of a name: ``majority-betas-90-95`` has (0.9, 0.95).
+
+    Returns:
+        The rest of the name, and the betas; None where it says nothing of them.
+    """
+    match = _BETAS.fullmatch(name)
+    if match is None:
+        return name, None
+    return match["base"], (float(f"0.{match['first']}"), float(f"0.{match['second']}"))
 
 
 def list_vote_names() -> list[str]:
     """Return the names for messages and help; P is a number of bits."""
-    return [*list_rule_names(), *_SIGNUM]
+    return [*list_rule_names(), *_SIGNUM, "RULE-betas-90-95"]

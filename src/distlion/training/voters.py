@@ -75,8 +75,7 @@ def _make_voter(
         name=name,
         description=description,
         definition=f"{vote.rule!r}, betas={vote.betas}, {momentum_sync!r}",
-        # Signum and signSGD are Lion's rule with other momenta, and others' methods.
-        kind=MethodKind.OURS if vote.betas == LION_BETAS else MethodKind.BASELINE,
+        kind=MethodKind.OURS if vote.is_ours else MethodKind.BASELINE,
         base_lr=LION_LR,
         weight_decay=LION_WEIGHT_DECAY,
         enter=partial(
