@@ -57,7 +57,7 @@ CLAIMS = (
     Claim(
         _LION,
         "votes are ahead of GradDrop at no more traffic",
-        elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
+        elsewhere="[the start of training](../../docs/explanation/start-of-training.md)",
     ),
     Claim(_LION, "the same on ImageNet, OpenWebText (350M, 760M) and few-shot fine-tuning (7B)"),
     Claim(
@@ -82,7 +82,7 @@ CLAIMS = (
     Claim(
         _CUB,
         "averaging the momenta of some layers is enough",
-        elsewhere="the start of training, in [findings.md](../../docs/explanation/findings.md)",
+        elsewhere="[the start of training](../../docs/explanation/start-of-training.md)",
     ),
     Claim(
         _CUB,
@@ -219,7 +219,7 @@ SHOWN = (
         _CUB,
         "averaging momenta, of which layers and how often",
         ("skew",),
-        "all layers every 10 steps; others at the start of training, docs/explanation/findings.md",
+        "all layers every 10 steps; others at the start of training, docs/explanation/start-of-training.md",
     ),
 )
 
