@@ -219,7 +219,7 @@ SHOWN = (
         _CUB,
         "averaging momenta, of which layers and how often",
         ("skew",),
-        "all layers every 10 steps; others at the start of training, docs/explanation/start-of-training.md",
+        "all layers every 10 steps; others in docs/explanation/start-of-training.md",
     ),
 )
 
