@@ -25,9 +25,10 @@ from distlion.checkpoint.remap import (
     mix_momenta,
     share_out,
 )
-from distlion.checkpoint.save import TREE, custody_of, finish_pending
+from distlion.checkpoint.save import custody_of, finish_pending
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
+from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError, DistlionError
 from distlion.optim import VotingBase
 from distlion.voting import Custody
