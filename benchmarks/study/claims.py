@@ -191,6 +191,13 @@ CLAIMS = (
         (("majority", _ADAMW), (SHORT, _ADAMW)),
         conditions="confirmation",
     ),
+    Claim(
+        "ours",
+        "at higher accuracy, betas (0.9, 0.95) put votes ahead of those of Lion",
+        ((SHORT, "majority"),),
+        wants_ahead=True,
+        conditions="confirmation",
+    ),
 )
 
 

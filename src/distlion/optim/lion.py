@@ -25,6 +25,7 @@ class Lion(LionBase):
             float32, bfloat16 or float16. Those that do not require a gradient are skipped.
         lr: Learning rate, 0 or more; usually 3 to 10 times below AdamW's.
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD.
+            In runs of a few thousand steps try (0.9, 0.95), with ``lr`` tuned anew.
         weight_decay: Decoupled weight decay, 0 or more; usually 3 to 10 times above AdamW's.
 
     Raises:
