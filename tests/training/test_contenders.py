@@ -5,12 +5,12 @@ from torch.nn.functional import cross_entropy
 import distlion
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.errors import InvalidArgumentError
-from distlion.training.averagers import AVERAGER_NAMES
+from distlion.training.averagers import BASELINES
 from distlion.training.contenders import METHOD_NAMES, find_contender
 from distlion.training.presets import PRESETS, Preset
 from distlion.training.virtual_method import Entry
 
-FIXED_NAMES = [name for name in METHOD_NAMES if not set(name) & set("PKR")]
+FIXED_NAMES = [name for name in METHOD_NAMES if not set(name) & set("PKRA")]
 SYNCED_NAMES = ["majority-sync-10", "quantized-2-sync-exp", "average-sync-3-auto-int8"]
 PERIODIC_NAMES = ["diloco-1", "diloco-1-lion", "majority-every-1", "average-every-1-lion"]
 QUANTIZED_NAMES = ["quantized-2", "quantized-4", "quantized-8", "quantized-2-linf"]
@@ -141,7 +141,7 @@ def train_blobs(name, *, steps=40, workers=3):
     return losses[0], float(cross_entropy(model(inputs), targets).detach())
 
 
-@pytest.mark.parametrize("name", AVERAGER_NAMES)
+@pytest.mark.parametrize("name", BASELINES)
 def test_every_baseline_learns_at_the_center_of_its_grid(name):
     """With a hundred times as much, SGD diverges; the study's records hold the other rates."""
     first, last = train_blobs(name)
@@ -180,11 +180,18 @@ def test_global_lion_and_full_precision_votes_are_the_same_method():
         "terngrad-sync-10",
         "dgc-betas-90-95",
         "majority-betas-90",
+        "majority-betas-9-95",
+        "majority-betas-100-95",
+        "majority-betas-900-95",
+        "majority-betas-0.9-0.95",
+        "signum-betas-90-95",
+        "majority-sync-10-betas-90-95",
     ],
 )
 def test_unknown_method_is_reported_with_the_known_ones(name):
-    with pytest.raises(InvalidArgumentError, match="global-adamw"):
+    with pytest.raises(InvalidArgumentError, match="global-adamw") as refused:
         find_contender(name)
+    assert ("90-95 for (0.9, 0.95)" in str(refused.value)) is ("-betas-" in name)
 
 
 @pytest.mark.parametrize("part", ["attention.query", "attn.c_proj"])
@@ -214,7 +221,7 @@ def test_betas_are_those_at_the_end_of_the_name(base):
 
 
 def test_momenta_with_other_betas_are_averaged_too():
-    contender = find_contender("majority-betas-9-98-sync-10")
+    contender = find_contender("majority-betas-90-98-sync-10")
     assert "betas=(0.9, 0.98), MomentumSync(every=10" in contender.definition
 
 

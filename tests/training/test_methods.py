@@ -88,6 +88,26 @@ def test_signum_and_signsgd_vote_with_their_momenta():
     assert betas("majority") == (0.9, 0.99)
 
 
+def find_betas(rank, world_size, rule):
+    settings = TrainSettings.with_defaults(rule=rule, workers=world_size)
+    return build_method(settings, torch.nn.Linear(2, 1)).optimizer.param_groups[0]["betas"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("rule", "betas"),
+    [
+        ("majority-betas-90-95", (0.9, 0.95)),
+        ("global-lion", (0.9, 0.99)),
+        ("global-lion-betas-90-95", (0.9, 0.95)),
+        ("global-adamw", (0.9, 0.999)),
+        ("global-adamw-betas-80-999", (0.8, 0.999)),
+    ],
+)
+def test_name_of_a_rule_says_the_betas(rule, betas):
+    assert run_workers(find_betas, 1, rule) == [betas]
+
+
 def train_all_rules(rank, world_size):
     return {rule: train_steps(rank, world_size, rule, 4)[2] for rule in RULES}
 

@@ -49,6 +49,14 @@ def test_unknown_rule_is_refused_with_the_known_ones(rule):
         TrainSettings.with_defaults(rule=rule)
 
 
+@pytest.mark.parametrize(
+    "rule", ["global-sgd-betas-90-95", "dgc-betas-90-95", "majority-betas-100-95"]
+)
+def test_rule_without_such_betas_is_refused_with_what_they_look_like(rule):
+    with pytest.raises(InvalidArgumentError, match=r"90-95 for \(0\.9, 0\.95\)"):
+        TrainSettings.with_defaults(rule=rule)
+
+
 def test_unknown_exchange_is_refused_with_the_known_ones():
     with pytest.raises(InvalidArgumentError, match=r"auto.*all-reduce.*parameter-server"):
         TrainSettings.with_defaults(exchange="direct")
@@ -134,6 +142,7 @@ def test_overlap_by_name_is_what_the_optimizer_takes():
         ("signum", 5e-4, 0.1),
         ("global-lion", 5e-4, 0.1),
         ("global-adamw", 1e-3, 0.1),
+        ("global-adamw-betas-90-95", 1e-3, 0.1),
         ("ddp-powersgd", 5e-4, 0.1),
         ("terngrad", 1e-3, 0.1),
         ("graddrop", 1e-3, 0.1),
@@ -161,6 +170,9 @@ def test_given_weight_decay_stands_for_every_rule():
         ("dgc", False),
         ("ddp-fp16", False),
         ("ddp-powersgd", False),
+        ("majority-betas-90-95", True),
+        ("global-lion-betas-90-95", False),
+        ("global-adamw-betas-90-95", False),
     ],
 )
 def test_baselines_average_gradients_and_sign_methods_vote(rule, votes):

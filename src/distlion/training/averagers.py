@@ -20,7 +20,7 @@ from distlion.baselines import (
 from distlion.optim import Lion
 from distlion.training.contender import Contender, MethodKind
 from distlion.training.virtual_method import Entry, VirtualAveraging
-from distlion.training.vote_names import LION_BETAS, split_betas
+from distlion.training.vote_names import ADAMW_BETAS, LION_BETAS, split_betas
 from distlion.training.voters import LION_LR, LION_WEIGHT_DECAY
 from distlion.virtual import VirtualBaseline
 
@@ -34,7 +34,6 @@ _SGD_WEIGHT_DECAY = 5e-4
 _SGD_MOMENTUM = 0.9
 # The comparison of arXiv:2404.00438 keeps 4 % of the entries.
 _KEPT = 0.04
-_ADAMW_BETAS = (0.9, 0.999)
 _Method = Compression | PowerSGD
 # Of the run, in place of 4 epochs of the paper's 90 or more.
 _WARM_UP_SHARE = 0.05
@@ -74,7 +73,7 @@ def _make_sgd(entry: Entry, *, momentum: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, entry.lr, momentum=momentum, weight_decay=entry.weight_decay)
 
 
-LION, ADAMW = _choose_lion(LION_BETAS), _choose_adamw(_ADAMW_BETAS)
+LION, ADAMW = _choose_lion(LION_BETAS), _choose_adamw(ADAMW_BETAS)
 _NOISY_ADAMW = replace(ADAMW, base_lr=_NOISY_ADAMW_LR)
 _MOMENTUM_SGD = Inner(
     f"SGD(momentum={_SGD_MOMENTUM})",
@@ -158,8 +157,8 @@ _ALL = (
 BASELINES = {baseline.name: baseline for baseline in _ALL}
 """By name."""
 _WITH_BETAS = {"global-lion": _choose_lion, "global-adamw": _choose_adamw}
-AVERAGER_NAMES = (*BASELINES, *(f"{base}-betas-90-95" for base in _WITH_BETAS))
-"""For messages and help."""
+AVERAGER_NAMES = (*BASELINES, *(f"{base}-betas-A-B" for base in _WITH_BETAS))
+"""For messages and help; A and B are digits of betas."""
 
 
 def find_averager(name: str) -> Contender | None:

@@ -6,6 +6,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.training.averagers import AVERAGER_NAMES, find_averager
 from distlion.training.contender import Contender
 from distlion.training.periodic import PERIODIC_NAMES, find_periodic
+from distlion.training.vote_names import describe_betas
 from distlion.training.voters import VOTER_NAMES, find_voter
 
 METHOD_NAMES = (*VOTER_NAMES, *PERIODIC_NAMES, *AVERAGER_NAMES)
@@ -22,5 +23,6 @@ def find_contender(name: str) -> Contender:
     if contender is None:
         raise InvalidArgumentError(
             f"method {name!r} is unknown; expected one of {', '.join(METHOD_NAMES)}"
+            f"{describe_betas(name)}"
         )
     return contender

@@ -38,7 +38,7 @@ from distlion.training.train_settings import (
     BaselineName,
     TrainSettings,
 )
-from distlion.training.vote_names import LION_BETAS, find_vote
+from distlion.training.vote_names import ADAMW_BETAS, LION_BETAS, find_vote, split_betas
 
 _ONE_BUCKET_MB = 1 << 20
 
@@ -232,14 +232,15 @@ def _build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.O
     transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside.
     """
     params, lr, weight_decay = model.parameters(), settings.lr, settings.weight_decay
+    _, betas = split_betas(settings.rule)
     match settings.baseline:
         case BaselineName.GLOBAL_ADAMW | BaselineName.TERNGRAD | BaselineName.GRADDROP:
-            return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay)
+            return torch.optim.AdamW(params, lr, betas or ADAMW_BETAS, weight_decay=weight_decay)
         case BaselineName.DGC:
             # Without momentum, its L2 term is decoupled weight decay.
             return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
         case _:
-            return Lion(params, lr=lr, betas=LION_BETAS, weight_decay=weight_decay)
+            return Lion(params, lr, betas or LION_BETAS, weight_decay=weight_decay)
 
 
 def _build_hook(

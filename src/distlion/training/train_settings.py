@@ -15,7 +15,12 @@ from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
 from distlion.tasks import ByClass, Tokenizer
 from distlion.training.device import check_device
-from distlion.training.vote_names import find_vote, list_vote_names
+from distlion.training.vote_names import (
+    describe_betas,
+    find_vote,
+    list_vote_names,
+    split_betas,
+)
 
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
@@ -42,8 +47,9 @@ class BaselineName(str, Enum):
 
 
 BASELINE_NAMES = tuple(name.value for name in BaselineName)
-RULE_NAMES = (*list_vote_names(), *BASELINE_NAMES)
-"""For messages and help; P is 1 to 8 bits."""
+_WITH_BETAS = (BaselineName.GLOBAL_LION.value, BaselineName.GLOBAL_ADAMW.value)
+RULE_NAMES = (*list_vote_names(), *BASELINE_NAMES, *(f"{name}-betas-A-B" for name in _WITH_BETAS))
+"""For messages and help; P is 1 to 8 bits, A and B are digits of betas."""
 
 AUTO = "auto"
 
@@ -196,7 +202,7 @@ class TrainSettings:
             "device": "cpu",
             "partition": _PARTITIONS[task][0],
             **_DEFAULTS[task],
-            **_BASELINE_DEFAULTS.get(rule, {}),
+            **_BASELINE_DEFAULTS.get(split_betas(rule)[0], {}),
         }
         if task is TaskName.TEXT:
             settings["tokenizer"] = Tokenizer.BYTE
@@ -232,12 +238,15 @@ class TrainSettings:
     @property
     def baseline(self) -> BaselineName | None:
         """Return the baseline of the rule; None if the rule votes."""
-        return None if find_vote(self.rule) else BaselineName(self.rule)
+        base, betas = split_betas(self.rule)
+        known = BASELINE_NAMES if betas is None else _WITH_BETAS
+        return BaselineName(base) if base in known else None
 
     def _check_names(self) -> None:
-        if find_vote(self.rule) is None and self.rule not in BASELINE_NAMES:
+        if find_vote(self.rule) is None and self.baseline is None:
             raise InvalidArgumentError(
                 f"rule {self.rule!r} is unknown; expected one of {', '.join(RULE_NAMES)}"
+                f"{describe_betas(self.rule)}"
             )
         if self.exchange != AUTO and self.exchange not in PATTERNS:
             raise InvalidArgumentError(

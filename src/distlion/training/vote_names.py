@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from distlion.aggregation import RULES, Aggregation, Average, MajorityVote, list_rule_names
 
 LION_BETAS = (0.9, 0.99)
-_BETAS = re.compile(r"(?P<base>.+)-betas-(?P<first>\d{1,3})-(?P<second>\d{1,3})")
+ADAMW_BETAS = (0.9, 0.999)
+# No digits but 0 behind the second one: each pair of betas has one name.
+_DIGITS = r"\d\d[1-9]?"
+_BETAS = re.compile(rf"(?P<base>.+)-betas-(?P<first>{_DIGITS})-(?P<second>{_DIGITS})")
 _SIGNUM_BETAS = (0.9, 0.9)
 _SIGNSGD_BETAS = (0.0, 0.0)
 
@@ -66,6 +69,8 @@ def find_vote(name: str) -> NamedVote | None:
 def split_betas(name: str) -> tuple[str, tuple[float, float] | None]:
     """Take betas from the end of a name: ``majority-betas-90-95`` has (0.9, 0.95).
 
+    The numbers are two or three digits behind the decimal point.
+
     Returns:
         The rest of the name, and the betas; None where it says nothing of them.
     """
@@ -75,6 +80,16 @@ def split_betas(name: str) -> tuple[str, tuple[float, float] | None]:
     return match["base"], (float(f"0.{match['first']}"), float(f"0.{match['second']}"))
 
 
+def describe_betas(name: str) -> str:
+    """Return what an unknown name with betas must look like, to be added to its error; or ""."""
+    if "-betas-" not in name:
+        return ""
+    return (
+        "; betas are digits behind the point, two or three of them, 90-95 for (0.9, 0.95); they "
+        "stand behind a rule, global-lion or global-adamw and before -sync-K"
+    )
+
+
 def list_vote_names() -> list[str]:
-    """Return the names for messages and help; P is a number of bits."""
-    return [*list_rule_names(), *_SIGNUM, "RULE-betas-90-95"]
+    """Return the names for messages and help: P is a number of bits, A and B digits of betas."""
+    return [*list_rule_names(), "RULE-betas-A-B", *_SIGNUM]
