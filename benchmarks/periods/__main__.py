@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,11 +22,12 @@ from pathlib import Path
 
 import target_path  # noqa: F401
 import torch
-from archive import Records
+from archive import Records, require_evidence
 from curves import Data, run_until_done
 from design import LINKS, WORKERS, list_open_runs
 from laboratory import run_on_hosts, save
 from local_host import Job
+from results import LOAD
 from tables import write_report
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -34,11 +36,13 @@ _HOST = Path(__file__).with_name("local_host.py")
 
 def time_all(folder: Path, books: Path, links: Sequence[str], repetitions: int) -> None:
     """Time steps and exchanges on each link."""
+    load = round(os.getloadavg()[0], 2)
     for link in links:
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / "found.json"
             job = Job(books=str(books.resolve()), out=str(out), repetitions=repetitions)
             found = run_on_hosts(_HOST, json.dumps(asdict(job)), out, hosts=WORKERS, link=link)
+        found["conditions"][LOAD] = load
         save(folder / f"steps_{link}.json", found)
 
 
@@ -57,13 +61,15 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     records = Records(args.results / "periods")
     torch.set_num_threads(1)  # bits depend on it
+    if args.command not in ("run", "time"):
+        print(write_report(records, args.results))
+        return 0
+    require_evidence()
     if args.command == "run":
         data = Data(None, args.books)
         run_until_done(lambda: list_open_runs(records.read), records, data)
-    elif args.command == "time":
-        time_all(records.folder, args.books, args.links, args.repetitions)
     else:
-        print(write_report(records, args.results))
+        time_all(records.folder, args.books, args.links, args.repetitions)
     return 0
 
 

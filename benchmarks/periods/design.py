@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import target_path  # noqa: F401
 from cells import Choice, Find, Setting, choose_rate, list_open
+from plan import SHORT
 from runs import RunConfig
 from settings import TargetCell
 
@@ -17,14 +18,19 @@ PERIODS = (8, 32)
 TEXT = Setting("text", 448, 64, 14, {"width": 168, "layers": 3, "heads": 4, "context": 64})
 
 DDP, MAJORITY = "global-adamw", "majority"
+TOGETHER = (DDP, MAJORITY, SHORT)
+"""What exchanges in each step."""
+TIMED_AS = {SHORT: MAJORITY}
+"""Whose steps others have: the same bits and arithmetic."""
 WAYS = {"majority-every": "votes", "diloco": "means"}
 """What is exchanged: names of methods begin so."""
 OUTERS = {"": "Nesterov", "-plain": "plain"}
 """The outer step: names of methods end so."""
 EXCHANGE, PERIOD = "exchange of {}", "period of {}"
 """What the lab times beside whole steps; a period has the fewer local steps."""
-_LOCAL = re.compile(r"(?P<way>.+)-(?P<every>\d+)(-plain)?")
-_CENTERS = {"adamw": 4e-3, "lion": 4e-4}
+_LOCAL = re.compile(rf"(?P<way>{'|'.join(WAYS)})-(?P<every>\d+)(-plain)?")
+_ADAMW_CENTER = 4e-3
+_CENTERS = {MAJORITY: 4e-4, SHORT: 1.6e-3}
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class PeriodCell(TargetCell):
 
     @property
     def center(self) -> float:
-        return _CENTERS["lion" if self.method == MAJORITY else "adamw"]
+        return _CENTERS.get(self.method, _ADAMW_CENTER)
 
 
 def make_cell(method: str) -> PeriodCell:
@@ -75,7 +81,7 @@ def best_loss(choice: Choice) -> float | None:
 
 def list_cells(find: Find) -> list[PeriodCell]:
     """Return the cells that are reported, as far as tuning has chosen them."""
-    cells = [make_cell(DDP), make_cell(MAJORITY)]
+    cells = [make_cell(method) for method in TOGETHER]
     for way in WAYS:
         outer = choose_outer(way, find)
         if outer is not None:

@@ -9,14 +9,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import target_path  # noqa: F401
 from archive import Records
-from design import DDP, EXCHANGE, MAJORITY, list_cells, read_local
+from design import DDP, EXCHANGE, MAJORITY, TIMED_AS, list_cells, read_local
 from evidence import Ending
 from outcome import Curve, Row, cross, read_row
+from plan import SHORT
 from settings import FLOOR, Target
 
+_TITLES = {
+    DDP: "DDP, fp32 + AdamW",
+    MAJORITY: "majority vote in each step",
+    SHORT: "majority vote in each step, betas (0.9, 0.95)",
+}
+LOAD = "load_average_before"
+"""Of the minute before the first link; the later ones' would be that of the lab."""
 Blocks = Mapping[str, Sequence[float]]
 """Of one link: seconds of a step, an exchange or a period in each block."""
 
@@ -57,8 +66,9 @@ class Method:
     @property
     def bits(self) -> float | None:
         """Bits up and down for each parameter and step; None before a run."""
-        records = self.ending.records.values()
-        return next((each["bits_up"] + each["bits_down"] for each in records), None)
+        # One that diverged may have stopped before its first exchange.
+        ended = [each for each in self.ending.records.values() if each["diverged"] is None]
+        return next((each["bits_up"] + each["bits_down"] for each in ended), None)
 
     @property
     def step_mb(self) -> float | None:
@@ -72,9 +82,8 @@ class Method:
         step_s = find_step_s(self.name, blocks)
         if step_s is None or not self.row.is_complete:
             return None
-        # A run that diverged may have no score at all.
         steps = {
-            seed: cross(curve, "text", target.value) if curve else None
+            seed: None if seed in self.row.diverged else cross(curve, "text", target.value)
             for seed, curve in self.row.curves.items()
         }
         return {seed: math.inf if n is None else n * step_s for seed, n in steps.items()}
@@ -93,7 +102,14 @@ def make_title(method: str) -> str:
     local = read_local(method)
     if local is not None:
         return "{} every {} steps".format(*local)
-    return "DDP, fp32 + AdamW" if method == DDP else "majority vote in each step"
+    return _TITLES[method]
+
+
+def read_timing(folder: Path, link: str) -> dict[str, Any] | None:
+    """Return the record of what was timed on a link; None if it was not."""
+    path = folder / f"steps_{link}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return found
 
 
 def read_blocks(folder: Path, link: str, *, own_cores: bool = False) -> Blocks:
@@ -105,10 +121,9 @@ def read_blocks(folder: Path, link: str, *, own_cores: bool = False) -> Blocks:
         own_cores: Take from every step that part of a local step which hosts spend waiting for
             each other's cores. An estimate: work on packets, which waits too, stays as it is.
     """
-    path = folder / f"steps_{link}.json"
-    if not path.exists():
+    found = read_timing(folder, link)
+    if found is None:
         return {}
-    found = json.loads(path.read_text())
     blocks: dict[str, list[float]] = found["seconds"]
     if not own_cores:
         return blocks
@@ -125,7 +140,7 @@ def find_step_s(method: str, blocks: Blocks) -> float | None:
     if not blocks:
         return None
     if local is None:
-        return median(blocks[method])
+        return median(blocks[TIMED_AS.get(method, method)])
     what, every = local
     return median(blocks[FLOOR]) + median(blocks[EXCHANGE.format(what)]) / every
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 
 import target_path  # noqa: F401
 from archive import Records
@@ -18,6 +18,7 @@ from design import (
     OUTERS,
     PERIOD,
     PERIODS,
+    TOGETHER,
     WAYS,
     best_loss,
     choose_outer,
@@ -36,7 +37,9 @@ from outcome import (
     list_missing,
 )
 from picture import draw_curves
+from plan import SHORT
 from results import (
+    LOAD,
     Blocks,
     Method,
     find_loss,
@@ -44,12 +47,15 @@ from results import (
     has_won,
     read_blocks,
     read_methods,
+    read_timing,
 )
 from settings import FLOOR, Target, derive_targets
 
 SHOWN_LINKS = ("10mbit", "100mbit")
 LINK_TITLES = {link: f"{link.removesuffix('mbit')} Mbit/s" for link in LINKS}
-_OWN_CORES = ", estimated for hosts with a core each, packets as measured (decides nothing)"
+_OWN_CORES = ", estimated for hosts with a core each, packets as measured"
+_DECIDES, _TELLS = "votes", "votes (decides nothing)"
+DECIDING_TARGET = "close"
 FindBlocks = Callable[[str], Blocks]
 
 
@@ -83,12 +89,13 @@ def tabulate_endings(methods: Sequence[Method]) -> Table:
         bits = method.bits
         line = [method.title, _name_outer(method.name), describe_rate(method.row)]
         line += ["-" if bits is None else f"{bits:.3g}", describe_ends(method.row)]
-        for reference in (MAJORITY, DDP):
+        for reference in (MAJORITY, SHORT, DDP):
             is_itself = method.name == reference
             line.append("" if is_itself else _describe_difference(method, by_name[reference]))
         lines.append(line)
     head = ["method", "outer step", "rate", "bits up and down a step", "test loss at the end"]
-    return "Equal steps", [*head, "minus majority", "minus DDP"], lines
+    head += ["minus majority", "minus majority, betas (0.9, 0.95)", "minus DDP"]
+    return "Equal steps", head, lines
 
 
 def _name_outer(method: str) -> str:
@@ -130,10 +137,15 @@ def tabulate_bytes(methods: Sequence[Method]) -> Table:
             curves = method.row.curves.values() if method.is_drawn else ()
             losses = [find_loss(curve, budget / size) for curve in curves] if size else []
             known = [loss for loss in losses if loss is not None]
-            line.append(f"{fmean(known):.3f}" if known and len(known) == len(losses) else "-")
+            is_over = size is not None and budget > size * method.row.cell.setting.steps
+            text = f"{fmean(known):.3f}{' (end)' * is_over}"
+            line.append(text if known and len(known) == len(losses) else "-")
         lines.append(line)
     head = [f"{budget:.3g} MB: all of {title}" for title, budget in budgets]
-    return "Equal bytes: test loss after so many megabytes up and down", ["method", *head], lines
+    title = (
+        "Equal bytes: test loss after so many megabytes up and down, or at the end of a shorter run"
+    )
+    return title, ["method", *head], lines
 
 
 def tabulate_seconds(
@@ -168,13 +180,20 @@ def _describe_reached(
 def tabulate_winners(
     methods: Sequence[Method], target: Target, find_blocks: FindBlocks, *, condition: str = ""
 ) -> Table:
-    """Tabulate whether votes every H steps are first on each link, by the protocol's rule."""
+    """Tabulate whether votes every H steps are first on each link, by the protocol's rule.
+
+    Args:
+        methods: All of them.
+        target: To be reached; the first one decides.
+        find_blocks: Returns what was timed on a link.
+        condition: Under which that is an estimate, for the title.
+    """
     lines = []
     for link in LINKS:
         found = [(method, method.seconds(target, find_blocks(link))) for method in methods]
         votes = {m.title: each for m, each in found if each is not None and m.votes_seldom}
         others = {m.title: each for m, each in found if each is not None and not m.votes_seldom}
-        if len(votes) + len(others) < 2 + len(WAYS) * len(PERIODS):
+        if len(votes) + len(others) < len(TOGETHER) + len(WAYS) * len(PERIODS):
             lines.append([LINK_TITLES[link], "missing", "", "", ""])
             continue
         ratio = _find_least(others)[1] / _find_least(votes)[1]
@@ -190,7 +209,8 @@ def tabulate_winners(
         )
     head = ["link", "first of votes every H steps", "first of the others"]
     title = f"Who reaches {target.name}, {target.value:.2f} nats, first{condition}"
-    return title, [*head, "others / votes", "votes"], lines
+    decides = target.name == DECIDING_TARGET and not condition
+    return title, [*head, "others / votes", _DECIDES if decides else _TELLS], lines
 
 
 def _find_least(group: Mapping[str, Mapping[int, float]]) -> tuple[str, float]:
@@ -229,15 +249,48 @@ def tabulate_steps(methods: Sequence[Method], find_blocks: FindBlocks) -> Table:
                 f"{median(measured) / (PERIODS[0] * summed) - 1:+.1%}" if known else "missing"
             )
         lines.append(line)
-    head = ["median of blocks", *(f"{LINK_TITLES[link]}, ms" for link in LINKS)]
+    head = ["median and quartiles of blocks", *(f"{LINK_TITLES[link]}, ms" for link in LINKS)]
     return "Steps and exchanges on 8 hosts", head, lines
 
 
 def _describe_ms(blocks: Sequence[float] | None) -> str:
-    return "missing" if blocks is None else f"{1e3 * median(blocks):.0f}"
+    if blocks is None:
+        return "missing"
+    if len(blocks) < 2:
+        return f"{1e3 * blocks[0]:.0f}, 1 block"
+    low, middle, high = (1e3 * value for value in quantiles(blocks, n=4, method="inclusive"))
+    return f"{middle:.0f} ({low:.0f} - {high:.0f}), {len(blocks)} blocks"
+
+
+def tabulate_conditions(folder: Path) -> Table:
+    """Tabulate on what steps were timed."""
+    lines = []
+    for link in LINKS:
+        found = read_timing(folder, link)
+        if found is not None:
+            conditions = found["conditions"]
+            keys = ("date", "cpu", "cores", "kernel", "tcp_congestion_control", "torch", LOAD)
+            line = [LINK_TITLES[link], found["commit"][:8] + " (dirty)" * found["dirty"]]
+            lines.append([*line, *(str(conditions[key]) for key in keys)])
+    head = ["link", "commit", "date", "CPU", "cores", "kernel", "congestion control", "torch"]
+    head.append("load average before")
+    return "Conditions of what was timed", head, lines
 
 
 # The report
+
+
+def _describe_runs(records: Records) -> str:
+    found = [each for each in records.read_all() if "config" in each]
+    if not found:
+        return "No runs yet."
+    hours = sum(each["cpu_s"] for each in found) / 3600
+    places = sorted({f"{each['cpu']}, torch {each['versions']['torch']}" for each in found})
+    dirty = sum(each["dirty"] for each in found)
+    return (
+        f"{len(found)} runs, {hours:.1f} core-hours, on {'; '.join(places)}; {dirty} of them from "
+        "sources that were not committed."
+    )
 
 
 def list_undone(find: Find, methods: Sequence[Method], folder: Path) -> list[str]:
@@ -273,6 +326,7 @@ def write_report(records: Records, results: Path) -> str:
             for target in targets
         ),
         tabulate_steps(methods, blocks.__getitem__),
+        tabulate_conditions(records.folder),
     ]
     lines = [
         "# Votes every H steps",
@@ -283,6 +337,7 @@ def write_report(records: Records, results: Path) -> str:
         "computed from measured steps and trained curves: mean and range of three seeds, and how",
         "many times as long DDP fp32 takes. Eight hosts share two cores, so that local steps take",
         "longer than on eight machines.",
+        _describe_runs(records),
     ]
     text = compose_page(lines, tables, list_undone(records.read, methods, records.folder))
     (results / "periods.md").write_text(text)

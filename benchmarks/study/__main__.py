@@ -19,18 +19,17 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from archive import Records, describe_place
+from archive import Records, require_evidence
 from cells import list_open
 from images import Images, ImageTask
 from plan import PARTS, Part
-from runs import RunConfig, Task, Trainer
+from runs import Reporter, RunConfig, Task, Trainer
 from text import Novels, TextTask
 
 from report import write_report
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 WAIT_S = 20.0
-REPORT_EVERY_S = 30.0
 
 
 class Data:
@@ -65,7 +64,6 @@ class Data:
 
 def run_all(records: Records, data: Data, parts: Sequence[Part]) -> None:
     """Do runs in the order of the protocol until none is left."""
-    describe_place()
     while True:
         pending, did = False, False
         for config in _list_open_runs(records, data, parts):
@@ -98,25 +96,6 @@ def perform(records: Records, data: Data, config: RunConfig) -> bool:
         outcome = Trainer(config, task, Reporter(config)).run()
         records.write(config, {"data": digest, **outcome})
     return True
-
-
-class Reporter:
-    """Report on stderr, now and then, where a run is.
-
-    Args:
-        config: The run.
-    """
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._due_s = time.monotonic() + REPORT_EVERY_S
-        print(config.name, file=sys.stderr, flush=True)
-
-    def __call__(self, done: int) -> None:
-        """Report how far it is."""
-        if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + REPORT_EVERY_S
-            print(f"  {done}/{self._config.steps}", file=sys.stderr, flush=True)
 
 
 # What must come out again; all else in a record is where and how fast it was made.
@@ -156,6 +135,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.command == "repeat":
         return repeat(records, Data(args.images, args.books), args.name)
     if args.command == "run":
+        require_evidence()
         chosen = [part for part in PARTS if part.name in args.parts]
         run_all(records, Data(args.images, args.books), chosen)
         return 0

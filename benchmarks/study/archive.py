@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,7 +22,10 @@ import distlion
 REPOSITORY = Path(__file__).resolve().parents[2]
 FORMAT = 1
 # What a run's bits depend on; records and reports may change while runs go on.
-_SOURCES = ("src", "csrc", "benchmarks/study", "pyproject.toml", "CMakeLists.txt")
+_SOURCES = (
+    *("src", "csrc", "pyproject.toml", "CMakeLists.txt"),
+    *("benchmarks/study", "benchmarks/target", "benchmarks/periods"),
+)
 
 
 class Records:
@@ -101,6 +105,15 @@ def describe_place() -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def require_evidence() -> None:
+    """End the program if what it is about to record would be none."""
+    if describe_place()["dirty"]:
+        sys.exit("sources differ from their commit, and such runs are no evidence: commit first")
+    package = Path(distlion.__file__).resolve()
+    if not package.is_relative_to(REPOSITORY):
+        sys.exit(f"distlion is that of {package.parent}: install this checkout, {REPOSITORY}")
 
 
 def _ask_git(*words: str) -> str:

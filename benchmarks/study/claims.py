@@ -80,6 +80,13 @@ CLAIMS = (
         conditions="skew",
     ),
     Claim(
+        "ours",
+        "on skewed data momentum after the vote ends ahead of betas (0.9, 0.95)",
+        (("shared-majority", SHORT),),
+        wants_ahead=True,
+        conditions="skew",
+    ),
+    Claim(
         _CUB,
         "averaging the momenta of some layers is enough",
         elsewhere="[the start of training](../../docs/explanation/start-of-training.md)",
@@ -119,6 +126,12 @@ CLAIMS = (
         "ours",
         "momentum after the vote is ahead of majority vote over Lion",
         (("shared-majority", "majority"),),
+        wants_ahead=True,
+    ),
+    Claim(
+        "ours",
+        "momentum after the vote, or D-Signum, is ahead of betas (0.9, 0.95)",
+        (("shared-majority", SHORT), ("signum", SHORT)),
         wants_ahead=True,
     ),
     Claim(

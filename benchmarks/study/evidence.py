@@ -123,6 +123,10 @@ def compare(method: Ending, reference: Ending) -> Comparison:
         return Comparison(
             method, reference, 0, math.inf, math.nan, math.nan, math.inf, Verdict.BEHIND
         )
+    if whole and reference.has_diverged:
+        return Comparison(
+            method, reference, 0, -math.inf, math.nan, -math.inf, math.nan, Verdict.AHEAD
+        )
     seeds = [
         seed
         for seed in sorted(set(method.records) & set(reference.records))

@@ -27,7 +27,7 @@ def draw_endings(study: Study) -> bytes | None:
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(4.3 * columns, 3.2 * rows), dpi=_DPI, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (part, endings) in zip(panels, shown, strict=False):
         for place, ending in enumerate(endings):
             outcomes = ending.outcomes()
@@ -38,7 +38,7 @@ def draw_endings(study: Study) -> bytes | None:
         axes.set_title(part.title, fontsize=9)
         axes.set_xlabel(UNITS[endings[0].cell.setting.task], fontsize=8)
         axes.grid(visible=True, axis="x", alpha=0.3)
-    for axes in list(panels):
+    for axes in panels[len(shown) :]:
         axes.set_visible(False)
     return _to_png(figure)
 

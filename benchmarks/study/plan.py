@@ -28,7 +28,7 @@ class Part:
     cells: tuple[Cell, ...]
 
 
-# Betas of (0.9, 0.95), the best of those that were tried by validation data, for each optimizer.
+# Betas of (0.9, 0.95), on images the best of those that were tried by validation data.
 SHORT = "majority-betas-90-95"
 SHORT_LION, SHORT_ADAMW = "global-lion-betas-90-95", "global-adamw-betas-90-95"
 SHORT_TWO_BITS = "quantized-2-betas-90-95"

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from archive import Records
 from cells import SEEDS, list_open
 from claims import CLAIMS, SHOWN, Claim, Study, holds
+from decisions import list_decisions
 from evidence import MARGINS, UNITS, Comparison, Ending, Verdict
 from figures import describe, draw_bits, draw_curves, draw_endings
 from plan import PARTS, SHORT, Part
@@ -28,7 +29,8 @@ _FIGURES = (
     (draw_bits, "bits", "Outcome against bits up and down; lower left is better."),
     (draw_curves, "curves", "Validation loss over steps, the mean of the seeds."),
 )
-_REFERENCES = ("global-adamw", "global-lion", "majority")
+_DIVERGED = {Verdict.BEHIND: "diverged", Verdict.AHEAD: "the reference diverged"}
+_REFERENCES = ("global-adamw", "global-lion", "majority", SHORT)
 
 
 def write_report(records: Records, folder: Path) -> Path:
@@ -58,6 +60,8 @@ def _lay_out(study: Study, records: Records) -> Iterator[Block]:
         ["claim", "of", "part", "N", "method - reference", "difference", "bounds", "answer"],
         [row for claim in CLAIMS for row in _rows_of_claim(claim, study)],
     )
+    yield Heading("What it decides for the library")
+    yield Table(["question", "what must hold", "answer"], list(_rows_of_decisions(study)))
     yield Heading("What the papers show")
     yield Table(["of", "what", "here", "status"], list(_rows_of_shown(study)))
     yield Heading("Figures")
@@ -120,6 +124,13 @@ def _rows_of_claim(claim: Claim, study: Study) -> Iterator[list[str]]:
         ]
 
 
+def _rows_of_decisions(study: Study) -> Iterator[list[str]]:
+    words = {True: "holds", False: "does not hold", None: "not yet run"}
+    for decision in list_decisions(study):
+        conditions = [f"{each.text} ({words[each.holds]})" for each in decision.conditions]
+        yield [decision.question, "; ".join(conditions), decision.answer]
+
+
 def _rows_of_shown(study: Study) -> Iterator[list[str]]:
     for source, what, parts, how in SHOWN:
         endings = [each for part in parts for each in study.endings[part]]
@@ -138,7 +149,7 @@ def _digits(ending: Ending) -> int:
 
 def _difference(comparison: Comparison) -> str:
     if comparison.n_seeds == 0:
-        return "diverged" if comparison.verdict is Verdict.BEHIND else ""
+        return _DIVERGED.get(comparison.verdict, "")
     digits = _digits(comparison.method)
     text = f"{comparison.mean:+.{digits}f}"
     if comparison.n_seeds < len(SEEDS):
@@ -226,7 +237,7 @@ def _rows_of_comparisons(part: Part, ending: Ending, study: Study) -> Iterator[l
         if reference == ending.cell.method:
             continue
         comparison = study.compare_cell(ending, part.name, reference)
-        if comparison is None or comparison.n_seeds == 0:
+        if comparison is None or not _difference(comparison):
             continue
         yield [
             describe(ending),

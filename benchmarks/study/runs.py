@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -190,3 +191,25 @@ def digest_parameters(model: nn.Module) -> str:
     for param in model.parameters():
         digest.update(param.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+REPORT_EVERY_S = 30.0
+
+
+class Reporter:
+    """Report on stderr, now and then, where a run is.
+
+    Args:
+        config: The run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._due_s = time.monotonic() + REPORT_EVERY_S
+        print(config.name, file=sys.stderr, flush=True)
+
+    def __call__(self, done: int) -> None:
+        """Report how far it is."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + REPORT_EVERY_S
+            print(f"  {done}/{self._config.steps}", file=sys.stderr, flush=True)

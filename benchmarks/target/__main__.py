@@ -19,7 +19,7 @@ from pathlib import Path
 
 import study_path  # noqa: F401
 import torch
-from archive import Records
+from archive import Records, require_evidence
 from cells import SEEDS
 from curves import Data, run_until_done
 from laboratory import save, time_steps, train_whole
@@ -75,6 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.command is None:
         print(write_report(records, args.results))
         return 0
+    require_evidence()
     data = Data(args.images, args.books)
     if args.command == "run":
         run_all(records, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import study_path  # noqa: F401
-from archive import Records, describe_place
+from archive import Records
 from images import Images, ImageTask
-from runs import RunConfig, Task, Trainer
+from runs import Reporter, RunConfig, Task, Trainer
 from scoring import Result
 from settings import THINNED
 from text import Novels, TextTask
@@ -103,11 +102,9 @@ def run_until_done(list_open: Callable[[], list[RunConfig]], records: Records, d
         records: What runs leave.
         data: What they are made from.
     """
-    describe_place()
     while open_runs := list_open():
         for config in open_runs:
             if perform(records, data, config):
-                print(config.name, file=sys.stderr, flush=True)
                 break  # what comes next may depend on it
         else:
             time.sleep(WAIT_S)
@@ -119,7 +116,7 @@ def perform(records: Records, data: Data, config: RunConfig) -> bool:
         if not is_ours or records.read(config.name) is not None:
             return False
         task, digest = data.build(config)
-        outcome: dict[str, Any] = Trainer(config, task, lambda done: None).run()
+        outcome: dict[str, Any] = Trainer(config, task, Reporter(config)).run()
         if not config.is_tuning:
             outcome["test_curve"] = outcome.pop("validation")
         records.write(config, {"data": digest, **outcome})

@@ -22,6 +22,7 @@ MODULES = (
     "text",
     "evidence",
     "claims",
+    "decisions",
     "figures",
     "report",
 )

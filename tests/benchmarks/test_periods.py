@@ -109,8 +109,8 @@ def tune_votes(periods: Any, *, nesterov: float, plain: float) -> dict[str, Any]
 def test_everything_is_tuned_before_anything_is_reported(periods: Any) -> None:
     runs = periods.design.list_open_runs({}.get)
     assert all(run.is_tuning and run.seed == 0 for run in runs)
-    # AdamW, votes in each step, and two outer steps for votes and for means: three rates each.
-    assert len({run.name for run in runs}) == len(runs) == 18
+    # AdamW, two votes in each step, and two outer steps for votes and for means: three rates each.
+    assert len({run.name for run in runs}) == len(runs) == 21
     assert not any("-32" in run.method for run in runs)
 
 
@@ -181,6 +181,7 @@ def test_a_step_takes_a_local_step_and_its_share_of_an_exchange(periods: Any) ->
     assert find("diloco-32", BLOCKS) == pytest.approx(0.2 + 6.4 / 32)
     assert find("global-adamw", BLOCKS) == 6.0
     assert find("majority", BLOCKS) == 0.5
+    assert find("majority-betas-90-95", BLOCKS) == 0.5
     assert find("majority", {}) is None
 
 
@@ -220,19 +221,24 @@ def test_votes_have_won_if_they_are_first_with_every_seed(
     assert periods.results.has_won(dict(enumerate(votes, 1)), others) is won
 
 
-def make_method(periods: Any, method: str, end: float) -> Any:
-    """Return a method whose seeds fall from 4 nats in a straight line."""
+def make_method(periods: Any, method: str, end: float, *, diverged: int | None = None) -> Any:
+    """Return a method whose seeds fall from 4 nats in a straight line, and one may diverge."""
     cell = periods.design.make_cell(method)
     choice = periods.cells.Choice({}, (), 1e-3, False)
     curves = {seed: [[0, 4.0, 0.0], [100, end, 0.0]] for seed in (1, 2, 3)}
-    row = periods.outcome.Row(cell, periods.results.make_title(method), choice, curves, frozenset())
+    title, lost = periods.results.make_title(method), frozenset({diverged} - {None})
+    row = periods.outcome.Row(cell, title, choice, curves, lost)
     record = {"bits_up": 1.0, "bits_down": 1.0, "parameters": 4_000_000, "diverged": None}
-    ending = periods.evidence.Ending(cell, choice, dict.fromkeys((1, 2, 3), record))
+    records = dict.fromkeys((1, 2, 3), record)
+    if diverged is not None:
+        records[diverged] = record | {"bits_up": 0.0, "bits_down": 0.0, "diverged": 3}
+    ending = periods.evidence.Ending(cell, choice, records)
     return periods.results.Method(row, ending)
 
 
 def make_methods(periods: Any, *, votes: float) -> list[Any]:
-    ends = {"global-adamw": 2.0, "majority": 2.2, "diloco-8": 2.2, "diloco-32": 2.4}
+    ends = {"global-adamw": 2.0, "majority": 2.2, "majority-betas-90-95": 2.1}
+    ends |= {"diloco-8": 2.2, "diloco-32": 2.4}
     ends |= {"majority-every-8": votes, "majority-every-32": 3.5}
     return [make_method(periods, method, end) for method, end in ends.items()]
 
@@ -252,6 +258,27 @@ def test_a_link_says_who_is_first_there(periods: Any, votes: float, verdict: str
     assert lines[1][1] == "missing"
 
 
+def test_a_seed_that_diverged_reaches_no_target_and_wins_nothing(periods: Any) -> None:
+    methods = make_methods(periods, votes=2.2)
+    place = [method.name for method in methods].index("majority-every-8")
+    methods[place] = make_method(periods, "majority-every-8", 2.2, diverged=1)
+    target = periods.settings.Target("close", 3.0)
+    reached = methods[place].seconds(target, BLOCKS)
+    assert [math.isfinite(reached[seed]) for seed in (1, 2, 3)] == [False, True, True]
+    assert methods[place].bits == 2.0
+    _, _, lines = periods.tables.tabulate_winners(methods, target, find_blocks)
+    assert lines[0][-1] == "not won"
+
+
+def test_only_the_closer_target_as_measured_decides(periods: Any) -> None:
+    def head(name: str, **more: str) -> str:
+        target = periods.settings.Target(name, 3.0)
+        return periods.tables.tabulate_winners([], target, find_blocks, **more)[1][-1]
+
+    assert head("close") == "votes"
+    assert head("rough") == head("close", condition=", estimated") == "votes (decides nothing)"
+
+
 def find_blocks(link: str) -> dict[str, list[float]]:
     """Only one link has been timed."""
     return BLOCKS if link == "10mbit" else {}
@@ -263,6 +290,18 @@ def test_equal_bytes_are_those_of_whole_runs(periods: Any) -> None:
     # 448 steps of 2 bits for 4 million parameters.
     assert head[1] == "448 MB: all of majority vote in each step"
     assert lines[1][1] == "2.200"
+
+
+def test_a_run_that_takes_less_than_another_is_marked_where_it_has_ended(periods: Any) -> None:
+    cheap, dear = (make_method(periods, name, 2.2) for name in ("majority", "diloco-8"))
+    for record in dear.ending.records.values():
+        record["bits_up"] = 3.0
+    _, head, lines = periods.tables.tabulate_bytes([cheap, dear])
+    assert head[1:] == [
+        "448 MB: all of majority vote in each step",
+        "896 MB: all of means every 8 steps",
+    ]
+    assert lines[0][1:] == ["2.200", "2.200 (end)"]
 
 
 def test_periods_are_compared_with_the_sum_of_their_parts(periods: Any) -> None:

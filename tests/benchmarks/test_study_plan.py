@@ -1,10 +1,11 @@
-"""The study's plan: learning rates, and differences that decide."""
+"""The study: learning rates, differences that decide, decisions, and what is evidence."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -232,3 +233,101 @@ def test_a_claim_is_answered_by_what_was_decided(
     found = SimpleNamespace(verdict=study.evidence.Verdict[verdict])
     claims = [study.claims.Claim("us", "it", wants_ahead=wants) for wants in (False, True)]
     assert [study.claims.holds(claim, found) for claim in claims] == [of_a_par, of_ahead]
+
+
+# Decisions
+
+
+def make_comparison(study: Any, verdict: str, *, mean: float = -3.0, alpha: float = 0.1) -> Any:
+    method = SimpleNamespace(cell=SimpleNamespace(alpha=alpha))
+    return SimpleNamespace(verdict=study.evidence.Verdict[verdict], mean=mean, method=method)
+
+
+def decide_for_library(study: Any, **found: Any) -> list[str]:
+    """Return the answers where each part has one comparison, ``AHEAD`` if it is not given."""
+
+    def compare(part: str, method: str, reference: str) -> list[Any]:
+        if part == "skew" and method == "shared-majority":
+            shared: list[Any] = found.get("shared", [make_comparison(study, "AHEAD")])
+            return shared
+        return [found.get(part.replace("-", "_"), make_comparison(study, "AHEAD"))]
+
+    found_by = SimpleNamespace(compare=compare)
+    return [each.answer for each in study.decisions.list_decisions(found_by)]
+
+
+def test_betas_change_only_where_all_parts_are_ahead_and_the_long_one_by_far(study: Any) -> None:
+    assert decide_for_library(study)[0] == "yes"
+    for part in ("confirmation", "images_8", "text_8", "images_32", "skew"):
+        for verdict in ("PAR", "BEHIND", "UNDECIDED"):
+            found = make_comparison(study, verdict)
+            assert decide_for_library(study, **{part: found})[0] == "no"
+        assert decide_for_library(study, **{part: make_comparison(study, "OPEN")})[0] == "not yet"
+    for mean, answer in ((-2.39, "no"), (-2.4, "yes")):
+        found = make_comparison(study, "AHEAD", mean=mean)
+        assert decide_for_library(study, confirmation=found)[0] == answer
+
+
+def test_one_condition_that_fails_is_enough_for_a_no(study: Any) -> None:
+    lost, open_ = make_comparison(study, "AHEAD", mean=-1.0), make_comparison(study, "OPEN")
+    assert decide_for_library(study, confirmation=lost, skew=open_)[0] == "no"
+
+
+def test_momentum_after_the_vote_must_be_ahead_where_classes_are_most_skewed(study: Any) -> None:
+    for verdict, answer in (("AHEAD", "yes"), ("PAR", "no"), ("OPEN", "not yet")):
+        found = [make_comparison(study, verdict), make_comparison(study, "BEHIND", alpha=1.0)]
+        assert decide_for_library(study, shared=found)[1] == answer
+
+
+def test_decisions_ask_of_the_parts_of_the_plan(study: Any) -> None:
+    decisions = list(study.decisions.list_decisions(study.claims.Study({}.get)))
+    assert [each.answer for each in decisions] == ["not yet", "not yet"]
+    assert [len(each.conditions) for each in decisions] == [6, 1]
+
+
+# Evidence
+
+
+def make_ending(study: Any, *, diverged: int | None) -> Any:
+    """Return an ending of three seeds, one of which may have diverged."""
+    cell = study.cells.Cell(study.plan.IMAGES, "majority", 4)
+    choice = study.cells.Choice({}, (), 1e-3, False)
+    test = {"units": study.scoring.pack_units(np.array([0.0, 1.0, 1.0]))}
+    lost = {"diverged": {"step": 1}, "test": None}
+    whole = {"diverged": None, "test": test}
+    records = {seed: lost if seed == diverged else whole for seed in (1, 2, 3)}
+    return study.evidence.Ending(cell, choice, records)
+
+
+@pytest.mark.parametrize(
+    ("method", "reference", "verdict"),
+    [(1, None, "BEHIND"), (1, 2, "BEHIND"), (None, 2, "AHEAD"), (None, None, "PAR")],
+)
+def test_whoever_diverges_is_behind(
+    study: Any, method: int | None, reference: int | None, verdict: str
+) -> None:
+    endings = [make_ending(study, diverged=seed) for seed in (method, reference)]
+    assert study.evidence.compare(*endings).verdict.name == verdict
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"dirty": True}, "commit first"),
+        ({"dirty": False}, "install this checkout"),
+    ],
+)
+def test_runs_that_would_be_no_evidence_are_refused(
+    study: Any, place: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(study.archive, "describe_place", lambda: place)
+    monkeypatch.setattr(study.archive, "REPOSITORY", tmp_path)
+    with pytest.raises(SystemExit, match=said):
+        study.archive.require_evidence()
+
+
+def test_runs_of_committed_sources_are_evidence(
+    study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study.archive, "describe_place", lambda: {"dirty": False})
+    study.archive.require_evidence()
