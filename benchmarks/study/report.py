@@ -224,11 +224,11 @@ def _row_of_ending(ending: Ending) -> list[str]:
 def _rate(ending: Ending) -> str:
     if ending.choice.rate is None:
         return ""
-    taken = ending.cell.tuned_as
-    # Of fewer workers: another condition at as many has nothing to tune of its own.
-    of_others = taken is not None and taken.tuned_as is None and taken.workers == 4
-    is_others = of_others and ending.cell.workers > 4
-    marks = [" (edge)"] * ending.choice.at_edge + [" (that of 4)"] * is_others
+    tuned = ending.cell
+    while tuned.tuned_as is not None:
+        tuned = tuned.tuned_as
+    is_others = 0 < tuned.workers < ending.cell.workers
+    marks = [" (edge)"] * ending.choice.at_edge + [f" (that of {tuned.workers})"] * is_others
     return f"{ending.choice.rate:g}{''.join(marks)}"
 
 

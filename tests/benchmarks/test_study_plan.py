@@ -288,6 +288,24 @@ def test_decisions_ask_of_the_parts_of_the_plan(study: Any) -> None:
 # Evidence
 
 
+@pytest.mark.parametrize(
+    ("part", "method", "marked"),
+    [
+        ("images-8", "quantized-2", True),
+        ("images-8", "majority", False),
+        ("skew", "quantized-2", True),
+        ("skew", "majority", False),
+        ("skew", "global-adamw", False),
+        ("confirmation", "majority", False),
+    ],
+)
+def test_rate_of_fewer_workers_is_marked(study: Any, part: str, method: str, marked: bool) -> None:
+    (cells,) = (each.cells for each in study.plan.PARTS if each.name == part)
+    cell = next(each for each in cells if each.method == method)
+    ending = study.evidence.Ending(cell, study.cells.Choice({}, (), 1e-3, False), {})
+    assert study.report._rate(ending) == ("0.001 (that of 4)" if marked else "0.001")
+
+
 def make_ending(study: Any, *, diverged: int | None) -> Any:
     """Return an ending of three seeds, one of which may have diverged."""
     cell = study.cells.Cell(study.plan.IMAGES, "majority", 4)
