@@ -64,7 +64,13 @@ def list_decisions(study: Study) -> Iterator[Decision]:
     ]
     yield Decision(
         "Does momentum after the vote become an option?",
-        (_is_ahead(f"ahead of {SHORT} at alpha 0.1", most_skewed),),
+        (
+            _is_ahead(f"ahead of {SHORT} at alpha 0.1", most_skewed),
+            _is_ahead(
+                "the same at rates tuned on skewed classes",
+                study.compare("skew-tuned", "shared-majority", SHORT),
+            ),
+        ),
     )
 
 

@@ -120,6 +120,11 @@ def _skewed(method: str, alpha: float) -> Cell:
     return Cell(IMAGES, method, 8, alpha=alpha, tuned_as=_more(IMAGES, base, 8))
 
 
+def _skewed_at_own_rate(method: str) -> Cell:
+    even = _more(IMAGES, method.partition("-sync")[0], 8)
+    return replace(_skewed(method, 0.1), tuned_as=None, centered_on=even)
+
+
 def _wide(method: str) -> Cell:
     return replace(_cell(WIDE, method, 4), tuned_as=_cell(IMAGES, method, 4))
 
@@ -140,7 +145,8 @@ _SKEWED = (
     "global-adamw",
 )
 _MOST_SKEWED_ONLY = ("quantized-2", "shared-majority")
-_ATTACKED = ("majority", SHORT, "global-lion", "median-lion")
+_TUNED_WHEN_SKEWED = ("majority", "majority-sync-10", SHORT, "shared-majority")
+_ATTACKED = ("majority", "global-lion", "median-lion")
 
 PARTS = (
     Part("images-4", "Images, 4 workers", _cells(IMAGES, _FIRST + _OTHERS, 4)),
@@ -186,6 +192,11 @@ PARTS = (
             for method in _SKEWED
             if alpha < 1.0 or method not in _MOST_SKEWED_ONLY
         ),
+    ),
+    Part(
+        "skew-tuned",
+        "Images, 8 workers whose classes are most skewed, at rates tuned on skewed classes",
+        tuple(map(_skewed_at_own_rate, _TUNED_WHEN_SKEWED)),
     ),
     Part(
         "text-8",

@@ -69,7 +69,7 @@ def test_more_workers_begin_around_the_best_rate_of_four(study: Any) -> None:
 
 def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
     """Or it has the rate of four; those cells are the very ones that are tuned."""
-    cells = list(study.plan.list_cells())
+    cells = [cell for cell in study.plan.list_cells() if cell.alpha is None or cell.tuned_as]
     tuned_here = set()
     for cell in cells:
         source = cell
@@ -174,11 +174,20 @@ def test_diverged_rate_is_worse_than_all_others(study: Any) -> None:
 
 def test_cells_of_the_plan_are_distinct_and_their_methods_exist(study: Any) -> None:
     cells = list(study.plan.list_cells())
-    names = [cell.config(1e-3, 1, is_tuning=False).name for cell in cells]
-    assert len(set(names)) == len(names)
+    # Skewed cells come twice, at the rates of even data and at their own.
+    names = {(cell.config(1e-3, 1, is_tuning=False).name, cell.tuned_as is None) for cell in cells}
+    assert len(names) == len(cells)
     run = study.methods.Run(lr=1e-3, workers=2, steps=10, seed=0)
     for method in {cell.method for cell in cells}:
         assert study.methods.build_method(method, torch.nn.Linear(2, 2), run).optimizer
+
+
+def test_rates_of_skewed_classes_are_tuned_around_those_of_even_ones(study: Any) -> None:
+    (cells,) = (part.cells for part in study.plan.PARTS if part.name == "skew-tuned")
+    for cell in cells:
+        assert (cell.alpha, cell.tuned_as, cell.workers) == (0.1, None, 8)
+        assert (cell.centered_on.alpha, cell.centered_on.workers) == (None, 8)
+        assert cell.method.startswith(cell.centered_on.method)
 
 
 # Differences and verdicts
@@ -277,12 +286,14 @@ def test_momentum_after_the_vote_must_be_ahead_where_classes_are_most_skewed(stu
     for verdict, answer in (("AHEAD", "yes"), ("PAR", "no"), ("OPEN", "not yet")):
         found = [make_comparison(study, verdict), make_comparison(study, "BEHIND", alpha=1.0)]
         assert decide_for_library(study, shared=found)[1] == answer
+        tuned = make_comparison(study, verdict)
+        assert decide_for_library(study, skew_tuned=tuned)[1] == answer
 
 
 def test_decisions_ask_of_the_parts_of_the_plan(study: Any) -> None:
     decisions = list(study.decisions.list_decisions(study.claims.Study({}.get)))
     assert [each.answer for each in decisions] == ["not yet", "not yet"]
-    assert [len(each.conditions) for each in decisions] == [6, 1]
+    assert [len(each.conditions) for each in decisions] == [6, 2]
 
 
 # Evidence
@@ -296,6 +307,7 @@ def test_decisions_ask_of_the_parts_of_the_plan(study: Any) -> None:
         ("skew", "quantized-2", True),
         ("skew", "majority", False),
         ("skew", "global-adamw", False),
+        ("skew-tuned", "shared-majority", False),
         ("confirmation", "majority", False),
     ],
 )
