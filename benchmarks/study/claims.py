@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cells import Cell, Find
 from evidence import Comparison, Ending, Verdict, compare
 from plan import OTHER_BETAS, PARTS, SHORT, SHORT_ADAMW, SHORT_LION, SHORT_TWO_BITS
+from variants import STOCHASTIC
 
 _LION = "Distributed Lion (arXiv:2404.00438)"
 _CUB = "Lion Cub (arXiv:2411.16462)"
@@ -98,6 +99,13 @@ CLAIMS = (
                 conditions=conditions,
             ),
         )
+    ),
+    Claim(
+        "signSGD on different data (arXiv:1906.01736, arXiv:1905.12938)",
+        "on skewed data stochastic signs end ahead of majority vote, at rates tuned on it",
+        tuple((method, "majority") for method in STOCHASTIC),
+        wants_ahead=True,
+        conditions="skew-tuned",
     ),
     Claim(
         _CUB,

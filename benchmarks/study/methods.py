@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
-from variants import VARIANTS, VariantVote
+from variants import STOCHASTIC, VARIANTS, VariantVote
 
 from distlion.aggregation import (
     RULES,
@@ -71,8 +71,9 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         InvalidArgumentError: There is no such method.
     """
     params = list(model.parameters())
-    if name in VARIANTS:
-        return VariantVote(params, run, VARIANTS[name])
+    variant = VARIANTS.get(name) or STOCHASTIC.get(name)
+    if variant is not None:
+        return VariantVote(params, run, variant)
     if name == "median-lion":
         return MedianLion(params, run)
     if shared := _SHARED.fullmatch(name):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cells import Cell, Setting
-from variants import LOCAL_THEN_SHARED, VARIANTS
+from variants import LOCAL_THEN_SHARED, STOCHASTIC, VARIANTS
 
 IMAGES = Setting("images", 1055, 128, 5, {"width": 16, "groups": 2})
 WIDE = Setting("images", 3516, 128, 10, {"width": 24, "groups": 2})
@@ -121,7 +121,8 @@ def _skewed(method: str, alpha: float) -> Cell:
 
 
 def _skewed_at_own_rate(method: str) -> Cell:
-    even = _more(IMAGES, method.partition("-sync")[0], 8)
+    base = "majority" if method in STOCHASTIC else method.partition("-sync")[0]
+    even = _more(IMAGES, base, 8)
     return replace(_skewed(method, 0.1), tuned_as=None, centered_on=even)
 
 
@@ -145,7 +146,7 @@ _SKEWED = (
     "global-adamw",
 )
 _MOST_SKEWED_ONLY = ("quantized-2", "shared-majority")
-_TUNED_WHEN_SKEWED = ("majority", "majority-sync-10", SHORT, "shared-majority")
+_TUNED_WHEN_SKEWED = ("majority", "majority-sync-10", SHORT, "shared-majority", *STOCHASTIC)
 _ATTACKED = ("majority", "global-lion", "median-lion")
 
 PARTS = (

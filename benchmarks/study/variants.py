@@ -12,6 +12,7 @@ from torch import nn
 
 from distlion.aggregation import RULES
 from distlion.tasks.base import seeded_generator
+from distlion.training.vote_names import LION_BETAS
 from distlion.virtual import VirtualCluster
 
 _NOISE = 0x6E6F6973
@@ -57,6 +58,11 @@ VARIANTS = {
 }
 LOCAL_THEN_SHARED = "majority-local-50-shared-90"
 VARIANTS[LOCAL_THEN_SHARED] = Variant(betas=(0.5, 0.5), shared_beta=0.9)
+STOCHASTIC = {
+    "majority-stochastic-sign": Variant(betas=LION_BETAS, noise=2.0),
+    "majority-stochastic-sign-wide": Variant(betas=LION_BETAS, noise=8.0),
+}
+"""With Lion's momenta: for workers whose data differ."""
 
 
 class VariantVote:
