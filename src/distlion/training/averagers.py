@@ -20,7 +20,7 @@ from distlion.baselines import (
 from distlion.optim import Lion
 from distlion.training.contender import Contender, MethodKind
 from distlion.training.virtual_method import Entry, VirtualAveraging
-from distlion.training.vote_names import ADAMW_BETAS, LION_BETAS, split_betas
+from distlion.training.vote_names import ADAMW_BETAS, LION_BETAS, MEANS_WITH_BETAS, split_betas
 from distlion.training.voters import LION_LR, LION_WEIGHT_DECAY
 from distlion.virtual import VirtualBaseline
 
@@ -156,7 +156,7 @@ _ALL = (
 )
 BASELINES = {baseline.name: baseline for baseline in _ALL}
 """By name."""
-_WITH_BETAS = {"global-lion": _choose_lion, "global-adamw": _choose_adamw}
+_WITH_BETAS = dict(zip(MEANS_WITH_BETAS, (_choose_lion, _choose_adamw), strict=True))
 AVERAGER_NAMES = (*BASELINES, *(f"{base}-betas-A-B" for base in _WITH_BETAS))
 """For messages and help; A and B are digits of betas."""
 

@@ -16,6 +16,7 @@ from distlion.exchange import PATTERNS
 from distlion.tasks import ByClass, Tokenizer
 from distlion.training.device import check_device
 from distlion.training.vote_names import (
+    MEANS_WITH_BETAS,
     describe_betas,
     find_vote,
     list_vote_names,
@@ -47,8 +48,11 @@ class BaselineName(str, Enum):
 
 
 BASELINE_NAMES = tuple(name.value for name in BaselineName)
-_WITH_BETAS = (BaselineName.GLOBAL_LION.value, BaselineName.GLOBAL_ADAMW.value)
-RULE_NAMES = (*list_vote_names(), *BASELINE_NAMES, *(f"{name}-betas-A-B" for name in _WITH_BETAS))
+RULE_NAMES = (
+    *list_vote_names(),
+    *BASELINE_NAMES,
+    *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
+)
 """For messages and help; P is 1 to 8 bits, A and B are digits of betas."""
 
 AUTO = "auto"
@@ -239,7 +243,7 @@ class TrainSettings:
     def baseline(self) -> BaselineName | None:
         """Return the baseline of the rule; None if the rule votes."""
         base, betas = split_betas(self.rule)
-        known = BASELINE_NAMES if betas is None else _WITH_BETAS
+        known = BASELINE_NAMES if betas is None else MEANS_WITH_BETAS
         return BaselineName(base) if base in known else None
 
     def _check_names(self) -> None:

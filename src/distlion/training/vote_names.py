@@ -9,7 +9,9 @@ from distlion.aggregation import RULES, Aggregation, Average, MajorityVote, list
 
 LION_BETAS = (0.9, 0.99)
 ADAMW_BETAS = (0.9, 0.999)
-# No digits but 0 behind the second one: each pair of betas has one name.
+MEANS_WITH_BETAS = ("global-lion", "global-adamw")
+"""What averages gradients and may have betas in its name."""
+# A third digit is never 0: each pair of betas has one name.
 _DIGITS = r"\d\d[1-9]?"
 _BETAS = re.compile(rf"(?P<base>.+)-betas-(?P<first>{_DIGITS})-(?P<second>{_DIGITS})")
 _SIGNUM_BETAS = (0.9, 0.9)
@@ -86,7 +88,7 @@ def describe_betas(name: str) -> str:
         return ""
     return (
         "; betas are digits behind the point, two or three of them, 90-95 for (0.9, 0.95); they "
-        "stand behind a rule, global-lion or global-adamw and before -sync-K"
+        f"stand behind a rule, {' or '.join(MEANS_WITH_BETAS)} and before -sync-K"
     )
 
 
