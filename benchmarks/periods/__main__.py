@@ -18,17 +18,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import target_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
-from curves import Data, run_until_done
+from curves import Data, make
 from design import LINKS, WORKERS, list_open_runs
 from laboratory import run_on_hosts, save
 from local_host import Job
 from results import LOAD
 from tables import write_report
+from work import run_until_done
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _HOST = Path(__file__).with_name("local_host.py")
@@ -67,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
     require_evidence()
     if args.command == "run":
         data = Data(None, args.books)
-        run_until_done(lambda: list_open_runs(records.read), records, data)
+        run_until_done(lambda: list_open_runs(records.read), records, partial(make, data))
     else:
         time_all(records.folder, args.books, args.links, args.repetitions)
     return 0

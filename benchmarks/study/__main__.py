@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from archive import Records, require_evidence
@@ -25,11 +25,11 @@ from images import Images, ImageTask
 from plan import PARTS, Part
 from runs import Reporter, RunConfig, Task, Trainer
 from text import Novels, TextTask
+from work import run_until_done
 
 from report import write_report
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-WAIT_S = 20.0
 
 
 class Data:
@@ -62,40 +62,20 @@ class Data:
         return TextTask(novels, **shared, **config.network), novels.digest
 
 
+def make(data: Data, config: RunConfig) -> dict[str, Any]:
+    """Do a run, and return what is to be recorded."""
+    task, digest = data.build(config)
+    return {"data": digest, **Trainer(config, task, Reporter(config)).run()}
+
+
 def run_all(records: Records, data: Data, parts: Sequence[Part]) -> None:
     """Do runs in the order of the protocol until none is left."""
-    while True:
-        pending, did = False, False
-        for config in _list_open_runs(records, data, parts):
-            pending = True
-            if perform(records, data, config):
-                did = True
-                break  # what comes next may depend on it
-        if not pending:
-            return
-        if not did:
-            time.sleep(WAIT_S)
-
-
-def _list_open_runs(records: Records, data: Data, parts: Sequence[Part]) -> list[RunConfig]:
-    return [
-        config
-        for part in parts
-        for cell in part.cells
-        if data.has(cell.setting.task)
-        for config in list_open(cell, records.read)
-    ]
-
-
-def perform(records: Records, data: Data, config: RunConfig) -> bool:
-    """Do one run and record it; False where another process is at it or has done it."""
-    with records.claim(config.name) as is_ours:
-        if not is_ours or records.read(config.name) is not None:
-            return False
-        task, digest = data.build(config)
-        outcome = Trainer(config, task, Reporter(config)).run()
-        records.write(config, {"data": digest, **outcome})
-    return True
+    cells = [cell for part in parts for cell in part.cells if data.has(cell.setting.task)]
+    run_until_done(
+        lambda: [config for cell in cells for config in list_open(cell, records.read)],
+        records,
+        partial(make, data),
+    )
 
 
 # What must come out again; all else in a record is where and how fast it was made.
@@ -107,9 +87,7 @@ def repeat(records: Records, data: Data, name: str) -> int:
     recorded = records.read(name)
     if recorded is None:
         sys.exit(f"there is no record {records.path(name)}")
-    config = RunConfig(**recorded["config"])
-    task, digest = data.build(config)
-    outcome = {"data": digest, **Trainer(config, task, Reporter(config)).run()}
+    outcome = make(data, RunConfig(**recorded["config"]))
     differing = [key for key in _BITS if outcome[key] != recorded[key]]
     print(f"{name}: " + (f"differs in {differing}" if differing else "the same bits"))
     return 1 if differing else 0

@@ -15,16 +15,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import study_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
 from cells import SEEDS
-from curves import Data, run_until_done
+from curves import Data, make
 from laboratory import save, time_steps, train_whole
 from outcome import write_report
 from settings import LINKS, METHODS, list_cells, list_open_runs
+from work import run_until_done
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -32,7 +34,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 def run_all(records: Records, data: Data) -> None:
     """Do runs until none is left."""
     cells = [cell for task in data.tasks for cell in list_cells(task)]
-    run_until_done(lambda: list_open_runs(cells, records.read), records, data)
+    run_until_done(lambda: list_open_runs(cells, records.read), records, partial(make, data))
 
 
 def time_all(folder: Path, data: Data, links: Sequence[str], repetitions: int) -> None:

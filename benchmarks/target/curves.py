@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import study_path  # noqa: F401
-from archive import Records
 from images import Images, ImageTask
 from runs import Reporter, RunConfig, Task, Trainer
 from scoring import Result
 from settings import THINNED
 from text import Novels, TextTask
 from torch import Tensor, nn
-
-WAIT_S = 5.0
 
 
 class OnTest:
@@ -78,6 +73,15 @@ class Data:
         return task if config.is_tuning else OnTest(task), digest
 
 
+def make(data: Data, config: RunConfig) -> dict[str, Any]:
+    """Do a run, and return what is to be recorded."""
+    task, digest = data.build(config)
+    outcome = Trainer(config, task, Reporter(config)).run()
+    if not config.is_tuning:
+        outcome["test_curve"] = outcome.pop("validation")
+    return {"data": digest, **outcome}
+
+
 @cache
 def _read_images(folder: Path) -> Images:
     images, thin = Images.read(folder), THINNED["images"]
@@ -92,32 +96,3 @@ def _read_images(folder: Path) -> Images:
 def _read_novels(folder: Path, context: int) -> Novels:
     novels = Novels.read(folder, context=context)
     return replace(novels, test=novels.test[:: THINNED["text"]].clone())
-
-
-def run_until_done(list_open: Callable[[], list[RunConfig]], records: Records, data: Data) -> None:
-    """Do runs until none is left.
-
-    Args:
-        list_open: Lists what can be run now, most urgent first.
-        records: What runs leave.
-        data: What they are made from.
-    """
-    while open_runs := list_open():
-        for config in open_runs:
-            if perform(records, data, config):
-                break  # what comes next may depend on it
-        else:
-            time.sleep(WAIT_S)
-
-
-def perform(records: Records, data: Data, config: RunConfig) -> bool:
-    """Do one run and record it; False where another process is at it or has done it."""
-    with records.claim(config.name) as is_ours:
-        if not is_ours or records.read(config.name) is not None:
-            return False
-        task, digest = data.build(config)
-        outcome: dict[str, Any] = Trainer(config, task, Reporter(config)).run()
-        if not config.is_tuning:
-            outcome["test_curve"] = outcome.pop("validation")
-        records.write(config, {"data": digest, **outcome})
-    return True

@@ -15,6 +15,7 @@ MODULES = (
     "scoring",
     "methods",
     "runs",
+    "work",
     "archive",
     "cells",
     "plan",

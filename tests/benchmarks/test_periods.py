@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ MODULES = (
     "variants",
     "scoring",
     "methods",
-    "runs",
+    "archive",
+    "work",
     "archive",
     "cells",
     "plan",
@@ -154,7 +156,7 @@ def test_a_reported_run_leaves_a_curve_of_test_data_and_its_bits(
             return periods.curves.OnTest(task), "noise"
 
     records = periods.archive.Records(tmp_path)
-    assert periods.curves.perform(records, Data(), config)
+    assert periods.work.perform(records, config, partial(periods.curves.make, Data()))
     record = records.read(config.name)
     assert [row[0] for row in record["test_curve"]] == [8, 16]
     tensors = len(periods.text.SmallGPT(**network).state_dict())

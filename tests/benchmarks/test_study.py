@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +231,16 @@ def test_diverged_run_is_recorded(study: Any, images: Any) -> None:
     assert outcome["test"] is None
 
 
+def perform(study: Any, records: Any, data: Any, config: Any) -> bool:
+    did: bool = study.work.perform(records, config, partial(study.program.make, data))
+    return did
+
+
 def test_recorded_run_is_not_run_again(study: Any, images: Any, tmp_path: Path) -> None:
     records, data = study.archive.Records(tmp_path), TinyData(study, images)
     config = make_config(study)
-    assert study.program.perform(records, data, config)
-    assert not study.program.perform(records, data, config)
+    assert perform(study, records, data, config)
+    assert not perform(study, records, data, config)
     assert [path.name for path in tmp_path.iterdir()] == [f"{config.name}.json"]
 
 
@@ -243,8 +249,8 @@ def test_run_of_another_process_is_left_to_it(study: Any, images: Any, tmp_path:
     config = make_config(study)
     with records.claim(config.name) as is_ours:
         assert is_ours
-        assert not study.program.perform(records, data, config)
-    assert study.program.perform(records, data, config)
+        assert not perform(study, records, data, config)
+    assert perform(study, records, data, config)
 
 
 def test_queue_tunes_and_then_runs_all_seeds(study: Any, images: Any, tmp_path: Path) -> None:
@@ -265,7 +271,7 @@ def test_repeat_finds_a_bit_that_differs(
 ) -> None:
     records, data = study.archive.Records(tmp_path), TinyData(study, images)
     config = make_config(study)
-    study.program.perform(records, data, config)
+    perform(study, records, data, config)
     assert study.program.repeat(records, data, config.name) == 0
     record = records.read(config.name)
     record["parameters_sha256"] = "0" * 64

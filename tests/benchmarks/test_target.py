@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,8 @@ MODULES = (
     "variants",
     "scoring",
     "methods",
-    "runs",
+    "archive",
+    "work",
     "archive",
     "cells",
     "plan",
@@ -219,7 +221,7 @@ def make_config(target: Any, method: str, *, is_tuning: bool) -> Any:
 def run_noise(target: Any, tmp_path: Path, method: str, *, is_tuning: bool) -> dict[str, Any]:
     records = target.archive.Records(tmp_path)
     config = make_config(target, method, is_tuning=is_tuning)
-    assert target.curves.perform(records, NoiseData(target), config)
+    assert target.work.perform(records, config, partial(target.curves.make, NoiseData(target)))
     record: dict[str, Any] = records.read(config.name)
     return record
 
