@@ -7,11 +7,21 @@ from dataclasses import dataclass
 
 from cells import Cell, Find
 from evidence import Comparison, Ending, Verdict, compare
-from plan import OTHER_BETAS, PARTS, SHORT, SHORT_ADAMW, SHORT_LION, SHORT_TWO_BITS
+from plan import (
+    FEEDBACK,
+    OTHER_BETAS,
+    PARTS,
+    SHORT,
+    SHORT_ADAMW,
+    SHORT_FEEDBACK,
+    SHORT_LION,
+    SHORT_TWO_BITS,
+)
 from variants import STOCHASTIC
 
 _LION = "Distributed Lion (arXiv:2404.00438)"
 _CUB = "Lion Cub (arXiv:2411.16462)"
+_EF21 = "ours, with EF21 (arXiv:2106.05203)"
 _SIGNUM = "signSGD with majority vote (arXiv:1810.05291)"
 _ADAMW, _GLOBAL_LION, _SGD = "global-adamw", "global-lion", "global-sgd"
 
@@ -98,7 +108,32 @@ CLAIMS = (
                 wants_ahead=True,
                 conditions=conditions,
             ),
+            Claim(
+                _EF21,
+                f"on skewed data error feedback puts votes ahead of averaged momenta{words}",
+                ((FEEDBACK, "majority-sync-10"), (SHORT_FEEDBACK, "majority-sync-10")),
+                wants_ahead=True,
+                conditions=conditions,
+            ),
+            Claim(
+                _EF21,
+                "on skewed data votes with error feedback are on a par with global Lion of the "
+                f"same betas{words}",
+                ((FEEDBACK, _GLOBAL_LION), (SHORT_FEEDBACK, SHORT_LION)),
+                conditions=conditions,
+            ),
+            Claim(
+                _EF21,
+                f"on skewed data votes with error feedback are on a par with global AdamW{words}",
+                ((FEEDBACK, _ADAMW), (SHORT_FEEDBACK, _ADAMW)),
+                conditions=conditions,
+            ),
         )
+    ),
+    Claim(
+        _EF21,
+        "on even data votes with error feedback are on a par with majority vote of the same betas",
+        ((FEEDBACK, "majority"), (SHORT_FEEDBACK, SHORT)),
     ),
     Claim(
         "signSGD on different data (arXiv:1906.01736, arXiv:1905.12938)",

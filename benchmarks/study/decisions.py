@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from claims import Study
 from evidence import Comparison, Verdict
-from plan import SHORT
+from plan import FEEDBACK, SHORT
 
 # Points of test error: half of what betas (0.9, 0.95) were ahead by in a third of the steps.
 LEAST_AT_LENGTH = 2.4
@@ -57,18 +57,31 @@ def list_decisions(study: Study) -> Iterator[Decision]:
             _is_far_ahead(study.compare("confirmation", SHORT, "majority")),
         ),
     )
-    most_skewed = [
-        each
-        for each in study.compare("skew", "shared-majority", SHORT)
-        if each.method.cell.alpha == 0.1
-    ]
     yield Decision(
         "Does momentum after the vote become an option?",
         (
-            _is_ahead(f"ahead of {SHORT} at alpha 0.1", most_skewed),
+            _is_ahead(
+                f"ahead of {SHORT} at alpha 0.1",
+                _skewed(study, "shared-majority", SHORT, alpha=0.1),
+            ),
             _is_ahead(
                 "the same at rates tuned on skewed classes",
                 study.compare("skew-tuned", "shared-majority", SHORT),
+            ),
+        ),
+    )
+    averaged = "majority-sync-10"
+    yield Decision(
+        "Does error feedback become a rule?",
+        (
+            _is_ahead(
+                f"ahead of {averaged} at alpha 0.1, at rates tuned there",
+                study.compare("skew-tuned", FEEDBACK, averaged),
+            ),
+            _is_ahead(
+                f"ahead of {averaged}, or on a par, at alpha 1",
+                _skewed(study, FEEDBACK, averaged, alpha=1.0),
+                Verdict.PAR,
             ),
         ),
     )
@@ -81,12 +94,17 @@ def _all_ahead(
         yield _is_ahead(f"{part}: ahead", study.compare(part, method, reference))
 
 
-def _is_ahead(text: str, found: Sequence[Comparison]) -> Condition:
-    """Ask for ``ahead`` in each of some comparisons."""
+def _skewed(study: Study, method: str, reference: str, *, alpha: float) -> list[Comparison]:
+    found = study.compare("skew", method, reference)
+    return [each for each in found if each.method.cell.alpha == alpha]
+
+
+def _is_ahead(text: str, found: Sequence[Comparison], *enough: Verdict) -> Condition:
+    """Ask for ``ahead``, or what is enough, in each of some comparisons."""
     verdicts = {each.verdict for each in found}
-    if verdicts - {Verdict.AHEAD, Verdict.OPEN}:
+    if verdicts - {Verdict.AHEAD, Verdict.OPEN, *enough}:
         return Condition(text, holds=False)
-    return Condition(text, holds=None if Verdict.OPEN in verdicts else True)
+    return Condition(text, holds=None if not found or Verdict.OPEN in verdicts else True)
 
 
 def _is_far_ahead(found: Sequence[Comparison]) -> Condition:

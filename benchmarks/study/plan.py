@@ -32,6 +32,7 @@ class Part:
 SHORT = "majority-betas-90-95"
 SHORT_LION, SHORT_ADAMW = "global-lion-betas-90-95", "global-adamw-betas-90-95"
 SHORT_TWO_BITS = "quantized-2-betas-90-95"
+FEEDBACK, SHORT_FEEDBACK = "feedback", "feedback-betas-90-95"
 OTHER_BETAS = (
     "majority-betas-95-98",
     "majority-betas-90-97",
@@ -58,7 +59,10 @@ _NORMS = (
     "quantized-4-betas-90-95",
     "majority-ternary-embeddings-betas-90-95",
 )
-_EIGHT = ("majority", SHORT, "quantized-2", "average", "signum", "terngrad-adamw", "dgc")
+_EIGHT = (
+    *("majority", SHORT, "quantized-2", "average", "signum", "terngrad-adamw", "dgc"),
+    *(FEEDBACK, SHORT_FEEDBACK),
+)
 
 # The method around whose best rate a grid begins, where that is not the majority vote's; None: its
 # own center.
@@ -79,6 +83,7 @@ _KIN: Mapping[str, str | None] = {
         "shared-majority",
     ),
     **dict.fromkeys(OTHER_BETAS, "signum"),
+    SHORT_FEEDBACK: SHORT,
 }
 
 
@@ -110,6 +115,8 @@ def _more(setting: Setting, method: str, workers: int) -> Cell:
     cell, four = _cell(setting, method, workers), _cell(setting, method, 4)
     if cell == four:
         return cell
+    if method in (FEEDBACK, SHORT_FEEDBACK):  # not run with 4 workers on each task
+        return replace(cell, centered_on=_more(setting, _KIN.get(method) or "majority", workers))
     if method in _TUNED_AGAIN:
         return replace(cell, centered_on=four)
     return replace(cell, centered_on=None, tuned_as=four)
@@ -144,9 +151,15 @@ _SKEWED = (
     "shared-majority",
     "global-lion",
     "global-adamw",
+    SHORT_LION,
+    FEEDBACK,
+    SHORT_FEEDBACK,
 )
 _MOST_SKEWED_ONLY = ("quantized-2", "shared-majority")
-_TUNED_WHEN_SKEWED = ("majority", "majority-sync-10", SHORT, "shared-majority", *STOCHASTIC)
+_TUNED_WHEN_SKEWED = (
+    *("majority", "majority-sync-10", SHORT, "shared-majority"),
+    *(FEEDBACK, SHORT_FEEDBACK, *STOCHASTIC),
+)
 _ATTACKED = ("majority", "global-lion", "median-lion")
 
 PARTS = (

@@ -12,6 +12,7 @@ from programs import imported_by_name
 MODULES = (
     "schedule",
     "variants",
+    "feedback",
     "scoring",
     "methods",
     "runs",

@@ -30,6 +30,7 @@ MODULES = (
     "study_path",
     "schedule",
     "variants",
+    "feedback",
     "scoring",
     "methods",
     "runs",

@@ -23,6 +23,7 @@ MODULES = (
     "study_path",
     "schedule",
     "variants",
+    "feedback",
     "scoring",
     "methods",
     "runs",
