@@ -189,7 +189,11 @@ PARTS = (
     Part(
         "text-4",
         "Text, 4 workers",
-        _cells(TEXT, (*_FIRST, "signum", SHORT, SHORT_LION, SHORT_ADAMW), 4),
+        _cells(
+            TEXT,
+            (*_FIRST, "signum", SHORT, SHORT_LION, SHORT_ADAMW, FEEDBACK, SHORT_FEEDBACK),
+            4,
+        ),
     ),
     Part(
         "confirmation",
