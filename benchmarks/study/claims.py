@@ -14,6 +14,7 @@ from plan import (
     SHORT,
     SHORT_ADAMW,
     SHORT_FEEDBACK,
+    SHORT_FEEDBACK_2,
     SHORT_LION,
     SHORT_TWO_BITS,
 )
@@ -23,6 +24,7 @@ _LION = "Distributed Lion (arXiv:2404.00438)"
 _CUB = "Lion Cub (arXiv:2411.16462)"
 _EF21 = "ours, with EF21 (arXiv:2106.05203)"
 _SIGNUM = "signSGD with majority vote (arXiv:1810.05291)"
+_FEEDBACKS = (FEEDBACK, SHORT_FEEDBACK, SHORT_FEEDBACK_2)
 _ADAMW, _GLOBAL_LION, _SGD = "global-adamw", "global-lion", "global-sgd"
 
 
@@ -111,7 +113,7 @@ CLAIMS = (
             Claim(
                 _EF21,
                 f"on skewed data error feedback puts votes ahead of averaged momenta{words}",
-                ((FEEDBACK, "majority-sync-10"), (SHORT_FEEDBACK, "majority-sync-10")),
+                tuple((method, "majority-sync-10") for method in _FEEDBACKS),
                 wants_ahead=True,
                 conditions=conditions,
             ),
@@ -119,13 +121,17 @@ CLAIMS = (
                 _EF21,
                 "on skewed data votes with error feedback are on a par with global Lion of the "
                 f"same betas{words}",
-                ((FEEDBACK, _GLOBAL_LION), (SHORT_FEEDBACK, SHORT_LION)),
+                (
+                    (FEEDBACK, _GLOBAL_LION),
+                    (SHORT_FEEDBACK, SHORT_LION),
+                    (SHORT_FEEDBACK_2, SHORT_LION),
+                ),
                 conditions=conditions,
             ),
             Claim(
                 _EF21,
                 f"on skewed data votes with error feedback are on a par with global AdamW{words}",
-                ((FEEDBACK, _ADAMW), (SHORT_FEEDBACK, _ADAMW)),
+                tuple((method, _ADAMW) for method in _FEEDBACKS),
                 conditions=conditions,
             ),
         )
@@ -133,7 +139,12 @@ CLAIMS = (
     Claim(
         _EF21,
         "on even data votes with error feedback are on a par with majority vote of the same betas",
-        ((FEEDBACK, "majority"), (SHORT_FEEDBACK, SHORT)),
+        ((FEEDBACK, "majority"), (SHORT_FEEDBACK, SHORT), (SHORT_FEEDBACK_2, SHORT)),
+    ),
+    Claim(
+        _EF21,
+        "on even data votes with error feedback are on a par with global AdamW",
+        tuple((method, _ADAMW) for method in _FEEDBACKS),
     ),
     Claim(
         "signSGD on different data (arXiv:1906.01736, arXiv:1905.12938)",

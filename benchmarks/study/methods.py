@@ -30,6 +30,7 @@ from distlion.virtual import VirtualBaseline, VirtualCluster
 SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
+_FEEDBACK_BITS = {"feedback": 1, "feedback-2": 2}
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
@@ -63,10 +64,10 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``shared-RULE`` and ``shared-RULE-b95`` are momentum after the vote, of weight 0.9 or 0.95;
     ``quantized-P-linf-full`` is scaled by the maximum, with the highest level at it;
     ``majority-full-vectors`` sends norms and biases in full and ``majority-ternary-embeddings``
-    votes on embeddings with zeros, ``feedback`` has error feedback, and these four may have other
-    betas, as ``-betas-90-95`` at the end; ``fp16-adamw`` and ``powersgd-adamw`` are AdamW on a mean
-    that is rounded or of low rank; those of ``variants`` differ from a majority vote in one thing;
-    other names are those of ``distlion compare``.
+    votes on embeddings with zeros, ``feedback`` has error feedback, ``feedback-2`` with two bits,
+    and these may have other betas, as ``-betas-90-95`` at the end; ``fp16-adamw`` and
+    ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
+    differ from a majority vote in one thing; other names are those of ``distlion compare``.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -95,8 +96,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         seed=run.seed,
     )
     base, betas = split_betas(name)
-    if base == "feedback":
-        return FeedbackVote(params, run, betas=betas or LION_BETAS)
+    if base in _FEEDBACK_BITS:
+        return FeedbackVote(params, run, betas=betas or LION_BETAS, bits=_FEEDBACK_BITS[base])
     if base in _RULES_OF_SOME:
         return _vote_by_kind(model, entry, *_RULES_OF_SOME[base], betas=betas or LION_BETAS)
     if full := _FULL_RANGE.fullmatch(base):

@@ -33,6 +33,8 @@ SHORT = "majority-betas-90-95"
 SHORT_LION, SHORT_ADAMW = "global-lion-betas-90-95", "global-adamw-betas-90-95"
 SHORT_TWO_BITS = "quantized-2-betas-90-95"
 FEEDBACK, SHORT_FEEDBACK = "feedback", "feedback-betas-90-95"
+SHORT_FEEDBACK_2 = "feedback-2-betas-90-95"
+_FEEDBACKS = (FEEDBACK, SHORT_FEEDBACK, SHORT_FEEDBACK_2)
 OTHER_BETAS = (
     "majority-betas-95-98",
     "majority-betas-90-97",
@@ -61,7 +63,7 @@ _NORMS = (
 )
 _EIGHT = (
     *("majority", SHORT, "quantized-2", "average", "signum", "terngrad-adamw", "dgc"),
-    *(FEEDBACK, SHORT_FEEDBACK),
+    *_FEEDBACKS,
 )
 
 # The method around whose best rate a grid begins, where that is not the majority vote's; None: its
@@ -83,7 +85,7 @@ _KIN: Mapping[str, str | None] = {
         "shared-majority",
     ),
     **dict.fromkeys(OTHER_BETAS, "signum"),
-    SHORT_FEEDBACK: SHORT,
+    **dict.fromkeys((SHORT_FEEDBACK, SHORT_FEEDBACK_2), SHORT),
 }
 
 
@@ -115,7 +117,7 @@ def _more(setting: Setting, method: str, workers: int) -> Cell:
     cell, four = _cell(setting, method, workers), _cell(setting, method, 4)
     if cell == four:
         return cell
-    if method in (FEEDBACK, SHORT_FEEDBACK):  # not run with 4 workers on each task
+    if method in _FEEDBACKS:  # not run with 4 workers on each task
         return replace(cell, centered_on=_more(setting, _KIN.get(method) or "majority", workers))
     if method in _TUNED_AGAIN:
         return replace(cell, centered_on=four)
@@ -152,13 +154,12 @@ _SKEWED = (
     "global-lion",
     "global-adamw",
     SHORT_LION,
-    FEEDBACK,
-    SHORT_FEEDBACK,
+    *_FEEDBACKS,
 )
 _MOST_SKEWED_ONLY = ("quantized-2", "shared-majority")
 _TUNED_WHEN_SKEWED = (
     *("majority", "majority-sync-10", SHORT, "shared-majority"),
-    *(FEEDBACK, SHORT_FEEDBACK, *STOCHASTIC),
+    *(*_FEEDBACKS, *STOCHASTIC),
 )
 _ATTACKED = ("majority", "global-lion", "median-lion")
 
@@ -191,7 +192,7 @@ PARTS = (
         "Text, 4 workers",
         _cells(
             TEXT,
-            (*_FIRST, "signum", SHORT, SHORT_LION, SHORT_ADAMW, FEEDBACK, SHORT_FEEDBACK),
+            (*_FIRST, "signum", SHORT, SHORT_LION, SHORT_ADAMW, *_FEEDBACKS),
             4,
         ),
     ),

@@ -51,6 +51,23 @@ def test_one_who_wants_much_outweighs_two_who_want_little(study: Any, name: str,
     assert (param.detach().sign() == way).all()
 
 
+def test_two_bits_say_which_elements_are_large(study: Any) -> None:
+    param = nn.Parameter(torch.zeros(4))
+    method = build(study, "feedback-2", param, workers=1)
+    take_step(method, param, [torch.tensor([1.0, -2.0, 6.0, -7.0])])
+    # Sizes of c are a tenth of those of g, and their mean is 0.4.
+    said = [0.15, -0.15, 0.65, -0.65]
+    assert method._said[0][0].tolist() == pytest.approx(said)
+    assert method._sums[0].tolist() == pytest.approx(said)
+
+
+def test_two_bits_of_equal_elements_say_their_size(study: Any) -> None:
+    param = nn.Parameter(torch.zeros(4))
+    method = build(study, "feedback-2", param, workers=1)
+    take_step(method, param, (-3.0,))
+    assert method._said[0][0].tolist() == pytest.approx([-0.3] * 4)
+
+
 def test_betas_are_those_of_the_name(study: Any) -> None:
     ends = []
     for name in ("feedback", "feedback-betas-90-99", "feedback-betas-90-95"):
@@ -76,3 +93,4 @@ def test_a_bit_and_a_number_a_tensor_are_sent_and_a_bit_comes_back(study: Any) -
     method = build(study, "feedback", *params)
     assert method.up_bits_per_parameter == 1 + 2 * 32 / 256
     assert method.down_bits_per_parameter == 1
+    assert build(study, "feedback-2", *params).up_bits_per_parameter == 2 + 2 * 2 * 32 / 256

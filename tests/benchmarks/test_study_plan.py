@@ -83,7 +83,7 @@ def test_every_cell_of_more_workers_begins_where_four_ended(study: Any) -> None:
         assert source in cells or source.workers == 0
     votes = ("majority", "majority-betas-90-95")
     expected = {(method, workers) for method in votes for workers in (8, 32)}
-    others = ("terngrad-adamw", "dgc", "feedback", "feedback-betas-90-95")
+    others = ("terngrad-adamw", "dgc", *study.plan._FEEDBACKS)
     assert tuned_here == expected | {(method, 8) for method in others}
 
 
