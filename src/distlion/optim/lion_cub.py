@@ -41,15 +41,11 @@ def lion_cub(
         Of the defaults, ``bits`` is chosen by our own runs (benchmarks/results/comparison; 3 seeds,
         differences by seed). GPT of 1.1 million parameters, books, 4 workers, one learning rate:
         one bit ended 0.0075 +- 0.0011 nats above global Lion, two bits 0.0035 +- 0.0007, four bits
-        0.0006 +- 0.0004. ViT, 8 workers, classes skewed by a Dirichlet draw of 0.1: one bit ended
-        7.1 +- 1.8 points of error above it, two bits 4.2 +- 0.5. So two bits win back a good part
-        for one bit more; take four where the network has room.
-        Averaging momenta every 10 steps won back 4.1 +- 1.4 of those 7.1 points, for 6.4 bits.
-        Every 100 steps, for 0.64 bits, it gained nothing there, and 0.0005 +- 0.0002 nats where
-        each worker had books of its own; these runs, of 120 and 160 steps, average an element
-        once. Take 10 where workers' data differ. In runs of 1,055 steps on classes skewed like that
-        (benchmarks/results/study.md, rates of even data), votes of one and of two bits did not
-        train; averaging every 10 steps won back 32 of the 42 points that one bit was behind.
+        0.0006 +- 0.0004. So two bits win back half for one bit more; take four where the network
+        has room. Averaging momenta every 100 steps, for 0.64 bits, gained 0.0005 +- 0.0002 nats
+        where each worker had books of its own; these runs, of 160 steps, average an element once.
+        Where workers see different classes these defaults are not enough:
+        docs/how-to/skewed-data.md has what helps there.
 
     Example:
         >>> optimizer = distlion.lion_cub(model.named_parameters(), lr=1e-4, weight_decay=0.1)
