@@ -16,6 +16,7 @@ from distlion.aggregation import (
 from distlion.aggregation import (
     Aggregation,
     Average,
+    FeedbackVote,
     FullPrecision,
     MajorityVote,
     QuantizedVote,
@@ -54,6 +55,7 @@ ORACLES: dict[type[Aggregation], Callable[[Any], Rule]] = {
     QuantizedVote: lambda rule: Rule(
         "quantized", bits=rule.bits, norm=rule.norm, step=rule.level_width
     ),
+    FeedbackVote: lambda rule: Rule("feedback", bits=rule.bits),
     FullPrecision: lambda rule: Rule("full", dtype=str(rule.dtype).removeprefix("torch.")),
 }
 """For each class of rules, the oracle's account of one."""

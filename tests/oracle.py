@@ -123,7 +123,7 @@ class Lion64:
 class Rule:
     """An aggregation rule, as data."""
 
-    kind: str  # majority | ternary | average | quantized | full
+    kind: str  # majority | ternary | average | quantized | feedback | full
     tie: str = "random"
     bits: int = 1
     norm: str = "l1"
@@ -167,6 +167,32 @@ def quantized_votes(direction: F32, rule: Rule, zero_signs: I64) -> I64:
     return votes
 
 
+def tree_mean(sizes: F32, count: int) -> np.float32:
+    """Sum in double, halving 4,096 numbers at a time and their sums again; divide; round once."""
+    sums = sizes.astype(np.float64)
+    while sums.size > 1:
+        rows = np.zeros((math.ceil(sums.size / SCALE_BLOCK), SCALE_BLOCK))
+        rows.reshape(-1)[: sums.size] = sums
+        while rows.shape[1] > 1:
+            half = rows.shape[1] // 2
+            rows = rows[:, :half] + rows[:, half:]
+        sums = rows[:, 0]
+    return np.float32(sums[0] / count)
+
+
+def feedback_step(rest: F32, bits: int, zero_signs: I64) -> F32:
+    """Return what one or two bits, and a scale for each of them, say of a parameter's rest."""
+    sizes = np.abs(rest)
+    said = np.full(rest.size, tree_mean(sizes, rest.size))
+    if bits == 2:
+        is_large = sizes >= said
+        for chosen in (is_large, ~is_large):
+            among = np.where(chosen, sizes, np.float32(0))
+            said[chosen] = tree_mean(among, max(1, int(chosen.sum())))
+    sign = np.where(rest > 0, 1, np.where(rest < 0, -1, zero_signs)).astype(np.float32)
+    return sign * said
+
+
 def worker_votes(direction: F32, rule: Rule, zero_signs: I64) -> I64:
     """Return the integers that a worker votes."""
     if rule.kind == "ternary":
@@ -180,6 +206,12 @@ def combine(
     directions: Sequence[F32], zero_signs: Sequence[I64], rule: Rule, tie_signs: I64
 ) -> I64:
     """Return S, the integers of the reply, for the directions present, in rank order."""
+    if rule.kind == "feedback":  # of workers that have not said anything before
+        after = [
+            feedback_step(direction, rule.bits, zeros)
+            for direction, zeros in zip(directions, zero_signs, strict=True)
+        ]
+        return sign_of_estimates(after, tie_signs)
     if rule.kind == "full":
         mean_like = np.zeros_like(directions[0])
         for direction in directions:
@@ -195,6 +227,14 @@ def combine(
     if rule.kind == "ternary" or rule.tie == "zero":
         return majority
     return np.where(majority == 0, tie_signs, majority)
+
+
+def sign_of_estimates(estimates: Sequence[F32], tie_signs: I64) -> I64:
+    """Return the sign of the sum in float32, in rank order; the coin's where it is 0."""
+    total = np.zeros_like(estimates[0])
+    for estimate in estimates:
+        total = total + estimate
+    return np.where(total == 0, tie_signs, np.sign(total).astype(np.int64))
 
 
 @dataclass
@@ -221,10 +261,12 @@ class OracleCluster:
     nonfinite: str = "raise"
     step_number: int = 0
     exp_avgs: list[list[F32]] = field(init=False)
+    estimates: list[list[F32]] = field(init=False)
     first_words: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.exp_avgs = [[] for _ in range(self.world_size)]
+        self.estimates = [[] for _ in range(self.world_size)]
         self.first_words = []
         groups, self.groups = self.groups, []
         for group in groups:
@@ -237,8 +279,8 @@ class OracleCluster:
             self.first_words.append(
                 sum(math.ceil(q.size / 64) for q in self.params[: len(self.first_words)])
             )
-            for exp_avgs in self.exp_avgs:
-                exp_avgs.append(np.zeros_like(p))
+            for kept in (*self.exp_avgs, *self.estimates):
+                kept.append(np.zeros_like(p))
 
     @property
     def params(self) -> list[F32]:
@@ -259,7 +301,7 @@ class OracleCluster:
         beta1, beta2 = group.betas
         exp_avg_dtype = self.exp_avg_dtype or group.dtype
         x, word, n = group.params[position], self.first_words[index], group.params[position].size
-        directions, zero_signs, momenta = [], [], {}
+        directions, zero_signs, momenta, voters = [], [], {}, []
         for rank, grad in enumerate(grads):
             if grad is None:
                 continue
@@ -274,10 +316,19 @@ class OracleCluster:
             directions.append(c)
             zero_signs.append(self._coin(FIRST_ZERO_DOMAIN + rank, word, n))
             momenta[rank] = new_m
+            voters.append(rank)
         if not directions:
             return
         if self.world_size == 1:
             total, divisor = np.sign(directions[0]).astype(np.int64), 1
+        elif group.rule.kind == "feedback":
+            for rank, c, zeros in zip(voters, directions, zero_signs, strict=True):
+                said = self.estimates[rank][index]
+                said = said + feedback_step(c - said, group.rule.bits, zeros)
+                self.estimates[rank][index] = said
+            everybody = [mine[index] for mine in self.estimates]
+            total = sign_of_estimates(everybody, self._coin(TIE_DOMAIN, word, n))
+            divisor = 1
         else:
             total = combine(directions, zero_signs, group.rule, self._coin(TIE_DOMAIN, word, n))
             divisor = len(directions) if group.rule.kind == "average" else 1

@@ -18,13 +18,22 @@ from torch import Tensor
 
 import matrix
 import oracle
-from distlion.aggregation import RULES, Aggregation, RuleTally, parse_rule
+from distlion.aggregation import (
+    RULES,
+    Aggregation,
+    FeedbackVote,
+    RuleTally,
+    parse_rule,
+    say_nothing,
+)
 from distlion.kernels import (
+    FLOAT_PLANES,
     Coefficients,
     Coins,
     ReplyFormat,
     Segment,
     VoteFormat,
+    add_steps_of_all,
     choose_kernels,
 )
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
@@ -49,7 +58,7 @@ class Poll:
         bucket: Parameters of ``SIZES``.
         directions: [worker][parameter] (n,) float32.
         present: (workers, parameters) bool: who votes.
-        votes: (workers, blocks, vote_planes, 8) int64.
+        votes: (workers, blocks, planes, 8) int64: what is counted, see ``encode``.
         reply: (blocks, reply_planes, 8) int64.
     """
 
@@ -124,7 +133,10 @@ def encode(
     *,
     finite: Sequence[bool] | None = None,
 ) -> Tensor:
-    """Return a worker's votes, (blocks, vote_planes, 8), and check what they say of themselves."""
+    """Return a worker's votes, (blocks, vote_planes, 8), and check what they say of themselves.
+
+    Under error feedback: what a first vote says, (blocks, 32, 8), which is what is counted.
+    """
     segments = [
         Segment(
             slot,
@@ -142,7 +154,23 @@ def encode(
         assert torch.as_tensor(told).tolist() == list(finite or [True] * len(segments))
         votes.append(out)
     assert torch.equal(*votes)
+    if isinstance(rule, FeedbackVote):
+        return say(rule, bucket, segments, votes[0], Coins(SEED, step, worker))
     return votes[0]
+
+
+def say(
+    rule: FeedbackVote, bucket: Bucket, segments: list[Segment], votes: Tensor, coins: Coins
+) -> Tensor:
+    """Return what estimates are after a first vote, with its scales, packed."""
+    scales = torch.full((len(segments), rule.n_scales), torch.nan)
+    again, nothing = torch.empty_like(votes), say_nothing(segments)
+    rule.encode_rests(KERNELS, segments, nothing, coins, out=again, scales=scales)
+    assert torch.equal(again, votes)
+    present = torch.tensor([[segment.grad is not None for segment in segments]])
+    zeros = torch.zeros(1, 512 * bucket.n_blocks)
+    after = add_steps_of_all(zeros, votes[None], scales[None], present, bucket, 0)
+    return after[0].view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
 
 def count(
@@ -250,15 +278,17 @@ def check_spare_bits(rule: Aggregation) -> None:
 
 def unpack_votes(rule: Aggregation, votes: Tensor) -> Bits:
     """Cut a worker's votes into bits, (bits of an element, elements), wherever these lie."""
-    if rule.vote_format is not VoteFormat.DIRECTION:
+    if rule.vote_format.has_partial_sums:
         return unpack(votes)
     # Values, not planes: 512 of them to a block, one after the other.
-    values = votes.numpy().view(np.uint8).reshape(-1, rule.vote_planes // 8)
+    values = votes.numpy().view(np.uint8).reshape(-1, votes.shape[1] // 8)
     return np.unpackbits(values, axis=1).T
 
 
 def check_absent_votes_do_not_count(rule: Aggregation) -> None:
     """What lies in the place of an absent worker's vote changes no bit of the reply."""
+    if rule.keeps_estimates:
+        return  # What an absent worker said before still counts: see tests/kernels/test_feedback.py
     poll = hold_poll(rule, 3)
     votes = poll.votes.clone()
     for worker, index in (~poll.present).nonzero().tolist():
@@ -307,7 +337,7 @@ def check_shards_count_alike(rule: Aggregation) -> None:
 def check_parts_add_up(rule: Aggregation) -> None:
     """Votes that are counted in parts give the reply to all; those of floats cannot be."""
     poll = hold_poll(rule, 3)
-    if rule.vote_format is VoteFormat.DIRECTION:
+    if not rule.vote_format.has_partial_sums:
         assert rule.shape(poll.bucket).tally_bytes is None
         return
     tally, sent = RuleTally(rule, poll.bucket, Coins(SEED, STEPS[0], 0)), poll.votes.flatten(1)

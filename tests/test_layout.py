@@ -9,7 +9,6 @@ from distlion.errors import InvalidArgumentError
 from distlion.layout import (
     BLOCK_WORDS,
     ChunkShape,
-    Cutter,
     bucket_of_one,
     count_words,
     fill_buckets,
@@ -18,6 +17,7 @@ from distlion.layout import (
     shape_node,
     take_part,
 )
+from distlion.voting.cutter import Cutter
 
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=12)
 

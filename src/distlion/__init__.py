@@ -2,7 +2,14 @@
 
 from importlib.metadata import version as _version
 
-from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
+from distlion.aggregation import (
+    Average,
+    FeedbackVote,
+    FullPrecision,
+    MajorityVote,
+    QuantizedVote,
+    TernaryVote,
+)
 from distlion.checkpoint import load_checkpoint, save_checkpoint
 from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
@@ -16,6 +23,7 @@ __all__ = [
     "Average",
     "ClipNorm",
     "DistributedLion",
+    "FeedbackVote",
     "FullPrecision",
     "Lion",
     "MajorityVote",

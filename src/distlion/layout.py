@@ -9,6 +9,7 @@ element is cut into bit *planes*.
     block   8 words (512 elements, 64 bytes) of each plane in turn
     shard   whole blocks, the same number for every owner
     wire    (n_shards * shard_blocks, n_planes, 8) little-endian int64: owner, block, plane
+    scales  float32 numbers of a vote for each parameter, behind the planes of every shard
     chunk   what one rank sends to one other: a frame (header, presence, counts) and a payload
 
 docs/explanation/algorithms.md draws it. Sizes on the wire are computed here and nowhere else.
@@ -102,7 +103,13 @@ class Bucket:
         return self.shard_blocks * self.n_shards
 
     def shape(
-        self, *, vote_planes: int, reply_planes: int, has_counts: bool, has_tally: bool
+        self,
+        *,
+        vote_planes: int,
+        reply_planes: int,
+        has_counts: bool,
+        has_tally: bool,
+        n_scales: int = 0,
     ) -> BucketShape:
         """Size its votes and replies on the wire.
 
@@ -111,14 +118,17 @@ class Bucket:
             reply_planes: Bits an element on the way down.
             has_counts: Whether replies say how many workers voted for each parameter.
             has_tally: Whether votes can be counted in parts.
+            n_scales: Numbers of a vote for each parameter.
         """
+        scales_bytes = pad_bytes(FLOAT_BYTES * n_scales * len(self.slots))
         return BucketShape(
             n_shards=self.n_shards,
             n_params=len(self.slots),
-            vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES,
+            vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES + scales_bytes,
             reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES,
             has_counts=has_counts,
             tally_bytes=self.shard_blocks * _BLOCK_ELEMENTS * _TALLY_BYTES if has_tally else None,
+            scales_bytes=scales_bytes,
         )
 
 
@@ -165,10 +175,11 @@ class BucketShape:
     Attributes:
         n_shards: Owners, the world size.
         n_params: Parameters.
-        vote_bytes: Bytes of a vote on one shard.
+        vote_bytes: Bytes of a vote on one shard, its scales included.
         reply_bytes: Bytes of the reply on one shard.
         has_counts: Whether replies say how many workers voted for each parameter.
         tally_bytes: Bytes of a partial count of one shard; None where votes have no partial counts.
+        scales_bytes: Bytes of the scales at the end of a vote on one shard.
     """
 
     n_shards: int
@@ -177,6 +188,7 @@ class BucketShape:
     reply_bytes: int
     has_counts: bool
     tally_bytes: int | None = None
+    scales_bytes: int = 0
 
     @functools.cached_property
     def vote_chunk(self) -> ChunkShape:
@@ -207,8 +219,9 @@ class BucketShape:
         """
         if self.tally_bytes is None:
             raise InvalidArgumentError(
-                "this pattern counts votes in parts, but floats (rule FullPrecision, averaged "
-                "momenta) are added in rank order: use another rule, or AllReduce()"
+                "this pattern counts votes in parts, but floats (rules FullPrecision and "
+                "FeedbackVote, averaged momenta) are added in rank order: use another rule, or "
+                "AllReduce()"
             )
         return ChunkShape(self.n_params, self.tally_bytes, has_counts=True)
 
@@ -320,33 +333,6 @@ def shape_node(
             part_shapes[0].has_counts,
         ),
     )
-
-
-class Cutter:
-    """Cut parameters, one after the other, into one piece for each part, of about equal size.
-
-    Pieces depend on a parameter and those that were cut before it only; the parts that get a unit
-    more take turns.
-
-    Args:
-        n_parts: Number of parts.
-        unit_elements: Pieces begin at multiples of this; a multiple of 64.
-    """
-
-    def __init__(self, n_parts: int, unit_elements: int) -> None:
-        self._n_parts = n_parts
-        self._unit_elements = unit_elements
-        self._turn = 0
-
-    def cut(self, n_elements: int) -> tuple[tuple[int, int], ...]:
-        """Cut the next parameter: (start, stop) of each part, some perhaps empty."""
-        least, more = divmod(-(-n_elements // self._unit_elements), self._n_parts)
-        units = [
-            least + ((part - self._turn) % self._n_parts < more) for part in range(self._n_parts)
-        ]
-        self._turn = (self._turn + more) % self._n_parts
-        ends = itertools.accumulate(units, initial=0)
-        return tuple(itertools.pairwise(min(n_elements, end * self._unit_elements) for end in ends))
 
 
 def take_part(

@@ -19,12 +19,13 @@ N_ELEMENTS = 200
 FIRST = 64 * 12_345 + 41  # among the coins, of the parameter that is cut
 CUTS = (0, 1, 22, 23, 24, 37, 64, 87, 130, 199, 200)
 HYPER = Coefficients(0.9, 0.99, 2.0**-9, 0.1)
-# Means over blocks of 4,096 elements are others in a piece. A maximum is not, since all directions
-# that are not 0 are of one size here.
+# Means over blocks of 4,096 elements, or over a parameter, are others in a piece. A maximum is not,
+# since all directions that are not 0 are of one size here.
 RULES = {
     name: rule
     for name, rule in matrix.RULES.items()
-    if not isinstance(rule, QuantizedVote) or rule.bits == 1 or rule.norm == "linf"
+    if (not isinstance(rule, QuantizedVote) or rule.bits == 1 or rule.norm == "linf")
+    and not rule.keeps_estimates
 }
 Row = tuple[Tensor, Tensor, Tensor]
 

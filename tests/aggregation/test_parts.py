@@ -10,16 +10,14 @@ from torch import Tensor
 
 import matrix
 from distlion.aggregation import Aggregation, FullPrecision, RuleTally
-from distlion.kernels import Coins, VoteFormat, choose_kernels
+from distlion.kernels import Coins, choose_kernels
 from distlion.kernels.words import interleave, pack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=3, step=5, rank=0)
 INTEGER_RULES = {
-    name: rule
-    for name, rule in matrix.LISTED.items()
-    if rule.vote_format is not VoteFormat.DIRECTION
+    name: rule for name, rule in matrix.LISTED.items() if rule.vote_format.has_partial_sums
 }
 
 

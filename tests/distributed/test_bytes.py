@@ -47,10 +47,12 @@ def bucket_bytes(
     frame = 64 + padded(math.ceil(len(sizes) / 8), 64)
     up, down = matrix.RULES[rule].vote_planes, matrix.RULES[rule].reply_planes(world_size)
     counts = padded(2 * len(sizes), 64) if rule == "average" else 0
+    # One or two numbers for each parameter, with what is voted on each shard.
+    scales = padded(4 * up * len(sizes), 64) if rule.startswith("feedback") else 0
     peers, whole = world_size - 1, shard * world_size
-    vote_chunk = frame + up * shard // 8
+    vote_chunk = frame + up * shard // 8 + scales
     reply_chunk = frame + counts + down * shard // 8
-    whole_vote = frame + up * whole // 8
+    whole_vote = frame + up * whole // 8 + scales * world_size
     whole_reply = frame + counts + down * whole // 8
     return {
         "all-reduce": (peers * (vote_chunk + reply_chunk),) * 2,

@@ -17,7 +17,7 @@ import oracle
 from cluster import run_workers
 from distlion import errors, faults
 from distlion.aggregation import Aggregation
-from distlion.layout import Cutter
+from distlion.voting.cutter import Cutter
 from failures import Caught, assert_all_raised, caught, params_of
 from replay import (
     Case,
@@ -35,13 +35,16 @@ pytestmark = pytest.mark.distributed
 
 UNIT = 4096
 SIZES = (1, 65, 4097, 20000)
+# Each in the part of one rank: a piece has scales of its own.
+UNCUT_SIZES = (1, 65, 3000, 4096)
 # Ranks and ranks of a node: one node, several, of one, two and three ranks.
 SHAPES = [(2, 1), (2, 2), (4, 2), (6, 2), (6, 3)]
 
 
 def case_of(rule: Aggregation, name: str) -> Case:
+    sizes = UNCUT_SIZES if rule.keeps_estimates else SIZES
     groups = (
-        GroupSpec(rule, SIZES, lr=2e-3, weight_decay=0.1),
+        GroupSpec(rule, sizes, lr=2e-3, weight_decay=0.1),
         GroupSpec(distlion.MajorityVote(), (300, 9001), lr=1e-3, dtype="bfloat16"),
     )
     return Case(name, groups, steps=4, seed=3, absent=True, exchange=distlion.AllReduce())
@@ -236,12 +239,14 @@ def test_bytes_between_nodes_are_planned_and_those_inside_counted_apart() -> Non
         assert inside >= 2 * 4 * (15070 // 2 - UNIT)
 
 
-def resume(rank: int, world_size: int) -> tuple[list[np.ndarray], list[np.ndarray], Caught | None]:
-    first = make_nodes()
+def resume(
+    rank: int, world_size: int, rule: Aggregation
+) -> tuple[list[np.ndarray], list[np.ndarray], Caught | None]:
+    first = make_nodes(aggregation=rule)
     for step in range(2):
         set_some_grads(first, step, rank)
         first.step()
-    second = make_nodes()
+    second = make_nodes(aggregation=rule)
     with torch.no_grad():
         for ours, theirs in zip(params_of(second), params_of(first), strict=True):
             ours.copy_(theirs)
@@ -345,8 +350,11 @@ def test_scaled_float16_gradients_are_averaged_before_they_are_unscaled() -> Non
         assert found == pytest.approx(mean, rel=2**-11 + 2**-20)
 
 
-def test_state_of_a_part_resumes_to_the_same_bits_and_a_misfit_is_refused() -> None:
-    for uninterrupted, resumed, found in run_workers(resume, 4):
+@pytest.mark.parametrize("rule", [distlion.MajorityVote(), distlion.FeedbackVote()])
+def test_state_of_a_part_resumes_to_the_same_bits_and_a_misfit_is_refused(
+    rule: Aggregation,
+) -> None:
+    for uninterrupted, resumed, found in run_workers(resume, 4, rule):
         assert all(np.array_equal(a, b) for a, b in zip(uninterrupted, resumed, strict=True))
         assert found is not None
         assert found.kind == "CheckpointError"

@@ -94,6 +94,8 @@ RESUMED = {
             GroupSpec(distlion.MajorityVote(tie="zero"), (67,), lr=3e-3),
             GroupSpec(distlion.FullPrecision(torch.bfloat16), (68,), lr=3e-3),
             GroupSpec(distlion.TernaryVote(), (69,), lr=3e-3),
+            GroupSpec(distlion.FeedbackVote(), (70, 1), lr=3e-3),
+            GroupSpec(distlion.FeedbackVote(bits=1), (700,), lr=3e-3),
         ),
         steps=12,
         absent=True,

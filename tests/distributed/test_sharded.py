@@ -24,11 +24,11 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
-# Scale blocks that a shard cuts are others: those rules are compared with themselves only.
+# The scales of what a shard cuts are others: those rules are compared with themselves only.
 WHOLE = {
     name: rule
     for name, rule in matrix.RULES.items()
-    if not isinstance(rule, distlion.QuantizedVote) or rule.bits == 1
+    if (not isinstance(rule, distlion.QuantizedVote) or rule.bits == 1) and not rule.keeps_estimates
 }
 EVERY_RULE = tuple(matrix.RULES)
 # (voters, shards of each), rules and steps: the first one in the quick tier.

@@ -8,7 +8,7 @@ import torch
 import matrix
 from distlion.aggregation import Aggregation
 from distlion.exchange import ChunkKind, Exchange, Header, Status, Verdict
-from distlion.kernels import Coefficients, Coins, Segment, VoteFormat, choose_kernels
+from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import Bucket, Slot
 from distlion.voting.flat_route import FlatRoute
 from loopback import CPU, make_links, run_together
@@ -23,7 +23,7 @@ CASES = {
     for rule_name, rule in matrix.LISTED.items()
     for pattern_name, pattern in {**matrix.PATTERNS, "two-levels": TwoLevels()}.items()
     # Which counts in parts, as floats cannot be.
-    if not (pattern_name == "two-levels" and rule.vote_format is VoteFormat.DIRECTION)
+    if pattern_name != "two-levels" or rule.vote_format.has_partial_sums
 }
 
 

@@ -2,6 +2,7 @@
 
 from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation
+from distlion.aggregation.feedback import FeedbackVote, say_nothing
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
 from distlion.aggregation.parts import RuleTally
@@ -13,6 +14,7 @@ __all__ = [
     "RULES",
     "Aggregation",
     "Average",
+    "FeedbackVote",
     "FullPrecision",
     "MajorityVote",
     "NamedRule",
@@ -21,4 +23,5 @@ __all__ = [
     "TernaryVote",
     "list_rule_names",
     "parse_rule",
+    "say_nothing",
 ]

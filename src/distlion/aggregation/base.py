@@ -37,13 +37,24 @@ class Aggregation(ABC):
     def reply_format(self) -> ReplyFormat:
         """How a reply encodes S."""
 
+    @property
+    def n_scales(self) -> int:
+        """Numbers that a vote says of each parameter, behind its bits."""
+        return 0
+
+    @property
+    def keeps_estimates(self) -> bool:
+        """Whether workers, and who counts, keep what votes have said; see ``FeedbackVote``."""
+        return False
+
     def shape(self, bucket: Bucket) -> BucketShape:
         """Size a bucket's votes and replies on the wire."""
         return bucket.shape(
             vote_planes=self.vote_planes,
             reply_planes=self.reply_planes(bucket.n_shards),
             has_counts=self.reply_format is ReplyFormat.COUNT,
-            has_tally=self.vote_format is not VoteFormat.DIRECTION,
+            has_tally=self.vote_format.has_partial_sums,
+            n_scales=self.n_scales,
         )
 
     def shape_of(self, n_elements: int, n_workers: int) -> BucketShape:

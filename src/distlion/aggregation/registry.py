@@ -10,6 +10,7 @@ import torch
 
 from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation
+from distlion.aggregation.feedback import MOST_BITS, FeedbackVote
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
 from distlion.aggregation.quantized import MAX_BITS, QuantizedVote
@@ -55,6 +56,12 @@ RULES: dict[str, NamedRule] = {
             listed=False,
         )
         for bits in range(1, MAX_BITS + 1)
+    },
+    **{
+        f"feedback-{bits}": NamedRule(
+            FeedbackVote(bits), f"{bits}-bit votes with error feedback, for skewed data"
+        )
+        for bits in range(1, MOST_BITS + 1)
     },
     "full-bf16": NamedRule(
         FullPrecision(torch.bfloat16), "sign of the mean of directions in bfloat16"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels import choose_kernels
-from distlion.optim import WORKER_KEY, VotingBase
+from distlion.optim import WORKER_KEY, VotingBase, list_kept
 from distlion.voting import Custody
 
 OUTSIDE = "parameter outside of the model: "
@@ -30,7 +30,7 @@ class Contents:
         replicated: Those of them that the optimizer keeps equal on all processes.
         tree: All else, as JSON; its tensors are in ``tensors``.
         tensors: By name.
-        momenta: For each worker that is kept here, its momenta by name.
+        momenta: For each worker that is kept here, its momenta by name, and its estimates.
     """
 
     step: int
@@ -83,8 +83,9 @@ def collect(
     momenta: dict[int, dict[str, Tensor]] = {worker: {} for worker in custody.workers}
     for index, entry in state["state"].items():
         for worker in custody.workers:
-            exp_avg = entry["exp_avg"]
-            momenta[worker][f"exp_avg.{index}"] = exp_avg[worker] if custody.is_stacked else exp_avg
+            for key in list_kept(entry):
+                kept = entry[key]
+                momenta[worker][f"{key}.{index}"] = kept[worker] if custody.is_stacked else kept
     voted = list_params(optimizer)
     # A tied weight has several names, of which one is that of its entry.
     named = list(model.named_parameters(remove_duplicate=False))

@@ -30,7 +30,7 @@ from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError, DistlionError
-from distlion.optim import VotingBase
+from distlion.optim import KEPT, VotingBase
 from distlion.voting import Custody
 
 CALL = "load_checkpoint()"
@@ -342,24 +342,35 @@ class _Reader:
             for index, (_, shape, _, exp_avg_dtype) in enumerate(tree["layout"])
             if exp_avg_dtype is not None
         }
-        state = {index: {"exp_avg": self._build(index, shape)} for index, shape in shapes.items()}
+        state = {
+            index: {
+                key: self._build(f"{key}.{index}", shape)
+                for key in KEPT
+                if key == "exp_avg" or self._has(f"{key}.{index}")
+            }
+            for index, shape in shapes.items()
+        }
         return {"state": state, "param_groups": joined}
 
-    def _build(self, index: int, shape: torch.Size) -> Tensor:
-        """Return what the workers of this process begin with of one momentum."""
+    def _has(self, name: str) -> bool:
+        """Return whether workers have saved a tensor; under "reset" no file is open, nor needed."""
+        return any(name in file.names for files in self._momenta.values() for file in files)
+
+    def _build(self, name: str, shape: torch.Size) -> Tensor:
+        """Return what the workers of this process begin with of one momentum or estimate."""
         rows = []
         for shares in self._shares.values():
-            momenta = [self._join(voter, index, shape) for voter, _ in shares]
+            momenta = [self._join(voter, name, shape) for voter, _ in shares]
             rows.append(mix_momenta(momenta, shares) if shares else torch.zeros(shape))
         return torch.stack(rows) if self._custody.is_stacked else rows[0]
 
-    def _join(self, voter: int, index: int, shape: torch.Size) -> Tensor:
-        """Put a voter's momentum together: the ranks of a node have a piece of it each."""
+    def _join(self, voter: int, name: str, shape: torch.Size) -> Tensor:
+        """Put a voter's tensor together: the ranks of a node have a piece of it each."""
         files = self._momenta[voter]
-        whole = torch.cat([file.read(f"exp_avg.{index}").reshape(-1) for file in files])
+        whole = torch.cat([file.read(name).reshape(-1) for file in files])
         if whole.numel() != shape.numel():
             raise CheckpointError(
-                f"{files[0].path}: momentum {index} has {whole.numel()} elements, the parameter "
+                f"{files[0].path}: {name} has {whole.numel()} elements, the parameter "
                 f"{shape.numel()}"
             )
         return whole.reshape(shape)

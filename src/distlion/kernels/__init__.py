@@ -12,11 +12,19 @@ from distlion.kernels.contract import (
     Segment,
 )
 from distlion.kernels.dispatch import check_denormals, choose_kernels
+from distlion.kernels.feedback import (
+    FLOAT_PLANES,
+    add_steps,
+    add_steps_of_all,
+    count_estimates,
+    encode_rests,
+)
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
     "EXP_AVG_DTYPES",
     "FLOAT32_MAX",
+    "FLOAT_PLANES",
     "PARAM_DTYPES",
     "SCALE_BLOCK_ELEMENTS",
     "Coefficients",
@@ -26,8 +34,12 @@ __all__ = [
     "ReplyFormat",
     "Segment",
     "VoteFormat",
+    "add_steps",
+    "add_steps_of_all",
     "check_denormals",
     "choose_kernels",
+    "count_estimates",
+    "encode_rests",
     "settle_tally",
     "tally_votes",
 ]

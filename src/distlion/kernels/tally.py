@@ -24,6 +24,13 @@ class VoteFormat(Enum):
     """Plane 0 is the sign, plane 1 whether it is not 0."""
     DIRECTION = "direction"
     """The bits of a float. Sums of floats depend on their order, so there are no partial ones."""
+    STEP = "step"
+    """Plane 0 is the sign, plane 1, if any, which of two scales of the parameter."""
+
+    @property
+    def has_partial_sums(self) -> bool:
+        """Whether votes are integers, whose sums depend on no order."""
+        return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)
 
 
 def tally_votes(
@@ -36,7 +43,7 @@ def tally_votes(
         present: (workers, n_params) bool on the CPU.
         bucket: Where parameters lie.
         first_block: The bucket's block that ``votes`` begin with.
-        vote_format: How they are encoded; not DIRECTION.
+        vote_format: How they are encoded: LEVEL or TERNARY.
 
     Returns:
         (512 * blocks,) int32, 0 where nobody votes. 65,535 workers of 8 bits stay below 2^24.

@@ -5,10 +5,11 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
-from distlion.optim.saved_state import WORKER_KEY
+from distlion.optim.saved_state import KEPT, WORKER_KEY, list_kept
 from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
 __all__ = [
+    "KEPT",
     "WORKER_KEY",
     "ClipNorm",
     "Diagnosis",
@@ -20,5 +21,6 @@ __all__ = [
     "VotingBase",
     "is_trying_overlap",
     "lion_cub",
+    "list_kept",
     "rehearse_step",
 ]

@@ -38,9 +38,11 @@ from distlion.optim.saved_state import (
     fill_absent_keys,
     forget_worker,
     format_groups,
+    keeps_estimates,
+    list_kept,
     map_momenta,
     parse_groups,
-    restore_exp_avg,
+    restore_kept,
 )
 from distlion.voting import (
     Custody,
@@ -60,7 +62,8 @@ from distlion.voting import (
 class LionBase(Optimizer):
     """Parameters, momenta and hyperparameters of Lion: checked, flattened, saved and loaded.
 
-    Momentum lives in ``state[param]["exp_avg"]``, created in the constructor.
+    Momentum lives in ``state[param]["exp_avg"]``, and what votes with error feedback have said in
+    ``state[param]["estimate"]``; both are created in the constructor.
     """
 
     _step_supports_amp_scaling = True
@@ -113,7 +116,7 @@ class LionBase(Optimizer):
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
             if param.requires_grad:
-                self._create_momentum(param)
+                self._create_momentum(param, keeps_estimates(self.param_groups[-1]))
 
     def _remove_last_group(self) -> None:
         """Undo the last ``add_param_group``, which other workers refused."""
@@ -122,14 +125,15 @@ class LionBase(Optimizer):
         for param in params:
             self.state.pop(param, None)
 
-    def _create_momentum(self, param: Tensor) -> None:
+    def _create_momentum(self, param: Tensor, has_estimate: bool) -> None:
         self._pieces.cut(param)
-        self.state[param]["exp_avg"] = self._make_momentum(param)
+        self.state[param]["exp_avg"] = self._make_kept(param, "exp_avg")
+        if has_estimate:
+            self.state[param]["estimate"] = self._make_kept(param, "estimate")
 
-    def _make_momentum(self, param: Tensor) -> Tensor:
-        return torch.zeros(
-            self._momentum_shape(param), dtype=self._momentum_dtype(param), device=param.device
-        )
+    def _make_kept(self, param: Tensor, key: str) -> Tensor:
+        dtype = self._momentum_dtype(param) if key == "exp_avg" else torch.float32
+        return torch.zeros(self._momentum_shape(param), dtype=dtype, device=param.device)
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the shape of the momentum that this process keeps."""
@@ -262,7 +266,7 @@ class LionBase(Optimizer):
 
     def _load_state(self, filled: dict[str, Any]) -> None:
         super().load_state_dict(filled)
-        restore_exp_avg(self, filled, self._make_momentum, self._take_momentum)
+        restore_kept(self, filled, self._make_kept, self._take_momentum)
 
 
 class VotingBase(LionBase):
@@ -366,7 +370,10 @@ class VotingBase(LionBase):
             )
         state = format_groups(super().state_dict())
         state["state"] = {
-            index: {**entry, "exp_avg": self._pieces.export(params[index], entry["exp_avg"])}
+            index: {
+                **entry,
+                **{key: self._pieces.export(params[index], entry[key]) for key in list_kept(entry)},
+            }
             for index, entry in state["state"].items()
         }
         return state

@@ -62,8 +62,8 @@ class DistributedLion(VotingBase):
         lr: Learning rate, 0 or more.
         betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
         weight_decay: Decoupled weight decay, 0 or more.
-        aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(bits=4)``
-            or ``FullPrecision()``.
+        aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
+            ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
             bucket what is fastest by the cost model, on the link as measured at construction.
         nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None, each for itself.
@@ -299,7 +299,7 @@ class DistributedLion(VotingBase):
     @property
     def traffic(self) -> Traffic:
         """Bytes and messages of this rank, in the last step and in total."""
-        return self._peers.meter.traffic
+        return self._peers.network.complete(self._peers.meter.traffic)
 
     @property
     def plan(self) -> ByteCount:
@@ -364,8 +364,8 @@ class DistributedLion(VotingBase):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
 
-        It holds the momentum of this worker alone, which loads into any ``Lion``; of DTensors those
-        of all, (workers, *shape). ``distlion.save_checkpoint`` keeps those of all.
+        It holds the momentum of this worker alone, which loads into any ``Lion``, and its estimate;
+        of DTensors those of all, (workers, *shape). ``save_checkpoint`` keeps those of all.
 
         Raises:
             CheckpointError: An exception cut a commit short.
@@ -394,7 +394,6 @@ class DistributedLion(VotingBase):
             peers.agree("load_state_dict()", problem, step=step)
             peers.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
             peers.description.check_frozen()
-            filled = self._localize(filled)
-        self._load_state(filled)
-        self._lay_out()
+            self._load_state(self._localize(filled))
+            self._lay_out()
         peers.replicas.are_compared = False

@@ -10,7 +10,7 @@ from distlion.optim.distributed_lion import DistributedLion
 
 @torch.no_grad()
 def rehearse_step(optimizer: DistributedLion) -> None:
-    """Encode, exchange and count as ``step()`` does, and change neither parameters nor momenta.
+    """Encode, exchange and count as ``step()`` does, and change none of the state.
 
     For measurements; every worker calls it. ``optimizer.traffic`` counts it as a step.
 

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import parse_rule
+from distlion.aggregation import Aggregation, parse_rule
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
 
 WORKER_KEY = "worker"
 """Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
+
+KEPT = ("exp_avg", "estimate")
+"""Keys of a parameter's state that each worker has its own tensor of."""
 
 _LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
 
@@ -105,6 +108,17 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def list_kept(entry: Mapping[str, Any]) -> list[str]:
+    """List those keys of ``KEPT`` that a parameter's state has."""
+    return [key for key in KEPT if key in entry]
+
+
+def keeps_estimates(group: Mapping[str, Any]) -> bool:
+    """Return whether the rule of a param group keeps what votes have said; Lion's has none."""
+    rule = group.get("aggregation")
+    return isinstance(rule, Aggregation) and rule.keeps_estimates
+
+
 def map_momenta(
     state_dict: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],
@@ -113,7 +127,8 @@ def map_momenta(
     """Return a saved state with what ``change`` makes of each parameter and its momentum."""
     state = dict(state_dict["state"])
     for key, param, _ in _list_momenta(state_dict, groups):
-        state[key] = {**state[key], "exp_avg": change(param, state[key]["exp_avg"])}
+        kept = {name: change(param, state[key][name]) for name in list_kept(state[key])}
+        state[key] = {**state[key], **kept}
     return {**state_dict, "state": state}
 
 
@@ -124,9 +139,10 @@ def describe_cuts(
 ) -> list[str]:
     """Return a line for each momentum of which ``describe`` says something."""
     return [
-        f"momentum of {name}: {cut}"
+        f"{kept} of {name}: {cut}"
         for key, param, name in _list_momenta(state_dict, groups)
-        if (cut := describe(param, state_dict["state"][key]["exp_avg"]))
+        for kept in list_kept(state_dict["state"][key])
+        if (cut := describe(param, state_dict["state"][key][kept]))
     ]
 
 
@@ -209,7 +225,7 @@ def _check_momentum(
     entry = state.get(key, {})
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"{name}: the saved state is a {type(entry).__name__}; expected keys")
-    foreign = sorted(set(map(str, entry)) - {"exp_avg", "step"})
+    foreign = sorted(set(map(str, entry)) - {*KEPT, "step"})
     if foreign:
         raise CheckpointError(
             f"{name}: the saved state holds {_shorten(', '.join(foreign))}, which Lion does not "
@@ -220,44 +236,54 @@ def _check_momentum(
         raise CheckpointError(
             f"{name} has no momentum 'exp_avg' in the saved state; did another optimizer save it?"
         )
-    if not isinstance(exp_avg, Tensor) or exp_avg.shape not in expected:
-        found = tuple(exp_avg.shape) if isinstance(exp_avg, Tensor) else type(exp_avg).__name__
+    for kept in list_kept(entry):
+        _check_tensor(entry[kept], expected, name, "momentum" if kept == "exp_avg" else kept)
+
+
+def _check_tensor(
+    found: object, expected: tuple[torch.Size, torch.Size], name: str, what: str
+) -> None:
+    if not isinstance(found, Tensor) or found.shape not in expected:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise CheckpointError(
-            f"{name}: saved momentum has shape {found}, the parameter has {tuple(expected[0])}"
+            f"{name}: saved {what} has shape {shape}, the parameter has {tuple(expected[0])}"
             + ("" if expected[0] == expected[1] else f", this rank's part {tuple(expected[1])}")
         )
-    if exp_avg.layout is not torch.strided or exp_avg.device.type == "meta":
-        kind = "is on the meta device" if exp_avg.device.type == "meta" else f"is {exp_avg.layout}"
-        raise CheckpointError(f"{name}: saved momentum {kind}; expected a dense tensor with values")
-    if not exp_avg.dtype.is_floating_point:
+    if found.layout is not torch.strided or found.device.type == "meta":
+        kind = "is on the meta device" if found.device.type == "meta" else f"is {found.layout}"
+        raise CheckpointError(f"{name}: saved {what} {kind}; expected a dense tensor with values")
+    if not found.dtype.is_floating_point:
         raise CheckpointError(
-            f"{name}: saved momentum has dtype {exp_avg.dtype}; expected a floating-point one"
+            f"{name}: saved {what} has dtype {found.dtype}; expected a floating-point one"
         )
 
 
-def restore_exp_avg(
+def restore_kept(
     optimizer: Optimizer,
     state_dict: Mapping[str, Any],
-    make: Callable[[Tensor], Tensor],
+    make: Callable[[Tensor, str], Tensor],
     take: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Put the saved momenta into the optimizer's state in their own dtype, and nothing else.
+    """Put the saved momenta and estimates into the optimizer's state in their own dtype, alone.
 
     torch casts a loaded state to the dtype of its parameter, which would round float32 momenta of
-    bfloat16 parameters.
+    bfloat16 parameters. Estimates are restored where the rule keeps them, and are 0 where the state
+    has none: that of another rule, or of another Lion.
 
     Args:
         optimizer: Whose state is replaced.
         state_dict: What was saved.
-        make: Makes a momentum of zeros for a parameter.
-        take: Takes from a parameter's saved momentum what is kept here.
+        make: Makes zeros for a parameter and a key.
+        take: Takes from what was saved of a parameter what is kept here.
     """
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        for key, param in zip(saved["params"], group["params"], strict=True):
-            exp_avg = state_dict["state"].get(key, {}).get("exp_avg")
-            if exp_avg is None and not param.requires_grad:
+        keys = KEPT if keeps_estimates(saved) else KEPT[:1]
+        for index, param in zip(saved["params"], group["params"], strict=True):
+            entry = state_dict["state"].get(index, {})
+            if not list_kept(entry) and not param.requires_grad:
                 continue
-            fresh = make(param)
-            if exp_avg is not None:
-                fresh.copy_(take(param, exp_avg))
-            optimizer.state[param] = {"exp_avg": fresh}
+            optimizer.state[param] = {}
+            for key in keys:
+                fresh = optimizer.state[param][key] = make(param, key)
+                if entry.get(key) is not None:
+                    fresh.copy_(take(param, entry[key]))

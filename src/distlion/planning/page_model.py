@@ -34,6 +34,7 @@ def build_page_model() -> dict[str, Any]:
         "word_elements": layout.WORD_ELEMENTS,
         "align_bytes": layout.ALIGN_BYTES,
         "header_bytes": layout.HEADER_BYTES,
+        "float_bytes": layout.FLOAT_BYTES,
         "scale_elements": layout.SCALE_ELEMENTS,
         "most_bytes_at_once": MOST_BYTES_AT_ONCE,
         "bucket_elements": votes.BUCKET_ELEMENTS,
@@ -53,6 +54,7 @@ def _describe_rule(rule: Any) -> dict[str, Any]:
     return {
         "method": votes.name_rule(rule),
         "vote_planes": rule.vote_planes,
+        "n_scales": rule.n_scales,
         "reply_planes": None if grows else rule.reply_planes(_A_FEW),
         "has_counts": rule.reply_format is ReplyFormat.COUNT,
     }

@@ -53,7 +53,7 @@ RULE_NAMES = (
     *BASELINE_NAMES,
     *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
 )
-"""For messages and help; P is 1 to 8 bits, A and B are digits of betas."""
+"""For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
 
 AUTO = "auto"
 

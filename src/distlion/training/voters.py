@@ -39,7 +39,7 @@ VOTER_NAMES = (
     "RULE-sync-K-attention",
     "RULE-sync-K-int8",
 )
-"""For messages and help; P is 1 to 8, K a number of steps."""
+"""For messages and help; P is 1 to 8, 2 at most for feedback, K a number of steps."""
 
 
 def find_voter(name: str) -> Contender | None:

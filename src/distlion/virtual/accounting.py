@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from distlion.exchange import ByteCount, Exchange
+from distlion.layout import FLOAT_BYTES
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.poll import Poll
 from distlion.voting import Traffic, plan_norms
@@ -40,6 +41,7 @@ class Account:
             account.votes += pattern.plan(poll.rule.shape(poll.bucket), last)
             n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
             account.up_bits += n_elements * poll.rule.vote_planes
+            account.up_bits += len(poll.bucket.slots) * poll.rule.n_scales * 8 * FLOAT_BYTES
             account.down_bits += n_elements * poll.rule.reply_planes(workers)
         clip = settings.clip_norm
         if workers > 1 and clip is not None and clip.scope == "global":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
@@ -115,17 +114,18 @@ class Collection:
         if clip is not None and clip.scope == "worker":
             segments = clip_alone(segments, clip)
         coins = Coins(self._lineup.settings.seed, self._step, worker)
-        segments = list(segments)
+        segments, notes = list(segments), []
         for poll in self.polls:
             placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
-            finite = poll.rule.encode(poll.kernels, placed, coins, out=poll.votes[worker])
+            finite, note = poll.encode(worker, placed, coins)
+            notes.append(note)
             for index, is_finite in enumerate(finite.tolist()):
                 if not is_finite:
                     position = poll.params[index].position
                     segments[position] = self._refuse(segments[position], worker)
-        for poll in self.polls:  # not before all are encoded, since _refuse may raise
-            present = [segments[param.position].grad is not None for param in poll.params]
-            poll.present[worker] = torch.tensor(present, dtype=torch.bool)
+        for poll, note in zip(self.polls, notes, strict=True):
+            # Not before all are encoded, since _refuse may raise.
+            note([segments[param.position].grad is not None for param in poll.params])
         self._note_sample(worker, segments)
         for poll in self.polls:
             mine = [segments[param.position] for param in poll.params]

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation, RuleTally
+from distlion.aggregation import Aggregation, FeedbackVote, RuleTally
 from distlion.exchange import (
     Ballot,
     ByteCount,
@@ -23,6 +23,7 @@ from distlion.exchange import (
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
 from distlion.voting.diagnostics import ParameterReply
+from distlion.voting.feedback import Feedback
 from distlion.voting.param import VotingParam
 from distlion.voting.staging import bring_down, bring_up, name_failure
 
@@ -59,6 +60,13 @@ class FlatRoute:
     def shape(self) -> BucketShape:
         """Sizes on the wire."""
         return self.rule.shape(self.bucket)
+
+    @cached_property
+    def feedback(self) -> Feedback | None:
+        """What votes have said so far, where the rule keeps that."""
+        if not isinstance(self.rule, FeedbackVote):
+            return None
+        return Feedback(self.rule, self.bucket, self.params)
 
     @cached_property
     def reply_planes(self) -> int:
@@ -101,6 +109,8 @@ class FlatRoute:
             return bring_down([*self._encode(segments, coins), *more])
 
     def _encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
+        if self.feedback is not None:
+            return self.feedback.encode(self.kernels, segments, coins, self.device)
         shape = self.bucket.n_blocks, self.rule.vote_planes, BLOCK_WORDS
         votes = torch.empty(shape, dtype=torch.int64, device=self.device)
         return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
@@ -136,9 +146,16 @@ class FlatRoute:
             reply_format=self.reply_format,
             rounding=rounding,
         )
+        if self.feedback is not None:
+            self.feedback.commit()
         for index, param in enumerate(self.params):
             if segments[index].param is not param.param:
                 param.write_back(segments[index].param)
+
+    def gather_estimates(self, header: Header) -> Exchanging[Reply]:
+        """Send estimates to whom they are counted by; for a rule that keeps them."""
+        assert self.feedback is not None
+        return self.feedback.gather(self.link, self.pattern, header)
 
     def place_reply(self, payload: Tensor) -> Tensor:
         """Return what ``packed_reply`` does, where the parameters are."""
@@ -175,6 +192,10 @@ class _RuleReducer:
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         route, bucket = self.route, self.route.bucket
+        if route.feedback is not None:
+            return route.feedback.reduce(
+                route.link.kernels, votes, present, first_shard, self.coins
+            )
         packed = (
             votes.contiguous()
             .view(torch.int64)

@@ -12,10 +12,15 @@ from distlion.aggregation import Aggregation, TernaryVote
 from distlion.exchange import (
     AllReduce,
     ByteCount,
+    ChunkKind,
     Exchange,
+    Header,
     Link,
+    Status,
     carries_host_memory,
     gather_bytes,
+    run_all,
+    worst_of,
 )
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
@@ -25,6 +30,7 @@ from distlion.link import (
     choose_exchange,
     count_overlap_buckets,
     probe_link,
+    uncounted,
 )
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
@@ -32,10 +38,12 @@ from distlion.voting.grid import Grid, GridGroups, own_group
 from distlion.voting.group import VotingGroup
 from distlion.voting.node_route import NodeRoute
 from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
+from distlion.voting.outcome import raise_verdict
 from distlion.voting.overlap_trial import OverlapTrial
 from distlion.voting.param import VotingParam
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
+from distlion.voting.traffic import Traffic
 from distlion.voting.warm_up import compile_kernels
 
 
@@ -77,6 +85,11 @@ class VotingNetwork:
         self.routes: list[Route] = []
         self.clipper: Clipper | None = None
         self.trial = OverlapTrial(settings.overlap)
+        self._estimates_sent_bytes = 0
+
+    def complete(self, traffic: Traffic) -> Traffic:
+        """Add to the traffic of an optimizer what is counted here."""
+        return replace(traffic, estimates_sent_bytes=self._estimates_sent_bytes)
 
     @property
     def momentum_pattern(self) -> Exchange:
@@ -162,6 +175,32 @@ class VotingNetwork:
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
+        if step > 0:  # before the first step nothing has been said
+            self._gather_estimates(step)
+
+    def _gather_estimates(self, step: int) -> None:
+        """Let those who count have what everybody's votes have said; counted apart.
+
+        Raises:
+            CorruptFrameError: Bytes were damaged on the way.
+        """
+        header, between = Header(ChunkKind.VOTE, step, 0, 0, 0), self.between
+        own = [route.part if isinstance(route, NodeRoute) else route for route in self.routes]
+        routes = [
+            route
+            for route in own
+            if isinstance(route, FlatRoute) and route.feedback is not None and route.params
+        ]
+        if not routes or between is None:
+            return
+        before = between.counted.sent_bytes
+        with uncounted(between):
+            replies = run_all(route.gather_estimates(header) for route in routes)
+            self._estimates_sent_bytes += between.counted.sent_bytes - before
+        verdict = worst_of([reply.verdict for reply in replies])
+        if verdict.status is not Status.OK:
+            params = [param for route in routes for param in route.params]
+            raise_verdict(params, verdict, rank=self._group.rank, step=step)
 
     def begin_trial(self) -> None:
         """Forget how long steps took: those to come may be others."""

@@ -217,6 +217,8 @@ class NodeRoute:
                 reply_format=self.rule.reply_format,
                 rounding=rounding,
             )
+            if is_own and part.feedback is not None:
+                part.feedback.commit()
             for index, param in enumerate(part.params):
                 param.write_back(moved[index].param)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import SCALE_BLOCK_ELEMENTS
-from distlion.layout import Cutter, Slot
+from distlion.layout import Slot
+from distlion.voting.cutter import Cutter
 from distlion.voting.param import ALONE, Copies
 
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
@@ -25,7 +26,8 @@ class Nodes:
 
     Equation:
         g = (g_0 + ... + g_(L-1)) / L, added in float32 in local-rank order; 0 where a rank has no
-        gradient. Votes, ties and rules are then those of N / L workers with these gradients.
+        gradient. Votes, ties and rules are then those of N / L workers with these gradients; the
+        scales of ``FeedbackVote`` are those of each rank's piece.
 
     Args:
         size: L, ranks of a node; None takes LOCAL_WORLD_SIZE, which torchrun sets. Ranks of a node
@@ -37,7 +39,7 @@ class Nodes:
 
     Notes:
         Each rank keeps the momentum of, and votes for, its part of every parameter only, so that
-        ``exp_avg`` in the optimizer's state is flat and holds 1/L of the parameter.
+        ``exp_avg`` in the optimizer's state, and ``estimate``, are flat and hold 1/L of it.
     """
 
     size: int | None = None

@@ -62,7 +62,7 @@ class VotingParam:
         group: The number of its param group.
         slot: Its name, size and place; that of the piece for a piece, of the shard for a DTensor.
         rule: How it is voted on.
-        state: The optimizer's, which holds ``exp_avg``.
+        state: The optimizer's, which holds ``exp_avg``, and ``estimate`` under error feedback.
         pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
         part: The number of this rank among them.
         piece: (start, stop) for the record of a piece; None for one of all that is here.
@@ -113,6 +113,12 @@ class VotingParam:
         """The momentum that this process keeps."""
         exp_avg: Tensor = self.state[self.param]["exp_avg"]
         return exp_avg
+
+    @property
+    def estimate(self) -> Tensor:
+        """What this process keeps of what its votes have said, where the rule keeps that."""
+        estimate: Tensor = self.state[self.param]["estimate"]
+        return estimate
 
     def local(self) -> Tensor:
         """Return the values, contiguous; a piece is flat.

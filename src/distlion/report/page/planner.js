@@ -22,7 +22,7 @@ const planner = (() => {
     const blocks = ceilDiv(words, (model.block_elements / model.word_elements) * workers);
     return {
       shards: workers,
-      voteBytes: blocks * rule.vote_planes * model.block_bytes,
+      voteBytes: blocks * rule.vote_planes * model.block_bytes + padTo(model, model.float_bytes * rule.n_scales),
       replyBytes: blocks * replyPlanes(rule, workers) * model.block_bytes,
       hasCounts: rule.has_counts,
     };

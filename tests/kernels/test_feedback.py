@@ -1,0 +1,206 @@
+"""What votes with error feedback say, by a plain loop over elements; and that steps only add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from distlion.kernels import (
+    FLOAT_PLANES,
+    Coefficients,
+    Coins,
+    Segment,
+    add_steps,
+    add_steps_of_all,
+    choose_kernels,
+    count_estimates,
+    encode_rests,
+)
+from distlion.kernels.words import split_planes, unpack
+from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+
+KERNELS = choose_kernels(torch.device("cpu"))
+COINS = Coins(seed=4, step=7, rank=1)
+HYPER = Coefficients(0.9, 0.99, 1e-3, 0.0)
+# 4,133 is a prime above 4,096; 0 is a shard of a small parameter.
+SIZES = (1, 7, 64, 65, 0, 1023, 4133)
+N_WORKERS = 3
+
+
+def make_bucket() -> Bucket:
+    slots = place_parameters([f"p{n}" for n in SIZES], list(SIZES))
+    places, word = [], 0
+    for slot in slots:
+        places.append(slot._replace(bucket_word=word))
+        word += slot.n_words
+    return Bucket(0, tuple(range(len(SIZES))), tuple(places), N_WORKERS)
+
+
+def draw(n: int, seed: int) -> Tensor:
+    """Long-tailed numbers, a fifth of them exactly 0."""
+    values = torch.from_numpy(oracle.values(seed, n=max(1, n)).copy())[:n]
+    values[::5] = 0
+    return values
+
+
+def make_segments(bucket: Bucket, *, absent: int | None = None) -> list[Segment]:
+    return [
+        Segment(
+            slot,
+            torch.zeros(slot.n_elements),
+            None if index == absent else draw(slot.n_elements, 10 + index),
+            draw(slot.n_elements, 30 + index),
+            HYPER,
+        )
+        for index, slot in enumerate(bucket.slots)
+    ]
+
+
+def make_estimates(segments: list[Segment]) -> list[Tensor]:
+    """Where an element's place is even, exactly the direction: nothing is left to say."""
+    estimates = []
+    for index, segment in enumerate(segments):
+        values = draw(segment.slot.n_elements, 50 + index)
+        if segment.grad is not None:
+            values[::2] = torch.from_numpy(direction(segment))[::2]
+        estimates.append(values)
+    return estimates
+
+
+def direction(segment: Segment) -> oracle.F32:
+    assert segment.grad is not None
+    return oracle.weighted_sum(0.9, segment.exp_avg.numpy(), segment.grad.numpy())
+
+
+def encode(
+    bucket: Bucket, segments: list[Segment], estimates: list[Tensor], bits: int
+) -> tuple[Tensor, Tensor, list[bool]]:
+    votes = torch.full((bucket.n_blocks, bits, BLOCK_WORDS), -1, dtype=torch.int64)
+    scales = torch.full((len(segments), bits), torch.nan)
+    finite = encode_rests(KERNELS, segments, estimates, COINS.zero, out=votes, scales=scales)
+    return votes, scales, finite.tolist()
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_a_vote_says_what_the_oracle_says_of_the_rest(bits: int) -> None:
+    bucket = make_bucket()
+    segments = make_segments(bucket, absent=2)
+    estimates = make_estimates(segments)
+    before = [estimate.clone() for estimate in estimates]
+
+    votes, scales, finite = encode(bucket, segments, estimates, bits)
+    present = [segment.grad is not None for segment in segments]
+    after = add_steps(estimates, bucket.slots, present, votes, scales)
+
+    assert all(finite)
+    assert all(map(torch.equal, estimates, before))
+    for index, (segment, slot) in enumerate(zip(segments, bucket.slots, strict=True)):
+        if segment.grad is None:
+            assert after[index] is estimates[index]
+            assert not scales[index].any()
+            continue
+        if not slot.n_elements:
+            continue
+        said = estimates[index].numpy()
+        zeros = oracle.signs_by_coin(4, 7, 3, slot.first_word, slot.n_elements)
+        rest = direction(segment) - said
+        assert slot.n_elements == 1 or (rest == 0).any()
+        expected = said + oracle.feedback_step(rest, bits, zeros)
+        assert np.array_equal(oracle.bits_of(after[index].numpy()), oracle.bits_of(expected))
+
+
+def test_two_bits_leave_less_than_one() -> None:
+    bucket = make_bucket()
+    segments = make_segments(bucket)
+    nothing = [torch.zeros(slot.n_elements) for slot in bucket.slots]
+    left = []
+    for bits in (1, 2):
+        votes, scales, _ = encode(bucket, segments, nothing, bits)
+        after = add_steps(nothing, bucket.slots, [True] * len(SIZES), votes, scales)
+        left.append(float((torch.from_numpy(direction(segments[-1])) - after[-1]).norm()))
+    start = float(np.linalg.norm(direction(segments[-1])))
+    assert left[1] < left[0] < start
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_what_is_not_finite_says_nothing(bits: int) -> None:
+    bucket = make_bucket()
+    segments = make_segments(bucket)
+    segments[3].grad[0] = torch.inf  # type: ignore[index]
+    votes, scales, finite = encode(bucket, segments, make_estimates(segments), bits)
+    assert finite == [index != 3 for index in range(len(SIZES))]
+    slot = bucket.slots[3]
+    words = split_planes(votes)[:, slot.bucket_word : slot.bucket_word + slot.n_words]
+    assert not words.any()
+    assert not scales[3].any()
+    assert scales[6].all()
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
+    """As each worker's own estimates move, so do the copies of who counts: bitwise."""
+    bucket = make_bucket()
+    everybody = torch.zeros(N_WORKERS, 512 * bucket.n_blocks)
+    rows, votes, scales, after = [], [], [], []
+    present = torch.ones(N_WORKERS, len(SIZES), dtype=torch.bool)
+    present[1, 5] = False
+    for worker in range(N_WORKERS):
+        segments = make_segments(bucket, absent=5 if worker == 1 else None)
+        estimates = [each * (worker + 1) for each in make_estimates(segments)]
+        said, found, _ = encode(bucket, segments, estimates, bits)
+        votes.append(said)
+        scales.append(found)
+        rows.append(estimates)
+        after.append(add_steps(estimates, bucket.slots, present[worker].tolist(), said, found))
+        place(bucket, estimates, everybody[worker])
+    expected = torch.zeros_like(everybody)
+    for worker in range(N_WORKERS):
+        place(bucket, after[worker], expected[worker])
+    # What lies in the place of an absent worker's vote is not read.
+    scales[1][5] = torch.inf
+
+    for first in range(0, bucket.n_blocks, bucket.shard_blocks):
+        blocks = slice(first, first + bucket.shard_blocks)
+        elements = slice(512 * first, 512 * (first + bucket.shard_blocks))
+        found = add_steps_of_all(
+            everybody[:, elements],
+            torch.stack(votes)[:, blocks].contiguous(),
+            torch.stack(scales),
+            present,
+            bucket,
+            first,
+        )
+        assert torch.equal(found, expected[:, elements])
+
+
+def place(bucket: Bucket, values: list[Tensor], out: Tensor) -> None:
+    for slot, value in zip(bucket.slots, values, strict=True):
+        start = 64 * slot.bucket_word
+        out[start : start + slot.n_elements] = value
+
+
+def test_the_reply_is_the_sign_of_all_estimates_those_of_absent_workers_too() -> None:
+    slots = place_parameters(["a", "b"], [130, 5])
+    (bucket,) = fill_buckets(slots, [0, 0], n_shards=1, bucket_elements=1000)
+    estimates = torch.zeros(2, 512 * bucket.n_blocks)
+    estimates[0, :130] = torch.linspace(-1, 1, 130)
+    estimates[1, :130] = 0.5
+    estimates[:, 7] = torch.tensor([0.25, -0.25])
+    estimates[:, 192:197] = 1.0
+    present = torch.tensor([[True, False], [False, False]])
+    out = torch.full((bucket.n_blocks, 1, BLOCK_WORDS), -1, dtype=torch.int64)
+    packed = estimates.view(torch.int64).view(2, bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
+
+    count_estimates(KERNELS, packed, present, bucket, 0, COINS.tie, out=out)
+
+    bits = unpack(split_planes(out)[0], 512 * bucket.n_blocks).numpy()
+    total = estimates[:, :130].sum(0).numpy()
+    coin = oracle.signs_by_coin(4, 7, oracle.TIE_DOMAIN, 0, 130)
+    assert total[7] == 0
+    expected = np.where(total == 0, coin, np.sign(total)) > 0
+    assert np.array_equal(bits[:130], expected)
+    # Nobody votes for the second parameter; and spare bits are 0.
+    assert not bits[130:].any()
