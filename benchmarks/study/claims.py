@@ -9,6 +9,7 @@ from cells import Cell, Find
 from evidence import Comparison, Ending, Verdict, compare
 from plan import (
     FEEDBACK,
+    LIBRARY_FEEDBACK_2,
     OTHER_BETAS,
     PARTS,
     SHORT,
@@ -135,6 +136,12 @@ CLAIMS = (
                 conditions=conditions,
             ),
         )
+    ),
+    Claim(
+        "ours",
+        "the library's FeedbackVote is on a par with the study's loop of the same equations",
+        ((LIBRARY_FEEDBACK_2, SHORT_FEEDBACK_2),),
+        conditions="skew-tuned",
     ),
     Claim(
         _EF21,

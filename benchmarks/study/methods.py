@@ -31,6 +31,7 @@ SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
 _FEEDBACK_BITS = {"feedback": 1, "feedback-2": 2}
+_LIBRARY = "library-"
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
@@ -67,7 +68,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     votes on embeddings with zeros, ``feedback`` has error feedback, ``feedback-2`` with two bits,
     and these may have other betas, as ``-betas-90-95`` at the end; ``fp16-adamw`` and
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
-    differ from a majority vote in one thing; other names are those of ``distlion compare``.
+    differ from a majority vote in one thing; other names are those of ``distlion compare``, and
+    so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -95,6 +97,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         steps=run.steps,
         seed=run.seed,
     )
+    if name.startswith(_LIBRARY):
+        return find_contender(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
     if base in _FEEDBACK_BITS:
         return FeedbackVote(params, run, betas=betas or LION_BETAS, bits=_FEEDBACK_BITS[base])

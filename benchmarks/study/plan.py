@@ -35,6 +35,8 @@ SHORT_TWO_BITS = "quantized-2-betas-90-95"
 FEEDBACK, SHORT_FEEDBACK = "feedback", "feedback-betas-90-95"
 SHORT_FEEDBACK_2 = "feedback-2-betas-90-95"
 _FEEDBACKS = (FEEDBACK, SHORT_FEEDBACK, SHORT_FEEDBACK_2)
+# The rule of the library, at the rate of the loop that it came from.
+LIBRARY_FEEDBACK_2 = f"library-{SHORT_FEEDBACK_2}"
 OTHER_BETAS = (
     "majority-betas-95-98",
     "majority-betas-90-97",
@@ -215,7 +217,12 @@ PARTS = (
     Part(
         "skew-tuned",
         "Images, 8 workers whose classes are most skewed, at rates tuned on skewed classes",
-        tuple(map(_skewed_at_own_rate, _TUNED_WHEN_SKEWED)),
+        (
+            *map(_skewed_at_own_rate, _TUNED_WHEN_SKEWED),
+            replace(
+                _skewed(LIBRARY_FEEDBACK_2, 0.1), tuned_as=_skewed_at_own_rate(SHORT_FEEDBACK_2)
+            ),
+        ),
     ),
     Part(
         "text-8",

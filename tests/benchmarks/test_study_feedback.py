@@ -94,3 +94,19 @@ def test_a_bit_and_a_number_a_tensor_are_sent_and_a_bit_comes_back(study: Any) -
     assert method.up_bits_per_parameter == 1 + 2 * 32 / 256
     assert method.down_bits_per_parameter == 1
     assert build(study, "feedback-2", *params).up_bits_per_parameter == 2 + 2 * 2 * 32 / 256
+
+
+@pytest.mark.parametrize("name", ["feedback", "feedback-2-betas-90-95"])
+def test_the_rule_of_the_library_goes_where_the_loop_goes(study: Any, name: str) -> None:
+    """Nothing here is exactly 0, so that no coin is drawn; rounding flips no sign."""
+    ends = []
+    library = name.replace("feedback", "feedback-1", 1) if name == "feedback" else name
+    for each in (name, f"library-{library}"):
+        drawn = np.random.default_rng(1).normal(size=(STEPS, 3, 300))
+        param = nn.Parameter(torch.zeros(300))
+        method = build(study, each, param)
+        for grads in drawn:
+            take_step(method, param, grads)
+        ends.append(param.detach())
+    assert ends[0].abs().max() > LR
+    assert torch.allclose(*ends, atol=1e-6)

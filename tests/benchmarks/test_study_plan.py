@@ -187,6 +187,9 @@ def test_cells_of_the_plan_are_distinct_and_their_methods_exist(study: Any) -> N
 
 def test_rates_of_skewed_classes_are_tuned_around_those_of_even_ones(study: Any) -> None:
     (cells,) = (part.cells for part in study.plan.PARTS if part.name == "skew-tuned")
+    *cells, library = cells
+    assert library.method == study.plan.LIBRARY_FEEDBACK_2
+    assert library.tuned_as in cells
     for cell in cells:
         assert (cell.alpha, cell.tuned_as, cell.workers) == (0.1, None, 8)
         assert (cell.centered_on.alpha, cell.centered_on.workers) == (None, 8)
