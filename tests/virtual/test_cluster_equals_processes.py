@@ -68,6 +68,27 @@ OTHER_CASES = [
         {"nonfinite": "abstain", "momentum_sync": MomentumSync(every=3)},
         bad_grad=float("inf"),
     ),
+    *(
+        Case(
+            f"feedback, {nonfinite}",
+            {"nonfinite": nonfinite, "aggregation": distlion.FeedbackVote()},
+            bad_grad=float("nan"),
+        )
+        for nonfinite in ("skip", "abstain")
+    ),
+    Case(
+        "feedback, small buckets",
+        {
+            "bucket_elements": 100,
+            "clip_norm": ClipNorm(1.5),
+            "aggregation": distlion.FeedbackVote(),
+        },
+    ),
+    Case(
+        "feedback, bfloat16",
+        {"rounding": "stochastic", "aggregation": distlion.FeedbackVote(), "diagnose_every": 4},
+        torch.bfloat16,
+    ),
     Case("diagnosed", {"diagnose_every": 3, "aggregation": distlion.Average()}),
     Case("small buckets", {"bucket_elements": 100, "seed": 5}),
     Case("bfloat16", {"rounding": "stochastic", "exp_avg_dtype": torch.float32}, torch.bfloat16),
@@ -114,7 +135,7 @@ def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
         if optimizer.committed_step > before:
             assert optimizer.traffic.last_sent_bytes == planned.sent_bytes
             assert optimizer.traffic.last_messages == planned.messages
-    momenta = [optimizer.state[param]["exp_avg"] for param in params.values()]
+    momenta = [kept for param in params.values() for kept in optimizer.state[param].values()]
     values = [param.detach() for param in params.values()]
     found = optimizer.diagnostics()
     return (values, momenta, optimizer.committed_step, found), optimizer.traffic.sent_bytes
@@ -153,5 +174,7 @@ def test_virtual_workers_equal_real_ones(real: list[Any], index: int) -> None:
         assert cluster.committed_step == committed
         assert cluster.diagnostics() == found
         assert all(map(torch.equal, values, real_values))
-        assert all(map(torch.equal, cluster.exp_avg(worker), real_momenta))
+        kept = [kept[worker] for state in cluster.state.values() for kept in state.values()]
+        assert len(kept) == len(real_momenta)
+        assert all(map(torch.equal, kept, real_momenta))
     assert cluster.traffic.sent_bytes == real[-1][index][1]

@@ -1,0 +1,180 @@
+"""What votes with error feedback have said survives all that a run meets: bits as without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import distlion
+import matrix
+from cluster import run_workers
+from distlion.exchange import Exchange
+from distlion.optim import rehearse_step
+from distlion.virtual import VirtualCluster
+from failures import caught
+
+pytestmark = pytest.mark.distributed
+
+N_WORKERS, STEPS, AT = 3, 8, 4
+SHAPES = ((70, 33), (5,), (4200,))
+RULE = distlion.FeedbackVote()
+HYPER = {"lr": 1e-2, "weight_decay": 0.1, "aggregation": RULE}
+PATTERNS = pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
+
+
+def make_params(shapes: tuple[tuple[int, ...], ...] = SHAPES) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        f"p{number}": nn.Parameter(torch.randn(shape, generator=generator))
+        for number, shape in enumerate(shapes)
+    }
+
+
+def set_grads(params: dict[str, nn.Parameter], worker: int, step: int) -> None:
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    for param in params.values():
+        param.grad = torch.randn(param.shape, generator=generator)
+
+
+def train(optimizer: Any, params: dict[str, nn.Parameter], rank: int, begin: int, end: int) -> None:
+    for step in range(begin, end):
+        set_grads(params, rank, step)
+        optimizer.step()
+
+
+def make(params: dict[str, nn.Parameter], pattern: Exchange) -> distlion.DistributedLion:
+    return distlion.DistributedLion(params.items(), exchange=pattern, step_timeout_s=20, **HYPER)
+
+
+def train_virtually(*, more_at: int | None = None) -> list[Tensor]:
+    """Train all workers in one process; ``more_at``: the step before which a group is added."""
+    params = make_params()
+    cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
+    for step in range(STEPS):
+        if step == more_at:
+            params["more"] = make_more()
+            cluster.add_param_group({"params": [("more", params["more"])]})
+        for worker in range(N_WORKERS):
+            set_grads(params, worker, step)
+            cluster.collect(worker)
+        cluster.step()
+    return [param.detach() for param in params.values()]
+
+
+def make_more() -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, 130))
+
+
+def load(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], int, int, int]:
+    """Save a state, go on a while, and go on from the state instead."""
+    params = make_params()
+    optimizer = make(params, pattern)
+    train(optimizer, params, rank, 0, AT)
+    state = optimizer.state_dict()
+    state["state"] = {
+        key: {name: kept.clone() for name, kept in entry.items()}
+        for key, entry in state["state"].items()
+    }
+    weights = [param.detach().clone() for param in params.values()]
+    train(optimizer, params, rank, AT, STEPS)
+    assert optimizer.traffic.estimates_sent_bytes == 0
+    with torch.no_grad():
+        for param, weight in zip(params.values(), weights, strict=True):
+            param.copy_(weight)
+    before = optimizer.traffic.sent_bytes
+    optimizer.load_state_dict(state)
+    train(optimizer, params, rank, AT, STEPS)
+    traffic = optimizer.traffic
+    assert traffic.last_sent_bytes == optimizer.plan.sent_bytes
+    sent = traffic.sent_bytes - before
+    values = [param.detach() for param in params.values()]
+    return values, traffic.estimates_sent_bytes, sent, optimizer.plan.sent_bytes
+
+
+@PATTERNS
+def test_a_state_that_is_loaded_goes_on_with_its_own_bits(pattern: Exchange) -> None:
+    expected = train_virtually()
+    for rank, (values, estimates, sent, planned) in enumerate(
+        run_workers(load, N_WORKERS, pattern)
+    ):
+        assert all(map(torch.equal, values, expected))
+        assert sent == (STEPS - AT) * planned
+        if rank or not isinstance(pattern, distlion.ParameterServer):
+            # Two thirds of them, at least, in 32 bits.
+            assert estimates > 2 / 3 * 4 * sum(param.numel() for param in values)
+
+
+def fail(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], str]:
+    """In the middle of a run a step is rehearsed, and one is refused: a gradient is not finite."""
+    params = make_params()
+    optimizer = make(params, pattern)
+    train(optimizer, params, rank, 0, AT)
+    set_grads(params, rank, 100)
+    rehearse_step(optimizer)
+    if rank == 1:
+        params["p2"].grad[7] = torch.nan  # type: ignore[index]
+    found = caught(optimizer, optimizer.step)
+    assert found is not None
+    train(optimizer, params, rank, AT, STEPS)
+    return [param.detach() for param in params.values()], found.kind
+
+
+@PATTERNS
+def test_a_step_that_is_not_committed_has_said_nothing(pattern: Exchange) -> None:
+    expected = train_virtually()
+    for values, kind in run_workers(fail, N_WORKERS, pattern):
+        assert kind == "NonFiniteError"
+        assert all(map(torch.equal, values, expected))
+
+
+def add(rank: int, world_size: int) -> list[Tensor]:
+    params = make_params()
+    optimizer = make(params, distlion.AllReduce())
+    train(optimizer, params, rank, 0, AT)
+    params["more"] = make_more()
+    optimizer.add_param_group({"params": [("more", params["more"])]})
+    train(optimizer, params, rank, AT, STEPS)
+    return [param.detach() for param in params.values()]
+
+
+def test_parameters_that_are_added_move_no_estimate() -> None:
+    expected = train_virtually(more_at=AT)
+    for values in run_workers(add, N_WORKERS):
+        assert all(map(torch.equal, values, expected))
+
+
+def train_as_nodes(rank: int, world_size: int) -> list[Tensor]:
+    """Parameters of several pieces: what is said of each has scales of its own."""
+    params = make_params(((3, 5000), (70,)))
+    optimizer = distlion.DistributedLion(
+        params.items(), exchange=distlion.AllReduce(), nodes=distlion.Nodes(2), **HYPER
+    )
+    train(optimizer, params, rank, 0, STEPS)
+    optimizer.verify_replicas()
+    assert {state["estimate"].ndim for state in optimizer.state.values()} == {1}
+    kept = sum(int((state["estimate"] != 0).sum()) for state in optimizer.state.values())
+    assert kept == sum(state["estimate"].numel() for state in optimizer.state.values())
+    return [param.detach() for param in params.values()]
+
+
+def test_ranks_of_a_node_keep_estimates_of_their_pieces() -> None:
+    first, *others = run_workers(train_as_nodes, 4)
+    for other in others:
+        assert all(map(torch.equal, first, other))
+
+
+def follow(rank: int, world_size: int) -> float:
+    """One of three workers wants more than the two others together, and gets it."""
+    param = nn.Parameter(torch.zeros(10))
+    optimizer = distlion.DistributedLion([param], exchange=distlion.AllReduce(), **HYPER)
+    for _ in range(30):
+        param.grad = torch.full_like(param, 3.0 if rank == 0 else -1.0)
+        optimizer.step()
+    return float(param.max().detach())
+
+
+def test_one_who_wants_much_outweighs_two_who_want_little() -> None:
+    assert all(most < 0 for most in run_workers(follow, 3))
