@@ -40,9 +40,10 @@ N_RANKS = 4
 
 def digest_momenta(optimizer: distlion.DistributedLion) -> list[bytes]:
     return [
-        optimizer.state[param]["exp_avg"].numpy().tobytes()
+        kept.numpy().tobytes()
         for group in optimizer.param_groups
         for param in group["params"]
+        for kept in optimizer.state[param].values()
     ]
 
 
@@ -63,12 +64,13 @@ def load(optimizer: distlion.DistributedLion, model: nn.Module, path: str) -> No
 
 
 def make(form: str, mesh: Any, seed: int) -> tuple[nn.Module, distlion.DistributedLion]:
-    """Make a model on the shard dim alone, or on both dims of a mesh."""
+    """Make a model on the shard dim alone, or on both dims of a mesh; perhaps error feedback."""
     model = shard(build(seed), mesh["shard"] if form == "1D" else mesh)
     if form == "1D":
         return model, make_optimizer(model, mesh)
     disable_all_reduce(model)
-    return model, make_optimizer(model, mesh, process_group=None)
+    options = {"aggregation": distlion.FeedbackVote()} if form == "feedback" else {}
+    return model, make_optimizer(model, mesh, process_group=None, **options)
 
 
 def save_and_load(rank: int, world_size: int, form: str, path: str) -> dict[str, Any]:
@@ -112,7 +114,9 @@ def save_and_load(rank: int, world_size: int, form: str, path: str) -> dict[str,
 
     plain = optimizer.state_dict()
     entries = plain["state"].items()
-    stacked = {key: {"exp_avg": entry["exp_avg"].full_tensor()} for key, entry in entries}
+    stacked = {
+        key: {name: kept.full_tensor() for name, kept in entry.items()} for key, entry in entries
+    }
     other, loaded = make(form, mesh, seed=4)
     loaded.load_state_dict({**plain, "state": stacked})
     found["stacked is back"] = digest_momenta(loaded) == present
@@ -138,7 +142,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("dcp"))
 
 
-@pytest.mark.parametrize("form", in_tiers(["1D", "2D"], lambda form: form == "2D"))
+@pytest.mark.parametrize("form", in_tiers(["1D", "2D", "feedback"], lambda form: form == "2D"))
 class TestFormats:
     def test_momenta_are_dtensors_with_the_workers_in_front(self, form, folder):
         for found in saved(form, folder):
