@@ -10,15 +10,12 @@
 
 #include "coin.hpp"
 #include "core.hpp"
+#include "python_feedback.hpp"
 #include "python_votes.hpp"
 
 namespace {
 
 using namespace distlion;
-
-struct PlaneRange {
-    std::size_t least, most;
-};
 
 class Core {
 public:
@@ -74,6 +71,36 @@ public:
         const std::size_t planes = is_bfloat16 ? 16 : 32;
         const Encoding encoding{.vote = Vote::directions, .direction_type = direction_type(is_bfloat16)};
         encode_planes(segments, encoding, out, {planes, planes}, finite, threads);
+    }
+
+    // `segments` are those of `table`; they know the names.
+    void encode_rests(const SegmentTable& table, nb::handle segments, nb::handle estimates,
+                      std::uint64_t key, bool inverted, nb::handle out, nb::handle scales,
+                      nb::handle finite, int threads) const {
+        const Packed packed = read_out(tensors_, out, {1, 2}, table);
+        const Encoding encoding{.vote = Vote::rests, .out = packed.words, .n_planes = packed.n_planes,
+                                .zero = {key, inverted}};
+        const std::vector<Segment> read = read_estimates(tensors_, table, segments, estimates);
+        float* const found = read_floats(tensors_, scales, "scales", {read.size(), packed.n_planes});
+        bool* const flags = read_flags(tensors_, finite, read.size());
+        const nb::gil_scoped_release released;
+        distlion::encode_rests(*loops_, read.data(), read.size(), encoding, packed.n_blocks, threads,
+                               flags, found);
+    }
+
+    void add_steps(nb::handle estimates, nb::handle slots, nb::handle votes, nb::handle scales,
+                   nb::handle out, int threads) const {
+        const auto steps = read_steps(tensors_, estimates, slots, votes, scales, out);
+        const nb::gil_scoped_release released;
+        distlion::add_steps(*loops_, steps.data(), steps.size(), threads);
+    }
+
+    void add_steps_of_all(nb::handle estimates, nb::handle votes, nb::handle scales, nb::handle present,
+                          nb::handle slots, std::size_t first_block, nb::handle out, int threads) const {
+        const auto steps =
+            read_steps_of_all(tensors_, estimates, votes, scales, present, slots, first_block, out);
+        const nb::gil_scoped_release released;
+        distlion::add_steps(*loops_, steps.data(), steps.size(), threads);
     }
 
     void check_finite(const SegmentTable& segments, nb::handle finite, int threads) const {
@@ -235,28 +262,18 @@ public:
 private:
     void encode_planes(const SegmentTable& segments, Encoding encoding, nb::handle out, PlaneRange planes,
                        nb::handle finite, int threads) const {
-        const Packed packed = read_packed(tensors_, out, 3, "out");
-        if (packed.n_planes < planes.least || packed.n_planes > planes.most) {
-            refuse("out: " + std::to_string(packed.n_planes) + " planes given, expected " +
-                   std::to_string(planes.least) +
-                   (planes.least == planes.most ? "" : " to " + std::to_string(planes.most)));
-        }
+        const Packed packed = read_out(tensors_, out, planes, segments);
         encoding.out = packed.words;
         encoding.n_planes = packed.n_planes;
-        check_room(segments, packed.n_blocks);
         encode(segments, encoding, packed.n_blocks, finite, threads);
     }
 
     void encode(const SegmentTable& table, const Encoding& encoding, std::size_t n_blocks,
                 nb::handle finite, int threads) const {
         const std::vector<Segment>& segments = table.segments;
-        const TensorView flags = tensors_.read(finite, "finite", {});
-        if (!is_type(flags.dtype, kBool, 8) || flags.n_elements != segments.size()) {
-            refuse("finite: expected bool, " + std::to_string(segments.size()) + " elements");
-        }
+        bool* const flags = read_flags(tensors_, finite, segments.size());
         const nb::gil_scoped_release released;
-        distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads,
-                         static_cast<bool*>(flags.data));
+        distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads, flags);
     }
 
     // `wanted_out_planes` 0: as many as the number of workers needs.
@@ -333,6 +350,12 @@ NB_MODULE(_cpu, m) {
              "step"_a, "out"_a, "finite"_a, "threads"_a)
         .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
              "finite"_a, "threads"_a)
+        .def("encode_rests", &Core::encode_rests, "table"_a, "segments"_a, "estimates"_a, "key"_a,
+             "inverted"_a, "out"_a, "scales"_a, "finite"_a, "threads"_a)
+        .def("add_steps", &Core::add_steps, "estimates"_a, "slots"_a, "votes"_a, "scales"_a, "out"_a,
+             "threads"_a)
+        .def("add_steps_of_all", &Core::add_steps_of_all, "estimates"_a, "votes"_a, "scales"_a,
+             "present"_a, "slots"_a, "first_block"_a, "out"_a, "threads"_a)
         .def("check_finite", &Core::check_finite, "segments"_a, "finite"_a, "threads"_a)
         .def("count_signs", &Core::count_signs, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "key"_a, "inverted"_a, "out"_a, "threads"_a)

@@ -39,17 +39,19 @@ struct Segment {
     float grad_scale;
     std::int64_t n_present;
     unsigned first_bit;
+    const float* estimate = nullptr;  // h, where a vote is on rests
 
     std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
+    std::size_t n_scale_blocks() const { return (n_elements + kScaleBlockElements - 1) / kScaleBlockElements; }
 };
 
-enum class Vote : std::uint8_t { none, signs, ternary, levels, directions };
+enum class Vote : std::uint8_t { none, signs, ternary, levels, directions, rests };
 
 struct Encoding {
     Vote vote = Vote::none;
     std::uint64_t* out = nullptr;
     std::size_t n_planes = 0;
-    Coin zero{};                              // signs, levels
+    Coin zero{};                              // signs, levels, rests
     bool is_l1 = true;                        // levels: mean |c|, else max |c|
     double step = 1.0;                        // levels
     DType direction_type = DType::float32;    // directions
@@ -65,6 +67,20 @@ struct Run {
     std::size_t n_elements;
     std::uint64_t first_word;
     unsigned first_bit;
+    std::size_t param;  // its number in the bucket
+};
+
+// What a vote on rests adds to some estimates of one parameter, or without votes: a copy of them.
+struct Step {
+    const float* estimates;
+    float* out;
+    std::size_t n_elements;
+    const std::uint64_t* votes = nullptr;  // (blocks, planes, 8)
+    std::size_t first_word = 0;            // of the votes: that of elements 0 to 63
+    std::size_t n_planes = 0;              // 1 or 2
+    float scales[2] = {0, 0};              // where the second plane's bit is 0, and where it is 1
+
+    std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
 };
 
 struct Counting {
@@ -103,6 +119,18 @@ struct Loops {
     // Returns whether all is finite. Cuts must be at multiples of kScaleBlockWords.
     bool (*encode)(const Segment& segment, std::size_t begin, std::size_t end,
                    const Encoding& encoding);
+    // Votes on rests d, in two passes with cuts as those of `encode`. The first writes signs and, for
+    // each scale block at its place in `sums`, the sum of |d|; it returns what `encode` does.
+    bool (*encode_rests)(const Segment& segment, std::size_t begin, std::size_t end,
+                         const Encoding& encoding, double* sums);
+    // The second writes the second plane, which of |d| are large: at least `mean`; the sums of those
+    // that are not and of those that are; and returns how many are.
+    std::size_t (*encode_sizes)(const Segment& segment, std::size_t begin, std::size_t end,
+                                const Encoding& encoding, float mean, double* sums, double* large_sums);
+    // Adds the sums of scale blocks by the same tree, again and again until one is left: in place.
+    double (*add_sums)(double* sums, std::size_t n_sums);
+    // Writes words [begin, end), counted from the start of the step.
+    void (*add_step)(const Step& step, std::size_t begin, std::size_t end);
     // Writes the words of `run` that lie in [begin, end); cuts must be at multiples of kBlockWords.
     void (*count)(const Run& run, std::size_t begin, std::size_t end, const Counting& counting);
     void (*commit)(const Segment& segment, std::size_t begin, std::size_t end,
@@ -133,6 +161,11 @@ std::size_t list_instruction_sets(InstructionSet (&found)[kMaxInstructionSets]);
 
 void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
             const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite);
+// `scales`: as many for each segment as there are planes, 1 or 2.
+void encode_rests(const Loops& loops, const Segment* segments, std::size_t n_segments,
+                  const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite,
+                  float* scales);
+void add_steps(const Loops& loops, const Step* steps, std::size_t n_steps, int threads);
 void count(const Loops& loops, const Run* runs, std::size_t n_runs, const Counting& counting,
            std::size_t n_blocks, int threads);
 void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,

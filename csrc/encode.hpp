@@ -13,11 +13,15 @@ constexpr Access kVotes{.reads_votes = true, .moves_param = false, .moves_moment
 constexpr Access kVotesByBlock{
     .reads_votes = true, .moves_param = false, .moves_momentum = false, .prefetches = false};
 
-// Where word `word` of a segment starts in a packed tensor; its planes follow kBlockWords apart.
+// Where word `at` of a packed tensor starts; its planes follow kBlockWords apart.
+template <class Word>
+inline Word* packed_at(Word* packed, std::size_t at, std::size_t n_planes) {
+    return packed + at / kBlockWords * kBlockWords * n_planes + at % kBlockWords;
+}
+
 inline std::uint64_t* packed_word(std::uint64_t* packed, const Segment& segment, std::size_t word,
                                   std::size_t n_planes) {
-    const std::size_t at = segment.bucket_word + word;
-    return packed + at / kBlockWords * kBlockWords * n_planes + at % kBlockWords;
+    return packed_at(packed, segment.bucket_word + word, n_planes);
 }
 
 // One bit for each element: 1 where c > 0, the coin's where c = 0.

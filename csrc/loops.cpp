@@ -8,6 +8,7 @@
 #include "commit.hpp"
 #include "count.hpp"
 #include "encode.hpp"
+#include "feedback.hpp"
 #include "sums.hpp"
 
 namespace distlion {
@@ -48,8 +49,9 @@ void stream_commit_words(const float* grad, float* exp_avg, float* param, std::s
 
 extern const Loops DISTLION_INSTRUCTION_SET;
 const Loops DISTLION_INSTRUCTION_SET = {
-    draw_coin_words,   encode_words,   count_words,         commit_words,        digest_range,
-    square_sums_range, checksum_bytes, stream_encode_words, stream_commit_words,
+    draw_coin_words,   encode_words,   encode_rest_words,   encode_size_words,   add_sums,
+    add_step_words,    count_words,    commit_words,        digest_range,        square_sums_range,
+    checksum_bytes,    stream_encode_words,                 stream_commit_words,
 };
 
 }  // namespace distlion

@@ -53,20 +53,24 @@ std::size_t element_bytes(DType type) { return type == DType::float32 ? 4 : 2; }
 
 // Ask for the first 4 KiB of each tensor of a segment: between small tensors, which lie anywhere, the
 // hardware's prefetcher has nothing to go by.
-void prefetch_start(const Segment& segment) {
-    const auto prefetch = [&](const void* tensor, DType type) {
-        const std::size_t n_bytes = segment.n_elements * element_bytes(type);
-        for (std::size_t byte = 0; tensor && byte < n_bytes && byte < 4096; byte += 64) {
-            __builtin_prefetch(static_cast<const char*>(tensor) + byte, 0, 2);
-        }
-    };
-    prefetch(segment.grad, segment.param_type);
-    prefetch(segment.exp_avg, segment.exp_avg_type);
+void prefetch_start(const void* tensor, std::size_t n_elements, DType type) {
+    const std::size_t n_bytes = n_elements * element_bytes(type);
+    for (std::size_t byte = 0; tensor && byte < n_bytes && byte < 4096; byte += 64) {
+        __builtin_prefetch(static_cast<const char*>(tensor) + byte, 0, 2);
+    }
 }
 
-// Call `work(segment, begin, end)` for every part of the words of all segments, one after the other,
-// cut at multiples of kScaleBlockWords of a segment.
-template <class Work>
+void prefetch_start(const Segment& segment) {
+    prefetch_start(segment.grad, segment.n_elements, segment.param_type);
+    prefetch_start(segment.exp_avg, segment.n_elements, segment.exp_avg_type);
+    prefetch_start(segment.estimate, segment.n_elements, DType::float32);
+}
+
+void prefetch_start(const Step& step) { prefetch_start(step.estimates, step.n_elements, DType::float32); }
+
+// Call `work(k, begin, end)` for every part of the words of all segments, or steps, one after the
+// other, cut at multiples of kScaleBlockWords of a segment.
+template <class Segment, class Work>
 void over_segments(const Segment* segments, std::size_t n_segments, int threads, Work work) {
     std::size_t n_words = 0;
     for (std::size_t k = 0; k < n_segments; ++k) {
@@ -113,16 +117,17 @@ void clear_words(const Encoding& encoding, std::size_t begin, std::size_t end) {
     }
 }
 
-}  // namespace
-
-void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
-            const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite) {
+// Encode what has a gradient by `work(k, begin, end)`, which returns whether all is finite. All else in
+// the bucket is cleared.
+template <class Work>
+void encode_by(const Segment* segments, std::size_t n_segments, const Encoding& encoding,
+               std::size_t n_blocks, int threads, bool* finite, Work work) {
     std::vector<std::atomic<bool>> is_finite(n_segments);
     for (auto& flag : is_finite) {
         flag.store(true, std::memory_order_relaxed);
     }
     over_segments(segments, n_segments, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
-        if (segments[k].grad && !loops.encode(segments[k], begin, end, encoding)) {
+        if (segments[k].grad && !work(k, begin, end)) {
             is_finite[k].store(false, std::memory_order_relaxed);
         }
     });
@@ -135,6 +140,73 @@ void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
         }
     }
     clear_words(encoding, written_end, n_blocks * kBlockWords);
+}
+
+float mean_of(double sum, std::size_t count) {
+    return static_cast<float>(sum / static_cast<double>(count > 0 ? count : 1));
+}
+
+}  // namespace
+
+void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
+            const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite) {
+    encode_by(segments, n_segments, encoding, n_blocks, threads, finite,
+              [&](std::size_t k, std::size_t begin, std::size_t end) {
+                  return loops.encode(segments[k], begin, end, encoding);
+              });
+}
+
+void encode_rests(const Loops& loops, const Segment* segments, std::size_t n_segments,
+                  const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite,
+                  float* scales) {
+    // Where the sums of each segment's scale blocks begin.
+    std::vector<std::size_t> starts(n_segments + 1);
+    for (std::size_t k = 0; k < n_segments; ++k) {
+        starts[k + 1] = starts[k] + segments[k].n_scale_blocks();
+    }
+    const std::size_t n_scales = encoding.n_planes;
+    std::vector<double> sums(starts[n_segments]);
+    const auto sum_up = [&](std::vector<double>& each, std::size_t k) {
+        return loops.add_sums(each.data() + starts[k], segments[k].n_scale_blocks());
+    };
+    encode_by(segments, n_segments, encoding, n_blocks, threads, finite,
+              [&](std::size_t k, std::size_t begin, std::size_t end) {
+                  return loops.encode_rests(segments[k], begin, end, encoding, sums.data() + starts[k]);
+              });
+    const auto votes = [&](std::size_t k) { return segments[k].grad && finite[k]; };
+    for (std::size_t k = 0; k < n_segments; ++k) {
+        for (std::size_t plane = 0; plane < n_scales; ++plane) {
+            scales[k * n_scales + plane] = 0;
+        }
+        if (votes(k)) {
+            scales[k * n_scales] = mean_of(sum_up(sums, k), segments[k].n_elements);
+        }
+    }
+    if (n_scales == 1) {
+        return;
+    }
+    std::vector<double> large_sums(starts[n_segments]);
+    std::vector<std::atomic<std::size_t>> n_large(n_segments);
+    over_segments(segments, n_segments, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
+        if (votes(k)) {
+            n_large[k].fetch_add(loops.encode_sizes(segments[k], begin, end, encoding,
+                                                    scales[k * n_scales], sums.data() + starts[k],
+                                                    large_sums.data() + starts[k]));
+        }
+    });
+    for (std::size_t k = 0; k < n_segments; ++k) {
+        if (votes(k)) {
+            const std::size_t count = n_large[k].load();
+            scales[k * n_scales] = mean_of(sum_up(sums, k), segments[k].n_elements - count);
+            scales[k * n_scales + 1] = mean_of(sum_up(large_sums, k), count);
+        }
+    }
+}
+
+void add_steps(const Loops& loops, const Step* steps, std::size_t n_steps, int threads) {
+    over_segments(steps, n_steps, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
+        loops.add_step(steps[k], begin, end);
+    });
 }
 
 void count(const Loops& loops, const Run* runs, std::size_t n_runs, const Counting& counting,

@@ -35,6 +35,10 @@ inline void set_rounding(Commitment& commitment, nb::handle rounding) {
     }
 }
 
+struct PlaneRange {
+    std::size_t least, most;
+};
+
 // Where `n` numbers of 64 bits go.
 inline void* read_numbers(const TensorReader& tensors, nb::handle out, const char* what, std::size_t n) {
     const TensorView view = tensors.read(out, what, {});
@@ -64,6 +68,27 @@ inline Packed read_packed(const TensorReader& tensors, nb::handle tensor, std::s
             n_dims == 4 ? static_cast<std::size_t>(view.shape[0]) : 1,
             static_cast<std::size_t>(view.shape[n_dims - 3]),
             static_cast<std::size_t>(view.shape[n_dims - 2])};
+}
+
+// Where the segments of a bucket are encoded to.
+inline Packed read_out(const TensorReader& tensors, nb::handle out, PlaneRange planes,
+                       const SegmentTable& segments) {
+    const Packed packed = read_packed(tensors, out, 3, "out");
+    if (packed.n_planes < planes.least || packed.n_planes > planes.most) {
+        refuse("out: " + std::to_string(packed.n_planes) + " planes given, expected " +
+               std::to_string(planes.least) +
+               (planes.least == planes.most ? "" : " to " + std::to_string(planes.most)));
+    }
+    check_room(segments, packed.n_blocks);
+    return packed;
+}
+
+inline bool* read_flags(const TensorReader& tensors, nb::handle finite, std::size_t n_segments) {
+    const TensorView flags = tensors.read(finite, "finite", {});
+    if (!is_type(flags.dtype, kBool, 8) || flags.n_elements != n_segments) {
+        refuse("finite: expected bool, " + std::to_string(n_segments) + " elements");
+    }
+    return static_cast<bool*>(flags.data);
 }
 
 // Cut the bucket's parameters to the shard; leave out those that nobody votes for.
@@ -115,7 +140,7 @@ inline std::vector<Run> read_runs(const TensorReader& tensors, nb::handle presen
         runs.push_back({voters.data() + before, voters.size() - before, first - begin, last - begin,
                         rest < room ? rest : room,
                         read_unsigned(item(slot, slot_field::first_word)) + skipped,
-                        read_bit(item(slot, slot_field::first_bit))});
+                        read_bit(item(slot, slot_field::first_bit)), k});
     }
     return runs;
 }

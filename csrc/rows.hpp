@@ -15,6 +15,7 @@ struct Row {
     const typename Param::Stored* grad;
     typename Momentum::Stored* exp_avg;
     typename Param::Stored* param;
+    const float* estimate;
     std::uint64_t valid;  // bit j: element j exists
 };
 
@@ -36,6 +37,7 @@ struct Access {
     bool moves_param;
     bool moves_momentum;
     bool prefetches = true;
+    bool reads_estimate = false;
 };
 
 // Call `visit(word, row)` for words [begin, end). The last word of a parameter is padded with zeros
@@ -48,13 +50,16 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     auto* exp_avg = static_cast<M*>(segment.exp_avg);
     auto* param = static_cast<P*>(segment.param);
     const auto row_at = [&](std::size_t first) {
-        Row<Param, Momentum> row{nullptr, nullptr, nullptr, ~std::uint64_t{0}};
+        Row<Param, Momentum> row{nullptr, nullptr, nullptr, nullptr, ~std::uint64_t{0}};
         if constexpr (access.reads_votes) {
             row.grad = grad + first;
             row.exp_avg = exp_avg + first;
         }
         if constexpr (access.moves_param) {
             row.param = param + first;
+        }
+        if constexpr (access.reads_estimate) {
+            row.estimate = segment.estimate + first;
         }
         return row;
     };
@@ -72,6 +77,9 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
             if constexpr (access.moves_param) {
                 prefetch<3>(row.param, ahead * sizeof(P), kWordElements * sizeof(P));
             }
+            if constexpr (access.reads_estimate) {
+                prefetch<3>(row.estimate, ahead * sizeof(float), kWordElements * sizeof(float));
+            }
         }
         visit(word, row);
     }
@@ -83,6 +91,7 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     P grad_copy[kWordElements]{};
     M exp_avg_copy[kWordElements]{};
     P param_copy[kWordElements]{};
+    float estimate_copy[kWordElements]{};
     if constexpr (access.reads_votes) {
         std::memcpy(grad_copy, row.grad, rest * sizeof(P));
         std::memcpy(exp_avg_copy, row.exp_avg, rest * sizeof(M));
@@ -90,7 +99,10 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     if constexpr (access.moves_param) {
         std::memcpy(param_copy, row.param, rest * sizeof(P));
     }
-    visit(n_full, Row<Param, Momentum>{grad_copy, exp_avg_copy, param_copy,
+    if constexpr (access.reads_estimate) {
+        std::memcpy(estimate_copy, row.estimate, rest * sizeof(float));
+    }
+    visit(n_full, Row<Param, Momentum>{grad_copy, exp_avg_copy, param_copy, estimate_copy,
                                        (std::uint64_t{1} << rest) - 1});
     if constexpr (access.moves_momentum) {
         std::memcpy(row.exp_avg, exp_avg_copy, rest * sizeof(M));

@@ -48,7 +48,12 @@ inline void store(void* to, Vector vector) {
 }
 
 inline u32 fill(std::uint32_t value) { return u32{} + value; }
-inline f32 fill(float value) { return f32{} + value; }
+// Not by a sum, which would lose the sign of -0.
+inline f32 fill(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return (f32)fill(bits);
+}
 
 // Take `yes` where the mask is all ones, `no` where it is 0.
 inline u32 choose(u32 mask, u32 yes, u32 no) { return (mask & yes) | (~mask & no); }
@@ -66,6 +71,9 @@ inline std::uint32_t bits_below_zero(f32 x) {
 inline std::uint32_t bits_of_zero(f32 x) {
     return _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_EQ_OQ);
 }
+inline std::uint32_t bits_at_least(f32 x, f32 least) {
+    return _mm512_cmp_ps_mask((__m512)x, (__m512)least, _CMP_GE_OQ);
+}
 inline bool any_top_bit(u32 x) { return _mm512_movepi32_mask((__m512i)x) != 0; }
 inline u32 masks_of(std::uint32_t bits) { return (u32)_mm512_movm_epi32((__mmask16)bits); }
 
@@ -79,6 +87,9 @@ inline std::uint32_t bits_below_zero(f32 x) {
 }
 inline std::uint32_t bits_of_zero(f32 x) {
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_setzero_ps(), _CMP_EQ_OQ));
+}
+inline std::uint32_t bits_at_least(f32 x, f32 least) {
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)least, _CMP_GE_OQ));
 }
 inline bool any_top_bit(u32 x) { return _mm256_movemask_ps((__m256)x) != 0; }
 inline u32 masks_of(std::uint32_t bits) {
@@ -97,6 +108,9 @@ inline std::uint32_t bits_below_zero(f32 x) {
 inline std::uint32_t bits_of_zero(f32 x) {
     return _mm_movemask_ps(_mm_cmpeq_ps((__m128)x, _mm_setzero_ps()));
 }
+inline std::uint32_t bits_at_least(f32 x, f32 least) {
+    return _mm_movemask_ps(_mm_cmpge_ps((__m128)x, (__m128)least));
+}
 inline bool any_top_bit(u32 x) { return _mm_movemask_ps((__m128)x) != 0; }
 inline u32 masks_of(std::uint32_t bits) {
     constexpr u32 lane_bits = {1, 2, 4, 8};
@@ -112,6 +126,9 @@ inline std::uint32_t bits_of_masks(uint32x4_t masks) {
 inline std::uint32_t bits_above_zero(f32 x) { return bits_of_masks(vcgtzq_f32((float32x4_t)x)); }
 inline std::uint32_t bits_below_zero(f32 x) { return bits_of_masks(vcltzq_f32((float32x4_t)x)); }
 inline std::uint32_t bits_of_zero(f32 x) { return bits_of_masks(vceqzq_f32((float32x4_t)x)); }
+inline std::uint32_t bits_at_least(f32 x, f32 least) {
+    return bits_of_masks(vcgeq_f32((float32x4_t)x, (float32x4_t)least));
+}
 inline bool any_top_bit(u32 x) { return vmaxvq_u32((uint32x4_t)x) >> 31; }
 inline u32 masks_of(std::uint32_t bits) {
     return (u32)((fill(bits) & kLaneBits) == kLaneBits);

@@ -20,8 +20,8 @@ inline void halve_thrice(Numbers x, double* sums) {
 }
 
 // Adds t[j] + t[j + h] for h = 2048, 1024, ..., 1, where t[j] = term(x[j]).
-template <class Term>
-inline double sum_by_halving(const float* x, Term term) {
+template <class Number, class Term>
+inline double sum_by_halving(const Number* x, Term term) {
     double of_8[512], of_64[64], of_512[8], of_4096;
     halve_thrice<512>([&](int j) { return term(static_cast<double>(x[j])); }, of_8);
     halve_thrice<64>([&](int j) { return of_8[j]; }, of_64);

@@ -72,6 +72,77 @@ def encoding(
     return f"{encoder} {tuple(sizes)} {dtypes} wild={wild}", run
 
 
+# Encoding rests, and the steps that follow.
+
+
+def draw_estimates(segments: Sequence[Segment], g: Generator, m: Memory) -> list[Tensor]:
+    """Draw them; half of them are 0, as directions may be too."""
+    estimates = []
+    for segment in segments:
+        values = draw(g, segment.slot.n_elements, torch.float32)
+        values[::2] = 0
+        estimates.append(m.place(values))
+    return estimates
+
+
+def resting(
+    bits: int, sizes: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], *, wild: bool
+) -> tuple[str, Run]:
+    def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
+        bucket = make_bucket(sizes, n_shards=2)
+        segments = make_segments(bucket, g, m, dtypes=dtypes, wild=wild)
+        estimates = draw_estimates(segments, g, m)
+        scales = m.place(torch.full((len(sizes), bits), torch.nan))
+        out = m.packed(bucket.n_blocks, bits)
+        return k.encode_rests(segments, estimates, ZERO, out=out, scales=scales), scales
+
+    return f"rests, {bits} bits {tuple(sizes)} {dtypes} wild={wild}", run
+
+
+def stepping(bits: int, sizes: Sequence[int], *, share: float = 1.0) -> tuple[str, Run]:
+    """Add one worker's vote, whose bits and scales are any."""
+
+    def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
+        bucket = make_bucket(sizes, n_shards=2)
+        estimates = [m.place(draw(g, n, torch.float32, wild=True)) for n in sizes]
+        votes = m.place(draw_words(g, bucket.n_blocks, bits))
+        scales = m.place(draw(g, len(sizes) * bits, torch.float32, wild=True).view(-1, bits))
+        present = (torch.rand(len(sizes), generator=g) < share).tolist()
+        return k.add_steps(estimates, bucket.slots, present, votes, scales)
+
+    return f"step, {bits} bits {tuple(sizes)} {share}", run
+
+
+def stepping_all(
+    bits: int,
+    n_workers: int,
+    sizes: Sequence[int],
+    *,
+    shard: tuple[int, int] = (0, 1),
+    share: float = 1.0,
+) -> tuple[str, Run]:
+    """As ``counting``, the votes of all workers on one shard."""
+
+    def run(k: Kernels, g: Generator, m: Memory) -> Tensor:
+        bucket = make_bucket(sizes, n_shards=shard[1])
+        n_blocks = bucket.shard_blocks
+        present = torch.rand(n_workers, len(sizes), generator=g) < share
+        drawn = draw(g, n_workers * n_blocks * 512, torch.float32, wild=True)
+        estimates = m.place(drawn.view(n_workers, n_blocks * 512))
+        votes = m.place(draw_words(g, n_workers, n_blocks, bits))
+        scales = draw(g, n_workers * len(sizes) * bits, torch.float32, wild=True)
+        return k.add_steps_of_all(
+            estimates,
+            votes,
+            m.place(scales.view(n_workers, len(sizes), bits)),
+            m.place(present, CPU),
+            bucket,
+            shard[0] * n_blocks,
+        )
+
+    return f"steps of {n_workers}, {bits} bits {tuple(sizes)} {shard} {share}", run
+
+
 # Counting.
 
 Count = Callable[[Kernels, Tensor, Tensor, Bucket, int, Tensor], None]
@@ -247,6 +318,11 @@ def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:
             yield encoding(encoder, sizes, dtypes, wild=wild)
     for counter in COUNTERS:
         yield counting(counter, 4, sizes, shard=(1, 2), share=0.7)
+    for bits in (1, 2):
+        for wild in (False, True):
+            yield resting(bits, sizes, dtypes, wild=wild)
+        yield stepping(bits, sizes, share=0.7)
+        yield stepping_all(bits, 4, sizes, shard=(1, 2), share=0.7)
     for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
         for pair in DTYPES:
             yield committing(op, sizes, pair, ReplyFormat.COUNT, 3, rounding=ROUNDING)

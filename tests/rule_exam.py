@@ -33,7 +33,6 @@ from distlion.kernels import (
     ReplyFormat,
     Segment,
     VoteFormat,
-    add_steps_of_all,
     choose_kernels,
 )
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
@@ -169,7 +168,7 @@ def say(
     assert torch.equal(again, votes)
     present = torch.tensor([[segment.grad is not None for segment in segments]])
     zeros = torch.zeros(1, 512 * bucket.n_blocks)
-    after = add_steps_of_all(zeros, votes[None], scales[None], present, bucket, 0)
+    after = KERNELS.add_steps_of_all(zeros, votes[None], scales[None], present, bucket, 0)
     return after[0].view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
 

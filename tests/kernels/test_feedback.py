@@ -13,11 +13,8 @@ from distlion.kernels import (
     Coefficients,
     Coins,
     Segment,
-    add_steps,
-    add_steps_of_all,
     choose_kernels,
     count_estimates,
-    encode_rests,
 )
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
@@ -80,7 +77,7 @@ def encode(
 ) -> tuple[Tensor, Tensor, list[bool]]:
     votes = torch.full((bucket.n_blocks, bits, BLOCK_WORDS), -1, dtype=torch.int64)
     scales = torch.full((len(segments), bits), torch.nan)
-    finite = encode_rests(KERNELS, segments, estimates, COINS.zero, out=votes, scales=scales)
+    finite = KERNELS.encode_rests(segments, estimates, COINS.zero, out=votes, scales=scales)
     return votes, scales, finite.tolist()
 
 
@@ -93,7 +90,7 @@ def test_a_vote_says_what_the_oracle_says_of_the_rest(bits: int) -> None:
 
     votes, scales, finite = encode(bucket, segments, estimates, bits)
     present = [segment.grad is not None for segment in segments]
-    after = add_steps(estimates, bucket.slots, present, votes, scales)
+    after = KERNELS.add_steps(estimates, bucket.slots, present, votes, scales)
 
     assert all(finite)
     assert all(map(torch.equal, estimates, before))
@@ -130,7 +127,7 @@ def test_two_bits_leave_less_than_one() -> None:
     left = []
     for bits in (1, 2):
         votes, scales, _ = encode(bucket, segments, nothing, bits)
-        after = add_steps(nothing, bucket.slots, [True] * len(SIZES), votes, scales)
+        after = KERNELS.add_steps(nothing, bucket.slots, [True] * len(SIZES), votes, scales)
         left.append(float((torch.from_numpy(direction(segments[-1])) - after[-1]).norm()))
     start = float(np.linalg.norm(direction(segments[-1])))
     assert left[1] < left[0] < start
@@ -165,7 +162,9 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
         votes.append(said)
         scales.append(found)
         rows.append(estimates)
-        after.append(add_steps(estimates, bucket.slots, present[worker].tolist(), said, found))
+        after.append(
+            KERNELS.add_steps(estimates, bucket.slots, present[worker].tolist(), said, found)
+        )
         place(bucket, estimates, everybody[worker])
     expected = torch.zeros_like(everybody)
     for worker in range(N_WORKERS):
@@ -176,7 +175,7 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
     for first in range(0, bucket.n_blocks, bucket.shard_blocks):
         blocks = slice(first, first + bucket.shard_blocks)
         elements = slice(512 * first, 512 * (first + bucket.shard_blocks))
-        found = add_steps_of_all(
+        found = KERNELS.add_steps_of_all(
             everybody[:, elements],
             torch.stack(votes)[:, blocks].contiguous(),
             torch.stack(scales),

@@ -17,7 +17,6 @@ from distlion.kernels import (
     Segment,
     VoteFormat,
     count_estimates,
-    encode_rests,
 )
 from distlion.layout import Bucket
 
@@ -107,7 +106,7 @@ class FeedbackVote(Aggregation):
         scales: Tensor,
     ) -> Tensor:
         """Write a vote on what estimates lack of directions: bits and scales, as the op says."""
-        return encode_rests(kernels, segments, estimates, coins.zero, out=out, scales=scales)
+        return kernels.encode_rests(segments, estimates, coins.zero, out=out, scales=scales)
 
     def count(
         self,

@@ -12,13 +12,7 @@ from distlion.kernels.contract import (
     Segment,
 )
 from distlion.kernels.dispatch import check_denormals, choose_kernels
-from distlion.kernels.feedback import (
-    FLOAT_PLANES,
-    add_steps,
-    add_steps_of_all,
-    count_estimates,
-    encode_rests,
-)
+from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
@@ -34,12 +28,9 @@ __all__ = [
     "ReplyFormat",
     "Segment",
     "VoteFormat",
-    "add_steps",
-    "add_steps_of_all",
     "check_denormals",
     "choose_kernels",
     "count_estimates",
-    "encode_rests",
     "settle_tally",
     "tally_votes",
 ]

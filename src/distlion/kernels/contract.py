@@ -49,7 +49,8 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
-from distlion.layout import Bucket, Slot
+from distlion.kernels.counting import CountingKernels
+from distlion.layout import Slot
 
 PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXP_AVG_DTYPES = (torch.float32, torch.bfloat16)
@@ -119,8 +120,11 @@ class Segment(NamedTuple):
     coefficients: Coefficients
 
 
-class Kernels(Protocol):
-    """What a backend implements. Encoding only reads its segments; ``out`` is overwritten whole."""
+class Kernels(CountingKernels, Protocol):
+    """What a backend implements. Encoding only reads its segments; ``out`` is overwritten whole.
+
+    The ops that votes are counted by stand in ``counting.py``.
+    """
 
     def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
         """Read once what several ops need of the same segments, such as ``encode`` and ``commit``.
@@ -211,80 +215,36 @@ class Kernels(Protocol):
         """
         ...
 
-    def count_signs(
+    def encode_rests(
         self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin | None,
+        segments: Sequence[Segment],
+        estimates: Sequence[Tensor],
+        zero: Coin,
         *,
         out: Tensor,
-    ) -> None:
-        """Take the majority of signs.
+        scales: Tensor,
+    ) -> Tensor:
+        """Encode what estimates lack of directions.
 
         Equation:
-            S = sign(sum over workers present of +-1). On a tie the bit is the tie coin's; without a
-            coin, S = 0.
+            d = fl(c - h);  the sign bit is 1 if d > 0, 0 if d < 0, and the zero coin's if d = 0
+            one bit   scale: a = mean |d| over the segment
+            two bits  the second bit is 1 if |d| >= a; scales: the mean |d| of the elements whose
+                      second bit is 0, and of those where it is 1; 0 for none
+
+            Means are sums in double by halving: x[j] + x[j + 2048], then + x[j + 1024] and so on in
+            each 4,096 elements, padded with zeros, and again with the sums; divided, and rounded
+            to float32 once.
 
         Args:
-            votes: (workers, blocks, 1, 8) int64, part of the bucket.
-            present: (workers, n_params) bool on the CPU: who votes for which parameter of the
-                bucket.
-            bucket: Where parameters lie.
-            first_block: The bucket's block that ``votes`` begin with.
-            tie: The coin, or None for S = 0.
-            out: (blocks, 1, 8) int64 with a coin (SIGN), (blocks, 2, 8) without (TERNARY).
-        """
-        ...
+            segments: Those of one bucket, in order.
+            estimates: For each segment h, n elements float32, contiguous, of any shape. Read only.
+            zero: The worker's coin for rests that are exactly 0.
+            out: (blocks, 1 or 2, 8) int64.
+            scales: (n_segments, 1 or 2) float32, contiguous. Overwritten.
 
-    def count_ternary(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
-        """Take the sign of the sum of votes in {-1, 0, 1}.
-
-        Arguments as ``count_signs``; ``votes`` and ``out`` have 2 planes.
-        """
-        ...
-
-    def count_ones(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
-        """Count the +1 votes of those present.
-
-        Arguments as ``count_signs``; ``out`` has the planes of a COUNT.
-        """
-        ...
-
-    def count_levels(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin,
-        *,
-        out: Tensor,
-    ) -> None:
-        """Take the sign of the sum of odd levels, ties by the coin.
-
-        Arguments as ``count_signs``; ``votes`` has p planes, ``out`` 1.
-        """
-        ...
-
-    def sum_directions(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        dtype: torch.dtype,
-        out: Tensor,
-    ) -> None:
-        """Take the sign of the sum of directions, added in float32 in rank order; 0 stays 0.
-
-        Arguments as ``count_signs``, ``votes`` with 32 or 16 planes, ``out`` with 2.
+        Returns:
+            As ``encode_signs``: where it is False, bits and scales are 0.
         """
         ...
 

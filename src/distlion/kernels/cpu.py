@@ -16,7 +16,7 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
-from distlion.layout import Bucket
+from distlion.layout import Bucket, Slot
 
 try:
     from distlion.kernels._cpu import Core, SegmentTable, instruction_sets
@@ -39,9 +39,9 @@ class CpuKernels:
 
     Raises:
         InvalidArgumentError: The machine does not run it; from an op: a tensor has another dtype,
-            size or device than the contract says, or one of a segment, ``out``, or a row of
-            ``checksums`` is not contiguous. (Votes, replies and what else is only read are copied
-            where need be.)
+            size or device than the contract says, or one of a segment, an estimate, ``out``, or a
+            row of ``checksums`` is not contiguous. (Votes, replies and what else is only read are
+            copied where need be.)
     """
 
     def __init__(self, instruction_set: str | None = None) -> None:
@@ -104,6 +104,53 @@ class CpuKernels:
             self._table(segments), _is_bfloat16(dtype), out, finite, torch.get_num_threads()
         )
         return finite
+
+    def encode_rests(
+        self,
+        segments: Sequence[Segment],
+        estimates: Sequence[Tensor],
+        zero: Coin,
+        *,
+        out: Tensor,
+        scales: Tensor,
+    ) -> Tensor:
+        finite = _make_flags(segments)
+        read = (self._table(segments), segments, estimates)
+        threads = torch.get_num_threads()
+        self._core.encode_rests(*read, zero.key, zero.inverted, out, scales, finite, threads)
+        return finite
+
+    def add_steps(
+        self,
+        estimates: Sequence[Tensor],
+        slots: Sequence[Slot],
+        present: Sequence[bool],
+        votes: Tensor,
+        scales: Tensor,
+    ) -> list[Tensor]:
+        after = [
+            torch.empty_like(estimate) if present[index] and slots[index].n_elements else estimate
+            for index, estimate in enumerate(estimates)
+        ]
+        said = (votes.contiguous(), scales.contiguous())
+        self._core.add_steps(estimates, slots, *said, after, torch.get_num_threads())
+        return after
+
+    def add_steps_of_all(
+        self,
+        estimates: Tensor,
+        votes: Tensor,
+        scales: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+    ) -> Tensor:
+        before = estimates.contiguous()
+        after = torch.empty_like(before)
+        said = (votes.contiguous(), scales.contiguous(), present.contiguous())
+        shard = (bucket.slots, first_block)
+        self._core.add_steps_of_all(before, *said, *shard, after, torch.get_num_threads())
+        return after
 
     def count_signs(
         self,

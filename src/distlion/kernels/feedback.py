@@ -1,4 +1,6 @@
-"""Votes with error feedback: on what others do not know yet. Plain torch around the other ops.
+"""Votes with error feedback: on what others do not know yet. Plain torch, on any device.
+
+The reference takes its ops from here; a backend may have faster ones.
 
 Notation:
     c   direction of an element, as in ``contract.py``
@@ -11,16 +13,18 @@ element, so that all backends and devices return equal bits here too.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import Kernels, Segment
-from distlion.kernels.reference import coin_bits
 from distlion.kernels.words import (
+    coin_bits,
     cut_blocks,
     cut_runs,
     interleave,
@@ -35,8 +39,16 @@ FLOAT_PLANES = 32
 """Planes of packed float32 values: those of a block, one after the other."""
 
 
-def encode_rests(
-    kernels: Kernels,
+class EncodeDirections(Protocol):
+    """The op of a backend."""
+
+    def __call__(
+        self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
+    ) -> Tensor: ...
+
+
+def encode_rests_by(
+    encode_directions: EncodeDirections,
     segments: Sequence[Segment],
     estimates: Sequence[Tensor],
     zero: Coin,
@@ -44,31 +56,10 @@ def encode_rests(
     out: Tensor,
     scales: Tensor,
 ) -> Tensor:
-    """Encode what estimates lack of directions.
-
-    Equation:
-        d = fl(c - h);  the sign bit is 1 if d > 0, 0 if d < 0, and the zero coin's if d = 0
-        one bit   scale: a = mean |d| over the segment
-        two bits  the second bit is 1 if |d| >= a; scales: the mean |d| of the elements whose second
-                  bit is 0, and of those where it is 1; 0 for none
-
-        Means are sums in double by halving: x[j] + x[j + 2048], then + x[j + 1024] and so on in
-        each 4,096 elements, padded with zeros, and again with the sums; divided, and rounded once.
-
-    Args:
-        kernels: The arithmetic of directions.
-        segments: Those of one bucket, in order.
-        estimates: For each segment h, n elements float32, contiguous, of any shape. Read only.
-        zero: The worker's coin.
-        out: (blocks, 1 or 2, 8) int64. Overwritten.
-        scales: (n_segments, 1 or 2) float32. Overwritten.
-
-    Returns:
-        As ``Kernels.encode_signs``: where it is False, bits and scales are 0.
-    """
+    """Do what ``contract.Kernels.encode_rests`` says, with directions by a backend's own op."""
     n_planes = out.shape[1]
     directions = out.new_empty(out.shape[0], FLOAT_PLANES, BLOCK_WORDS)
-    finite = kernels.encode_directions(segments, dtype=torch.float32, out=directions)
+    finite = encode_directions(segments, dtype=torch.float32, out=directions)
     values = directions.view(-1).view(torch.float32)
     planes = out.new_zeros(n_planes, out.shape[0] * BLOCK_WORDS)
     scales.zero_()
@@ -101,18 +92,7 @@ def add_steps(
     votes: Tensor,
     scales: Tensor,
 ) -> list[Tensor]:
-    """Return a worker's estimates after its vote; those without a vote as they are.
-
-    Args:
-        estimates: For each parameter h, as ``encode_rests``.
-        slots: Their places in the bucket.
-        present: For which of them the worker votes.
-        votes: (blocks, 1 or 2, 8) int64 of the whole bucket.
-        scales: (n_params, 1 or 2) float32.
-
-    Returns:
-        Of each parameter fl(h + q), q = +-scale; new tensors where it votes.
-    """
+    """Do what ``counting.CountingKernels.add_steps`` says."""
     planes, after = split_planes(votes), list(estimates)
     for index, estimate in enumerate(estimates):
         slot = slots[index]
@@ -130,31 +110,62 @@ def add_steps_of_all(
     bucket: Bucket,
     first_block: int,
 ) -> Tensor:
-    """Return the estimates of all workers after their votes on some blocks.
-
-    Args:
-        estimates: (workers, 512 blocks) float32: h of each worker; 0 between parameters.
-        votes: (workers, blocks, 1 or 2, 8) int64.
-        scales: (workers, n_params, 1 or 2) float32.
-        present: (workers, n_params) bool on the CPU.
-        bucket: Where parameters lie.
-        first_block: The bucket's block that ``votes`` begin with.
-
-    Returns:
-        (workers, 512 blocks) float32, new.
-    """
+    """Do what ``counting.CountingKernels.add_steps_of_all`` says."""
     planes, after = split_planes(votes), estimates.clone()
     for index, slot in enumerate(bucket.slots):
-        alone = replace(bucket, slots=(slot,))
-        for run in cut_runs(
-            alone, present[:, index : index + 1], first_block, votes.shape[1], device=votes.device
-        ):
+        alone, is_present = replace(bucket, slots=(slot,)), present[:, index : index + 1]
+        # Read on the host, where they are: the voters of a run are on the device.
+        voters = is_present.flatten().nonzero().flatten().tolist()
+        for run in cut_runs(alone, is_present, first_block, votes.shape[1], device=votes.device):
             start = run.words.start * WORD_ELEMENTS
-            for worker in run.voters.tolist():
+            for worker in voters:
                 after[worker, start : start + run.n_elements] += _read_steps(
                     planes[worker, :, run.words], run.n_elements, scales[worker, index]
                 )
     return after
+
+
+class PlainFeedback(ABC):
+    """The ops of votes with error feedback, for a backend that has none of its own."""
+
+    @abstractmethod
+    def encode_directions(
+        self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
+    ) -> Tensor: ...
+
+    def encode_rests(
+        self,
+        segments: Sequence[Segment],
+        estimates: Sequence[Tensor],
+        zero: Coin,
+        *,
+        out: Tensor,
+        scales: Tensor,
+    ) -> Tensor:
+        return encode_rests_by(
+            self.encode_directions, segments, estimates, zero, out=out, scales=scales
+        )
+
+    def add_steps(
+        self,
+        estimates: Sequence[Tensor],
+        slots: Sequence[Slot],
+        present: Sequence[bool],
+        votes: Tensor,
+        scales: Tensor,
+    ) -> list[Tensor]:
+        return add_steps(estimates, slots, present, votes, scales)
+
+    def add_steps_of_all(
+        self,
+        estimates: Tensor,
+        votes: Tensor,
+        scales: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+    ) -> Tensor:
+        return add_steps_of_all(estimates, votes, scales, present, bucket, first_block)
 
 
 def count_estimates(

@@ -14,21 +14,25 @@ from torch import Tensor
 
 from distlion.kernels.coin import GOLDEN, Coin
 from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Segment
+from distlion.kernels.feedback import add_steps as add_steps
+from distlion.kernels.feedback import add_steps_of_all as add_steps_of_all
+from distlion.kernels.feedback import encode_rests_by
 from distlion.kernels.words import (
     Run,
+    coin_bits,
     cut_blocks,
     cut_runs,
+    draw_words,
     interleave,
     mean_by_halving,
     mix_words,
     pack,
     signed,
-    skip_bits,
     split_planes,
     sum_by_halving,
     unpack,
 )
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot
 
 # So many are widened at a time; whole blocks.
 CHUNK_ELEMENTS = 1 << 20
@@ -39,16 +43,7 @@ def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
 
 
 def coin(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-    w = torch.arange(first_word + 1, first_word + n_words + 1, dtype=torch.int64, device=device)
-    words = mix_words(w * signed(GOLDEN) + signed(coin.key))
-    return ~words if coin.inverted else words
-
-
-def coin_bits(drawn: Coin, place: Slot | Run, *, device: torch.device) -> Tensor:
-    """Draw a bit for each element of a parameter, or of a run of it: packed, spare bits too."""
-    n_words = count_words(place.n_elements)
-    words = coin(drawn, place.first_word, n_words + 1, device=device)
-    return skip_bits(words, place.first_bit)
+    return draw_words(coin, first_word, n_words, device=device)
 
 
 # Directions and momenta.
@@ -173,6 +168,17 @@ def encode_directions(segments: Sequence[Segment], *, dtype: torch.dtype, out: T
         start = segment.slot.bucket_word * WORD_ELEMENTS
         values[start : start + c.numel()] = c.masked_fill(~finite[index], 0)
     return finite
+
+
+def encode_rests(
+    segments: Sequence[Segment],
+    estimates: Sequence[Tensor],
+    zero: Coin,
+    *,
+    out: Tensor,
+    scales: Tensor,
+) -> Tensor:
+    return encode_rests_by(encode_directions, segments, estimates, zero, out=out, scales=scales)
 
 
 # Counting, at the owner.

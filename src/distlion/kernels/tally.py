@@ -10,8 +10,15 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import ReplyFormat
-from distlion.kernels.reference import coin_bits
-from distlion.kernels.words import Run, cut_runs, interleave, pack, split_planes, unpack
+from distlion.kernels.words import (
+    Run,
+    coin_bits,
+    cut_runs,
+    interleave,
+    pack,
+    split_planes,
+    unpack,
+)
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion.kernels.coin import MULTIPLIER_1, MULTIPLIER_2
+from distlion.kernels.coin import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_words
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
 
 # Integers modulo 2^64, held in int64, whose sums and products wrap around.
 
@@ -67,6 +67,23 @@ def split_planes(packed: Tensor) -> Tensor:
 def interleave(planes: Tensor, out: Tensor) -> None:
     """(planes, 8 * blocks) -> ``out`` (blocks, planes, 8) as it travels."""
     out.copy_(planes.view(planes.shape[0], -1, BLOCK_WORDS).transpose(0, 1))
+
+
+# Coins.
+
+
+def draw_words(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
+    """Draw words ``first_word`` ... of a coin: (n_words,) int64."""
+    w = torch.arange(first_word + 1, first_word + n_words + 1, dtype=torch.int64, device=device)
+    words = mix_words(w * signed(GOLDEN) + signed(coin.key))
+    return ~words if coin.inverted else words
+
+
+def coin_bits(drawn: Coin, place: Slot | Run, *, device: torch.device) -> Tensor:
+    """Draw a bit for each element of a parameter, or of a run of it: packed, spare bits too."""
+    n_words = count_words(place.n_elements)
+    words = draw_words(drawn, place.first_word, n_words + 1, device=device)
+    return skip_bits(words, place.first_bit)
 
 
 # Blocks of 4,096 elements.

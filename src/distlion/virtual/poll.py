@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation, FeedbackVote
-from distlion.kernels import FLOAT_PLANES, Coins, Kernels, Segment, add_steps, choose_kernels
+from distlion.kernels import FLOAT_PLANES, Coins, Kernels, Segment, choose_kernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 from distlion.voting import ParameterReply, VotingParam
 
@@ -66,7 +66,7 @@ class Poll:
         )
 
         def note(present: Sequence[bool]) -> None:
-            after = add_steps(estimates, self.bucket.slots, present, votes, scales)
+            after = self.kernels.add_steps(estimates, self.bucket.slots, present, votes, scales)
             for estimate, added in zip(estimates, after, strict=True):
                 estimate.copy_(added)
             self._note(worker, present)

@@ -15,8 +15,6 @@ from distlion.kernels import (
     Coins,
     Kernels,
     Segment,
-    add_steps,
-    add_steps_of_all,
 )
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
 from distlion.voting.param import VotingParam
@@ -61,7 +59,7 @@ class Feedback:
             kernels, segments, estimates, coins, out=votes, scales=scales[: len(segments)]
         )
         present = [segment.grad is not None for segment in segments]
-        self._drafted = add_steps(estimates, bucket.slots, present, votes, scales)
+        self._drafted = kernels.add_steps(estimates, bucket.slots, present, votes, scales)
         self._drafted_everybody = None
         return self._join(votes, scales), finite
 
@@ -75,7 +73,7 @@ class Feedback:
         estimates = self._everybody
         if estimates is None:
             estimates = torch.zeros(len(votes), packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS)
-        after = add_steps_of_all(estimates, packed, scales, present, bucket, first_block)
+        after = kernels.add_steps_of_all(estimates, packed, scales, present, bucket, first_block)
         self._drafted_everybody = after
         out = packed.new_empty(packed.shape[1], rule.reply_planes(len(votes)), BLOCK_WORDS)
         rule.count(

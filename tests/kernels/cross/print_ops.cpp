@@ -103,6 +103,26 @@ void print_encodings(const Loops& loops, const Segment& segment, int number) {
     }
 }
 
+void print_feedback(const Loops& loops, Segment segment, Draws& draws, int number) {
+    const Bytes estimates = draws.numbers(DType::float32);
+    segment.estimate = reinterpret_cast<const float*>(estimates.data());
+    for (const std::size_t planes : {1, 2}) {
+        Words out(kBlocks * kBlockWords * planes);
+        const Encoding encoding{.vote = Vote::rests, .out = out.data(), .n_planes = planes, .zero = {5, false}};
+        bool is_finite;
+        float scales[2] = {0, 0};
+        encode_rests(loops, &segment, 1, encoding, kBlocks, 1, &is_finite, scales);
+        std::uint32_t bits[2];
+        std::memcpy(bits, scales, sizeof bits);
+        Bytes after(estimates.size());
+        const Step step{segment.estimate, reinterpret_cast<float*>(after.data()), kElements, out.data(),
+                        kFirstWord, planes, {scales[0], scales[planes - 1]}};
+        add_steps(loops, &step, 1, 1);
+        std::printf("rests %d %zu: %d %016llx %08x %08x %016llx\n", number, planes, is_finite, hash(out),
+                    bits[0], bits[1], hash(after));
+    }
+}
+
 void print_commits(const Loops& loops, Segment segment, const Bytes& param, const Bytes& exp_avg,
                    Draws& draws, int number) {
     const std::pair<ReplyFormat, std::size_t> formats[] = {
@@ -137,6 +157,7 @@ void print_segments(const Loops& loops) {
                 .decay = 0.999f, .step_width = 0.01f, .grad_scale = 0.3f, .n_present = 5,
                 .first_bit = number % 2 ? 0u : 43u};
             print_encodings(loops, segment, number);
+            print_feedback(loops, segment, draws, number);
             print_commits(loops, segment, param, exp_avg, draws, number);
         }
     }
@@ -161,7 +182,7 @@ void print_counts(const Loops& loops) {
             }
             Words out(kBlocks * kBlockWords * out_planes);
             const Run run{voters.data(), voters.size(), kFirstWord, kFirstWord + kWords, kElements, 77,
-                          n_workers % 2 ? 0u : 43u};
+                          n_workers % 2 ? 0u : 43u, 0};
             count(loops, &run, 1,
                   {tally, votes.data(), kBlocks * planes * kBlockWords, planes, out.data(), out_planes,
                    {3, true}, DType::float32},
@@ -175,7 +196,7 @@ void print_counts(const Loops& loops) {
         direction = draws.number();
     }
     const std::uint32_t voters[] = {0, 2};
-    const Run run{voters, 2, kFirstWord, kFirstWord + kWords, kElements, 77, 0};
+    const Run run{voters, 2, kFirstWord, kFirstWord + kWords, kElements, 77, 0, 0};
     for (const DType type : {DType::float32, DType::bfloat16}) {
         const std::size_t planes = type == DType::float32 ? 32 : 16;
         Words out(kBlocks * kBlockWords * 2);

@@ -17,6 +17,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
 from distlion.kernels.cpu import note_writes
+from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
 from distlion.kernels.gpu.launch import count_neighbors, launch, launch_part
@@ -44,8 +45,8 @@ FORMATS = {
 OWN, NO_REPLY = committing.OWN.value, committing.NO_REPLY.value
 
 
-class TritonKernels:
-    """The ops, on the device of the tensors given.
+class TritonKernels(PlainFeedback):
+    """The ops, on the device of the tensors given; votes with error feedback by plain torch there.
 
     Raises:
         InvalidArgumentError: From an op: a tensor has another dtype, size or device than the

@@ -1,0 +1,237 @@
+"""Every backend encodes rests, and adds steps, as the reference on the CPU: bitwise identical."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+from backends import Backend, over_cores, over_others
+from conformance import (
+    BIG,
+    DTYPES,
+    MANY,
+    SIZES_AND_DTYPES,
+    Memory,
+    conform,
+    make_bucket,
+    make_segments,
+)
+from distlion.kernels import Coefficients, Kernels, Segment
+from kernel_cases import ZERO, draw_estimates, resting, stepping, stepping_all
+
+# One block of a scale, more, and less; 4,133 is a prime above 4,096.
+SIZES = (0, 1, 63, 64, 65, 4095, 4096, 4097, 4133, 20_011)
+# Threads get 262,144 elements at least: this is enough for three, with cuts inside parameters.
+THREADED = (600_001, 5, 64, 200_003, 82_000)
+# For c = g.
+PLAIN = Coefficients(0.0, 0.0, 0.1, 0.0)
+# Enough blocks for sums of sums.
+HIGH = 1 << 16
+
+over_bits = pytest.mark.parametrize("bits", [1, 2])
+
+
+@over_others
+@over_bits
+def test_votes_on_rests_are_equal(bits: int, backend: Backend) -> None:
+    for sizes, dtypes in SIZES_AND_DTYPES:
+        flags, _ = conform(backend, *resting(bits, sizes, dtypes, wild=False))
+        assert flags.all(), "these cases are to test votes"
+    for dtypes in DTYPES:
+        conform(backend, *resting(bits, SIZES, dtypes, wild=False))
+
+
+@over_others
+@over_bits
+def test_votes_on_rests_are_equal_where_numbers_are_not_finite(bits: int, backend: Backend) -> None:
+    for dtypes in DTYPES:
+        conform(backend, *resting(bits, (65,), dtypes, wild=True))
+        flags, _ = conform(backend, *resting(bits, MANY, dtypes, wild=True))
+        assert not flags.all(), "these cases are to test what is not finite"
+
+
+@over_others
+@over_bits
+def test_votes_on_rests_of_a_million_are_equal(bits: int, backend: Backend) -> None:
+    conform(backend, *resting(bits, BIG, (torch.bfloat16, torch.float32), wild=False))
+
+
+@over_cores
+@over_bits
+def test_votes_on_rests_do_not_depend_on_threads(
+    bits: int, n_threads: int, backend: Backend
+) -> None:
+    conform(backend, *resting(bits, THREADED, (torch.float16, torch.bfloat16), wild=False))
+
+
+def make_rests(rests: list[Tensor], m: Memory) -> tuple[list[Segment], list[Tensor]]:
+    """Make segments whose rests these are."""
+    segments = [
+        Segment(slot, m.place(torch.zeros(rest.numel())), m.place(rest), m.place(rest), PLAIN)
+        for slot, rest in zip(make_bucket([len(r) for r in rests]).slots, rests, strict=True)
+    ]
+    return segments, [m.place(torch.zeros(rest.numel())) for rest in rests]
+
+
+def draw_tie(n: int, g: Generator) -> Tensor:
+    """Draw n sizes whose mean lies between two floats; the last bit of their sum decides.
+
+    1 + 2**-24, and 3 * 2**-54, which is lost unless the three are added up before they meet the 1.
+    """
+    sizes = torch.zeros(n)
+    sizes[torch.randperm(n, generator=g)[:5]] = torch.tensor([1.0, 2**-24, *[2**-54] * 3])
+    return sizes
+
+
+@over_others
+@over_bits
+@pytest.mark.parametrize(("n", "trials"), [(4096, 60), (HIGH, 40)])
+def test_sums_are_the_same_tree(n: int, trials: int, bits: int, backend: Backend) -> None:
+    def draw_rest(g: Generator) -> Tensor:
+        rest = draw_tie(n, g)
+        if bits == 2:  # those of the small ones, among as many large ones
+            rest = torch.cat([rest, torch.full((n,), 1024.0)])[torch.randperm(2 * n, generator=g)]
+        return rest
+
+    def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
+        segments, estimates = make_rests([draw_rest(g) for _ in range(trials)], m)
+        scales = m.place(torch.empty(trials, bits))
+        out = m.packed(trials * bits * n // 512, bits)
+        return k.encode_rests(segments, estimates, ZERO, out=out, scales=scales), scales
+
+    _, scales = conform(backend, f"tree of {n}, {bits} bits", run)
+    assert len(set(scales[:, 0].tolist())) == 2, "the last bit is to decide"
+
+
+@over_others
+def test_rests_of_one_size_are_all_large(backend: Backend) -> None:
+    values = (0.0, 1.0, 1e-45, 1.1, 3e38)
+
+    def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
+        signs = torch.randint(0, 2, (5000,), generator=g) * 2.0 - 1
+        segments, estimates = make_rests([signs * value for value in values], m)
+        scales = m.place(torch.empty(len(values), 2))
+        out = m.packed(60, 2)
+        return k.encode_rests(segments, estimates, ZERO, out=out, scales=scales), scales
+
+    _, scales = conform(backend, "rests of one size", run)
+    assert torch.equal(scales, torch.tensor([[0.0, value] for value in values]))
+
+
+@over_others
+@over_bits
+def test_rests_from_estimates_that_are_not_finite_are_equal(bits: int, backend: Backend) -> None:
+    def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
+        bucket = make_bucket((100, 5000, 70))
+        segments = make_segments(bucket, g, m)
+        estimates = draw_estimates(segments, g, m)
+        for estimate, special in zip(estimates, ("inf", "nan", "-inf"), strict=True):
+            estimate[estimate.numel() // 2] = float(special)
+        scales = m.place(torch.zeros(3, bits))
+        out = m.packed(bucket.n_blocks, bits)
+        return k.encode_rests(segments, estimates, ZERO, out=out, scales=scales), scales
+
+    flags, _ = conform(backend, f"estimates, {bits} bits", run)
+    assert flags.all()
+
+
+@over_others
+@over_bits
+def test_there_may_be_no_segments(bits: int, backend: Backend) -> None:
+    def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
+        scales = m.place(torch.zeros(0, bits))
+        votes = m.packed(2, bits)
+        flags = k.encode_rests([], [], ZERO, out=votes, scales=scales)
+        assert k.add_steps([], make_bucket(MANY).slots, [], votes, scales) == []
+        return [flags.clone()]
+
+    conform(backend, f"rests of nothing, {bits} bits", run)
+
+
+# Steps.
+
+
+@over_others
+@over_bits
+def test_estimates_after_a_vote_are_equal(bits: int, backend: Backend) -> None:
+    for sizes in (SIZES, MANY, BIG):
+        conform(backend, *stepping(bits, sizes))
+        conform(backend, *stepping(bits, sizes, share=0.5))
+
+
+@over_cores
+@over_bits
+def test_estimates_without_a_vote_are_returned_as_they_are(bits: int, backend: Backend) -> None:
+    estimates, slots = [torch.ones(3), torch.ones(0), torch.ones(3)], make_bucket((3, 0, 3)).slots
+    votes, scales = torch.zeros(1, bits, 8, dtype=torch.int64), torch.ones(3, bits)
+    after = backend.kernels.add_steps(estimates, slots, [True, True, False], votes, scales)
+    assert after[0] is not estimates[0]
+    assert after[2] is estimates[2]
+    assert torch.equal(torch.cat(after), torch.tensor([0.0, 0, 0, 1, 1, 1]))
+    assert torch.equal(torch.cat(estimates), torch.ones(6))
+
+
+@over_others
+@over_bits
+def test_estimates_of_all_workers_are_equal(bits: int, backend: Backend) -> None:
+    for n_workers in (1, 3):
+        conform(backend, *stepping_all(bits, n_workers, SIZES))
+        conform(backend, *stepping_all(bits, n_workers, MANY, share=0.5))
+    conform(backend, *stepping_all(bits, 0, MANY))
+    for n_shards in (2, 3, 7):
+        for shard in range(n_shards):
+            conform(backend, *stepping_all(bits, 3, SIZES, shard=(shard, n_shards), share=0.7))
+
+
+@over_others
+def test_what_all_workers_said_need_not_be_contiguous(backend: Backend) -> None:
+    def run(k: Kernels, g: Generator, m: Memory) -> Tensor:
+        bucket = make_bucket((700, 65))
+        n_blocks = bucket.n_blocks
+        estimates = m.place(torch.rand(3, 2 * 512 * n_blocks, generator=g))[:, ::2]
+        votes = m.packed(n_blocks, 3, 2).transpose(0, 1)
+        scales = m.place(torch.rand(2, 2, 3, generator=g)).permute(2, 0, 1)
+        present = (torch.rand(2, 3, generator=g) < 0.7).T
+        return k.add_steps_of_all(estimates, votes, scales, present, bucket, 0)
+
+    conform(backend, "steps, not contiguous", run)
+
+
+@over_cores
+@over_bits
+def test_steps_do_not_depend_on_threads(bits: int, n_threads: int, backend: Backend) -> None:
+    conform(backend, *stepping(bits, THREADED, share=0.8))
+    conform(backend, *stepping_all(bits, 2, THREADED, share=0.8))
+
+
+@over_others
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=6),
+    bits=st.integers(1, 2),
+    n_workers=st.integers(1, 4),
+    n_shards=st.integers(1, 3),
+    shard=st.integers(0, 2),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_feedback_of_any_bucket_is_equal(
+    sizes: list[int],
+    bits: int,
+    n_workers: int,
+    n_shards: int,
+    shard: int,
+    share: float,
+    seed: int,
+    backend: Backend,
+) -> None:
+    dtypes = DTYPES[seed % len(DTYPES)]
+    for name, run in (
+        resting(bits, sizes, dtypes, wild=seed % 3 == 0),
+        stepping(bits, sizes, share=share),
+        stepping_all(bits, n_workers, sizes, shard=(shard % n_shards, n_shards), share=share),
+    ):
+        conform(backend, f"{name} {seed}", run)
