@@ -114,9 +114,9 @@ def test_an_element_as_large_as_the_mean_is_a_large_one() -> None:
     rest = torch.tensor([1.0, -2.0, 3.0])
     segment = Segment(slot, torch.zeros(3), rest, torch.zeros(3), Coefficients(0.0, 0.9, 1e-3, 0.0))
     votes, scales = torch.empty(1, 2, BLOCK_WORDS, dtype=torch.int64), torch.empty(1, 2)
-    encode_rests(KERNELS, [segment], [torch.zeros(3)], COINS.zero, out=votes, scales=scales)
+    KERNELS.encode_rests([segment], [torch.zeros(3)], COINS.zero, out=votes, scales=scales)
     assert scales.tolist() == [[1.0, 2.5]]
-    (after,) = add_steps([torch.zeros(3)], [slot], [True], votes, scales)
+    (after,) = KERNELS.add_steps([torch.zeros(3)], [slot], [True], votes, scales)
     assert after.tolist() == [1.0, -2.5, 2.5]
 
 

@@ -370,8 +370,8 @@ class _Reader:
         whole = torch.cat([file.read(name).reshape(-1) for file in files])
         if whole.numel() != shape.numel():
             raise CheckpointError(
-                f"{files[0].path}: {name} has {whole.numel()} elements, the parameter "
-                f"{shape.numel()}"
+                f"{files[0].path}: {name.replace('exp_avg.', 'momentum ')} has {whole.numel()} "
+                f"elements, the parameter {shape.numel()}"
             )
         return whole.reshape(shape)
 

@@ -139,7 +139,7 @@ def describe_cuts(
 ) -> list[str]:
     """Return a line for each momentum of which ``describe`` says something."""
     return [
-        f"{kept} of {name}: {cut}"
+        f"{_name_kept(kept)} of {name}: {cut}"
         for key, param, name in _list_momenta(state_dict, groups)
         for kept in list_kept(state_dict["state"][key])
         if (cut := describe(param, state_dict["state"][key][kept]))
@@ -237,7 +237,11 @@ def _check_momentum(
             f"{name} has no momentum 'exp_avg' in the saved state; did another optimizer save it?"
         )
     for kept in list_kept(entry):
-        _check_tensor(entry[kept], expected, name, "momentum" if kept == "exp_avg" else kept)
+        _check_tensor(entry[kept], expected, name, _name_kept(kept))
+
+
+def _name_kept(key: str) -> str:
+    return "momentum" if key == "exp_avg" else key
 
 
 def _check_tensor(

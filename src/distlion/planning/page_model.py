@@ -45,6 +45,7 @@ def build_page_model() -> dict[str, Any]:
         "read_to_encode_bytes": machine.READ_TO_ENCODE_BYTES,
         "momentum_bytes": machine.MOMENTUM_BYTES,
         "apply_bytes": machine.APPLY_BYTES,
+        "estimate_bytes": machine.ESTIMATE_BYTES,
     }
 
 
@@ -55,6 +56,7 @@ def _describe_rule(rule: Any) -> dict[str, Any]:
         "method": votes.name_rule(rule),
         "vote_planes": rule.vote_planes,
         "n_scales": rule.n_scales,
+        "keeps_estimates": rule.keeps_estimates,
         "reply_planes": None if grows else rule.reply_planes(_A_FEW),
         "has_counts": rule.reply_format is ReplyFormat.COUNT,
     }

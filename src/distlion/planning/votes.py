@@ -12,7 +12,7 @@ from distlion.exchange import Exchange
 from distlion.layout import BucketShape, shape_momenta
 from distlion.link.choice import count_overlap_buckets, exchange_seconds, stream_seconds
 from distlion.planning.forecast import Forecast, Load, make_forecast
-from distlion.planning.machine import Machine
+from distlion.planning.machine import ESTIMATE_BYTES, Machine
 from distlion.planning.scenario import Scenario
 
 BUCKET_ELEMENTS = 1 << 26
@@ -106,8 +106,11 @@ def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
     if scenario.nodes == 1:
         return machine.commit_s(scenario.n_params, scenario.n_params, 0)
     planes = rule.reply_planes(scenario.nodes)
-    return machine.encode_s(own, rule.vote_planes) + machine.commit_s(
-        scenario.n_params, own, planes
+    estimates_s = machine.pass_s(own * ESTIMATE_BYTES) if rule.keeps_estimates else 0.0
+    return (
+        machine.encode_s(own, rule.vote_planes)
+        + estimates_s
+        + machine.commit_s(scenario.n_params, own, planes)
     )
 
 

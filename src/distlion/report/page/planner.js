@@ -166,6 +166,7 @@ const planner = (() => {
         + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
         + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
       arithmetic = encodeS(model, machine, own, rule.vote_planes)
+        + (rule.keeps_estimates ? (own * model.estimate_bytes) / machine.commit_bytes_per_s : 0)
         + commitS(model, machine, scenario.n_params, own, planes) + host;
     }
     const peers = scenario.gpus_per_node - 1, inside = own * peers * (4 + planes / 8);

@@ -1,0 +1,88 @@
+"""Bugs of votes with error feedback."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+ESTIMATES = ("distributed/test_estimates.py",)
+OPS = ("kernels/test_feedback.py", "kernels/test_conformance_feedback.py")
+
+FEEDBACK = (
+    Mutation(
+        "a worker forgets what its vote has said",
+        "voting/feedback.py",
+        "param.estimate.copy_(after)",
+        "pass",
+        ESTIMATES,
+    ),
+    Mutation(
+        "who counts forgets what votes have said",
+        "voting/feedback.py",
+        "self._everybody = self._drafted_everybody",
+        "pass",
+        ESTIMATES,
+    ),
+    Mutation(
+        "votes that are never committed have been heard",
+        "voting/feedback.py",
+        "self._drafted_everybody = after",
+        "self._everybody = self._drafted_everybody = after",
+        ESTIMATES,
+    ),
+    Mutation(
+        "a state is loaded and nobody sends its estimates",
+        "voting/network.py",
+        "if step > 0:  # before",
+        "if step > 1 << 40:  # before",
+        ESTIMATES,
+    ),
+    Mutation(
+        "estimates are counted as traffic of a step",
+        "voting/network.py",
+        "with uncounted(between):",
+        "if True:",
+        ESTIMATES,
+    ),
+    Mutation(
+        "ranks of a node do not commit what they have said",
+        "voting/node_route.py",
+        "if is_own and part.feedback is not None:",
+        "if False:",
+        ESTIMATES,
+    ),
+    Mutation(
+        "a loaded state has no estimates",
+        "optim/saved_state.py",
+        "keys = KEPT if keeps_estimates(saved) else KEPT[:1]",
+        "keys = KEPT[:1]",
+        ESTIMATES,
+    ),
+    Mutation(
+        "a checkpoint has no estimates",
+        "checkpoint/contents.py",
+        "for key in list_kept(entry):",
+        "for key in list_kept(entry)[:1]:",
+        ("checkpoint/test_resume_virtual.py",),
+    ),
+    Mutation(
+        "what is as large as the mean is a small one",
+        "kernels/feedback.py",
+        "sizes >= mean",
+        "sizes > mean",
+        OPS,
+    ),
+    Mutation(
+        "a sum of estimates of exactly 0 is a minus",
+        "kernels/feedback.py",
+        "sign[run.words] |= ties",
+        "pass",
+        OPS,
+    ),
+    Mutation(
+        "an absent worker's estimate does not count",
+        "kernels/feedback.py",
+        "everybody = voted.expand(len(estimates), -1).contiguous()",
+        "everybody = present",
+        OPS,
+    ),
+)
