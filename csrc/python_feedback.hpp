@@ -105,7 +105,8 @@ inline std::vector<Step> read_steps(const TensorReader& tensors, nb::handle esti
     return steps;
 }
 
-// Those of all workers for the blocks at hand, and copies of what lies between.
+// Those of all workers for the blocks at hand, and copies of what lies between, unless it is there: `out`
+// may be the estimates themselves.
 inline std::vector<Step> read_steps_of_all(const TensorReader& tensors, nb::handle estimates,
                                            nb::handle votes, nb::handle scales, nb::handle present,
                                            nb::handle slots, std::size_t first_block, nb::handle out) {
@@ -130,7 +131,7 @@ inline std::vector<Step> read_steps_of_all(const TensorReader& tensors, nb::hand
     for (std::size_t worker = 0; worker < packed.n_workers; ++worker) {
         std::size_t done = 0;
         const auto copy_until = [&](std::size_t end) {
-            if (done < end) {
+            if (done < end && after != values) {
                 steps.push_back({values + done, after + done, end - done});
             }
         };

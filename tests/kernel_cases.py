@@ -121,9 +121,9 @@ def stepping_all(
     shard: tuple[int, int] = (0, 1),
     share: float = 1.0,
 ) -> tuple[str, Run]:
-    """As ``counting``, the votes of all workers on one shard."""
+    """As ``counting``, the votes of all workers on one shard: beside estimates, and in place."""
 
-    def run(k: Kernels, g: Generator, m: Memory) -> Tensor:
+    def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
         bucket = make_bucket(sizes, n_shards=shard[1])
         n_blocks = bucket.shard_blocks
         present = torch.rand(n_workers, len(sizes), generator=g) < share
@@ -131,14 +131,17 @@ def stepping_all(
         estimates = m.place(drawn.view(n_workers, n_blocks * 512))
         votes = m.place(draw_words(g, n_workers, n_blocks, bits))
         scales = draw(g, n_workers * len(sizes) * bits, torch.float32, wild=True)
-        return k.add_steps_of_all(
-            estimates,
+        said = (
             votes,
             m.place(scales.view(n_workers, len(sizes), bits)),
             m.place(present, CPU),
             bucket,
             shard[0] * n_blocks,
         )
+        beside = m.place(torch.full_like(estimates, torch.nan))
+        k.add_steps_of_all(estimates, *said, out=beside)
+        k.add_steps_of_all(estimates, *said, out=estimates)
+        return [beside, estimates]
 
     return f"steps of {n_workers}, {bits} bits {tuple(sizes)} {shard} {share}", run
 

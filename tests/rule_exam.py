@@ -168,7 +168,8 @@ def say(
     assert torch.equal(again, votes)
     present = torch.tensor([[segment.grad is not None for segment in segments]])
     zeros = torch.zeros(1, 512 * bucket.n_blocks)
-    after = KERNELS.add_steps_of_all(zeros, votes[None], scales[None], present, bucket, 0)
+    after = torch.full_like(zeros, torch.nan)
+    KERNELS.add_steps_of_all(zeros, votes[None], scales[None], present, bucket, 0, out=after)
     return after[0].view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
 

@@ -198,7 +198,9 @@ def test_what_all_workers_said_need_not_be_contiguous(backend: Backend) -> None:
         votes = m.packed(n_blocks, 3, 2).transpose(0, 1)
         scales = m.place(torch.rand(2, 2, 3, generator=g)).permute(2, 0, 1)
         present = (torch.rand(2, 3, generator=g) < 0.7).T
-        return k.add_steps_of_all(estimates, votes, scales, present, bucket, 0)
+        out = m.place(torch.full(estimates.shape, torch.nan))
+        k.add_steps_of_all(estimates, votes, scales, present, bucket, 0, out=out)
+        return [out]
 
     conform(backend, "steps, not contiguous", run)
 

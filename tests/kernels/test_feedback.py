@@ -175,13 +175,15 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
     for first in range(0, bucket.n_blocks, bucket.shard_blocks):
         blocks = slice(first, first + bucket.shard_blocks)
         elements = slice(512 * first, 512 * (first + bucket.shard_blocks))
-        found = KERNELS.add_steps_of_all(
+        found = torch.empty(N_WORKERS, 512 * bucket.shard_blocks)
+        KERNELS.add_steps_of_all(
             everybody[:, elements],
             torch.stack(votes)[:, blocks].contiguous(),
             torch.stack(scales),
             present,
             bucket,
             first,
+            out=found,
         )
         assert torch.equal(found, expected[:, elements])
 

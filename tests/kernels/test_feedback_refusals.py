@@ -62,6 +62,7 @@ def add_all(
         torch.ones(3, 2, dtype=torch.bool) if present is None else present,
         Bucket(0, BUCKET.members, slots, 1),
         0,
+        out=torch.zeros(3, 512),
     )
 
 

@@ -18,15 +18,15 @@ FEEDBACK = (
     Mutation(
         "who counts forgets what votes have said",
         "voting/feedback.py",
-        "self._everybody = self._drafted_everybody",
+        "self._note_votes()",
         "pass",
         ESTIMATES,
     ),
     Mutation(
         "votes that are never committed have been heard",
         "voting/feedback.py",
-        "self._drafted_everybody = after",
-        "self._everybody = self._drafted_everybody = after",
+        "kernels.add_steps_of_all(estimates[own], *said, out=after)",
+        "kernels.add_steps_of_all(estimates[own], *said, out=(after := estimates[own]))",
         ESTIMATES,
     ),
     Mutation(

@@ -125,8 +125,10 @@ class CountingKernels(Protocol):
         present: Tensor,
         bucket: Bucket,
         first_block: int,
-    ) -> Tensor:
-        """Return the estimates of all workers after their votes on some blocks.
+        *,
+        out: Tensor,
+    ) -> None:
+        """Write the estimates of all workers after their votes on some blocks.
 
         Args:
             estimates: (workers, 512 blocks) float32: h of each worker; 0 between parameters.
@@ -135,8 +137,6 @@ class CountingKernels(Protocol):
             present: (workers, n_params) bool on the CPU.
             bucket: Where parameters lie.
             first_block: The bucket's block that ``votes`` begin with.
-
-        Returns:
-            (workers, 512 blocks) float32, new.
+            out: As ``estimates``, contiguous; may be the same tensor. Overwritten.
         """
         ...

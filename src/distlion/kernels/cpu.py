@@ -144,13 +144,18 @@ class CpuKernels:
         present: Tensor,
         bucket: Bucket,
         first_block: int,
-    ) -> Tensor:
-        before = estimates.contiguous()
-        after = torch.empty_like(before)
+        *,
+        out: Tensor,
+    ) -> None:
         said = (votes.contiguous(), scales.contiguous(), present.contiguous())
-        shard = (bucket.slots, first_block)
-        self._core.add_steps_of_all(before, *said, *shard, after, torch.get_num_threads())
-        return after
+        self._core.add_steps_of_all(
+            estimates.contiguous(),
+            *said,
+            bucket.slots,
+            first_block,
+            out,
+            torch.get_num_threads(),
+        )
 
     def count_signs(
         self,

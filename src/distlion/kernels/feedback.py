@@ -109,9 +109,11 @@ def add_steps_of_all(
     present: Tensor,
     bucket: Bucket,
     first_block: int,
-) -> Tensor:
+    *,
+    out: Tensor,
+) -> None:
     """Do what ``counting.CountingKernels.add_steps_of_all`` says."""
-    planes, after = split_planes(votes), estimates.clone()
+    planes, after = split_planes(votes), out.copy_(estimates)
     for index, slot in enumerate(bucket.slots):
         alone, is_present = replace(bucket, slots=(slot,)), present[:, index : index + 1]
         # Read on the host, where they are: the voters of a run are on the device.
@@ -122,7 +124,6 @@ def add_steps_of_all(
                 after[worker, start : start + run.n_elements] += _read_steps(
                     planes[worker, :, run.words], run.n_elements, scales[worker, index]
                 )
-    return after
 
 
 class PlainFeedback(ABC):
@@ -164,8 +165,10 @@ class PlainFeedback(ABC):
         present: Tensor,
         bucket: Bucket,
         first_block: int,
-    ) -> Tensor:
-        return add_steps_of_all(estimates, votes, scales, present, bucket, first_block)
+        *,
+        out: Tensor,
+    ) -> None:
+        add_steps_of_all(estimates, votes, scales, present, bucket, first_block, out=out)
 
 
 def count_estimates(

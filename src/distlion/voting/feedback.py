@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,7 +38,7 @@ class Feedback:
         self._drafted: Sequence[Tensor] = ()
         # (workers, elements counted here) float32; None before the first exchange.
         self._everybody: Tensor | None = None
-        self._drafted_everybody: Tensor | None = None
+        self._note_votes: Callable[[], None] | None = None
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, device: torch.device
@@ -60,7 +60,7 @@ class Feedback:
         )
         present = [segment.grad is not None for segment in segments]
         self._drafted = kernels.add_steps(estimates, bucket.slots, present, votes, scales)
-        self._drafted_everybody = None
+        self._note_votes = None
         return self._join(votes, scales), finite
 
     def reduce(
@@ -70,14 +70,32 @@ class Feedback:
         rule, bucket = self._rule, self._bucket
         first_block = first_shard * bucket.shard_blocks
         packed, scales = self._split(votes)
-        estimates = self._everybody
-        if estimates is None:
-            estimates = torch.zeros(len(votes), packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS)
-        after = kernels.add_steps_of_all(estimates, packed, scales, present, bucket, first_block)
-        self._drafted_everybody = after
+        n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
+        if self._everybody is None:
+            self._everybody = torch.zeros(len(votes), n_elements)
+        estimates, total = self._everybody, torch.zeros(1, n_elements)
+        after = torch.empty_like(total)
+        for worker in range(len(votes)):  # one at a time, since estimates change in commit only
+            own = slice(worker, worker + 1)
+            said = (packed[own], scales[own], present[own], bucket, first_block)
+            kernels.add_steps_of_all(estimates[own], *said, out=after)
+            total += after
+
+        def note_votes() -> None:
+            kernels.add_steps_of_all(
+                estimates, packed, scales, present, bucket, first_block, out=estimates
+            )
+
+        self._note_votes = note_votes
         out = packed.new_empty(packed.shape[1], rule.reply_planes(len(votes)), BLOCK_WORDS)
         rule.count(
-            kernels, _as_votes(after, packed.shape[1]), present, bucket, first_block, coins, out=out
+            kernels,
+            _as_votes(total, packed.shape[1]),
+            present.any(0, keepdim=True),
+            bucket,
+            first_block,
+            coins,
+            out=out,
         )
         return out.view(-1).view(torch.uint8)
 
@@ -86,9 +104,9 @@ class Feedback:
         for param, after in zip(self._params, self._drafted, strict=False):
             if after is not param.estimate:
                 param.estimate.copy_(after)
-        if self._drafted_everybody is not None:
-            self._everybody = self._drafted_everybody
-        self._drafted, self._drafted_everybody = (), None
+        if self._note_votes is not None:
+            self._note_votes()
+        self._drafted, self._note_votes = (), None
 
     def gather(self, link: Link, pattern: Exchange, header: Header) -> Exchanging[Reply]:
         """Send this worker's estimates to whom they are counted by; every worker must call it.
