@@ -17,8 +17,8 @@ APPLY_BYTES = 8
 """Parameter read and written."""
 
 ESTIMATE_BYTES = 36
-"""Under error feedback: estimates read twice to encode, drafted and taken over by who votes, and read
-to be added, then read and written, where votes are counted; all float32."""
+"""Under error feedback, all float32: estimates read twice to encode, drafted and taken over by who
+votes; read to be added, then read and written, where votes are counted."""
 
 _RATE = "bytes_per_s"
 
