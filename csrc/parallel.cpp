@@ -3,6 +3,7 @@
 // to tear down or to lose in a fork.
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -178,8 +179,15 @@ void encode_rests(const Loops& loops, const Segment* segments, std::size_t n_seg
         for (std::size_t plane = 0; plane < n_scales; ++plane) {
             scales[k * n_scales + plane] = 0;
         }
-        if (votes(k)) {
-            scales[k * n_scales] = mean_of(sum_up(sums, k), segments[k].n_elements);
+        if (!votes(k)) {
+            continue;
+        }
+        const float mean = mean_of(sum_up(sums, k), segments[k].n_elements);
+        if (std::isfinite(mean)) {
+            scales[k * n_scales] = mean;
+        } else {  // c - h is beyond the range of a float, though c is not
+            finite[k] = false;
+            clear_words(encoding, segments[k].bucket_word, segments[k].bucket_word + segments[k].n_words());
         }
     }
     if (n_scales == 1) {

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import distlion
 import matrix
 from cluster import run_workers
+from distlion import errors, faults
 from distlion.exchange import Exchange
-from distlion.optim import rehearse_step
+from distlion.optim import is_trying_overlap, rehearse_step
 from distlion.virtual import VirtualCluster
 from failures import caught
 
@@ -105,6 +106,128 @@ def test_a_state_that_is_loaded_goes_on_with_its_own_bits(pattern: Exchange) -> 
         if rank or not isinstance(pattern, distlion.ParameterServer):
             # Two thirds of them, at least, in 32 bits.
             assert estimates > 2 / 3 * 4 * sum(param.numel() for param in values)
+
+
+def begin_anew(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as of no step yet, which still holds what was said."""
+    return {**state, "param_groups": [{**group, "step": 0} for group in state["param_groups"]]}
+
+
+def load_at_the_start(rank: int, world_size: int, pattern: Exchange) -> list[Tensor]:
+    params = make_params()
+    optimizer = make(params, pattern)
+    train(optimizer, params, rank, 0, AT)
+    optimizer.load_state_dict(begin_anew(optimizer.state_dict()))
+    assert optimizer.committed_step == 0
+    train(optimizer, params, rank, AT, STEPS)
+    return [param.detach() for param in params.values()]
+
+
+@PATTERNS
+def test_a_state_of_no_step_may_hold_estimates(pattern: Exchange) -> None:
+    params = make_params()
+    cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
+    for step in range(STEPS):
+        if step == AT:
+            cluster.load_state_dict(begin_anew(cluster.state_dict()))
+        for worker in range(N_WORKERS):
+            set_grads(params, worker, step)
+            cluster.collect(worker)
+        cluster.step()
+    expected = [param.detach() for param in params.values()]
+    for values in run_workers(load_at_the_start, N_WORKERS, pattern):
+        assert all(map(torch.equal, values, expected))
+
+
+def damage(rank: int, world_size: int) -> tuple[str, int, bool, int]:
+    """Estimates are damaged on their way, when a state of another step is loaded."""
+    params = make_params()
+    optimizer = make(params, distlion.AllReduce())
+    train(optimizer, params, rank, 0, AT)
+    state = optimizer.state_dict()
+    later = {**state, "param_groups": [{**group, "step": 40} for group in state["param_groups"]]}
+    later["state"] = {
+        key: {name: kept + 1 for name, kept in entry.items()}
+        for key, entry in state["state"].items()
+    }
+    before = [kept.clone() for entry in optimizer.state.values() for kept in entry.values()]
+
+    def flip(chunks: Tensor) -> None:
+        if chunks.ndim == 2:  # votes, or what goes their way
+            chunks[-1, -1] ^= 1
+
+    fault = faults.arm(rank=1, step=40, point="framed", action=flip)
+    try:
+        optimizer.load_state_dict(later)
+    except errors.DistlionError as error:
+        kind = type(error).__name__
+    after = [kept for entry in optimizer.state.values() for kept in entry.values()]
+    return kind, optimizer.committed_step, all(map(torch.equal, before, after)), fault.fired
+
+
+def test_a_load_whose_estimates_are_damaged_changes_nothing() -> None:
+    outcomes = run_workers(damage, N_WORKERS)
+    assert outcomes[1][3] >= 1, "the fault did not fire"
+    for kind, step, unchanged, _ in outcomes:
+        assert (kind, step, unchanged) == ("CorruptFrameError", AT, True)
+
+
+def try_overlap(rank: int, world_size: int) -> tuple[list[Tensor], bool]:
+    """Take turns between overlap and none, each of which lays out anew."""
+    params = make_params()
+    optimizer = distlion.DistributedLion(
+        params.items(), exchange=distlion.AllReduce(), overlap="auto", **HYPER
+    )
+    for step in range(70):
+        optimizer.zero_grad()
+        set_grads(params, rank, step)
+        grads = [param.grad for param in params.values()]
+        for param in params.values():
+            param.grad = None
+        sum((p * g).sum() for p, g in zip(params.values(), grads, strict=True)).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    return [param.detach() for param in params.values()], is_trying_overlap(optimizer)
+
+
+def test_the_trial_of_overlap_moves_no_estimate() -> None:
+    params = make_params()
+    cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
+    for step in range(70):
+        for worker in range(N_WORKERS):
+            set_grads(params, worker, step)
+            cluster.collect(worker)
+        cluster.step()
+    expected = [param.detach() for param in params.values()]
+    for values, is_trying in run_workers(try_overlap, N_WORKERS):
+        assert not is_trying
+        assert all(map(torch.equal, values, expected))
+
+
+def repair(rank: int, world_size: int) -> int:
+    """A worker's copy of what others said is damaged, so that its replica leaves the others."""
+    params = make_params()
+    optimizer = distlion.DistributedLion(
+        params.items(),
+        exchange=distlion.AllGather(),
+        on_divergence="repair",
+        check_every=2,
+        **HYPER,
+    )
+    train(optimizer, params, rank, 0, AT)
+    if rank == 1:
+        (route,) = optimizer._peers.network.routes
+        route.feedback._everybody[0] += 100  # type: ignore[union-attr]
+    train(optimizer, params, rank, AT, AT + 2)
+    repaired = optimizer.traffic.check_sent_bytes
+    train(optimizer, params, rank, AT + 2, STEPS)
+    optimizer.verify_replicas()
+    (route,) = optimizer._peers.network.routes
+    assert float(route.feedback._everybody.abs().max()) < 100  # type: ignore[union-attr]
+    return repaired
+
+
+def test_replicas_that_are_repaired_get_what_was_said_anew() -> None:
+    assert all(run_workers(repair, N_WORKERS))
 
 
 def fail(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], str]:

@@ -15,6 +15,7 @@ from distlion.kernels import (
     Segment,
     choose_kernels,
     count_estimates,
+    reference,
 )
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
@@ -22,6 +23,8 @@ from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=4, step=7, rank=1)
 HYPER = Coefficients(0.9, 0.99, 1e-3, 0.0)
+# The direction is the gradient.
+FIRST = Coefficients(0.0, 0.9, 1e-3, 0.0)
 # 4,133 is a prime above 4,096; 0 is a shard of a small parameter.
 SIZES = (1, 7, 64, 65, 0, 1023, 4133)
 N_WORKERS = 3
@@ -112,7 +115,7 @@ def test_a_vote_says_what_the_oracle_says_of_the_rest(bits: int) -> None:
 def test_an_element_as_large_as_the_mean_is_a_large_one() -> None:
     (slot,) = place_parameters(["three"], [3])
     rest = torch.tensor([1.0, -2.0, 3.0])
-    segment = Segment(slot, torch.zeros(3), rest, torch.zeros(3), Coefficients(0.0, 0.9, 1e-3, 0.0))
+    segment = Segment(slot, torch.zeros(3), rest, torch.zeros(3), FIRST)
     votes, scales = torch.empty(1, 2, BLOCK_WORDS, dtype=torch.int64), torch.empty(1, 2)
     KERNELS.encode_rests([segment], [torch.zeros(3)], COINS.zero, out=votes, scales=scales)
     assert scales.tolist() == [[1.0, 2.5]]
@@ -145,6 +148,20 @@ def test_what_is_not_finite_says_nothing(bits: int) -> None:
     assert not words.any()
     assert not scales[3].any()
     assert scales[6].all()
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_a_rest_beyond_the_range_of_a_float_is_told(bits: int) -> None:
+    (slot,) = place_parameters(["far"], [70])
+    segment = Segment(slot, torch.zeros(70), torch.full((70,), -3e38), torch.zeros(70), FIRST)
+    votes = torch.full((1, bits, BLOCK_WORDS), -1, dtype=torch.int64)
+    scales = torch.full((1, bits), torch.nan)
+    far = [torch.full((70,), 3e38)]
+    for kernels in (KERNELS, reference):
+        finite = kernels.encode_rests([segment], far, COINS.zero, out=votes, scales=scales)
+        assert finite.tolist() == [False]
+        assert not votes.any()
+        assert not scales.any()
 
 
 @pytest.mark.parametrize("bits", [1, 2])

@@ -90,7 +90,7 @@ class FeedbackVote(Aggregation):
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
-        """Write the bits of a first vote, before which all estimates are 0; ``encode_rests``."""
+        """Write the bits of a first vote, before which all estimates are 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, device=out.device)
         nothing = say_nothing(segments)
         return self.encode_rests(kernels, segments, nothing, coins, out=out, scales=scales)
@@ -119,7 +119,11 @@ class FeedbackVote(Aggregation):
         *,
         out: Tensor,
     ) -> None:
-        """Write the reply to estimates after a vote: in ``votes``, 32 planes of float32 values."""
+        """Write the reply to estimates after a vote.
+
+        ``votes`` are 32 planes of float32 values: the estimates of all workers, or their sum in
+        rank order as that of one.
+        """
         count_estimates(kernels, votes, present, bucket, first_block, coins.tie, out=out)
 
 

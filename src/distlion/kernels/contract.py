@@ -244,7 +244,7 @@ class Kernels(CountingKernels, Protocol):
             scales: (n_segments, 1 or 2) float32, contiguous. Overwritten.
 
         Returns:
-            As ``encode_signs``: where it is False, bits and scales are 0.
+            As ``encode_signs``, and False where mean |d| is not finite; there all is 0.
         """
         ...
 

@@ -76,8 +76,10 @@ def encode_rests_by(
             is_large = sizes >= mean
             words.append(pack(is_large))
             found = [_mean_of(sizes, ~is_large), _mean_of(sizes, is_large)]
-        # Not a branch, which would wait for the device.
-        is_finite = finite[index]
+        # Not a branch, which would wait for the device. Estimates may be so far off that c - h, of
+        # a finite c, is beyond the range of a float.
+        is_finite = finite[index] & mean.isfinite()
+        finite[index] = is_finite
         for plane, row in enumerate(words):
             planes[plane, _words(slot)] = row.masked_fill(~is_finite, 0)
         scales[index] = torch.stack(found).masked_fill(~is_finite, 0.0)

@@ -7,7 +7,7 @@ from distlion.link.choice import (
 )
 from distlion.link.link_model import LinkModel
 from distlion.link.overhead import ETHERNET_BYTES, ETHERNET_MTU, payload_share, wire_bytes
-from distlion.link.probe import LinkProbe, agree_on_model, probe_link, probe_ranks, uncounted
+from distlion.link.probe import LinkProbe, agree_on_model, probe_link, probe_ranks
 
 __all__ = [
     "ETHERNET_BYTES",
@@ -21,6 +21,5 @@ __all__ = [
     "payload_share",
     "probe_link",
     "probe_ranks",
-    "uncounted",
     "wire_bytes",
 ]

@@ -74,7 +74,7 @@ def probe_link(link: Link, *, step: int) -> LinkModel:
     """
     if link.world_size == 1:
         return ALONE
-    with uncounted(link):
+    with _uncounted(link):
         # 1 latency
         _time_exchange(link, _TINY_BYTES, step)  # connections may have to be made
         latency_ns = min(_measure(link, _TINY_BYTES, _TINY_TRIES, step))
@@ -98,7 +98,7 @@ def agree_on_model(link: Link, model: LinkModel, *, step: int) -> LinkModel:
         step: The step that errors name.
     """
     mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
-    with uncounted(link):
+    with _uncounted(link):
         rows = gather_integers(link, mine, step=step)
     latencies_ns, rates = zip(*rows, strict=True)
     return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
@@ -131,7 +131,7 @@ def probe_ranks(link: Link, *, step: int) -> LinkProbe:
         taken_ns = min(_time_alone(link, rank, chunk_bytes, step) for _ in range(_TRIES))
         if rank == link.rank:
             mine = (tiny_ns, taken_ns)
-    with uncounted(link):
+    with _uncounted(link):
         rows = gather_integers(link, mine, step=step)
     return LinkProbe(
         combined, tuple(_model(tiny, peers * chunk_bytes, taken) for tiny, taken in rows)
@@ -147,8 +147,7 @@ def gather_integers(link: Link, values: tuple[int, ...], *, step: int) -> list[t
 
 
 @contextmanager
-def uncounted(link: Link) -> Iterator[None]:
-    """Leave the link's count of bytes as it is: what is sent in here belongs to no step."""
+def _uncounted(link: Link) -> Iterator[None]:
     before = link.counted
     try:
         yield

@@ -116,7 +116,7 @@ class LionBase(Optimizer):
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
             if param.requires_grad:
-                self._create_momentum(param, keeps_estimates(self.param_groups[-1]))
+                self._create_momentum(param)
 
     def _remove_last_group(self) -> None:
         """Undo the last ``add_param_group``, which other workers refused."""
@@ -125,11 +125,9 @@ class LionBase(Optimizer):
         for param in params:
             self.state.pop(param, None)
 
-    def _create_momentum(self, param: Tensor, has_estimate: bool) -> None:
+    def _create_momentum(self, param: Tensor) -> None:
         self._pieces.cut(param)
         self.state[param]["exp_avg"] = self._make_kept(param, "exp_avg")
-        if has_estimate:
-            self.state[param]["estimate"] = self._make_kept(param, "estimate")
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:
         dtype = self._momentum_dtype(param) if key == "exp_avg" else torch.float32
@@ -179,6 +177,9 @@ class LionBase(Optimizer):
             for param in group["params"]
             if param.requires_grad
         ]
+        for param, number in found:
+            if keeps_estimates(self.param_groups[number]) and "estimate" not in self.state[param]:
+                self.state[param]["estimate"] = self._make_kept(param, "estimate")
         slots = place_parameters(
             [names[param] for param, _ in found], [param.numel() for param, _ in found]
         )

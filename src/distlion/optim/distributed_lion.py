@@ -19,6 +19,7 @@ from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, wo
 from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
+from distlion.optim.saved_state import restoring
 from distlion.voting import (
     BucketVote,
     ClipNorm,
@@ -280,8 +281,7 @@ class DistributedLion(VotingBase):
             >>> model(second).loss.backward()
             >>> optimizer.step()
         """
-        overlap = self._peers.overlap
-        with nullcontext() if overlap is None else overlap.pause():
+        with nullcontext() if self._peers.overlap is None else self._peers.overlap.pause():
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -381,7 +381,7 @@ class DistributedLion(VotingBase):
         Raises:
             CheckpointError: It is that of another worker, or does not fit; on every rank.
             InvalidArgumentError: A parameter was frozen and is not any more.
-            StepMismatchError, ConfigMismatchError: Workers load different steps, settings or cuts.
+            StepMismatchError, ConfigMismatchError: Workers load other steps, settings or cuts.
         """
         peers, step = self._peers, self.committed_step
         peers.check_idle("load_state_dict()")
@@ -394,6 +394,7 @@ class DistributedLion(VotingBase):
             peers.agree("load_state_dict()", problem, step=step)
             peers.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
             peers.description.check_frozen()
-            self._load_state(self._localize(filled))
-            self._lay_out()
+            with restoring(self):
+                self._load_state(self._localize(filled))
+                self._lay_out()
         peers.replicas.are_compared = False

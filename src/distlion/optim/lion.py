@@ -64,5 +64,5 @@ class Lion(LionBase):
         params = self._list_trainable()
         for param in params:
             if "exp_avg" not in self.state[param.param]:  # it was frozen until now
-                self._create_momentum(param.param, has_estimate=False)
+                self._create_momentum(param.param)
         move_alone(params, gather_alone(params, numbers.coefficients), rounding=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -291,3 +292,14 @@ def restore_kept(
                 fresh = optimizer.state[param][key] = make(param, key)
                 if entry.get(key) is not None:
                     fresh.copy_(take(param, entry[key]))
+
+
+@contextmanager
+def restoring(optimizer: Optimizer) -> Iterator[None]:
+    """Put state and groups back where a load fails: of the network, which estimates cross."""
+    before = optimizer.state, optimizer.param_groups
+    try:
+        yield
+    except BaseException:
+        optimizer.state, optimizer.param_groups = before
+        raise

@@ -16,9 +16,12 @@ MOMENTUM_BYTES = 12
 APPLY_BYTES = 8
 """Parameter read and written."""
 
-ESTIMATE_BYTES = 36
-"""Under error feedback, all float32: estimates read twice to encode, drafted and taken over by who
-votes; read to be added, then read and written, where votes are counted."""
+ESTIMATE_BYTES = 24
+"""Under error feedback: float32 estimates read twice to encode, drafted, and taken over."""
+
+COUNTED_ESTIMATE_BYTES = 24
+"""Of each worker's element that is counted: its estimate read, added up by way of a row of its own,
+and written in the end."""
 
 _RATE = "bytes_per_s"
 

@@ -46,6 +46,7 @@ def build_page_model() -> dict[str, Any]:
         "momentum_bytes": machine.MOMENTUM_BYTES,
         "apply_bytes": machine.APPLY_BYTES,
         "estimate_bytes": machine.ESTIMATE_BYTES,
+        "counted_estimate_bytes": machine.COUNTED_ESTIMATE_BYTES,
     }
 
 

@@ -12,7 +12,7 @@ from distlion.exchange import Exchange
 from distlion.layout import BucketShape, shape_momenta
 from distlion.link.choice import count_overlap_buckets, exchange_seconds, stream_seconds
 from distlion.planning.forecast import Forecast, Load, make_forecast
-from distlion.planning.machine import ESTIMATE_BYTES, Machine
+from distlion.planning.machine import COUNTED_ESTIMATE_BYTES, ESTIMATE_BYTES, Machine
 from distlion.planning.scenario import Scenario
 
 BUCKET_ELEMENTS = 1 << 26
@@ -38,7 +38,7 @@ def forecast_votes(
     total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
     per_node = n_buckets * scenario.gpus_per_node
     momenta = _plan_momenta(scenario, pattern)
-    host_s = n_buckets * _host_s(scenario.machine, pattern, shape)
+    host_s = n_buckets * _host_s(scenario.machine, rule, pattern, shape)
     inside_s = _inside_node_s(scenario, rule.reply_planes(scenario.nodes))
     link = scenario.worker_link
     load = Load(
@@ -114,13 +114,15 @@ def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
     )
 
 
-def _host_s(machine: Machine, pattern: Exchange, shape: BucketShape) -> float:
+def _host_s(machine: Machine, rule: Aggregation, pattern: Exchange, shape: BucketShape) -> float:
     """Return the seconds in which the busiest rank counts votes and writes and reads frames."""
     if shape.n_shards == 1:
         return 0.0
     work, plan = pattern.work(shape), pattern.plan(shape, 0)
+    counted = work.counted_bytes * 8 / rule.vote_planes if rule.keeps_estimates else 0.0
     return (
         work.counted_bytes / machine.count_bytes_per_s
+        + machine.pass_s(counted * COUNTED_ESTIMATE_BYTES)
         + (plan.sent_bytes + plan.received_bytes) / machine.frame_bytes_per_s
         + work.frames_written * machine.write_frame_s
         + work.frames_read * machine.read_frame_s

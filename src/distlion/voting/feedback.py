@@ -111,8 +111,8 @@ class Feedback:
     def gather(self, link: Link, pattern: Exchange, header: Header) -> Exchanging[Reply]:
         """Send this worker's estimates to whom they are counted by; every worker must call it.
 
-        Needed where estimates are not those that earlier votes over the same link have led to:
-        in the first step after a state was loaded, or parameters were placed anew.
+        Needed where estimates are not those that earlier votes over the same link have led to: once
+        a state was loaded, parameters were placed anew, or replicas repaired.
         """
         bucket = self._bucket
         values = torch.zeros(bucket.n_blocks * BLOCK_WORDS * WORD_ELEMENTS)

@@ -64,8 +64,9 @@ class FlatRoute:
     @cached_property
     def feedback(self) -> Feedback | None:
         """What votes have said so far, where the rule keeps that."""
-        if not isinstance(self.rule, FeedbackVote):
+        if not self.rule.keeps_estimates:
             return None
+        assert isinstance(self.rule, FeedbackVote)  # the only such rule
         return Feedback(self.rule, self.bucket, self.params)
 
     @cached_property
@@ -152,10 +153,10 @@ class FlatRoute:
             if segments[index].param is not param.param:
                 param.write_back(segments[index].param)
 
-    def gather_estimates(self, header: Header) -> Exchanging[Reply]:
-        """Send estimates to whom they are counted by; for a rule that keeps them."""
+    def gather_estimates(self, link: Link, header: Header) -> Exchanging[Reply]:
+        """Send estimates to whom they are counted by, over a link like this one with more time."""
         assert self.feedback is not None
-        return self.feedback.gather(self.link, self.pattern, header)
+        return self.feedback.gather(link, self.pattern, header)
 
     def place_reply(self, payload: Tensor) -> Tensor:
         """Return what ``packed_reply`` does, where the parameters are."""

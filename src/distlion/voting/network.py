@@ -17,9 +17,11 @@ from distlion.exchange import (
     Header,
     Link,
     Status,
+    Verdict,
     carries_host_memory,
     gather_bytes,
     run_all,
+    share_verdict,
     worst_of,
 )
 from distlion.kernels import choose_kernels
@@ -30,7 +32,6 @@ from distlion.link import (
     choose_exchange,
     count_overlap_buckets,
     probe_link,
-    uncounted,
 )
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
@@ -172,34 +173,42 @@ class VotingNetwork:
                 repack(bucket, [params[index].slot for index in bucket.members])
                 for bucket in buckets
             )
-        self.routes = [self._build_route(bucket, params) for bucket in buckets]
+        is_first, self.routes = (
+            not self.routes,
+            [self._build_route(bucket, params) for bucket in buckets],
+        )
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
-        if step > 0:  # before the first step nothing has been said
-            self._gather_estimates(step)
+        if not is_first:  # at construction nothing has been said
+            self.gather_estimates(step=step)
 
-    def _gather_estimates(self, step: int) -> None:
-        """Let those who count have what everybody's votes have said; counted apart.
+    def gather_estimates(self, *, step: int) -> None:
+        """Let those who count have what everybody's votes have said; every worker must call it.
+
+        Of rules that keep it. Bytes are counted apart. In 32 bits an element this takes as long as
+        many steps do, so that it has the time of construction.
 
         Raises:
-            CorruptFrameError: Bytes were damaged on the way.
+            CorruptFrameError: Bytes were damaged on the way; on all ranks of a worker.
+            PeerLostError, StepTimeoutError: A peer is gone, or did not answer in time.
         """
-        header, between = Header(ChunkKind.VOTE, step, 0, 0, 0), self.between
+        if not any(route.rule.keeps_estimates for route in self.routes):
+            return
+        header = Header(ChunkKind.VOTE, step, 0, 0, 0)
+        link = self._make_link(inside=False, timeout_s=self._settings.init_timeout_s)
         own = [route.part if isinstance(route, NodeRoute) else route for route in self.routes]
-        routes = [
-            route
+        replies = run_all(
+            route.gather_estimates(link, header)
             for route in own
             if isinstance(route, FlatRoute) and route.feedback is not None and route.params
-        ]
-        if not routes or between is None:
-            return
-        before = between.counted.sent_bytes
-        with uncounted(between):
-            replies = run_all(route.gather_estimates(header) for route in routes)
-            self._estimates_sent_bytes += between.counted.sent_bytes - before
-        verdict = worst_of([reply.verdict for reply in replies])
+        )
+        self._estimates_sent_bytes += link.take_counted().sent_bytes
+        verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
+        if self._groups is not None:  # what other ranks of this worker have heard
+            inside = self._make_link(inside=True, timeout_s=self._settings.init_timeout_s)
+            verdict = share_verdict(inside, verdict, header, n_voters=self.n_voters)
         if verdict.status is not Status.OK:
-            params = [param for route in routes for param in route.params]
+            params = [param for route in self.routes for param in route.params]
             raise_verdict(params, verdict, rank=self._group.rank, step=step)
 
     def begin_trial(self) -> None:

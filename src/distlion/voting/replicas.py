@@ -76,8 +76,12 @@ class Replicas:
         """
         timeout_s = self._settings.step_timeout_s
         link = self._network.replica_link(timeout_s)
+        was_repaired = False
         with self._as_one(timeout_s, step=step):
-            verify_replicas(link, params, self._settings.on_divergence, step=step)
+            was_repaired = verify_replicas(link, params, self._settings.on_divergence, step=step)
+        # Copies of estimates may be why they differed. Of shards, some ranks have repaired none.
+        if was_repaired and not self._is_sharded:
+            self._network.gather_estimates(step=step)
         self.are_compared = True
         return link.take_counted().sent_bytes
 
@@ -179,8 +183,8 @@ def verify_replicas(
     on_divergence: Literal["raise", "repair"] = "raise",
     *,
     step: int,
-) -> None:
-    """Compare digests of the parameters' bits.
+) -> bool:
+    """Compare digests of the parameters' bits; return whether some were repaired.
 
     Args:
         link: Between all workers.
@@ -197,7 +201,7 @@ def verify_replicas(
     everybody = _gather_digests(link, params, step=step)
     differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()
     if not differing:
-        return
+        return False
     culprits = sorted(
         {
             link.ranks[member]
@@ -210,7 +214,7 @@ def verify_replicas(
         if None not in holders.values():
             _repair(link, params, holders, culprits, step=step)
             verify_replicas(link, params, step=step)
-            return
+            return True
     blame = (
         f"{name_ranks(culprits)} left the majority"
         if culprits

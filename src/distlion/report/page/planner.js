@@ -162,7 +162,9 @@ const planner = (() => {
     let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0), host = 0;
     if (workers > 1) {
       const work = pattern.work(shape), bytes = pattern.plan(model, shape, 0);
+      const estimates = rule.keeps_estimates ? (work.counted * 8) / rule.vote_planes : 0;
       host = buckets * (work.counted / machine.count_bytes_per_s
+        + (estimates * model.counted_estimate_bytes) / machine.commit_bytes_per_s
         + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
         + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
       arithmetic = encodeS(model, machine, own, rule.vote_planes)
