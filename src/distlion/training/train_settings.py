@@ -249,7 +249,8 @@ class TrainSettings:
     def _check_names(self) -> None:
         if find_vote(self.rule) is None and self.baseline is None:
             raise InvalidArgumentError(
-                f"rule {self.rule!r} is unknown; expected one of {', '.join(RULE_NAMES)}"
+                f"rule {self.rule!r} is unknown; expected one of {', '.join(RULE_NAMES)}; "
+                "P is 1 to 8, for feedback 1 or 2"
                 f"{describe_betas(self.rule)}"
             )
         if self.exchange != AUTO and self.exchange not in PATTERNS:
