@@ -138,8 +138,8 @@ def tabulate_bytes(methods: Sequence[Method]) -> Table:
             losses = [find_loss(curve, budget / size) for curve in curves] if size else []
             known = [loss for loss in losses if loss is not None]
             is_over = size is not None and budget > size * method.row.cell.setting.steps
-            text = f"{fmean(known):.3f}{' (end)' * is_over}"
-            line.append(text if known and len(known) == len(losses) else "-")
+            is_known = known and len(known) == len(losses)
+            line.append(f"{fmean(known):.3f}{' (end)' * is_over}" if is_known else "-")
         lines.append(line)
     head = [f"{budget:.3g} MB: all of {title}" for title, budget in budgets]
     title = (

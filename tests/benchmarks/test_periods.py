@@ -307,6 +307,14 @@ def test_a_run_that_takes_less_than_another_is_marked_where_it_has_ended(periods
     assert lines[0][1:] == ["2.200", "2.200 (end)"]
 
 
+def test_a_method_without_any_curve_yet_has_no_loss_at_equal_bytes(periods: Any) -> None:
+    known, open_one = (make_method(periods, name, 2.2) for name in ("majority", "diloco-8"))
+    open_one.row.curves.clear()
+    _, _, lines = periods.tables.tabulate_bytes([known, open_one])
+    assert lines[0][1] == "2.200"
+    assert set(lines[1][1:]) == {"-"}
+
+
 def test_periods_are_compared_with_the_sum_of_their_parts(periods: Any) -> None:
     _, _, lines = periods.tables.tabulate_steps([], find_blocks)
     votes, means = lines[-2:]
