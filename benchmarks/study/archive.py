@@ -24,7 +24,7 @@ FORMAT = 1
 # What a run's bits depend on; records and reports may change while runs go on.
 _SOURCES = (
     *("src", "csrc", "pyproject.toml", "CMakeLists.txt"),
-    *("benchmarks/study", "benchmarks/target", "benchmarks/periods"),
+    *("benchmarks/study", "benchmarks/target", "benchmarks/periods", "benchmarks/quality"),
 )
 
 

@@ -66,6 +66,7 @@ class Cell:
         centered_on: The cell whose rate is the middle of the three that are tried first; None: the
             method's own center.
         is_screened: Whether tuning is all: judged by validation data, without reported runs.
+        seeds: Of the reported runs.
     """
 
     setting: Setting
@@ -77,6 +78,7 @@ class Cell:
     tuned_as: Cell | None = None
     centered_on: Cell | None = None
     is_screened: bool = False
+    seeds: tuple[int, ...] = SEEDS
 
     def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:
         """Return one run."""
@@ -167,7 +169,7 @@ def reported(cell: Cell, rate: float) -> list[RunConfig]:
     """Return the runs of a cell that are reported."""
     if cell.is_screened:
         return []
-    return [cell.config(rate, seed, is_tuning=False) for seed in SEEDS]
+    return [cell.config(rate, seed, is_tuning=False) for seed in cell.seeds]
 
 
 def list_open(cell: Cell, find: Find) -> list[RunConfig]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cells import SEEDS, Cell, Choice, Find, choose_rate, reported
+from cells import Cell, Choice, Find, choose_rate, reported
 from scipy.special import ndtri, stdtrit
 from scoring import unpack_units
 
@@ -62,7 +62,7 @@ class Ending:
         """Whether all seeds are there, or where none are wanted, the tuning."""
         if self.cell.is_screened:
             return self.choice.rate is not None
-        return set(self.records) >= set(SEEDS)
+        return set(self.records) >= set(self.cell.seeds)
 
     @property
     def has_diverged(self) -> bool:

@@ -70,7 +70,7 @@ class FeedbackVote:
             momentum, said = self._momenta[worker][index], self._said[worker][index]
             rest = first * momentum + (1 - first) * param.grad - said
             momentum.mul_(second).add_(param.grad, alpha=1 - second)
-            step = _find_sizes(rest, self._bits) * _draw_signs(rest, coins)
+            step = _find_sizes(rest, self._bits) * draw_signs(rest, coins)
             said += step
             self._sums[index] += step
             param.grad = None
@@ -82,7 +82,7 @@ class FeedbackVote:
         kept = 1 - DECAY_PER_STEP * float(self.optimizer.param_groups[0]["lr"]) / self._run.lr
         for param, total in zip(self._params, self._sums, strict=True):
             param.mul_(kept)
-            param.grad = _draw_signs(total, coins)
+            param.grad = draw_signs(total, coins)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._done += 1
@@ -105,7 +105,7 @@ def _find_sizes(rest: Tensor, bits: int) -> Tensor:
     return large.where(is_large, small)
 
 
-def _draw_signs(values: Tensor, coins: torch.Generator) -> Tensor:
+def draw_signs(values: Tensor, coins: torch.Generator) -> Tensor:
     """Return 1 or -1 for each element, by a coin where it is 0."""
     signs = values.sign()
     zeros = signs == 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from feedback import FeedbackVote
+from masked import MaskedVote
+from one_bit_adam import OneBitAdam
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
 from variants import STOCHASTIC, VARIANTS, VariantVote
@@ -34,6 +37,8 @@ _FEEDBACK_BITS = {"feedback": 1, "feedback-2": 2}
 _LIBRARY = "library-"
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
+_MASKED, _ONE_BIT_ADAM = "masked", "one-bit-adam"
+_DECAY = re.compile(r"(?P<base>.+)-decay-(?P<factor>025|4)")
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
 
 
@@ -70,6 +75,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
     differ from a majority vote in one thing; other names are those of ``distlion compare``, and
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
+    ``masked`` applies the mask of cautious votes where votes are counted, and ``one-bit-adam`` is
+    1-bit Adam. ``-decay-025`` or ``-decay-4`` at the end multiplies the weight decay.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -78,6 +85,9 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     variant = VARIANTS.get(name) or STOCHASTIC.get(name)
     if variant is not None:
         return VariantVote(params, run, variant)
+    if match := _DECAY.fullmatch(name):
+        factor = 0.25 if match["factor"] == "025" else 4.0
+        name, run = match["base"], replace(run, decay=factor * run.decay)
     if name == "median-lion":
         return MedianLion(params, run)
     if shared := _SHARED.fullmatch(name):
@@ -86,13 +96,13 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         beta = float(f"0.{shared['beta']}") if shared["beta"] else SHARED_BETA
         return SharedMomentum(params, RULES[shared["rule"]].rule, run, beta=beta)
     if name in _UNDER_ADAMW:
-        adamw = torch.optim.AdamW(params, run.lr, weight_decay=DECAY_PER_STEP / run.lr)
+        adamw = torch.optim.AdamW(params, run.lr, weight_decay=run.decay / run.lr)
         compression = _UNDER_ADAMW[name]
         return VirtualBaseline(adamw, workers=run.workers, compression=compression, seed=run.seed)
     entry = Entry(
         params=list(model.named_parameters()),
         lr=run.lr,
-        weight_decay=_SGD_DECAY if name in _SGD else DECAY_PER_STEP / run.lr,
+        weight_decay=_SGD_DECAY if name in _SGD else run.decay / run.lr,
         workers=run.workers,
         steps=run.steps,
         seed=run.seed,
@@ -100,8 +110,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     if name.startswith(_LIBRARY):
         return find_contender(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
-    if base in _FEEDBACK_BITS:
-        return FeedbackVote(params, run, betas=betas or LION_BETAS, bits=_FEEDBACK_BITS[base])
+    if base in (_MASKED, _ONE_BIT_ADAM, *_FEEDBACK_BITS):
+        return _build_loop(base, params, run, betas or LION_BETAS)
     if base in _RULES_OF_SOME:
         return _vote_by_kind(model, entry, *_RULES_OF_SOME[base], betas=betas or LION_BETAS)
     if full := _FULL_RANGE.fullmatch(base):
@@ -109,6 +119,17 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
     return find_contender(name).enter(entry)
+
+
+def _build_loop(
+    base: str, params: Sequence[nn.Parameter], run: Run, betas: tuple[float, float]
+) -> Method:
+    """Build a method that has a loop of its own here."""
+    if base == _ONE_BIT_ADAM:
+        return OneBitAdam(params, run)
+    if base == _MASKED:
+        return MaskedVote(params, run, betas=betas)
+    return FeedbackVote(params, run, betas=betas, bits=_FEEDBACK_BITS[base])
 
 
 def _vote_by_kind(

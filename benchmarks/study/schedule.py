@@ -18,12 +18,14 @@ class Run:
         workers: N.
         steps: Of the run; DGC warms up over a share of them.
         seed: Of every draw.
+        decay: What weights lose in a step at the highest rate.
     """
 
     lr: float
     workers: int
     steps: int
     seed: int
+    decay: float = DECAY_PER_STEP
 
 
 def rate_factor(step: int, steps: int, warm_up_share: float = WARM_UP_SHARE) -> float:

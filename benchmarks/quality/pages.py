@@ -1,0 +1,131 @@
+"""The report: answers first, then every comparison, then how methods were tuned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import study_path  # noqa: F401
+from answers import Answer, Claim, list_answers, list_claims
+from archive import Records
+from cells import Find, list_open
+from design import PARTS, choose_recipe
+from differences import Difference, Verdict
+from pictures import draw_distances
+from settings import BASES, FAMILIES, MARGINS
+
+from distlion.report.document import (
+    Block,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+    render_markdown,
+)
+
+NAME = "quality"
+
+
+def write_report(records: Records, folder: Path) -> Path:
+    """Write ``quality.md`` and its picture, computed from the records and nothing else."""
+    blocks = list(_lay_out(records.read))
+    for block in blocks:
+        if isinstance(block, Picture):
+            (folder / block.name).write_bytes(block.png)
+    path = folder / f"{NAME}.md"
+    path.write_text(render_markdown(blocks))
+    return path
+
+
+def _lay_out(find: Find) -> Iterator[Block]:
+    claims = list_claims(find)
+    yield Heading("Is a vote as good as AdamW?", level=1)
+    yield Paragraph(
+        "Computed from `benchmarks/results/runs/` by `python benchmarks/quality`, by the "
+        "[protocol](../../docs/explanation/quality-protocol.md) that was fixed before the runs. "
+        "Lower is better: points of test error for images, nats a byte for text."
+    )
+    yield Heading("What it decides for the defaults")
+    yield Table(
+        ["question", "answer", "cells that count", "cells it leads", "cells against it"],
+        [_row_of_answer(each) for each in list_answers(claims)],
+    )
+    yield Heading("What has been run")
+    yield Table(["part", "cells", "complete", "runs open"], list(_rows_of_progress(find)))
+    picture = draw_distances(claims)
+    if picture is not None:
+        caption = "Distance to AdamW with 95 % confidence intervals; grey is the margin."
+        yield Picture(f"{NAME}.png", caption, picture)
+    yield Heading("Comparisons")
+    yield Paragraph(
+        f"95 % confidence intervals. *Matches*: within {MARGINS['images']} points or "
+        f"{MARGINS['text']} nats. *Leads* and *trails* pass a false discovery rate of 5 % over "
+        "all rows that are complete."
+    )
+    yield Table(
+        ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
+        [_row_of_claim(each) for each in claims if each.difference.n_seeds or _is_final(each)],
+    )
+    yield Heading("Tuning")
+    yield Table(["task", "family", "name", "rate", "validation loss"], list(_rows_of_tuning(find)))
+
+
+def _is_final(claim: Claim) -> bool:
+    return claim.difference.verdict is not Verdict.OPEN
+
+
+def _row_of_answer(answer: Answer) -> list[str]:
+    against = [f"{each.setting}, N = {each.cell.workers}" for each in answer.failing]
+    counts = [str(len(answer.claims)), str(answer.n_leading)]
+    return [answer.question, answer.text, *counts, "; ".join(against) or "none"]
+
+
+def _rows_of_progress(find: Find) -> Iterator[list[str]]:
+    for part in PARTS:
+        cells = part.list_cells(find)
+        n_open = [len(list_open(cell, find)) for cell in cells]
+        n_wanted = len(part.list_wanted(find))
+        complete = sum(not each for each in n_open)
+        yield [part.name, str(len(cells)), str(complete), str(sum(n_open) + n_wanted)]
+
+
+def _row_of_claim(claim: Claim) -> list[str]:
+    difference = claim.difference
+    cell, reference = claim.cell, difference.reference.cell
+    data = "even" if cell.alpha is None else f"alpha {cell.alpha:g}"
+    if cell.attackers:
+        data = f"{cell.attackers} x {cell.factor:g}"
+    workers = cell.workers or reference.workers
+    return [
+        claim.setting,
+        str(workers) if workers else "any",
+        data,
+        f"{cell.method} - {reference.method}",
+        str(difference.n_seeds),
+        *_show(difference),
+        difference.verdict.value,
+    ]
+
+
+def _show(difference: Difference) -> Sequence[str]:
+    """Return difference, interval and p-value."""
+    digits = 2 if difference.method.cell.setting.task == "images" else 4
+    if math.isinf(difference.mean):
+        return ["diverged" if difference.mean > 0 else "the reference diverged", "", ""]
+    shown = [f"{value:+.{digits}f}" for value in (difference.mean, difference.low, difference.high)]
+    interval = "" if math.isnan(difference.low) else f"{shown[1]} to {shown[2]}"
+    return [shown[0], interval, f"{difference.p:.2g}"]
+
+
+def _rows_of_tuning(find: Find) -> Iterator[list[str]]:
+    for task in BASES:
+        for family in FAMILIES:
+            recipe = choose_recipe(family, task, find)
+            for name, choice in recipe.trials.items():
+                if choice.rate is None:
+                    continue
+                mark = " (at the edge)" if choice.at_edge else ""
+                chosen = " (chosen)" if name == recipe.method else ""
+                loss = f"{choice.losses[choice.rate]:.4f}"
+                yield [task, family, f"{name}{chosen}", f"{choice.rate:g}{mark}", loss]

@@ -1,0 +1,48 @@
+"""The data of both tasks, and one run on it."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from images import Images, ImageTask
+from runs import Reporter, RunConfig, Task, Trainer
+from text import Novels, TextTask
+
+
+class Data:
+    """The data of both tasks, read when a run needs it.
+
+    Args:
+        images, books: Folders; None where no run of the task is to be made.
+    """
+
+    def __init__(self, images: Path | None, books: Path | None) -> None:
+        self._images, self._books = images, books
+        self._read_images = cache(Images.read)
+        self._read_novels = cache(Novels.read)
+
+    def has(self, task: str) -> bool:
+        """Return whether the data of a task is there."""
+        return (self._images if task == "images" else self._books) is not None
+
+    def build(self, config: RunConfig) -> tuple[Task, str]:
+        """Return what a run trains on, and the digest of its data."""
+        shared = {"batch": config.batch, "workers": max(1, config.workers), "seed": config.seed}
+        if config.task == "images":
+            if self._images is None:
+                sys.exit("--images is needed for this run")
+            images = self._read_images(self._images)
+            return ImageTask(images, **shared, **config.network, alpha=config.alpha), images.digest
+        if self._books is None:
+            sys.exit("--books is needed for this run")
+        novels = self._read_novels(self._books, context=config.network["context"])
+        return TextTask(novels, **shared, **config.network), novels.digest
+
+
+def make(data: Data, config: RunConfig) -> dict[str, Any]:
+    """Do a run, and return what is to be recorded."""
+    task, digest = data.build(config)
+    return {"data": digest, **Trainer(config, task, Reporter(config)).run()}
