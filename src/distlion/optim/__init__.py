@@ -5,7 +5,8 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
-from distlion.optim.saved_state import KEPT, WORKER_KEY, list_kept
+from distlion.optim.saved_groups import WORKER_KEY, describe_move
+from distlion.optim.saved_state import KEPT, list_kept
 from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Nodes",
     "Traffic",
     "VotingBase",
+    "describe_move",
     "is_trying_overlap",
     "lion_cub",
     "list_kept",

@@ -205,3 +205,17 @@ def check_rule(rule: Any) -> None:
         raise UnsupportedTypeError(
             f"aggregation={rule!r}: expected a rule such as distlion.MajorityVote()"
         )
+
+
+def is_step(step: object) -> bool:
+    """Whether a group's ``step`` counts steps: JSON and float64 hold 2^53 exactly."""
+    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= 2**53
+
+
+def check_step(step: object) -> None:
+    """Raise InvalidArgumentError where a group's ``step`` is no count of steps."""
+    if not is_step(step):
+        raise InvalidArgumentError(
+            f"step={str(step)[:80]!r} in a param group. Expected a number from 0 to 2^53. Leave it "
+            "out, and the optimizer counts"
+        )

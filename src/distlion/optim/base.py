@@ -15,7 +15,6 @@ from distlion.aggregation import Aggregation, MajorityVote, TernaryVote
 from distlion.errors import (
     CheckpointError,
     ConcurrentCallError,
-    DistlionError,
     InvalidArgumentError,
     UnsupportedTypeError,
 )
@@ -26,14 +25,15 @@ from distlion.optim.arguments import (
     check_params,
     check_rounding,
     check_rule,
+    check_step,
     label_param,
     list_group,
     list_params,
     split_names,
 )
 from distlion.optim.precision import warn_of_lost_updates
+from distlion.optim.saved_groups import WORKER_KEY, check_steps
 from distlion.optim.saved_state import (
-    WORKER_KEY,
     describe_cuts,
     fill_absent_keys,
     forget_worker,
@@ -42,6 +42,7 @@ from distlion.optim.saved_state import (
     list_kept,
     map_momenta,
     parse_groups,
+    reading_state,
     restore_kept,
 )
 from distlion.voting import (
@@ -253,17 +254,13 @@ class LionBase(Optimizer):
             CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing has been
                 changed then.
         """
-        self._load_state(self._check_state(forget_worker(state_dict)))
+        with reading_state():
+            filled = self._check_state(forget_worker(state_dict))
+        self._load_state(filled)
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
-        filled = fill_absent_keys(state_dict, self.param_groups, self._momentum_shape)
-        for group in filled["param_groups"]:
-            try:
-                self._check_group(group)
-            except DistlionError as error:
-                raise CheckpointError(f"a saved group does not fit: {error}") from error
-        return filled
+        return fill_absent_keys(state_dict, self, self._momentum_shape, self._check_group)
 
     def _load_state(self, filled: dict[str, Any]) -> None:
         super().load_state_dict(filled)
@@ -336,6 +333,7 @@ class VotingBase(LionBase):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
         check_rule(group["aggregation"])
+        check_step(group["step"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor; their next step is that of all others."""
@@ -369,6 +367,7 @@ class VotingBase(LionBase):
                 "parameters in the groups were replaced since this optimizer was made, and have no "
                 "momentum; make it after the model is wrapped, sharded or moved"
             )
+        check_steps(self.param_groups)
         state = format_groups(super().state_dict())
         state["state"] = {
             index: {
@@ -379,6 +378,7 @@ class VotingBase(LionBase):
         }
         return state
 
+    @reading_state()
     def _parse_state(
         self, state_dict: Mapping[str, Any], sync: MomentumSync | None
     ) -> dict[str, Any]:

@@ -11,16 +11,37 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import Aggregation, parse_rule
-from distlion.errors import CheckpointError, InvalidArgumentError
-from distlion.optim.arguments import check_names
-
-WORKER_KEY = "worker"
-"""Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
+from distlion.errors import CheckpointError, DistlionError
+from distlion.optim.saved_groups import (
+    WORKER_KEY,
+    check_division,
+    check_ids,
+    check_selections,
+    check_steps,
+    shorten,
+    take_lions,
+)
 
 KEPT = ("exp_avg", "estimate")
 """Keys of a parameter's state that each worker has its own tensor of."""
 
-_LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
+
+@contextmanager
+def reading_state() -> Iterator[None]:
+    """Let whatever a saved state makes fail be a CheckpointError: all others wait for this worker.
+
+    Raises:
+        CheckpointError: What is read is malformed.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the saved state is malformed ({type(error).__name__}: {shorten(str(error))}). "
+            "Expected what state_dict() of a Lion returns. Nothing was changed"
+        ) from error
 
 
 def format_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +69,8 @@ def copy_groups(state_dict: Any) -> dict[str, Any]:
             "not the state of an optimizer: expected the keys 'state' and 'param_groups', a list "
             "of groups with 'params'"
         )
+    check_ids(groups, state_dict["state"])
+    check_steps(groups)
     return {**state_dict, "param_groups": [dict(group) for group in groups]}
 
 
@@ -82,12 +105,6 @@ def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str,
         if isinstance(group.get("aggregation"), str):
             group["aggregation"] = parse_rule(group["aggregation"])
     steps = [group.get("step", step) for group in groups]
-    for number in steps:
-        is_integer = isinstance(number, int) and not isinstance(number, bool)
-        if not is_integer or not 0 <= number <= _LARGEST_STEP:
-            raise CheckpointError(
-                f"a saved group is at step {_shorten(number)}; expected a number from 0 to 2^53"
-            )
     if len(set(steps)) > 1:
         raise CheckpointError(f"the saved groups are at different steps: {sorted(set(steps))}")
     return copied
@@ -95,18 +112,13 @@ def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str,
 
 def _refuse_worker(saved_by: object, worker: str | None) -> CheckpointError:
     return CheckpointError(
-        f"these are the momenta of worker {_shorten(saved_by)}, and this is "
+        f"these are the momenta of worker {shorten(saved_by)}, and this is "
         f"{'a single process' if worker is None else f'worker {worker}'}; every worker has momenta "
         "of its own, of which formats that keep one copy for all lose some (DCP, one file written "
         "by rank 0). Use distlion.save_checkpoint and load_checkpoint, whose on_world_change= says "
         "what other workers begin with; or remove 'worker' from the saved groups to begin with "
         "these"
     )
-
-
-def _shorten(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def list_kept(entry: Mapping[str, Any]) -> list[str]:
@@ -160,56 +172,46 @@ def _list_momenta(
 
 def fill_absent_keys(
     state_dict: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
+    optimizer: Optimizer,
     size_of: Callable[[Tensor], torch.Size],
+    check_group: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
-    """Check a saved state against the present groups, and fill keys that it lacks from them.
+    """Check a saved state against an optimizer, and fill keys that it lacks from there.
 
     Args:
         state_dict: What was saved, as ``copy_groups`` returns it.
-        groups: The present ones.
+        optimizer: Has the present groups, and momenta.
         size_of: The shape of the momentum that is kept here, which may be a part of the whole.
+        check_group: Checks the hyperparameters of a group.
 
     Returns:
         A new state dict, sharing the tensors.
 
     Raises:
-        CheckpointError: The number of groups or parameters, a shape or a momentum does not fit.
+        CheckpointError: It is no Lion's; or groups, parameters, a shape, a momentum or a
+            hyperparameter do not fit.
     """
-    saved_groups, state = state_dict["param_groups"], state_dict["state"]
-    saved_sizes = [len(group["params"]) for group in saved_groups]
-    sizes = [len(group["params"]) for group in groups]
-    if saved_sizes != sizes:
-        raise CheckpointError(
-            f"saved groups hold {saved_sizes} parameters, this optimizer's hold {sizes}"
-        )
-    _check_saved_names(saved_groups)
+    groups, state = optimizer.param_groups, state_dict["state"]
+    check_division(state_dict["param_groups"], groups)
+    saved_groups = take_lions(state_dict["param_groups"], state, groups)
+    check_selections(saved_groups)
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
-            if param.requires_grad or key in state:
+            # A momentum may be older than its parameter's being frozen.
+            if param.requires_grad or param in optimizer.state or key in state:
                 name = f"parameter {index} of group {number}"
                 sizes_of = (param.shape, size_of(param))
                 _check_momentum(state, key, sizes_of, name, is_ours="aggregation" in saved)
-    filled = [
-        {**{name: value for name, value in group.items() if name != "params"}, **saved}
-        for saved, group in zip(saved_groups, groups, strict=True)
-    ]
-    return {**state_dict, "param_groups": filled}
-
-
-def _check_saved_names(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all parameters of a saved state have names, or none."""
-    named = ["param_names" in group for group in groups]
-    if any(named) and not all(named):
-        raise CheckpointError(
-            f"saved group {named.index(True)} has 'param_names' and group {named.index(False)} has "
-            "none; remove 'param_names' from the saved groups"
+    filled = []
+    for saved, group in zip(saved_groups, groups, strict=True):
+        filled.append(
+            {**{name: value for name, value in group.items() if name != "params"}, **saved}
         )
-    for group in groups if all(named) else ():
         try:
-            check_names(group["param_names"], len(group["params"]))
-        except InvalidArgumentError as error:
+            check_group(filled[-1])
+        except DistlionError as error:
             raise CheckpointError(f"a saved group does not fit: {error}") from error
+    return {**state_dict, "param_groups": filled}
 
 
 def _check_momentum(
@@ -229,13 +231,15 @@ def _check_momentum(
     foreign = sorted(set(map(str, entry)) - {*KEPT, "step"})
     if foreign:
         raise CheckpointError(
-            f"{name}: the saved state holds {_shorten(', '.join(foreign))}, which Lion does not "
+            f"{name}: the saved state holds {shorten(', '.join(foreign))}, which Lion does not "
             "have; did another optimizer save it?"
         )
     exp_avg = entry.get("exp_avg")
     if exp_avg is None:
         raise CheckpointError(
-            f"{name} has no momentum 'exp_avg' in the saved state; did another optimizer save it?"
+            f"{name} has no momentum 'exp_avg' in the saved state. Expected one, as it is trained "
+            "here. Did another optimizer save it, or was it frozen, where torch's "
+            "set_optimizer_state_dict leaves it out? load_checkpoint begins with 0 there"
         )
     for kept in list_kept(entry):
         _check_tensor(entry[kept], expected, name, _name_kept(kept))

@@ -18,7 +18,12 @@ from distlion.voting.hyperparameters import (
     describe_hyperparameters,
     read_groups,
 )
-from distlion.voting.momentum_stage import MomentumStage, describe_selection, fill_selection
+from distlion.voting.momentum_stage import (
+    SELECTED_KEY,
+    MomentumStage,
+    describe_selection,
+    fill_selection,
+)
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
 from distlion.voting.outcome import log_abstention, log_skip
@@ -32,6 +37,7 @@ from distlion.voting.traffic import Traffic
 from distlion.voting.vote import BucketVote, StepInputs, cast_votes, check_unchanged
 
 __all__ = [
+    "SELECTED_KEY",
     "BucketVote",
     "ClipNorm",
     "Custody",

@@ -1,0 +1,230 @@
+"""What the groups of a saved state must be: a Lion's, with the same parameters in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from distlion.errors import CheckpointError, InvalidArgumentError
+from distlion.optim.arguments import check_names, is_step
+from distlion.voting import SELECTED_KEY
+
+WORKER_KEY = "worker"
+"""Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
+
+# Every Lion has these, and no other optimizer of torch has them and nothing else that is on.
+_OF_EVERY_LION = ("lr", "betas", "weight_decay")
+_OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, SELECTED_KEY}
+# Written by torch's schedulers.
+_SCHEDULED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+# Say how another library computes what Lion does.
+_NEUTRAL = {"foreach", "fused", "capturable", "weight_decouple"}
+
+
+def check_ids(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
+    """Check that each parameter of a saved state has an id of its own, and each entry a parameter.
+
+    Raises:
+        CheckpointError: They have not.
+    """
+    seen: set[Hashable] = set()
+    for number, group in enumerate(groups):
+        for key in group["params"]:
+            # A tuple is hashable where all in it are.
+            if not isinstance(key, int | str):
+                raise CheckpointError(
+                    f"saved group {number} names a parameter by a {type(key).__name__}, which "
+                    "cannot be an id. Expected a number, or a name. Load what state_dict() returned"
+                )
+            if key in seen:
+                raise CheckpointError(
+                    f"saved group {number} names parameter {key} twice. Expected an id for each "
+                    "parameter. Load what state_dict() returned"
+                )
+            seen.add(key)
+    unknown = [key for key in state if not isinstance(key, int | str) or key not in seen]
+    if unknown:
+        raise CheckpointError(
+            f"the saved state has an entry for {shorten(unknown[0])}, which no group names. "
+            "Expected entries for the parameters of its groups only. Remove the others"
+        )
+
+
+def check_steps(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the step of each group that has one is a count.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    for number, group in enumerate(groups):
+        if "step" in group and not is_step(group["step"]):
+            raise CheckpointError(
+                f"group {number} is at step {shorten(group['step'])}. Expected a number from 0 to "
+                "2^53. Was it written by hand?"
+            )
+
+
+def take_lions(
+    saved: Sequence[Mapping[str, Any]],
+    state: Mapping[Any, Any],
+    present: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return what a Lion's groups hold, without switches of another library that are off.
+
+    A group with a rule was saved by an optimizer that votes, and is returned as it is.
+
+    Args:
+        saved: The saved groups.
+        state: The saved entries.
+        present: The groups that they are loaded into, whose further keys are known.
+
+    Raises:
+        CheckpointError: Another optimizer saved them.
+    """
+    for number, group in enumerate(saved):
+        if "aggregation" not in group and group.get("step", 0) and not state:
+            raise CheckpointError(
+                f"saved group {number} is at step {group['step']}, and holds no momentum: it is no "
+                "Lion's. Expected 'exp_avg' of its parameters. Begin with a new optimizer"
+            )
+    return [
+        dict(group) if "aggregation" in group else _take_foreign(group, known, number)
+        for number, (group, known) in enumerate(zip(saved, present, strict=True))
+    ]
+
+
+def _take_foreign(
+    group: Mapping[str, Any], known: Mapping[str, Any], number: int
+) -> dict[str, Any]:
+    missing = [key for key in _OF_EVERY_LION if key not in group]
+    if missing:
+        raise CheckpointError(
+            f"saved group {number} is no Lion's: it has no {', '.join(missing)}. Expected lr, "
+            "betas and weight_decay. Begin with a new optimizer, or load a state of a Lion"
+        )
+    accepted = {*_OF_EVERY_LION, *_OF_OURS, *_SCHEDULED, *known}
+    foreign = [key for key in group if key not in accepted]
+    on = [key for key in foreign if key not in _NEUTRAL and _is_on(group[key])]
+    if on:
+        raise CheckpointError(
+            f"saved group {number} holds {shorten(', '.join(map(repr, on)))}, which Lion does not "
+            "have. Expected the groups of a Lion: lr, betas, weight_decay. If one saved it, remove "
+            "the other keys from the saved groups"
+        )
+    return {key: value for key, value in group.items() if key not in foreign}
+
+
+def _is_on(value: Any) -> bool:
+    """Whether a foreign key may change what a step does: None, False and 0 are switches off."""
+    return not (value is None or (isinstance(value, int | float) and value == 0))
+
+
+def describe_move(
+    saved: Sequence[int], present: Sequence[int], name_of: Callable[[int, int, int], str]
+) -> str:
+    """Say which parameter is the first one that is in another group now; "" for none.
+
+    Args:
+        saved: The sizes of the saved groups.
+        present: Those of the present groups.
+        name_of: Returns the name of a parameter, by its number, its group and its index there.
+    """
+    before, after = _list_places(saved), _list_places(present)
+    for number, ((then, _), (now, index)) in enumerate(zip(before, after, strict=False)):
+        if then != now:
+            name = name_of(number, now, index)
+            return f"{name} was in group {then} when it was saved, and is in group {now} now"
+    return ""
+
+
+def _list_places(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """List each parameter's group, and its index there."""
+    return list(
+        chain.from_iterable(
+            ((number, index) for index in range(size)) for number, size in enumerate(sizes)
+        )
+    )
+
+
+def check_division(
+    saved: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that each group holds the parameters that it held when it was saved.
+
+    Where both have names, a name that stands elsewhere now has moved. Names that are not known
+    here say nothing: wrappers of a model put words before them.
+
+    Raises:
+        CheckpointError: A parameter is in another group, or at another place in it.
+    """
+    sizes, now = ([len(group["params"]) for group in groups] for groups in (saved, present))
+    if sizes != now:
+        moved = describe_move(sizes, now, lambda _, group, index: _name(present, group, index))
+        raise CheckpointError(
+            f"saved groups hold {sizes} parameters, this optimizer's hold {now}"
+            f"{moved and f': {moved}'}. Expected the same parameters in each group, as lr and "
+            "other settings are theirs. Make the optimizer with the groups that were saved"
+        )
+    _check_saved_names(saved)
+    places = {
+        name: (number, index)
+        for number, group in enumerate(present)
+        for index, name in enumerate(group.get("param_names", ()))
+    }
+    for number, group in enumerate(saved):
+        for index, name in enumerate(group.get("param_names", ())):
+            there = places.get(name, (number, index))
+            if there != (number, index):
+                raise CheckpointError(
+                    f"{name!r} is parameter {index} of group {number} in the saved state, and "
+                    f"parameter {there[1]} of group {there[0]} here. Expected the same place, as "
+                    "states are loaded by places. Make the optimizer with the groups that were "
+                    "saved"
+                )
+
+
+def _name(groups: Sequence[Mapping[str, Any]], number: int, index: int) -> str:
+    names = groups[number].get("param_names")
+    return names[index] if names else f"parameter {index} of group {number}"
+
+
+def _check_saved_names(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all parameters of a saved state have names, or none."""
+    named = ["param_names" in group for group in groups]
+    if any(named) and not all(named):
+        raise CheckpointError(
+            f"saved group {named.index(True)} has 'param_names' and group {named.index(False)} has "
+            "none; remove 'param_names' from the saved groups"
+        )
+    for group in groups if all(named) else ():
+        try:
+            check_names(group["param_names"], len(group["params"]))
+        except InvalidArgumentError as error:
+            raise CheckpointError(f"a saved group does not fit: {error}") from error
+
+
+def check_selections(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that a selection of momenta says 0 or 1 of each parameter of its group.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    for number, group in enumerate(groups):
+        selected = group.get(SELECTED_KEY, [0] * len(group["params"]))
+        if (
+            not isinstance(selected, list | tuple)
+            or len(selected) != len(group["params"])
+            or not all(isinstance(each, int) and each in (0, 1) for each in selected)
+        ):
+            raise CheckpointError(
+                f"saved group {number} has {SELECTED_KEY} {shorten(selected)}. Expected 0 or 1 for "
+                f"each of its {len(group['params'])} parameters. Remove {SELECTED_KEY} from the "
+                "saved groups, after which all are averaged"
+            )
+
+
+def shorten(value: object) -> str:
+    """Return a value as a message holds it."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
