@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.forging import forge
 from checkpoint.runs import Run
 from distlion import errors
 from distlion.checkpoint.manifest import read_manifest
@@ -35,14 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Run().save(tmp_path)
     return tmp_path / STEP
-
-
-def forge(folder: Path, name: str, data: bytes) -> None:
-    """Replace a file, and have a manifest that fits it."""
-    manifest = read_manifest(folder)
-    (folder / name).write_bytes(data)
-    files = {**manifest.files, name: FileRecord(len(data), hashlib.sha256(data).hexdigest())}
-    (folder / "manifest.json").write_bytes(replace(manifest, files=files).encode())
 
 
 def refuse(folder: Path, match: str) -> None:
@@ -100,7 +92,11 @@ def test_a_manifest_that_names_other_files_is_refused(folder: Path, name: str) -
         ("node_size", 3),
         ("step", -1),
         ("leaders", [7]),
-        ("format", 2),
+        ("format", 3),
+        ("identity", ""),
+        ("identity", "../../x"),
+        ("identity", 7),
+        ("format", 1),
     ],
 )
 def test_a_manifest_with_forged_numbers_is_refused(folder: Path, key: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_the_mean_momentum_is_kept_for_every_pair_of_numbers(rule: Any, dtype: t
             assert float((torch.stack(mixed).double().mean(0) - mean).abs().max()) <= tolerance
             if saved == present:
                 assert all(map(torch.equal, mixed, momenta))
+
+
+def test_momenta_are_averaged_without_a_rounding_of_each_share() -> None:
+    generator = torch.Generator().manual_seed(3)
+    momenta = [1 + torch.rand(1000, generator=generator) for _ in range(3)]
+    found = mix_momenta(momenta, share_out(0, saved=3, present=1, rule="mean"))
+    rows = zip(*(momentum.tolist() for momentum in momenta), strict=True)
+    # One rounding to float32, of numbers from 1 to 2, beside which those to float64 are nothing.
+    bound = Fraction(1, 2**24) + Fraction(1, 2**48)
+    for row, mean in zip(rows, found.tolist(), strict=True):
+        assert abs(sum(map(Fraction, row)) / 3 - Fraction(mean)) <= bound
 
 
 def test_map_gives_each_worker_its_own_neighbourhood() -> None:

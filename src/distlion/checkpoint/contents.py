@@ -43,7 +43,7 @@ class Contents:
     @property
     def layout_digest(self) -> str:
         """SHA-256 of the optimizer's parameters: names, shapes, dtypes."""
-        return sha256(repr(self.tree["layout"]).encode()).hexdigest()
+        return digest_layout(self.tree["layout"])
 
     def snapshot(self) -> Contents:
         """Copy all tensors to host memory, so that training may go on."""
@@ -74,6 +74,7 @@ def collect(
         "aliases": aliases,
         "others": encode_tree(others, "model", tensors),
         "layout": describe_layout(model, optimizer),
+        "division": [len(group["params"]) for group in state["param_groups"]],
         "groups": encode_tree(_strip_groups(state["param_groups"]), "groups", tensors),
         "scheduler": encode_tree(
             None if scheduler is None else scheduler.state_dict(), "scheduler", tensors
@@ -137,12 +138,12 @@ def _split_model(
 def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
     """List the optimizer's parameters in order: [name, shape, dtype, dtype of the momentum].
 
-    The last one is None for a parameter that is not trained.
+    The last one is None for a parameter that has never been trained, and has no momentum.
     """
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     layout = []
     for index, param in enumerate(list_params(optimizer)):
-        exp_avg = optimizer.state[param]["exp_avg"] if param.requires_grad else None
+        exp_avg = optimizer.state.get(param, {}).get("exp_avg")
         layout.append(
             [
                 names.get(param, f"{OUTSIDE}{index}"),
@@ -152,6 +153,11 @@ def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
             ]
         )
     return layout
+
+
+def digest_layout(layout: list[list[Any]]) -> str:
+    """Digest what ``describe_layout`` returns, for the manifest."""
+    return sha256(repr(layout).encode()).hexdigest()
 
 
 def digest_entries(entries: Mapping[str, Tensor]) -> list[int]:

@@ -14,11 +14,17 @@ from distlion.checkpoint.tensor_file import READ_FLAGS, FileRecord, refuse_to_re
 from distlion.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-"""Raised when files of another version could be misread."""
+FORMAT = 2
+"""Raised when files of another version could be misread.
+
+Format 1 had neither an identity nor, beside the groups, the number of parameters in each.
+"""
+
+_READABLE = (1, FORMAT)
 
 _MOST_BYTES = 1 << 26
 _FILE_NAME = re.compile(r"(model|process|worker)-\d{5}\.safetensors")
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -38,6 +44,8 @@ class Manifest:
         leaders: For each process, the lowest one of those that wrote to the same folder: each
             folder holds the whole model, in the parts that its processes wrote.
         files: Each file by name.
+        identity: Of the optimizer that saved it, and of all that went on from there; "" in format
+            1.
     """
 
     format: int
@@ -51,6 +59,7 @@ class Manifest:
     layout: str
     leaders: list[int]
     files: dict[str, FileRecord]
+    identity: str = ""
 
     @property
     def n_voters(self) -> int:
@@ -109,10 +118,11 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
         content = whole["content"]
         if _canonical(whole) != data or whole["sha256"] != _sum_of(content):
             raise ValueError("its sum is another")
-        if content["format"] != FORMAT:
+        if content["format"] not in _READABLE:
             raise CheckpointError(
                 f"{path} is of format {content['format']!r}, written by distlion "
-                f"{content['distlion']!r}; this version reads format {FORMAT}"
+                f"{content['distlion']!r}; this version reads formats "
+                f"{' and '.join(map(str, _READABLE))}"
             )
         files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
         manifest = Manifest(**content, files=files)
@@ -133,6 +143,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"{name} = {value!r}")
     if manifest.workers % manifest.node_size:
         raise ValueError(f"{manifest.workers} workers in nodes of {manifest.node_size}")
+    if not re.fullmatch("" if manifest.format == 1 else _IDENTITY, manifest.identity):
+        raise ValueError(f"identity {manifest.identity!r}")
     everybody = range(manifest.processes)
     if len(manifest.leaders) != manifest.processes or not set(manifest.leaders) <= set(everybody):
         raise ValueError(f"leaders {manifest.leaders!r}")

@@ -15,6 +15,7 @@ from torch import nn
 
 from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.council import Council, attempt
+from distlion.checkpoint.identity import identify
 from distlion.checkpoint.writer import Writer
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.optim import VotingBase
@@ -87,6 +88,7 @@ def save_checkpoint(
     keep_last: int | None = None,
     async_: bool = False,
     only_trained: bool = False,
+    overwrite: bool = False,
 ) -> PendingCheckpoint:
     """Save model, optimizer and every worker's momentum; every worker must call it, between steps.
 
@@ -109,13 +111,15 @@ def save_checkpoint(
             wrong is logged at once, and raised by ``wait()``.
         only_trained: Leave out what the optimizer does not train and all workers have alike, such
             as the base of an adapter; a load refuses a model that does not have the same.
+        overwrite: Take over a folder that belongs to another optimizer, whose checkpoints are then
+            earlier ones of this optimizer. False refuses it.
 
     Returns:
         Its ``wait()`` returns the folder.
 
     Raises:
-        CheckpointError: Some worker cannot write, or something cannot be saved, which the error
-            names; on every rank. Training may go on.
+        CheckpointError: Some worker cannot write, something cannot be saved, which the error names,
+            or the folder belongs to another optimizer; on every rank. Training may go on.
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
         ConfigMismatchError: Another worker is at another call; on every rank.
         PeerLostError, StepTimeoutError: A worker is gone, or has not written its part within
@@ -145,7 +149,17 @@ def save_checkpoint(
             contents, problem = attempt(contents.snapshot)
             council.share(problem)
             assert contents is not None
-        writer = Writer(root, contents, shared, custody, council, keep_last, only_trained)
+        writer = Writer(
+            root,
+            contents,
+            shared,
+            custody,
+            council,
+            identity=identify(optimizer),
+            keep_last=keep_last,
+            only_trained=only_trained,
+            overwrite=overwrite,
+        )
         pending = PendingCheckpoint(writer.write, in_background=async_)
     if async_:
         _pending[optimizer] = pending

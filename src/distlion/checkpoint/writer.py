@@ -44,8 +44,10 @@ class Writer:
         shared: Digests of those of the model's tensors that are equal everywhere.
         custody: Whose momenta are here.
         council: All processes.
+        identity: Of the optimizer, as this process knows it.
         keep_last: Complete checkpoints to keep; None for all.
         only_trained: Whether to leave out what is shared and not trained.
+        overwrite: Whether to take over the folder of another optimizer.
     """
 
     def __init__(
@@ -55,8 +57,11 @@ class Writer:
         shared: dict[str, int],
         custody: Custody,
         council: Council,
+        *,
+        identity: str,
         keep_last: int | None,
         only_trained: bool,
+        overwrite: bool,
     ) -> None:
         self._root = root
         self._contents = contents
@@ -64,14 +69,17 @@ class Writer:
         self._left_out = shared.keys() - contents.replicated if only_trained else set()
         self._custody = custody
         self._council = council
+        self._identity = identity
         self._keep_last = keep_last
+        self._overwrite = overwrite
 
     def write(self) -> Path:
         """Write: 1 make a folder, 2 see who shares it, 3 write, 4 seal, 5 publish, 6 prune."""
         share, process = self._council.share, self._custody.process
         # 1 make a folder
-        nonce = share(None, nonce=os.urandom(8).hex())[0]["nonce"]
-        folder = self._root / f"{PARTIAL}step-{self._contents.step:012d}-{nonce}"
+        first = share(None, nonce=os.urandom(8).hex(), identity=self._identity)[0]
+        self._identity = first["identity"]
+        folder = self._root / f"{PARTIAL}step-{self._contents.step:012d}-{first['nonce']}"
         _under_way.add(folder)
         try:
             share(attempt(lambda: self._enter(folder))[1])
@@ -128,20 +136,28 @@ class Writer:
         self._reached("marked the folder")
 
     def _check_root(self) -> None:
-        """Refuse a folder that holds the checkpoints of another optimizer, which would be pruned.
+        """Refuse a folder that holds the checkpoints of another optimizer.
+
+        Those would be pruned, and whoever loads the latest would get either one's.
 
         Raises:
             CheckpointError: It does.
         """
+        if self._overwrite:
+            return
         try:
             latest = find_checkpoint(self._root)
             earlier = read_manifest(latest)
         except CheckpointError:  # the first one, or damaged: nothing that a save could lose
             return
-        if earlier.layout != self._contents.layout_digest:
+        is_own = earlier.identity == self._identity
+        if not earlier.identity:  # of format 1
+            is_own = earlier.layout == self._contents.layout_digest
+        if not is_own:
             raise CheckpointError(
-                f"{latest} was saved from an optimizer with other parameters; give each optimizer "
-                "a folder of its own"
+                f"{latest} was saved from another optimizer, or by an earlier run. Expected a "
+                "folder of its own for each optimizer. Call load_checkpoint before to go on from "
+                "there, choose another folder, or give overwrite=True to take this one over"
             )
 
     def _mark(self, process: int) -> str:
@@ -206,6 +222,7 @@ class Writer:
             layout=self._contents.layout_digest,
             leaders=leaders,
             files=files,
+            identity=self._identity,
         )
         write_file(folder / MANIFEST, manifest.encode())
         self._reached("wrote the manifest")

@@ -127,11 +127,11 @@ class LionBase(Optimizer):
             self.state.pop(param, None)
 
     def _create_momentum(self, param: Tensor) -> None:
-        self._pieces.cut(param)
         self.state[param]["exp_avg"] = self._make_kept(param, "exp_avg")
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:
-        dtype = self._momentum_dtype(param) if key == "exp_avg" else torch.float32
+        self._pieces.cut(param)
+        dtype = self.momentum_dtype(param) if key == "exp_avg" else torch.float32
         return torch.zeros(self._momentum_shape(param), dtype=dtype, device=param.device)
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
@@ -146,7 +146,7 @@ class LionBase(Optimizer):
         """Check the hyperparameters of a group."""
         check_hyperparameters(group)
 
-    def _momentum_dtype(self, param: Tensor) -> torch.dtype:
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
         """Choose the asked-for dtype, else the parameter's, or float32 for float16 parameters."""
         if self._exp_avg_dtype is not None:
             return self._exp_avg_dtype

@@ -92,8 +92,8 @@ class NodePieces:
         self._pieces: dict[Tensor, tuple[tuple[int, int], ...]] = {}
 
     def cut(self, param: Tensor) -> None:
-        """Cut one more parameter."""
-        if self._size > 1:
+        """Cut one more parameter, unless it is cut already."""
+        if self._size > 1 and param not in self._pieces:
             self._pieces[param] = self._cutter.cut(param.numel())
 
     def forget(self, params: Iterable[Tensor]) -> None:

@@ -1,0 +1,299 @@
+"""Reading: one process's view of a checkpoint, parsed and compared with what is here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlion.aggregation import parse_rule
+from distlion.checkpoint.contents import (
+    OUTSIDE,
+    describe_layout,
+    digest_entries,
+    digest_layout,
+    list_params,
+)
+from distlion.checkpoint.folder import find_checkpoint
+from distlion.checkpoint.manifest import Manifest, read_manifest
+from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
+from distlion.checkpoint.tensor_file import TensorFile, check_file
+from distlion.checkpoint.tree import decode_tree
+from distlion.checkpoint.writer import TREE
+from distlion.errors import CheckpointError
+from distlion.optim import KEPT, VotingBase, describe_move
+from distlion.voting import Custody
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """All that is to be loaded, once everybody has it."""
+
+    model: dict[str, Any]
+    outside: dict[int, Tensor]
+    optimizer: dict[str, Any]
+    scheduler: Any
+    extra: Any
+
+
+class Reader:
+    """One process's view of a checkpoint.
+
+    Args:
+        path: The run's folder, or the checkpoint's.
+        custody: Whose momenta this process keeps.
+        on_world_change: What other workers begin with.
+        stack: Closes files.
+
+    Raises:
+        CheckpointError: Something that this process needs is missing or damaged.
+    """
+
+    def __init__(
+        self, path: Path, custody: Custody, on_world_change: WorldChange, stack: ExitStack
+    ) -> None:
+        self.folder = find_checkpoint(path)
+        self.manifest: Manifest = read_manifest(self.folder)
+        self._custody = custody
+        self._stack = stack
+        if self.manifest.seed != custody.seed:
+            raise CheckpointError(
+                f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
+                f"seed={custody.seed}: ties would be broken otherwise; give the saved seed"
+            )
+        voters = sorted({worker // custody.node_size for worker in custody.workers})
+        self._shares: dict[int, list[Share]] = {
+            voter: share_out(
+                voter,
+                saved=self.manifest.n_voters,
+                present=custody.n_voters,
+                rule=on_world_change,
+            )
+            for voter in voters
+        }
+        # The process that stood where this one stands.
+        twin = custody.process * self.manifest.processes // custody.n_processes
+        self._own = self._open(f"process-{twin:05d}.safetensors")
+        self._model = [self._open(name) for name in self._find_model_files()]
+        self._momenta = {
+            voter: [
+                self._open(f"worker-{worker:05d}.safetensors") for worker in self._ranks_of(voter)
+            ]
+            for voter in sorted({number for each in self._shares.values() for number, _ in each})
+        }
+
+    def _ranks_of(self, voter: int) -> range:
+        size = self.manifest.node_size
+        return range(voter * size, (voter + 1) * size)
+
+    def _find_model_files(self) -> list[str]:
+        """Return the files of those who wrote to one folder, which hold the whole model."""
+        names: list[str] = []
+        for leader in sorted(set(self.manifest.leaders)):
+            names = [
+                f"model-{process:05d}.safetensors"
+                for process, led_by in enumerate(self.manifest.leaders)
+                if led_by == leader
+            ]
+            if all((self.folder / name).exists() for name in names):
+                break
+        return names
+
+    def _open(self, name: str) -> TensorFile:
+        path = self.folder / name
+        if name not in self.manifest.files:
+            raise CheckpointError(f"{self.folder} lists no {name}")
+        check_file(path, self.manifest.files[name])
+        return TensorFile(path, self._stack)
+
+    def parse(self, model: nn.Module, optimizer: VotingBase, scheduler: Any | None) -> Parsed:
+        """Parse everything, and check that it fits.
+
+        Raises:
+            CheckpointError: It does not.
+        """
+        try:
+            tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
+            self._check_layout(tree, optimizer, model)
+            saved = self._read_model(tree) | self._take_left_out(tree, model)
+            saved |= {name: saved[other] for name, other in tree["aliases"].items()}
+            outside = self._take_outside(tree, saved)
+            _check_model(saved, model)
+            state = self._read_optimizer(tree, optimizer)
+            schedule = decode_tree(tree["scheduler"], self._copy)
+            extra = decode_tree(tree["extra"], self._copy)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{self._own.path} is malformed ({error!r})") from error
+        if scheduler is not None and schedule is None:
+            raise CheckpointError(f"{self.folder} holds no scheduler's state; give scheduler=None")
+        return Parsed(saved, outside, state, schedule, extra)
+
+    def _copy(self, name: str) -> Tensor:
+        """Read what the caller keeps: the file may be removed, and must not be mapped then."""
+        return self._own.read(name).clone()
+
+    def _check_layout(
+        self, tree: Mapping[str, Any], optimizer: VotingBase, model: nn.Module
+    ) -> None:
+        """Check that the optimizer has the saved parameters, in the saved groups.
+
+        A momentum may be on one side alone, of a parameter that was frozen there from the start.
+        """
+        saved, present = tree["layout"], describe_layout(model, optimizer)
+        if len(saved) != len(present):
+            raise CheckpointError(
+                f"{self.folder} holds {len(saved)} parameters of the optimizer, this one has "
+                f"{len(present)}"
+            )
+        params = list_params(optimizer)
+        for index, (then, now) in enumerate(zip(saved, present, strict=True)):
+            momentum = now[3] or str(optimizer.momentum_dtype(params[index]))
+            if then[:3] != now[:3] or then[3] not in (None, momentum):
+                raise CheckpointError(
+                    f"parameter {index} of the optimizer was {_say(then)} when {self.folder} was "
+                    f"saved, and is {_say(now)} now"
+                )
+        if digest_layout(saved) != self.manifest.layout:
+            raise CheckpointError(
+                f"{self._own.path} lists other parameters than the manifest of {self.folder}. "
+                "Expected the same ones. Load an earlier checkpoint by its name"
+            )
+        self._check_division(tree, optimizer, [name for name, *_ in saved])
+
+    def _check_division(
+        self, tree: Mapping[str, Any], optimizer: VotingBase, names: Sequence[str]
+    ) -> None:
+        """Check that each parameter is in the group whose lr and other settings it had."""
+        present = [len(group["params"]) for group in optimizer.param_groups]
+        # Format 1 holds the number of groups only.
+        then = tree["division"] if self.manifest.format > 1 else present
+        moved = describe_move(then, present, lambda number, group, index: names[number])
+        if moved or then != present or len(tree["groups"]) != len(present):
+            raise CheckpointError(
+                f"{self.folder} was saved from {len(tree['groups'])} groups of {then} parameters, "
+                f"this optimizer's hold {present}{moved and f': {moved}'}. Expected the same "
+                "parameters in each group, as lr and other settings are theirs. Make the "
+                "optimizer with the groups that were saved"
+            )
+
+    def _read_model(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = dict(decode_tree(tree["others"], self._copy))
+        for file in self._model:
+            found |= {name: file.read(name) for name in file.names}
+        found |= {name: self._own.read(f"own.{name}") for name in tree["own"]}
+        return found
+
+    def _take_left_out(self, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+        """Take from the model what the checkpoint leaves to it.
+
+        Raises:
+            CheckpointError: It is not what the model had when the checkpoint was saved.
+        """
+        saved, present = tree.get("left_out", {}), model.state_dict()
+        found = {name: present[name] for name in saved if isinstance(present.get(name), Tensor)}
+        digests = dict(zip(found, digest_entries(found), strict=True))
+        wrong = [name for name, digest in saved.items() if digests.get(name) != digest]
+        if wrong:
+            raise CheckpointError(
+                f"{self.folder} holds what was trained only, and {wrong[0]} (one of {len(wrong)}), "
+                "which was not, is not what it was then: begin with the same model"
+            )
+        return found
+
+    def _take_outside(self, tree: Mapping[str, Any], saved: dict[str, Any]) -> dict[int, Tensor]:
+        """Take the optimizer's parameters that the model does not have."""
+        outside = {}
+        for index, (name, shape, dtype, _) in enumerate(tree["layout"]):
+            if name == f"{OUTSIDE}{index}":
+                outside[index] = value = saved.pop(name)
+                if list(value.shape) != shape or str(value.dtype) != dtype:
+                    raise CheckpointError(
+                        f"{self.folder}: {name} is {tuple(value.shape)}, {value.dtype}; expected "
+                        f"{tuple(shape)}, {dtype}"
+                    )
+        return outside
+
+    def _read_optimizer(self, tree: Mapping[str, Any], optimizer: VotingBase) -> dict[str, Any]:
+        present = optimizer.state_dict()
+        groups = decode_tree(tree["groups"], self._copy)
+        if any(group["step"] != self.manifest.step for group in groups):
+            raise CheckpointError(
+                f"{self._own.path} is at step {groups[0]['step']}, and the manifest of "
+                f"{self.folder} at step {self.manifest.step}. Expected the same step. Load an "
+                "earlier checkpoint by its name"
+            )
+        joined = [
+            {**group, "params": own["params"]}
+            for group, own in zip(groups, present["param_groups"], strict=True)
+        ]
+        rules = [parse_rule(group["aggregation"]) for group in joined for _ in group["params"]]
+        state = {}
+        for index, (_, size, _, exp_avg_dtype) in enumerate(tree["layout"]):
+            shape = torch.Size(size)
+            if exp_avg_dtype is not None or self._has(f"exp_avg.{index}"):
+                dtypes = {"exp_avg": exp_avg_dtype, "estimate": str(torch.float32)}
+                state[index] = {
+                    key: self._build(f"{key}.{index}", shape, dtypes[key])
+                    for key in KEPT
+                    if key == "exp_avg" or rules[index].keeps_estimates
+                }
+            elif index in present["state"]:  # frozen then, and trained now
+                state[index] = {"exp_avg": torch.zeros(shape)}
+        return {"state": state, "param_groups": joined}
+
+    def _has(self, name: str) -> bool:
+        """Return whether some worker has saved a tensor, of those whose files are open here."""
+        return any(name in file.names for files in self._momenta.values() for file in files)
+
+    def _build(self, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
+        """Return what the workers of this process begin with of one momentum or estimate."""
+        rows = []
+        for shares in self._shares.values():
+            momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
+            rows.append(mix_momenta(momenta, shares) if shares else torch.zeros(shape))
+        return torch.stack(rows) if self._custody.is_stacked else rows[0]
+
+    def _join(self, voter: int, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
+        """Put a voter's tensor together: the ranks of a node have a piece of it each."""
+        files = self._momenta[voter]
+        whole = torch.cat([file.read(name).reshape(-1) for file in files])
+        what = name.replace("exp_avg.", "momentum ")
+        if whole.numel() != shape.numel():
+            raise CheckpointError(
+                f"{files[0].path}: {what} has {whole.numel()} elements, the parameter "
+                f"{shape.numel()}"
+            )
+        if dtype not in (None, str(whole.dtype)):
+            raise CheckpointError(
+                f"{files[0].path}: {what} is {whole.dtype}; expected {dtype}, as its layout says"
+            )
+        return whole.reshape(shape)
+
+
+def _say(parameter: Sequence[Any]) -> str:
+    name, shape, dtype, exp_avg_dtype = parameter
+    momentum = "frozen" if exp_avg_dtype is None else f"momentum in {exp_avg_dtype}"
+    return f"{name} {tuple(shape)}, {dtype}, {momentum}"
+
+
+def _check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
+    """Check what ``model.load_state_dict`` would refuse halfway."""
+    present = model.state_dict()
+    for where, names in (("checkpoint", present.keys() - saved), ("model", saved.keys() - present)):
+        if names:
+            raise CheckpointError(f"the {where} has no {', '.join(sorted(names)[:5])}")
+    for name, value in present.items():
+        then, now = (
+            (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else None
+            for each in (saved[name], value)
+        )
+        if then != now:
+            raise CheckpointError(f"{name} is {then} in the checkpoint, {now} in the model")

@@ -1,0 +1,119 @@
+"""A folder of checkpoints belongs to one optimizer, and to those that go on from there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.forging import forge_manifest
+from checkpoint.runs import Run
+from distlion.checkpoint import inspect_checkpoint
+from distlion.errors import CheckpointError
+
+FIRST = "step-000000000001"
+
+
+def save_one(root: Path, **settings: Any) -> Run:
+    """Save a run after its first step."""
+    run = Run(**settings)
+    run.train(0, 1)
+    run.save(root)
+    return run
+
+
+def list_files(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def refuse(root: Path, run: Run, **options: Any) -> None:
+    """Save, and check that it is refused and that the folder is as it was."""
+    before = list_files(root)
+    with pytest.raises(
+        CheckpointError, match=r"another optimizer.*load_checkpoint.*overwrite=True"
+    ):
+        run.save(root, **options)
+    assert list_files(root) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"async_": True}, {"keep_last": 1}])
+def test_a_folder_of_another_optimizer_of_the_same_parameters_is_refused(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    first, second = save_one(tmp_path), Run()
+    second.train(0, 2)
+    refuse(tmp_path, second, **options)
+    first.train(1, 2)
+    first.save(tmp_path)
+    second.save(tmp_path / "own")
+    second.train(2, 3)
+    second.save(tmp_path / "own")
+    refuse(tmp_path, second)
+
+
+def test_whoever_goes_on_from_a_folder_may_save_there_and_nowhere_else(tmp_path: Path) -> None:
+    save_one(tmp_path / "first")
+    second = save_one(tmp_path / "second")
+    second.load(tmp_path / "first")
+    second.save(tmp_path / "first")
+    refuse(tmp_path / "second", second)
+    second.load(tmp_path / "second" / FIRST)
+    second.save(tmp_path / "second")
+    refuse(tmp_path / "first", second)
+
+
+def test_another_number_of_workers_goes_on_in_the_folder(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    fewer = Run(3)
+    fewer.load(tmp_path, on_world_change="map")
+    fewer.train(1, 2)
+    fewer.save(tmp_path)
+    identities = {inspect_checkpoint(path)[1].identity for path in (tmp_path, tmp_path / FIRST)}
+    assert len(identities) == 1
+
+
+def test_a_load_that_is_refused_leaves_the_folder_to_its_optimizer(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    other = Run(3)
+    with pytest.raises(CheckpointError, match="4 workers"):
+        other.load(tmp_path)
+    refuse(tmp_path, other)
+
+
+def test_a_folder_is_taken_over_where_that_is_asked_for(tmp_path: Path) -> None:
+    first, second = save_one(tmp_path), Run()
+    second.train(0, 2)
+    expected = second.tensors()
+    second.save(tmp_path, overwrite=True, keep_last=1)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-000000000002"]
+    resumed = Run()
+    resumed.load(tmp_path)
+    assert resumed.equals(expected)
+    refuse(tmp_path, first)
+
+
+def test_more_parameters_of_the_same_optimizer_go_into_its_folder(tmp_path: Path) -> None:
+    run = save_one(tmp_path)
+    run.model.more = torch.nn.Parameter(torch.ones(5))
+    run.optimizer.add_param_group({"params": [("more", run.model.more)], "initial_lr": 1e-2})
+    run.scheduler = torch.optim.lr_scheduler.ConstantLR(run.optimizer)
+    run.train(1, 2)
+    run.save(tmp_path)
+    assert inspect_checkpoint(tmp_path)[1].step == 2
+
+
+def test_a_checkpoint_of_format_1_belongs_to_whoever_has_its_parameters(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    forge_manifest(tmp_path / FIRST, format=1, identity="")
+    other = Run()
+    other.load(tmp_path)
+    assert other.optimizer.committed_step == 1
+    third = Run()
+    third.train(0, 2)
+    third.save(tmp_path)
+    refuse(tmp_path, other)
+    forge_manifest(tmp_path / "step-000000000002", format=1, identity="", layout="0" * 64)
+    refuse(tmp_path, third)
