@@ -234,6 +234,14 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_p
     assert note == (0, f"no checkpoint in {folder}: starting from the beginning")
 
 
+def test_a_run_that_begins_anew_beside_the_checkpoints_of_another_is_refused(tmp_path):
+    latest = tmp_path / "run" / CHECKPOINTS_NAME / "latest"
+    latest.parent.mkdir(parents=True)
+    latest.touch()
+    with pytest.raises(InvalidArgumentError, match=r"checkpoints of an earlier run.*--resume"):
+        train_over(tmp_path / "run", make_settings(tmp_path), SAVING)
+
+
 @pytest.mark.parametrize("extra", [{}, {"losses": {}}, {"losses": None}])
 def test_history_of_another_program_is_refused(extra):
     with pytest.raises(CheckpointError, match="not saved by distlion train"):

@@ -131,8 +131,9 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     def _save_votes(self, models: list[nn.Module], weights: Any, folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):
-            # Accelerate saves the model.
-            save_checkpoint(path, nn.ModuleList(models), each.voter, keep_last=1, only_trained=True)
+            # Accelerate saves the model, over whatever another run has left in the folder.
+            model = nn.ModuleList(models)
+            save_checkpoint(path, model, each.voter, keep_last=1, only_trained=True, overwrite=True)
 
     def _find_votes(self, models: list[nn.Module], folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):

@@ -54,8 +54,14 @@ def save_votes(
     """
     folder, names = name_companion(path), {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
+        # The framework replaces its file, whichever run has written it.
         pending = save_checkpoint(
-            folder / str(number), model, optimizer, keep_last=_KEPT, only_trained=True
+            folder / str(number),
+            model,
+            optimizer,
+            keep_last=_KEPT,
+            only_trained=True,
+            overwrite=True,
         )
         names[name] = f"{number}/{pending.wait().name}"
     checkpoint[KEY] = names

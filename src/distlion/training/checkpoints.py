@@ -67,6 +67,19 @@ class CheckpointSettings:
                 "they cannot hold; --checkpoint-every and --resume belong to rules that vote"
             )
 
+    def check_folder(self, run_dir: Path) -> None:
+        """Check that what is saved does not follow what another run has left.
+
+        Raises:
+            InvalidArgumentError: It would.
+        """
+        if self.every is not None and not self.resume and has_checkpoint(run_dir):
+            raise InvalidArgumentError(
+                f"{run_dir} holds checkpoints of an earlier run, and this one begins anew. "
+                "Expected a folder of its own for each run. Give --resume to go on from there, "
+                f"another --run-dir, or remove {run_dir / CHECKPOINTS_NAME}"
+            )
+
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Return whether a run's folder names a latest checkpoint, whole or not."""

@@ -71,9 +71,9 @@ def train(
         The record; under torchrun only on rank 0, None on the other ranks.
 
     Raises:
-        InvalidArgumentError: The folder holds a record and the run is not resumed, ``workers`` is
-            not torchrun's world or more than the machine holds, or checkpoints are asked for with a
-            baseline.
+        InvalidArgumentError: The folder holds a record, or checkpoints beside which others are to
+            be saved, and the run is not resumed; ``workers`` is not torchrun's world or more than
+            the machine holds; or checkpoints are asked for with a baseline.
         CheckpointError: Under torchrun, the run cannot be resumed.
         DataError: Data or model config cannot be used.
         WorkerFailedError: A local worker died or raised.
@@ -87,6 +87,7 @@ def train(
         )
     checkpoints = checkpoints or CheckpointSettings()
     checkpoints.check(settings)
+    checkpoints.check_folder(run_dir)
     # A worker may be lost when the record is already there: whoever resumes writes it once more.
     is_resumed = checkpoints.resume and has_checkpoint(run_dir)
     work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe)

@@ -8,6 +8,8 @@ from distlion.errors import CheckpointError, ConfigMismatchError
 from distlion.exchange import PROTOCOL_VERSION, Link, gather_bytes, minority
 from distlion.voting.description import digest_lines
 
+_CALL = "call: "
+
 PROBLEM_BYTES = 1024
 """What travels of a message, so that records have one size."""
 
@@ -55,8 +57,7 @@ def raise_difference(link: Link, lines: Sequence[str], longest: int, *, step: in
     if found is not None:
         what, culprits = found
         raise ConfigMismatchError(
-            f"workers disagree: {what}; give every worker the same parameters, settings, version "
-            "and calls",
+            f"workers disagree: {what}; {_advise(what, texts)}",
             rank=link.rank,
             step=step,
             culprits=culprits,
@@ -66,6 +67,16 @@ def raise_difference(link: Link, lines: Sequence[str], longest: int, *, step: in
         rank=link.rank,
         step=step,
     )
+
+
+def _advise(what: str, texts: Sequence[str]) -> str:
+    """Say what to do: calls that some rank left out are those that it should have made."""
+    if not what.startswith(_CALL):
+        return "give every worker the same parameters, settings, version and calls"
+    lines = dict.fromkeys(line for text in texts for line in text.split("\n"))
+    calls = [line.removeprefix(_CALL) for line in lines if line.startswith(_CALL)]
+    listed = " and ".join(call for call in calls if call != "step()")
+    return f"{listed} must be called by every rank, after the same step"
 
 
 def find_difference(descriptions: Sequence[Sequence[str]]) -> tuple[str, tuple[int, ...]] | None:

@@ -12,7 +12,9 @@ from distlion.errors import (
     CheckpointError,
     ConcurrentCallError,
     DistlionError,
+    PeerLostError,
     ProcessGroupError,
+    StepTimeoutError,
 )
 from distlion.exchange import Turn, is_registered
 from distlion.voting.group import VotingGroup
@@ -119,6 +121,9 @@ class Lifecycle:
         try:
             yield
         except BaseException as error:
+            if isinstance(error, PeerLostError | StepTimeoutError) and what.endswith("()"):
+                # Other ranks that never made the call look like ranks that are gone.
+                error.args = (f"{error}. {what} must be called by every rank",)
             if not (isinstance(error, DistlionError) and error.is_recoverable):
                 cause = f"{type(error).__name__}: {error}"
                 self._cause_of_death = f"{what} failed ({cause})"
