@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import distlion
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, InvalidArgumentError
 
 Params = list[nn.Parameter]
 
@@ -174,3 +174,31 @@ def test_a_malformed_state_is_one_typed_error_after_which_the_optimizer_lives(
     spoil, match = UNFIT[name]
     spoil(state)
     refuse(kind, state, match)
+
+
+class Incomparable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ArithmeticError("cannot be compared")
+
+
+@pytest.mark.parametrize("kind", ["DistributedLion", "VirtualCluster"])
+def test_what_nobody_thought_of_is_one_typed_error_too(kind: str) -> None:
+    state = copy_state(OPTIMIZERS[kind](make_params()))
+    state["param_groups"][0]["worker"] = Incomparable()
+    refuse(kind, state, "malformed .ArithmeticError")
+
+
+@pytest.mark.parametrize("kind", ["DistributedLion", "VirtualCluster"])
+@pytest.mark.parametrize("number", ["abc", None, -3, 2.5, 2**70])
+def test_a_step_that_is_no_count_is_refused_in_a_group_and_in_what_is_saved(
+    number: Any, kind: str
+) -> None:
+    params: Any = [{"params": make_params(), "step": number}]
+    with pytest.raises(InvalidArgumentError, match="step="):
+        OPTIMIZERS[kind](params)
+    optimizer = OPTIMIZERS[kind](make_params())
+    optimizer.param_groups[0]["step"] = number
+    with pytest.raises(CheckpointError, match="group 0 is at step"):
+        optimizer.state_dict()

@@ -1,0 +1,143 @@
+"""Bugs to plant in what loads and saves state: groups, identities, frozen parameters, sums."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+FOREIGN = ("optim/test_foreign_state.py",)
+DIVISION = ("optim/test_saved_division.py",)
+IDENTITY = ("checkpoint/test_identity.py",)
+FROZEN = ("checkpoint/test_frozen.py",)
+TWICE = ("checkpoint/test_said_twice.py",)
+ALL = "distributed/test_state_of_all.py::test_"
+
+STATES = (
+    Mutation(
+        "shares rounded to float32 before they are added",
+        "checkpoint/remap.py",
+        "total += momentum.double() * float(weight)",
+        "total += momentum * float(weight)",
+        (
+            "checkpoint/test_resume_virtual.py::test_momenta_are_averaged_without_a_rounding_of_each_share",
+        ),
+    ),
+    Mutation(
+        "groups of other sizes are loaded from a checkpoint",
+        "checkpoint/reader.py",
+        "if moved or then != present or",
+        "if",
+        DIVISION,
+    ),
+    Mutation(
+        "names that stand elsewhere are loaded by place",
+        "optim/saved_groups.py",
+        "if there != (number, index):",
+        "if False:",
+        DIVISION,
+    ),
+    Mutation(
+        "a selection of momenta may have any length",
+        "optim/saved_groups.py",
+        'or len(selected) != len(group["params"])',
+        "or False",
+        DIVISION,
+    ),
+    Mutation(
+        "a state of an optimizer that never stepped is taken for a Lion's",
+        "optim/saved_groups.py",
+        "    if on:\n",
+        "    if False:\n",
+        FOREIGN,
+    ),
+    Mutation(
+        "groups may lack what every Lion has",
+        "optim/saved_groups.py",
+        "    if missing:\n",
+        "    if False:\n",
+        FOREIGN,
+    ),
+    Mutation(
+        "ids of a state are not looked at",
+        "optim/saved_state.py",
+        'check_ids(groups, state_dict["state"])',
+        "pass",
+        FOREIGN,
+    ),
+    Mutation(
+        "whatever a malformed state raises leaves an optimizer dead",
+        "optim/base.py",
+        "    @reading_state()\n",
+        "",
+        FOREIGN,
+    ),
+    Mutation(
+        "a folder of another optimizer is saved into",
+        "checkpoint/writer.py",
+        "is_own = earlier.identity == self._identity",
+        "is_own = True",
+        IDENTITY,
+    ),
+    Mutation(
+        "an optimizer keeps its identity where it loads that of another",
+        "checkpoint/load.py",
+        "adopt(optimizer, reader.manifest.identity)",
+        "pass",
+        IDENTITY,
+    ),
+    Mutation(
+        "every process saves with an identity of its own",
+        "checkpoint/writer.py",
+        'self._identity = first["identity"]',
+        "pass",
+        (f"{ALL}the_folder_of_another_optimizer_is_refused_on_every_rank_until_it_is_loaded",),
+    ),
+    Mutation(
+        "a frozen parameter is saved as one without a momentum",
+        "checkpoint/contents.py",
+        'optimizer.state.get(param, {}).get("exp_avg")',
+        'optimizer.state.get(param, {}).get("exp_avg") if param.requires_grad else None',
+        FROZEN,
+    ),
+    Mutation(
+        "a state may withhold the momentum of a frozen parameter",
+        "optim/saved_state.py",
+        "if param.requires_grad or param in optimizer.state or key in state:",
+        "if param.requires_grad or key in state:",
+        FROZEN,
+    ),
+    Mutation(
+        "the momentum of a parameter that was always frozen is not cut to a node's ranks",
+        "optim/base.py",
+        "        self._pieces.cut(param)\n        dtype",
+        "        if param.requires_grad:\n            self._pieces.cut(param)\n        dtype",
+        (f"{ALL}what_a_frozen_parameter_had_comes_back_on_every_rank",),
+    ),
+    Mutation(
+        "estimates that a worker's file lacks begin with 0",
+        "checkpoint/reader.py",
+        'if key == "exp_avg" or rules[index].keeps_estimates',
+        'if key == "exp_avg" or self._has(f"{key}.{index}")',
+        (f"{ALL}an_estimate_that_one_workers_file_lacks_is_refused_on_every_rank",),
+    ),
+    Mutation(
+        "a manifest may be at another step than its groups",
+        "checkpoint/reader.py",
+        'if any(group["step"] != self.manifest.step for group in groups):',
+        "if False:",
+        TWICE,
+    ),
+    Mutation(
+        "a manifest may list other parameters",
+        "checkpoint/reader.py",
+        "if digest_layout(saved) != self.manifest.layout:",
+        "if False:",
+        TWICE,
+    ),
+    Mutation(
+        "a call on one rank is not said to be every rank's",
+        "voting/lifecycle.py",
+        'error.args = (f"{error}. {what} must be called by every rank",)',
+        "pass",
+        (f"{ALL}a_call_on_one_rank_alone_is_said_to_be_every_ranks",),
+    ),
+)
