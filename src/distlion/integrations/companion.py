@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
+from distlion.checkpoint import save_checkpoint
 from distlion.errors import CheckpointError
 from distlion.optim import DistributedLion
 
@@ -61,35 +61,34 @@ def save_votes(
     checkpoint[KEY] = names
 
 
-def load_votes(
-    checkpoint: Mapping[str, Any],
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    optimizers: Mapping[Any, DistributedLion],
-    *,
-    on_world_change: WorldChange,
-) -> None:
-    """Load every worker's momentum, once the framework has loaded the model.
+def find_votes(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[Any, Path]:
+    """Return the folder of each optimizer's checkpoint, by the name under which it was saved.
 
     Args:
-        checkpoint: What the framework has loaded.
+        checkpoint: What the framework has read.
         path: Its file.
-        model: As it was saved.
-        optimizers: By the names under which they were saved.
-        on_world_change: As of ``distlion.load_checkpoint``.
 
     Raises:
-        CheckpointError: On some worker they are missing, or do not fit; on every rank.
+        CheckpointError: It does not say where they are.
     """
     names = checkpoint.get(KEY)
-    if not isinstance(names, Mapping) or names.keys() != optimizers.keys():
+    if not isinstance(names, Mapping):
         raise CheckpointError(
             f"{path} does not say where the momenta of all workers are, as a checkpoint does that "
-            "was saved under a VotingStrategy with the same optimizers; the file alone has those "
-            "of rank 0"
+            "was saved under a VotingStrategy; the file alone has those of rank 0"
         )
     folder = name_companion(path)
-    for name, optimizer in optimizers.items():
-        load_checkpoint(
-            folder / str(names[name]), model, optimizer, on_world_change=on_world_change
+    return {name: folder / str(place) for name, place in names.items()}
+
+
+def check_names(folders: Mapping[Any, Path], optimizers: Mapping[Any, DistributedLion]) -> None:
+    """Refuse the checkpoints of other optimizers.
+
+    Raises:
+        CheckpointError: They were saved under other names.
+    """
+    if folders.keys() != optimizers.keys():
+        raise CheckpointError(
+            f"the checkpoint holds the momenta of the optimizers {list(folders)}, and those to be "
+            f"loaded are {list(optimizers)}; load with the same optimizers"
         )

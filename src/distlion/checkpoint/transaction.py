@@ -1,0 +1,200 @@
+"""Loading: all processes check and parse everything, agree, and only then change anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distlion.checkpoint.contents import list_params
+from distlion.checkpoint.council import Council, attempt
+from distlion.checkpoint.load import Reader
+from distlion.checkpoint.remap import WorldChange, check_world_change
+from distlion.checkpoint.save import custody_of, finish_pending
+from distlion.checkpoint.undo import all_or_nothing
+from distlion.errors import CheckpointError
+from distlion.optim import VotingBase
+
+CALL = "load_checkpoint()"
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What came back beside model, optimizer and scheduler.
+
+    Attributes:
+        path: The checkpoint's folder.
+        step: Steps committed.
+        workers: Whose momenta it holds.
+        extra: What this worker gave to ``save_checkpoint``; where their number has changed, what
+            the worker gave that stood at this one's place.
+    """
+
+    path: Path
+    step: int
+    workers: int
+    extra: Any
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: VotingBase,
+    scheduler: Any | None = None,
+    *,
+    on_world_change: WorldChange = "error",
+) -> LoadedCheckpoint:
+    """Load what ``save_checkpoint`` saved; every worker must call it.
+
+    Every file is compared with its size and SHA-256 before it is parsed, and no code in it is run.
+    Nothing is changed before all workers have everything.
+
+    Args:
+        path: The folder of a run's checkpoints, for the latest, or that of one checkpoint.
+        model: Overwritten.
+        optimizer: Overwritten; with the parameters and the seed of the one that was saved.
+        scheduler: Overwritten, if given.
+        on_world_change: What workers begin with where their number is another than the saved one:
+            "map", each the mean momentum of its neighbourhood; "mean", all the same mean; "reset",
+            zeros; "error" refuses.
+
+    Returns:
+        The step, and this worker's ``extra``.
+
+    Raises:
+        CheckpointError: On some worker a file is missing, cut off or damaged, or what it holds does
+            not fit; names it; on every rank, with nothing changed.
+        ConfigMismatchError: Another worker is at another call; on every rank.
+        InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
+
+    Equation:
+        m'_j = (1 / W) sum_i m_i for "mean"; for "map" the mean of the m_i over
+        [j W / W', (j + 1) W / W'), voter i being [i, i + 1). Both keep the mean over voters, to
+        rounding. With ``nodes``, voters are nodes.
+
+    Example:
+        >>> state = distlion.load_checkpoint("runs/first", model, optimizer, scheduler)
+        >>> first_batch = state.step
+    """
+    with ExitStack() as stack:
+        loading = Loading(model, optimizer, scheduler, stack, on_world_change=on_world_change)
+        loading.check(lambda: Path(path))
+        loading.parse()
+        with all_or_nothing(model, optimizer.param_groups, scheduler):
+            return loading.apply()
+
+
+class Loading:
+    """The load of one optimizer, in three parts; all its workers do each of them, or none.
+
+    Args:
+        model, optimizer, scheduler, on_world_change: Of ``load_checkpoint``.
+        stack: Closes files.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: As of ``load_checkpoint``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: VotingBase,
+        scheduler: Any | None,
+        stack: ExitStack,
+        *,
+        on_world_change: WorldChange,
+    ) -> None:
+        self._custody = custody_of(optimizer)
+        check_world_change(on_world_change)
+        finish_pending(optimizer)
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._stack, self._on_world_change = stack, on_world_change
+
+    def check(self, find: Callable[[], Path]) -> None:
+        """Compare all files that the processes need with their sums; nothing is changed.
+
+        Args:
+            find: Returns the folder, or raises what keeps this process from the load.
+
+        Raises:
+            CheckpointError: A process was kept from it, or a file is missing or damaged; on all.
+        """
+        custody = self._custody
+        with custody.meeting(CALL):
+            custody.agree(CALL, None)
+            channel = custody.open_channel(False)
+            self._council = Council(channel, process=custody.process, call=CALL)
+            reader, problem = attempt(
+                lambda: Reader(find(), custody, self._on_world_change, self._stack)
+            )
+            self._council.share(problem)
+            assert reader is not None  # or all have raised
+            check_equal(self._council, reader)
+        self._reader = reader
+
+    def parse(self, problem: CheckpointError | None = None) -> None:
+        """Parse all of it, and check that it fits; nothing is changed.
+
+        Args:
+            problem: What kept this process from what it had to do since ``check``.
+
+        Raises:
+            CheckpointError: It does not, or some process has a problem; on all of them.
+        """
+        parsed = None
+        with self._custody.meeting(CALL):
+            if problem is None:
+                parsed, problem = attempt(
+                    lambda: self._reader.parse(self._model, self._optimizer, self._scheduler)
+                )
+            self._council.share(problem)
+        assert parsed is not None  # or all have raised
+        self._parsed = parsed
+
+    def apply(self) -> LoadedCheckpoint:
+        """Overwrite everything; whoever calls it restores it where that fails.
+
+        Raises:
+            CheckpointError: Some process cannot; on all of them.
+        """
+        with self._custody.meeting(CALL):
+            _, problem = attempt(self._overwrite)
+            self._custody.agree(CALL, problem)
+        self._before = self._optimizer.state_dict()
+        # Last, as it compares with all workers once more, and refuses on all of them.
+        self._optimizer.load_state_dict(self._parsed.optimizer)
+        reader = self._reader
+        return LoadedCheckpoint(
+            reader.folder, reader.manifest.step, reader.manifest.workers, self._parsed.extra
+        )
+
+    def take_back(self) -> None:
+        """Load what the optimizer had before ``apply``, on all processes."""
+        self._optimizer.load_state_dict(self._before)
+
+    def _overwrite(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(self._parsed.scheduler)
+        self._model.load_state_dict(self._parsed.model)
+        params = list_params(self._optimizer)
+        with torch.no_grad():
+            for index, value in self._parsed.outside.items():
+                params[index].copy_(value)
+
+
+def check_equal(council: Council, reader: Reader) -> None:
+    """Raise where processes have different checkpoints before them."""
+    steps = council.share(None, step=reader.manifest.step, files=reader.manifest.digest)
+    if len({row["files"] for row in steps}) > 1:
+        listed = ", ".join(f"{number}: {row['step']}" for number, row in enumerate(steps))
+        raise council.refuse(
+            range(len(steps)),
+            f"processes have different checkpoints before them (steps {listed}); name one that all "
+            "of them have",
+        )
