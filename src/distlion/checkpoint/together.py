@@ -100,7 +100,9 @@ class _Gate:
         if not self._is_passed:
 
             def fail() -> Path:
-                raise problem or CheckpointError("the framework loaded without a check before it")
+                raise problem or CheckpointError(
+                    "it does not say where the momenta of all workers are"
+                )
 
             self._loadings[0].check(fail)
 

@@ -7,7 +7,7 @@ Tested with lightning 2.6; another major version is refused. For the Trainer the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from distlion.checkpoint import Check, WorldChange, load_together
 from distlion.errors import CheckpointError
-from distlion.integrations.companion import KEY, check_names, find_votes, save_votes
+from distlion.integrations.companion import KEY, check_names, find_votes, saving_votes
 from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
 from distlion.optim import DistributedLion
 
@@ -73,10 +73,12 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save the momenta of all workers, then what Fabric saves, which names them."""
         modules, voters = _sort(state)
+        votes: AbstractContextManager[None] = nullcontext()
         if voters:
             state = dict(state)
-            save_votes(state, path, modules, voters)
-        super().save_checkpoint(path, state, *args, **kwargs)
+            votes = saving_votes(state, path, modules, voters, barrier=self.barrier)
+        with votes:
+            super().save_checkpoint(path, state, *args, **kwargs)
 
     def load_checkpoint(
         self, path: Any, state: Any = None, *args: Any, **kwargs: Any
@@ -103,7 +105,13 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         def load_rest(check: Check) -> dict[str, Any]:
             # Fabric loads in this order, and our entry first.
             ordered = {KEY: _CheckFirst(path, voters, check), **others}
-            loaded: dict[str, Any] = load(path, ordered, *args, **kwargs)
+            try:
+                loaded: dict[str, Any] = load(path, ordered, *args, **kwargs)
+            except KeyError as error:
+                raise CheckpointError(
+                    f"{path} does not hold all that is to be loaded: {error}. A VotingStrategy "
+                    f"saves {KEY!r}, which says where the momenta of all workers are"
+                ) from error
             others.update({name: ordered[name] for name in others})
             return loaded
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from distlion.integrations.companion import (
     check_names,
     find_votes,
     name_companion,
-    save_votes,
+    saving_votes,
 )
 from distlion.integrations.frameworks import (
     broadcast_rest,
@@ -103,9 +103,13 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Save the momenta of all workers, then what Lightning saves, which names them."""
+        votes: AbstractContextManager[None] = nullcontext()
         if "optimizer_states" in checkpoint:
-            save_votes(checkpoint, filepath, self.lightning_module, dict(enumerate(self.voters)))
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+            voters = dict(enumerate(self.voters))
+            model, barrier = self.lightning_module, self.barrier
+            votes = saving_votes(checkpoint, filepath, model, voters, barrier=barrier)
+        with votes:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load what Lightning saved; to resume, check all workers' momenta before anything is.
