@@ -58,6 +58,10 @@ class Program:
         loader = DataLoader(list(range(8)), batch_size=2)
         self.accelerator.prepare(self.model, *parts, schedule, loader)
         self.voters, self.schedule, self.counter = parts, schedule, Counter()
+        self.hooked: list[str] = []
+        self.accelerator.register_load_state_pre_hook(
+            lambda models, folder: self.hooked.append(folder)
+        )
         self.accelerator.register_for_checkpointing(self.counter)
 
     def train(self, steps: int) -> None:
@@ -148,6 +152,7 @@ def meet_damage(rank: int, world_size: int, folder: str) -> dict[str, Facts]:
         before = program.picture()
         said = catch(functools.partial(program.accelerator.load_state, str(copy)))
         facts[name] = {"said": said, "is as before": program.picture() == before}
+        facts[name]["hooked"] = bool(program.hooked)
     facts["a missing folder"] = {
         "said": catch(lambda: program.accelerator.load_state(f"{folder}/saved{'x' * rank}")),
         "is as before": program.picture() == before,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 def accelerate(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Facts]]:
     pytest.importorskip("accelerate")
     folder = str(tmp_path_factory.mktemp("accelerate"))
-    return run_workers(meet_damage, 2, folder, timeout_s=120)
+    return run_workers(meet_damage, 2, folder, timeout_s=240)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "a missing folder"])
@@ -28,13 +28,21 @@ def test_what_one_rank_cannot_load_is_loaded_by_none(
         assert facts[damage]["is as before"]
 
 
+def test_files_of_workers_are_checked_before_anything_else(
+    accelerate: list[dict[str, Facts]],
+) -> None:
+    for facts in accelerate:
+        assert not facts["a worker's file"]["hooked"]
+        assert facts["the schedule"]["hooked"]
+
+
 def test_a_state_is_loaded_as_it_is_given_after_loads_that_failed(
     accelerate: list[dict[str, Facts]],
 ) -> None:
     for facts in accelerate:
         assert facts["after"]["lrs"] == [0.025, 0.025]
         assert facts["after"]["steps"] == [1, 1]
-        assert facts["after"]["hooks"] == 0
+        assert facts["after"]["hooks"] == 1
         assert facts["after"]["loads"]
 
 

@@ -9,6 +9,8 @@ from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
+from planted_trainers import TRAINERS
 from planted_trial import TRIAL
 
 EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK
+EVERYWHERE += TRAINERS

@@ -114,8 +114,8 @@ def _apply(loadings: Sequence[Loading]) -> None:
             loading.apply()
             applied.append(loading)
     except DistlionError as error:
-        if error.is_recoverable:  # all processes raise it, and can load again
-            for loading in applied:
+        for loading in applied:
+            if error.is_recoverable or loading.is_alone:  # else others may not be there
                 loading.take_back()
         raise
 

@@ -116,6 +116,11 @@ class Loading:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._stack, self._on_world_change = stack, on_world_change
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process keeps the momenta of all workers."""
+        return self._custody.n_processes == 1
+
     def check(self, find: Callable[[], Path]) -> None:
         """Compare all files that the processes need with their sums; nothing is changed.
 
