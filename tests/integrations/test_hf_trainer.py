@@ -300,7 +300,7 @@ def test_what_does_not_fit_the_optimizer_is_refused_with_what_is_loaded(two: Any
     for facts in two[1]:
         kind, said, is_as_before = facts["another seed"]
         assert kind is errors.CheckpointError and "seed=0" in said
-        assert "the Trainer has loaded the model" in said
+        assert "The Trainer has loaded the model" in said
         assert not is_as_before
 
 

@@ -225,7 +225,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # The Trainer's own loads rank 0's optimizer.pt.
         if checkpoint is not None:
-            with naming_what_is_loaded("the Trainer"):
+            with naming_what_is_loaded("The Trainer"):
                 load_checkpoint(
                     Path(checkpoint, FOLDER),
                     self.model,
