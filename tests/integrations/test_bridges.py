@@ -20,7 +20,7 @@ import distlion
 from cluster import run_workers
 from distlion import errors
 from distlion.integrations import frameworks
-from distlion.integrations.companion import load_votes, name_companion
+from distlion.integrations.companion import check_names, find_votes, name_companion
 from integrations.exam import tell_place
 from integrations.job import Job
 
@@ -204,10 +204,14 @@ def test_accelerate_that_would_not_vote_is_refused() -> None:
 
 
 def test_a_file_that_names_no_momenta_is_refused() -> None:
-    model = torch.nn.Linear(2, 2)
-    voters = {0: distlion.DistributedLion(model.parameters())}
     with pytest.raises(errors.CheckpointError, match="does not say where the momenta"):
-        load_votes({}, "run.ckpt", model, voters, on_world_change="error")
+        find_votes({}, "run.ckpt")
+
+
+def test_momenta_of_other_optimizers_are_refused() -> None:
+    voter = distlion.DistributedLion(torch.nn.Linear(2, 2).parameters())
+    with pytest.raises(errors.CheckpointError, match=r"optimizers \['a'\].* are \['b'\]"):
+        check_names({"a": Path("0")}, {"b": voter})
 
 
 def test_momenta_beside_an_address_are_refused() -> None:

@@ -20,6 +20,7 @@ from cluster import run_workers
 from distlion import errors
 from integrations.hf_job import are_equal, error_of, load_momenta, make_trainer, state_of
 from integrations.job import Job
+from integrations.refusals import flip
 
 pytestmark = pytest.mark.distributed
 
@@ -97,6 +98,7 @@ def ask_two(rank: int, world_size: int, folder: str) -> Facts:
         "abstains": _abstain(rank, folder),
         **_save_over(rank, folder),
         **_meet_plain(rank, folder),
+        **_meet_damage(rank, folder),
     }
 
 
@@ -190,6 +192,25 @@ def _meet_plain(rank: int, folder: str) -> Facts:
     return facts
 
 
+def _meet_damage(rank: int, folder: str) -> Facts:
+    """Resume from what is damaged for rank 1, and with another seed."""
+    facts: Facts = {}
+    copy = Path(folder, f"i{rank}", "checkpoint-2")
+    shutil.copytree(f"{folder}/a/checkpoint-2", copy)
+    if rank == 1:
+        flip(next(copy.rglob("worker-00001.safetensors")))
+    whole = f"{folder}/a/checkpoint-2"
+    for name, checkpoint, options in (
+        ("damaged", str(copy), {}),
+        ("another seed", whole, {"optimizer": {"seed": 7}}),
+    ):
+        trainer = make_trainer(f"{folder}/i", rank, **options)
+        before = [param.detach().clone() for param in trainer.model.parameters()]
+        found = error_of(functools.partial(trainer.train, resume_from_checkpoint=checkpoint))
+        facts[name] = (*found, all(map(torch.equal, before, trainer.model.parameters())))
+    return facts
+
+
 def _abstain(rank: int, folder: str) -> list[tuple[bool, bool]]:
     """Return which gradients of this rank were finite when the optimizer saw them."""
     from transformers import TrainerCallback
@@ -266,6 +287,21 @@ def test_incomplete_checkpoint_is_refused_by_all(two: Any) -> None:
     for facts in two[1]:
         kind, said = facts["incomplete"]
         assert kind is errors.CheckpointError and "checkpoint-2/distlion/latest" in said
+
+
+def test_damage_of_one_worker_is_refused_by_all_before_weights_are_loaded(two: Any) -> None:
+    for facts in two[1]:
+        kind, said, is_as_before = facts["damaged"]
+        assert kind is errors.CheckpointError and "failed on rank 1" in said
+        assert is_as_before
+
+
+def test_what_does_not_fit_the_optimizer_is_refused_with_what_is_loaded(two: Any) -> None:
+    for facts in two[1]:
+        kind, said, is_as_before = facts["another seed"]
+        assert kind is errors.CheckpointError and "seed=0" in said
+        assert "The Trainer has loaded the model" in said
+        assert not is_as_before
 
 
 def test_trainer_without_the_mixin_is_warned_of(two: Any) -> None:

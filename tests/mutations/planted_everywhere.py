@@ -10,9 +10,11 @@ from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
 from planted_state import STATES
+from planted_trainers import TRAINERS
 from planted_trial import TRIAL
 
 EVERYWHERE = (
     *(MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK),
     *STATES,
+    *TRAINERS,
 )

@@ -80,7 +80,7 @@ STATES = (
     Mutation(
         "an optimizer keeps its identity where it loads that of another",
         "checkpoint/load.py",
-        "adopt(optimizer, reader.manifest.identity)",
+        "adopt(self._optimizer, reader.manifest.identity)",
         "pass",
         IDENTITY,
     ),

@@ -3,18 +3,23 @@
 from distlion.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from distlion.checkpoint.manifest import Manifest
 from distlion.checkpoint.remap import WORLD_CHANGES, WorldChange
-from distlion.checkpoint.save import PendingCheckpoint, save_checkpoint
+from distlion.checkpoint.save import PendingCheckpoint, prune_checkpoints, save_checkpoint
+from distlion.checkpoint.together import Check, check_checkpoints, load_together
 from distlion.checkpoint.verify import CheckpointReport, inspect_checkpoint, verify_checkpoint
 
 __all__ = [
     "WORLD_CHANGES",
+    "Check",
     "CheckpointReport",
     "LoadedCheckpoint",
     "Manifest",
     "PendingCheckpoint",
     "WorldChange",
+    "check_checkpoints",
     "inspect_checkpoint",
     "load_checkpoint",
+    "load_together",
+    "prune_checkpoints",
     "save_checkpoint",
     "verify_checkpoint",
 ]

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from distlion.checkpoint.contents import list_params
 from distlion.checkpoint.council import Council, attempt
-from distlion.checkpoint.identity import adopt
-from distlion.checkpoint.reader import Parsed, Reader
+from distlion.checkpoint.identity import adopt, identify
+from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
 from distlion.checkpoint.save import custody_of, finish_pending
-from distlion.errors import DistlionError
+from distlion.checkpoint.undo import all_or_nothing
+from distlion.errors import CheckpointError
 from distlion.optim import VotingBase
-from distlion.voting import Custody
 
 CALL = "load_checkpoint()"
 
@@ -83,28 +83,122 @@ def load_checkpoint(
         >>> state = distlion.load_checkpoint("runs/first", model, optimizer, scheduler)
         >>> first_batch = state.step
     """
-    custody = custody_of(optimizer)
-    check_world_change(on_world_change)
-    finish_pending(optimizer)
     with ExitStack() as stack:
+        loading = Loading(model, optimizer, scheduler, stack, on_world_change=on_world_change)
+        loading.check(lambda: Path(path))
+        loading.parse()
+        with all_or_nothing(model, optimizer.param_groups, scheduler):
+            return loading.apply()
+
+
+class Loading:
+    """The load of one optimizer, in three parts; all its workers do each of them, or none.
+
+    Args:
+        model, optimizer, scheduler, on_world_change: Of ``load_checkpoint``.
+        stack: Closes files.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: As of ``load_checkpoint``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: VotingBase,
+        scheduler: Any | None,
+        stack: ExitStack,
+        *,
+        on_world_change: WorldChange,
+    ) -> None:
+        self._custody = custody_of(optimizer)
+        check_world_change(on_world_change)
+        finish_pending(optimizer)
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._stack, self._on_world_change = stack, on_world_change
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process keeps the momenta of all workers."""
+        return self._custody.n_processes == 1
+
+    def check(self, find: Callable[[], Path]) -> None:
+        """Compare all files that the processes need with their sums; nothing is changed.
+
+        Args:
+            find: Returns the folder, or raises what keeps this process from the load.
+
+        Raises:
+            CheckpointError: A process was kept from it, or a file is missing or damaged; on all.
+        """
+        custody = self._custody
         with custody.meeting(CALL):
             custody.agree(CALL, None)
-            council = Council(custody.open_channel(False), process=custody.process, call=CALL)
-            reader, problem = attempt(lambda: Reader(Path(path), custody, on_world_change, stack))
-            council.share(problem)
+            channel = custody.open_channel(False)
+            self._council = Council(channel, process=custody.process, call=CALL)
+            reader, problem = attempt(
+                lambda: Reader(find(), custody, self._on_world_change, self._stack)
+            )
+            self._council.share(problem)
             assert reader is not None  # or all have raised
-            _check_equal(council, reader)
-            parsed, problem = attempt(lambda: reader.parse(model, optimizer, scheduler))
-            council.share(problem)
-            assert parsed is not None
-        _apply(parsed, model, optimizer, scheduler, custody)
-    adopt(optimizer, reader.manifest.identity)
-    return LoadedCheckpoint(
-        reader.folder, reader.manifest.step, reader.manifest.workers, parsed.extra
-    )
+            check_equal(self._council, reader)
+        self._reader = reader
+
+    def parse(self, problem: CheckpointError | None = None) -> None:
+        """Parse all of it, and check that it fits; nothing is changed.
+
+        Args:
+            problem: What kept this process from what it had to do since ``check``.
+
+        Raises:
+            CheckpointError: It does not, or some process has a problem; on all of them.
+        """
+        parsed = None
+        with self._custody.meeting(CALL):
+            if problem is None:
+                parsed, problem = attempt(
+                    lambda: self._reader.parse(self._model, self._optimizer, self._scheduler)
+                )
+            self._council.share(problem)
+        assert parsed is not None  # or all have raised
+        self._parsed = parsed
+
+    def apply(self) -> LoadedCheckpoint:
+        """Overwrite everything; whoever calls it restores it where that fails.
+
+        Raises:
+            CheckpointError: Some process cannot; on all of them.
+        """
+        with self._custody.meeting(CALL):
+            _, problem = attempt(self._overwrite)
+            self._custody.agree(CALL, problem)
+        self._before = self._optimizer.state_dict(), identify(self._optimizer)
+        # Last, as it compares with all workers once more, and refuses on all of them.
+        self._optimizer.load_state_dict(self._parsed.optimizer)
+        reader = self._reader
+        adopt(self._optimizer, reader.manifest.identity)
+        return LoadedCheckpoint(
+            reader.folder, reader.manifest.step, reader.manifest.workers, self._parsed.extra
+        )
+
+    def take_back(self) -> None:
+        """Load what the optimizer had before ``apply``, on all processes."""
+        state, identity = self._before
+        self._optimizer.load_state_dict(state)
+        adopt(self._optimizer, identity)
+
+    def _overwrite(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(self._parsed.scheduler)
+        self._model.load_state_dict(self._parsed.model)
+        params = list_params(self._optimizer)
+        with torch.no_grad():
+            for index, value in self._parsed.outside.items():
+                params[index].copy_(value)
 
 
-def _check_equal(council: Council, reader: Reader) -> None:
+def check_equal(council: Council, reader: Reader) -> None:
+    """Raise where processes have different checkpoints before them."""
     steps = council.share(None, step=reader.manifest.step, files=reader.manifest.digest)
     if len({row["files"] for row in steps}) > 1:
         listed = ", ".join(f"{number}: {row['step']}" for number, row in enumerate(steps))
@@ -113,58 +207,3 @@ def _check_equal(council: Council, reader: Reader) -> None:
             f"processes have different checkpoints before them (steps {listed}); name one that all "
             "of them have",
         )
-
-
-def _apply(
-    parsed: Parsed,
-    model: nn.Module,
-    optimizer: VotingBase,
-    scheduler: Any | None,
-    custody: Custody,
-) -> None:
-    """Overwrite everything on all processes, or restore it where one of them cannot."""
-    undo = _Undo(model, optimizer, scheduler)
-    try:
-        with custody.meeting(CALL):
-            _, problem = attempt(lambda: _overwrite(parsed, model, optimizer, scheduler))
-            custody.agree(CALL, problem)
-        # Last, as it compares with all workers once more, and refuses on all of them.
-        optimizer.load_state_dict(parsed.optimizer)
-    except DistlionError:
-        undo.restore()
-        raise
-
-
-def _overwrite(
-    parsed: Parsed, model: nn.Module, optimizer: VotingBase, scheduler: Any | None
-) -> None:
-    if scheduler is not None:
-        scheduler.load_state_dict(parsed.scheduler)
-    model.load_state_dict(parsed.model)
-    params = list_params(optimizer)
-    with torch.no_grad():
-        for index, value in parsed.outside.items():
-            params[index].copy_(value)
-
-
-class _Undo:
-    """What was there before."""
-
-    def __init__(self, model: nn.Module, optimizer: VotingBase, scheduler: Any | None) -> None:
-        tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
-        self._tensors = [(each, each.clone()) for each in [*tensors, *list_params(optimizer)]]
-        self._scheduler = scheduler
-        self._schedule = None if scheduler is None else deepcopy(scheduler.state_dict())
-        self._lrs = [group["lr"] for group in optimizer.param_groups]
-        self._groups = optimizer.param_groups
-
-    def restore(self) -> None:
-        """Put it back."""
-        with torch.no_grad():
-            for tensor, value in self._tensors:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-        if self._scheduler is not None:
-            self._scheduler.__dict__.update(self._schedule)
-        for index, group in enumerate(self._groups):
-            group["lr"] = self._lrs[index]

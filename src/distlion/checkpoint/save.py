@@ -15,7 +15,9 @@ from torch import nn
 
 from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.council import Council, attempt
+from distlion.checkpoint.folder import prune
 from distlion.checkpoint.identity import identify
+from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.writer import Writer
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.optim import VotingBase
@@ -164,6 +166,18 @@ def save_checkpoint(
     if async_:
         _pending[optimizer] = pending
     return pending
+
+
+def prune_checkpoints(own: Path, optimizer: VotingBase, *, keep_last: int) -> None:
+    """Remove all but the newest checkpoints of a folder, later than ``save_checkpoint`` would.
+
+    Args:
+        own: The newest, which stays.
+        optimizer: Whose they are; one process of those that share the folder removes them.
+        keep_last: How many to keep.
+    """
+    if custody_of(optimizer).process in read_manifest(own).leaders:
+        prune(own.parent, keep_last=keep_last, own=own, under_way=())
 
 
 def finish_pending(optimizer: VotingBase) -> None:

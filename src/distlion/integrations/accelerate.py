@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
+from distlion.checkpoint import Check, WorldChange, load_together, save_checkpoint
 from distlion.errors import ProcessGroupError, UnsupportedTypeError
 from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
 from distlion.integrations.logging import PREFIX, VoteMeter
@@ -58,6 +57,9 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
 
+    step: int
+    _optimizers: list[Optimizer]
+
     def __init__(self, *args: Any, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         kind = self.distributed_type.value
@@ -76,7 +78,6 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         self._voting: list[_VotingOptimizer] = []
         self._meters: list[VoteMeter] = []
         self.register_save_state_pre_hook(self._save_votes)
-        self.register_load_state_pre_hook(self._find_votes)
 
     def prepare_model(
         self,
@@ -129,18 +130,50 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         self.wait_for_everyone()
         return folder
 
+    def load_state(self, *args: Any, **kwargs: Any) -> None:
+        """Load as Accelerate does, and every worker's momentum; all of it, or nothing on any rank.
+
+        Raises:
+            CheckpointError: Some process cannot load some file; on every rank, with nothing
+                changed.
+        """
+        step, load = self.step, super().load_state
+
+        def load_rest(check: Check) -> None:
+            with self._loading_no_optimizer(check):
+                load(*args, **kwargs)
+
+        try:
+            load_together(
+                nn.ModuleList(self._models),
+                [each.voter for each in self._voting],
+                load_rest,
+                *(self._schedulers, self._dataloaders, self._custom_objects, self.scaler),
+                on_world_change=self._on_world_change,
+            )
+        except BaseException:
+            self.step = step
+            raise
+
+    @contextmanager
+    def _loading_no_optimizer(self, check: Check) -> Iterator[None]:
+        """Keep Accelerate from loading rank 0's momenta, and check first, before other hooks."""
+        hook = self.register_load_state_pre_hook(
+            lambda models, folder: check(self._name_folders(folder))
+        )
+        self._load_model_state_pre_hook.move_to_end(hook.id, last=False)
+        optimizers, self._optimizers = self._optimizers, []
+        try:
+            yield
+        finally:
+            self._optimizers = optimizers
+            hook.remove()
+
     def _save_votes(self, models: list[nn.Module], weights: Any, folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):
             # Accelerate saves the model, over whatever another run has left in the folder.
             model = nn.ModuleList(models)
             save_checkpoint(path, model, each.voter, keep_last=1, only_trained=True, overwrite=True)
-
-    def _find_votes(self, models: list[nn.Module], folder: str) -> None:
-        for each, path in zip(self._voting, self._name_folders(folder), strict=True):
-            change = self._on_world_change
-            each.restore = partial(
-                load_checkpoint, path, nn.ModuleList(models), each.voter, on_world_change=change
-            )
 
     def _name_folders(self, folder: str) -> list[Path]:
         names = [f"{FOLDER}-{number}" if number else FOLDER for number in range(len(self._voting))]
@@ -148,18 +181,9 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
 
 class _VotingOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
-    """An optimizer whose state is every worker's own, wherever Accelerate loads rank 0's."""
+    """An optimizer that Accelerate takes for one of its own."""
 
     def __init__(self, voter: DistributedLion, device_placement: bool, scaler: Any) -> None:
         super().__init__(voter, device_placement=device_placement, scaler=scaler)
         self.voter = voter
-        self.restore: Any = None
         self._is_accelerate_prepared = True  # it is not to be wrapped again
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the one of rank 0 that ``load_state`` brings stands for all workers'."""
-        restore, self.restore = self.restore, None
-        if restore is None:
-            super().load_state_dict(state_dict)
-        else:
-            restore()

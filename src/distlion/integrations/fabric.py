@@ -7,15 +7,15 @@ Tested with lightning 2.6; another major version is refused. For the Trainer the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from distlion.checkpoint import WorldChange
+from distlion.checkpoint import Check, WorldChange, load_together
 from distlion.errors import CheckpointError
-from distlion.integrations.companion import KEY, load_votes, save_votes
+from distlion.integrations.companion import KEY, check_names, find_votes, saving_votes
 from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
 from distlion.optim import DistributedLion
 
@@ -73,30 +73,74 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save the momenta of all workers, then what Fabric saves, which names them."""
         modules, voters = _sort(state)
+        votes: AbstractContextManager[None] = nullcontext()
         if voters:
             state = dict(state)
-            save_votes(state, path, modules, voters)
-        super().save_checkpoint(path, state, *args, **kwargs)
+            votes = saving_votes(state, path, modules, voters, barrier=self.barrier)
+        with votes:
+            super().save_checkpoint(path, state, *args, **kwargs)
 
     def load_checkpoint(
         self, path: Any, state: Any = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Load what Fabric saved, and the momenta of all workers; in the file are rank 0's."""
+        """Load what Fabric saved, and the momenta of all workers; all of it, or nothing.
+
+        In the file are the momenta of rank 0, which are not loaded.
+
+        Raises:
+            CheckpointError: Some process cannot load; on every rank, with nothing changed.
+        """
         if isinstance(state, Optimizer):
             raise CheckpointError(
                 f"{path}: the momenta of all workers are loaded after the model; give both, as in "
                 '{"model": model, "optimizer": optimizer}'
             )
         modules, voters = _sort(state if isinstance(state, dict) else {})
+        load = super().load_checkpoint
         if not voters:
-            rest: dict[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
+            rest: dict[str, Any] = load(path, state, *args, **kwargs)
             return rest
         others = {name: each for name, each in state.items() if name not in voters}
-        rest = super().load_checkpoint(path, others, *args, **kwargs)
+
+        def load_rest(check: Check) -> dict[str, Any]:
+            # Fabric loads in this order, and our entry first.
+            ordered = {KEY: _CheckFirst(path, voters, check), **others}
+            try:
+                loaded: dict[str, Any] = load(path, ordered, *args, **kwargs)
+            except KeyError as error:
+                raise CheckpointError(
+                    f"{path} does not hold all that is to be loaded: {error}. A VotingStrategy "
+                    f"saves {KEY!r}, which says where the momenta of all workers are"
+                ) from error
+            others.update({name: ordered[name] for name in others})
+            return loaded
+
+        rest = load_together(
+            modules,
+            list(voters.values()),
+            load_rest,
+            *others.values(),
+            on_world_change=self._on_world_change,
+        )
         state.update(others)
-        change = self._on_world_change
-        load_votes(rest, path, modules, voters, on_world_change=change)
-        return {name: each for name, each in rest.items() if name != KEY and name not in voters}
+        return {name: each for name, each in rest.items() if name not in voters}
+
+
+class _CheckFirst:
+    """What Fabric takes for a thing to load: it is given the names of the folders, and checks."""
+
+    def __init__(self, path: Any, voters: dict[str, DistributedLion], check: Check) -> None:
+        self._path, self._voters, self._check = path, voters, check
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, as there is nothing to save."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check the folders of all optimizers, with all processes."""
+        folders = find_votes({KEY: state_dict}, self._path)
+        check_names(folders, self._voters)
+        self._check([folders[name] for name in self._voters])
 
 
 class _HoldVotes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlion.errors import MissingDependencyError, UnsupportedTypeError
+from distlion.errors import CheckpointError, MissingDependencyError, UnsupportedTypeError
 from distlion.optim import DistributedLion
 
 
@@ -56,6 +58,23 @@ def check_votes(optimizer: Any, where: str) -> DistributedLion:
             )
         optimizer = inner
     return optimizer
+
+
+@contextmanager
+def naming_what_is_loaded(framework: str) -> Iterator[None]:
+    """Say in an error of a load that a framework had loaded the model before it.
+
+    Args:
+        framework: Its name.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        error.args = (
+            f"{error}. {framework} has loaded the model and its own state by now, and the "
+            "optimizer is as it was. Make the model anew before it is trained",
+        )
+        raise
 
 
 @torch.no_grad()

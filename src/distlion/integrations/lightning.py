@@ -6,22 +6,35 @@ Tested with lightning 2.6; another major version is refused. For Fabric there is
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from distlion.checkpoint import WorldChange
+from distlion.checkpoint import WorldChange, check_checkpoints, load_together
 from distlion.errors import InvalidArgumentError
-from distlion.integrations.companion import load_votes, name_companion, save_votes
-from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.integrations.companion import (
+    KEY,
+    check_names,
+    find_votes,
+    name_companion,
+    saving_votes,
+)
+from distlion.integrations.frameworks import (
+    broadcast_rest,
+    check_version,
+    check_votes,
+    naming_what_is_loaded,
+)
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion
 
 check_version("lightning", major=2, extra="lightning")
 from lightning.pytorch.callbacks import Callback  # noqa: E402, once its version is known
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 # DistributedLion too: a script needs one line to import what it changes.
 __all__ = ["DistributedLion", "VoteMonitor", "VotingStrategy"]
@@ -62,7 +75,6 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
             )
         super().__init__(**kwargs)
         self._on_world_change = on_world_change
-        self._resumed_from: str | os.PathLike[str] | None = None
 
     @property
     def voters(self) -> list[DistributedLion]:
@@ -91,26 +103,45 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Save the momenta of all workers, then what Lightning saves, which names them."""
+        votes: AbstractContextManager[None] = nullcontext()
         if "optimizer_states" in checkpoint:
-            save_votes(checkpoint, filepath, self.lightning_module, dict(enumerate(self.voters)))
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+            voters = dict(enumerate(self.voters))
+            model, barrier = self.lightning_module, self.barrier
+            votes = saving_votes(checkpoint, filepath, model, voters, barrier=barrier)
+        with votes:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load what Lightning saved, and remember where."""
-        self._resumed_from = checkpoint_path
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        """Load what Lightning saved; to resume, check all workers' momenta before anything is.
+
+        Raises:
+            CheckpointError: Some worker cannot resume from it; on every rank, with nothing changed.
+        """
+        load = partial(super().load_checkpoint, checkpoint_path, *args, **kwargs)
+        checkpoint: dict[str, Any] = {}
+        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
+            checkpoint.update(load())
+            return checkpoint
+
+        def find() -> list[Path]:
+            checkpoint.update(load())
+            checkpoint[KEY] = find_votes(checkpoint, checkpoint_path)
+            return list(checkpoint[KEY].values())
+
+        check_checkpoints(find, on_world_change=self._on_world_change)
         return checkpoint
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the momenta of all workers; in the file there are those of rank 0."""
-        assert self._resumed_from is not None
-        load_votes(
-            checkpoint,
-            self._resumed_from,
-            self.lightning_module,
-            dict(enumerate(self.voters)),
-            on_world_change=self._on_world_change,
-        )
+        voters, folders = dict(enumerate(self.voters)), checkpoint.get(KEY, {})
+        with naming_what_is_loaded("Lightning"):
+            check_names(folders, voters)
+            load_together(
+                self.lightning_module,
+                list(voters.values()),
+                lambda check: check([folders[name] for name in voters]),
+                on_world_change=self._on_world_change,
+            )
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint with its momenta."""

@@ -17,9 +17,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
-from distlion.errors import InvalidArgumentError, MissingDependencyError, UnsupportedTypeError
-from distlion.integrations.frameworks import check_version
+from distlion.checkpoint import (
+    WorldChange,
+    check_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from distlion.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    MissingDependencyError,
+    UnsupportedTypeError,
+)
+from distlion.integrations.frameworks import check_version, naming_what_is_loaded
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion
 
@@ -37,6 +47,7 @@ _OVERRIDDEN = (
     "training_step",
     "_get_grad_norm",
     "_save_optimizer_and_scheduler",
+    "_load_from_checkpoint",
     "_load_optimizer_and_scheduler",
 )
 
@@ -205,13 +216,30 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             shutil.rmtree(folder, ignore_errors=True)
         save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, only_trained=True)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        # The Trainer loads weights before there is an optimizer.
+        folder = Path(resume_from_checkpoint, FOLDER)
+        check_checkpoints(lambda: [_find(folder)], on_world_change=self.on_world_change)
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
+        # The Trainer's own loads rank 0's optimizer.pt.
         if checkpoint is not None:
-            load_checkpoint(
-                Path(checkpoint, FOLDER),
-                self.model,
-                self.voter,
-                self.lr_scheduler,
-                on_world_change=self.on_world_change,
-            )
+            with naming_what_is_loaded("The Trainer"):
+                load_checkpoint(
+                    Path(checkpoint, FOLDER),
+                    self.model,
+                    self.voter,
+                    self.lr_scheduler,
+                    on_world_change=self.on_world_change,
+                )
+
+
+def _find(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is missing, which distlion.save_checkpoint writes under a VotingMixin: the "
+            "momenta of all workers are not there. Begin with the weights of such a checkpoint, by "
+            "from_pretrained"
+        )
+    return folder

@@ -1,0 +1,171 @@
+"""Checkpoints that a framework loads with files of its own: checked first, loaded with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from distlion.checkpoint.council import Council, attempt
+from distlion.checkpoint.folder import find_checkpoint
+from distlion.checkpoint.load import CALL, Loading, check_equal
+from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.reader import Reader
+from distlion.checkpoint.remap import WorldChange
+from distlion.checkpoint.undo import all_or_nothing
+from distlion.errors import CheckpointError, DistlionError
+from distlion.optim import VotingBase
+from distlion.voting import Custody
+
+Check = Callable[[Sequence[Path]], None]
+"""Check the folders of all optimizers, with all processes."""
+
+_Rest = TypeVar("_Rest")
+
+
+def load_together(
+    model: nn.Module,
+    optimizers: Sequence[VotingBase],
+    load_rest: Callable[[Check], _Rest],
+    *kept: Any,
+    on_world_change: WorldChange,
+) -> _Rest:
+    """Load a model, what else a framework loads, and its optimizers, or nothing on all processes.
+
+    1 check all files of all optimizers, 2 let the framework load its own, 3 parse ours and see that
+    they fit, 4 apply them.
+
+    Args:
+        model: Of all optimizers.
+        optimizers: Which the framework must not load.
+        load_rest: Loads the framework's files. It calls what it is given, with the folder of each
+            optimizer's checkpoint, before it changes anything.
+        kept: What else it changes; put back where some process fails.
+        on_world_change: Of ``load_checkpoint``.
+
+    Returns:
+        What ``load_rest`` returned.
+
+    Raises:
+        CheckpointError: Some process cannot load; on every rank, with nothing changed.
+    """
+    groups = [optimizer.param_groups for optimizer in optimizers]
+    with ExitStack() as stack, all_or_nothing(model, groups, *kept):
+        loadings = [
+            Loading(model, optimizer, None, stack, on_world_change=on_world_change)
+            for optimizer in optimizers
+        ]
+        gate = _Gate(loadings)
+        if not loadings:
+            return load_rest(gate.check)
+        rest, problem = attempt(lambda: load_rest(gate.check))
+        gate.close(problem)
+        for loading in loadings:
+            loading.parse(problem)
+        _apply(loadings)
+    return rest  # type: ignore[return-value]  # or all have raised
+
+
+class _Gate:
+    """The place in a framework's load where nothing is changed yet, and all processes meet."""
+
+    def __init__(self, loadings: Sequence[Loading]) -> None:
+        self._loadings = loadings
+        self._is_passed = False
+        self._error: DistlionError | None = None
+
+    def check(self, folders: Sequence[Path]) -> None:
+        """Check the folders of all optimizers, with all processes."""
+        try:
+            for loading, folder in zip(self._loadings, folders, strict=True):
+                loading.check(lambda folder=folder: folder)  # type: ignore[misc]
+        except DistlionError as error:
+            self._error = error
+            raise
+        self._is_passed = True
+
+    def close(self, problem: CheckpointError | None) -> None:
+        """Raise what all processes raise; say what kept this one from meeting them.
+
+        Args:
+            problem: What the framework's load ended with.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._is_passed:
+
+            def fail() -> Path:
+                raise problem or CheckpointError(
+                    "it does not say where the momenta of all workers are"
+                )
+
+            self._loadings[0].check(fail)
+
+
+def _apply(loadings: Sequence[Loading]) -> None:
+    applied: list[Loading] = []
+    try:
+        for loading in loadings:
+            loading.apply()
+            applied.append(loading)
+    except DistlionError as error:
+        for loading in applied:
+            if error.is_recoverable or loading.is_alone:  # else others may not be there
+                loading.take_back()
+        raise
+
+
+def check_checkpoints(find: Callable[[], Sequence[Path]], *, on_world_change: WorldChange) -> None:
+    """Check all files of checkpoints before there are optimizers; every process must call it.
+
+    For frameworks that load a model before they make its optimizer. What only an optimizer can
+    tell, such as its parameters and seed, is checked by ``load_checkpoint``.
+
+    Args:
+        find: Returns the folders, or raises what keeps this process from the load.
+        on_world_change: Of ``load_checkpoint``.
+
+    Raises:
+        CheckpointError: Some process is kept from it, or a file that it needs is missing, damaged,
+            or of another number of workers; on every rank.
+    """
+    together = dist.is_available() and dist.is_initialized()
+    rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    council = Council(_gather if together else _gather_alone, process=rank, call=CALL)
+
+    def read() -> list[Reader]:
+        return [_read(folder, rank, n_ranks, on_world_change, stack) for folder in find()]
+
+    with ExitStack() as stack:
+        readers, problem = attempt(read)
+        council.share(problem)
+        assert readers is not None  # or all have raised
+        for reader in readers:
+            check_equal(council, reader)
+
+
+def _read(
+    folder: Path, rank: int, n_ranks: int, on_world_change: WorldChange, stack: ExitStack
+) -> Reader:
+    manifest = read_manifest(find_checkpoint(folder))
+    alone = Custody.of_one_process(1, is_stacked=False, seed=manifest.seed)
+    size = manifest.node_size if n_ranks % manifest.node_size == 0 else 1
+    place = replace(
+        alone, workers=(rank,), n_workers=n_ranks, node_size=size, process=rank, n_processes=n_ranks
+    )
+    return Reader(folder, place, on_world_change, stack)
+
+
+def _gather(record: bytes) -> list[bytes]:
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, record)
+    return rows
+
+
+def _gather_alone(record: bytes) -> list[bytes]:
+    return [record]

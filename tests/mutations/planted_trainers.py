@@ -1,0 +1,106 @@
+"""Bugs of loads under frameworks, and of loads that are refused."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+COMPANION, ACCELERATE = "integrations/companion.py", "integrations/accelerate.py"
+UNDO, TOGETHER = "checkpoint/undo.py", "checkpoint/together.py"
+BESIDE = ("integrations/test_companion.py",)
+UNDER = ("integrations/test_refused_loads.py",)
+REFUSED = ("checkpoint/test_refused_loads.py",)
+
+TRAINERS = (
+    Mutation(
+        "trainers: a file that is written later has no momenta until then",
+        COMPANION,
+        "_KEPT = 2",
+        "_KEPT = 1",
+        BESIDE,
+    ),
+    Mutation(
+        "trainers: momenta are removed before the file is written",
+        COMPANION,
+        "optimizer, only_trained=True)",
+        "optimizer, keep_last=_KEPT, only_trained=True)",
+        BESIDE,
+    ),
+    Mutation("trainers: ranks do not wait for the file", COMPANION, "    barrier()\n", "", BESIDE),
+    Mutation(
+        "trainers: a check of a load that failed stays for the next one",
+        ACCELERATE,
+        "            hook.remove()\n",
+        "",
+        UNDER,
+    ),
+    Mutation(
+        "trainers: Accelerate loads rank 0's momentum",
+        ACCELERATE,
+        "optimizers, self._optimizers = self._optimizers, []",
+        "optimizers = self._optimizers",
+        UNDER,
+    ),
+    Mutation(
+        "trainers: other hooks go before the check",
+        ACCELERATE,
+        "last=False",
+        "last=True",
+        UNDER,
+    ),
+    Mutation(
+        "trainers: Accelerate's count of micro-steps is not put back",
+        ACCELERATE,
+        "            self.step = step\n",
+        "",
+        UNDER,
+    ),
+    Mutation(
+        "refused loads: random numbers are not put back",
+        UNDO,
+        "[*_keep_random_numbers()]",
+        "[]",
+        REFUSED,
+    ),
+    Mutation(
+        "refused loads: callable objects are not put back",
+        UNDO,
+        "            return [vars(value)]\n",
+        "            return []\n",
+        REFUSED,
+    ),
+    Mutation(
+        "refused loads: data are copied",
+        UNDO,
+        "self._seen[id(value.dataset)] = value.dataset",
+        "pass",
+        ("checkpoint/test_undo.py",),
+    ),
+    Mutation(
+        "refused loads: tensors are written without a change",
+        UNDO,
+        "if not torch.equal(tensor, values):",
+        "if True:",
+        ("checkpoint/test_undo.py",),
+    ),
+    Mutation(
+        "refused loads: the first of two optimizers keeps what it has loaded",
+        TOGETHER,
+        "                loading.take_back()\n",
+        "                pass\n",
+        ("checkpoint/test_together.py",),
+    ),
+    Mutation(
+        "refused loads: a framework may load without a check",
+        TOGETHER,
+        "        gate.close(problem)\n",
+        "",
+        ("checkpoint/test_together.py",),
+    ),
+    Mutation(
+        "refused loads: nothing is put back",
+        "checkpoint/load.py",
+        "with all_or_nothing(model, optimizer.param_groups, scheduler):",
+        "with all_or_nothing():",
+        REFUSED,
+    ),
+)
