@@ -29,7 +29,7 @@ from distlion.checkpoint.save import custody_of, finish_pending
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
-from distlion.errors import CheckpointError, DistlionError
+from distlion.errors import CheckpointError
 from distlion.optim import KEPT, VotingBase
 from distlion.voting import Custody
 
@@ -151,7 +151,7 @@ def _apply(
             custody.agree(CALL, problem)
         # Last, as it compares with all workers once more, and refuses on all of them.
         optimizer.load_state_dict(parsed.optimizer)
-    except DistlionError:
+    except BaseException:  # Ctrl-C too, which comes between the two meetings
         undo.restore()
         raise
 

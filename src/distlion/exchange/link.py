@@ -344,6 +344,7 @@ _ERRORS: dict[FailureKind, type[StepError]] = {
     "lost": PeerLostError,
     "silent": StepTimeoutError,
     "order": StepMismatchError,
+    "left": PeerLostError,
 }
 _LIMITS = "step_timeout_s= sets the limit, init_timeout_s= that of construction"
 
@@ -367,6 +368,8 @@ def _explain(found: Finding, own: int) -> str:
             f"{names} does not answer; is the process stopped, its machine or network down, or "
             f"did it make no optimizer? {_LIMITS}"
         )
+    elif found.kind == "left":
+        text = f"{names} left, and is waited for no more; look at its log"
     else:
         text = f"{names} is gone; look at its log"
     return f"{text} ({found.note})" if found.note else text
