@@ -22,7 +22,7 @@ from distlion.netlab.wires import (
     list_processes,
     remove_namespaces,
 )
-from distlion.training.processes import leaving_on_sigterm
+from distlion.training.processes import leaving_in_order
 
 
 class Lab:
@@ -98,7 +98,7 @@ class Lab:
         return lab
 
     def __enter__(self) -> Lab:
-        self._signals = leaving_on_sigterm()
+        self._signals = leaving_in_order()
         self._signals.__enter__()
         return self
 
