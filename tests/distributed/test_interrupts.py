@@ -297,15 +297,21 @@ def test_an_interrupted_call_is_completed_or_undone_by_all(call: str, tmp_path: 
         assert not list(tmp_path.glob("partial-*"))
 
 
-def interrupt_construction(rank: int, world_size: int) -> str:
+def interrupt_construction(rank: int, world_size: int, folder: str) -> str:
+    """Interrupt the handshake on a rank that waits for a late one."""
     listen()
-    once = [rank == VICTIM] * (rank == VICTIM)
+    left = Path(folder) / "left"
+    once = [True] if rank == VICTIM else []
     interrupt_waits(once)
-    return raised_by(lambda: make_optimizer(FAR_S, {}))
+    if rank != VICTIM:
+        compute_until(left.exists)
+    raised = raised_by(lambda: make_optimizer(FAR_S, {}))
+    left.touch()
+    return raised
 
 
-def test_an_interrupt_ends_construction_at_once_and_for_all() -> None:
-    other, victim = run_workers(interrupt_construction, 2)
+def test_an_interrupt_ends_construction_at_once_and_for_all(tmp_path: Path) -> None:
+    other, victim = run_workers(interrupt_construction, 2, str(tmp_path))
     assert victim.startswith("KeyboardInterrupt")
     assert other.startswith("PeerLostError")
     assert "rank 1 left" in other

@@ -176,7 +176,7 @@ def test_a_command_that_is_interrupted_while_it_starts_ends_with_all_its_process
         preexec_fn=hear_ctrl_c,  # noqa: PLW1509
     )
     # Every process holds the other end of this pipe: it ends when the last of them has.
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=240)[1]
     assert process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     assert ("all workers have ended" in errors) == (number == signal.SIGINT)

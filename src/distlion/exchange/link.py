@@ -6,6 +6,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -295,6 +296,19 @@ class Link:
         reason = tidy(error)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed ({reason})")
+
+    def check_present(self, *, step: int) -> None:
+        """Check that nobody has left, before a wait in which nobody would hear of it.
+
+        Raises:
+            PeerLostError: Somebody has.
+        """
+        left = None
+        if self.watch is not None:
+            with suppress(RuntimeError):  # a store that is gone says nothing
+                left = self.watch.read_left()
+        if left is not None:
+            raise self.failure("left", step, "workers cannot connect")
 
     def failure(self, kind: FailureKind, step: int, what: str) -> StepError:
         """Find out who failed, for an error; the group is of no use from here on."""

@@ -136,7 +136,7 @@ class PeerWatch:
 
     def _waits_in_vain(self) -> bool:
         """Raise the alarm where somebody will not come to the call that this worker is at."""
-        if self._read_left() is not None:
+        if self.read_left() is not None:
             self._raise_alarm("left")
         elif self.turns.differ():
             self._raise_alarm("order")
@@ -144,7 +144,7 @@ class PeerWatch:
             return False
         return True
 
-    def _read_left(self) -> dict[str, Any] | None:
+    def read_left(self) -> dict[str, Any] | None:
         """Read who has left, unless this worker is at a call that they have completed."""
         if not self._store.check([LEFT]):
             return None
@@ -289,7 +289,7 @@ class PeerWatch:
                 elsewhere.append(rank)
         out_of_order = find_out_of_order(waiting)
         culprits, busy, note = silent, False, ""
-        left = self._read_left()
+        left = self.read_left()
         if left is not None:
             kind, culprits, note = "left", sorted({left["rank"], *silent}), left["why"]
         elif out_of_order is not None and not silent:
