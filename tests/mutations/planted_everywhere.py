@@ -9,6 +9,7 @@ from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
+from planted_signals import SIGNALS
 from planted_trial import TRIAL
 
-EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK
+EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK + SIGNALS
