@@ -108,7 +108,7 @@ class StepError(DistlionError, RuntimeError):
 
 
 class PeerLostError(StepError):
-    """A peer closed its connection: it has crashed, was killed, or left the group."""
+    """A peer closed its connection (crashed, was killed, left the group), or was interrupted."""
 
 
 class StepTimeoutError(StepError):

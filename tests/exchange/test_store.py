@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from distlion.exchange import store_of, watch_peers
+from distlion.exchange import Turn, store_of, watch_peers
 
 COUNT = "TORCHELASTIC_RESTART_COUNT"
 
@@ -42,3 +42,15 @@ def test_without_torchrun_all_is_in_the_store_itself(
     watch = watch_peers(group)
     watch.look()
     assert watch.alarmed.is_set()
+
+
+def test_whoever_leaves_is_waited_for_at_calls_that_it_has_completed(
+    group: dist.ProcessGroup,
+) -> None:
+    watch = watch_peers(group)
+    watch.leave(5, "an interrupt")
+    watch.leave(4, "a later one")
+    watch.turns.now = Turn(4, 0, "step 3")
+    assert watch.read_left() is None
+    watch.turns.now = Turn(5, 0, "step 4")
+    assert watch.read_left() == {"rank": 0, "turn": 5, "why": "an interrupt"}

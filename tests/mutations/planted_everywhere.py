@@ -9,12 +9,21 @@ from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
+from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
 from planted_trial import TRIAL
 
 EVERYWHERE = (
-    *(MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK),
+    *MUTATIONS,
+    *KERNELS,
+    *DEVICE,
+    *MISUSES,
+    *LOSSES,
+    *PROTOCOL,
+    *TRIAL,
+    *FEEDBACK,
     *STATES,
     *TRAINERS,
+    *SIGNALS,
 )

@@ -62,7 +62,7 @@ PROTOCOL = (
     Mutation(
         "a dead optimizer goes on, simulated",
         "voting/lifecycle.py",
-        'self._cause_of_death = f"{what} failed ({cause})"',
+        "self._cause_of_death = self._cause_of_death or cause",
         "pass",
         SIMULATION,
     ),

@@ -163,8 +163,8 @@ def save_checkpoint(
             overwrite=overwrite,
         )
         pending = PendingCheckpoint(writer.write, in_background=async_)
-    if async_:
-        _pending[optimizer] = pending
+        if async_:  # within: Ctrl-C, which comes at the end of the meeting, must not forget it
+            _pending[optimizer] = pending
     return pending
 
 
@@ -182,9 +182,10 @@ def prune_checkpoints(own: Path, optimizer: VotingBase, *, keep_last: int) -> No
 
 def finish_pending(optimizer: VotingBase) -> None:
     """Wait for a save in the background; who wants to know how it ended asks its ``wait()``."""
-    pending = _pending.pop(optimizer, None)
+    pending = _pending.get(optimizer)
     if pending is not None:
         pending.finish()
+        _pending.pop(optimizer, None)  # last: Ctrl-C while it is waited for must not forget it
 
 
 def custody_of(optimizer: object) -> Custody:

@@ -6,6 +6,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -296,6 +297,19 @@ class Link:
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed ({reason})")
 
+    def check_present(self, *, step: int) -> None:
+        """Check that nobody has left, before a wait in which nobody would hear of it.
+
+        Raises:
+            PeerLostError: Somebody has.
+        """
+        left = None
+        if self.watch is not None:
+            with suppress(RuntimeError):  # a store that is gone says nothing
+                left = self.watch.read_left()
+        if left is not None:
+            raise self.failure("left", step, "workers cannot connect")
+
     def failure(self, kind: FailureKind, step: int, what: str) -> StepError:
         """Find out who failed, for an error; the group is of no use from here on."""
         keep_forever(self.process_group)
@@ -344,6 +358,7 @@ _ERRORS: dict[FailureKind, type[StepError]] = {
     "lost": PeerLostError,
     "silent": StepTimeoutError,
     "order": StepMismatchError,
+    "left": PeerLostError,
 }
 _LIMITS = "step_timeout_s= sets the limit, init_timeout_s= that of construction"
 
@@ -367,6 +382,8 @@ def _explain(found: Finding, own: int) -> str:
             f"{names} does not answer; is the process stopped, its machine or network down, or "
             f"did it make no optimizer? {_LIMITS}"
         )
+    elif found.kind == "left":
+        text = f"{names} left, and is waited for no more; look at its log"
     else:
         text = f"{names} is gone; look at its log"
     return f"{text} ({found.note})" if found.note else text

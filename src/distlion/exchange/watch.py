@@ -35,8 +35,9 @@ READ_S = 0.2
 # An error comes at most a second after the timeout, also where the store does not answer.
 SETTLE_S = 0.9
 FINDING = "distlion/finding"
+LEFT = "distlion/left"
 
-FailureKind = Literal["lost", "silent", "order"]
+FailureKind = Literal["lost", "silent", "order", "left"]
 _Answer = TypeVar("_Answer")
 
 
@@ -46,7 +47,7 @@ class Finding:
 
     Attributes:
         kind: "lost", a connection closed; "silent", somebody did not answer in time; "order",
-            workers are at calls of different optimizers.
+            workers are at calls of different optimizers; "left", somebody said that it leaves.
         culprits: Ranks in the group; empty where that is unknown.
         busy: Whether the culprits do run, but did not come to the exchange.
         note: What else is known, for the message.
@@ -108,9 +109,8 @@ class PeerWatch:
             self._note_store_gone()
             raise
         self._looked_s = time.monotonic()
-        if not is_alarmed and self._waits_for_long() and self.turns.differ():
-            is_alarmed = True
-            self._raise_alarm("order")
+        if not is_alarmed and self._waits_for_long():
+            is_alarmed = self._waits_in_vain()
         if not is_alarmed:
             return True
         if not self.alarmed.is_set():
@@ -121,6 +121,35 @@ class PeerWatch:
         # Whoever keeps the store may leave before this worker needs to know.
         self._read_finding()
         return False
+
+    def leave(self, turn: int, why: str) -> None:
+        """Tell the others, who may wait or come to wait, that this worker comes to no more calls.
+
+        Args:
+            turn: The number of the first call that it does not complete. One before it, which
+                others are still at, goes on: what they need of this worker is under way.
+            why: What ended it, in words.
+        """
+        left = json.dumps({"rank": self._rank, "turn": turn, "why": why})
+        with contextlib.suppress(RuntimeError):
+            _within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
+
+    def _waits_in_vain(self) -> bool:
+        """Raise the alarm where somebody will not come to the call that this worker is at."""
+        if self.read_left() is not None:
+            self._raise_alarm("left")
+        elif self.turns.differ():
+            self._raise_alarm("order")
+        else:
+            return False
+        return True
+
+    def read_left(self) -> dict[str, Any] | None:
+        """Read who has left, unless this worker is at a call that they have completed."""
+        if not self._store.check([LEFT]):
+            return None
+        left: dict[str, Any] = json.loads(self._store.get(LEFT))
+        return left if left["turn"] <= self.turns.now.number else None
 
     def _note_store_gone(self) -> None:
         """Note that the store is gone, and whether its host was the first to leave."""
@@ -260,7 +289,10 @@ class PeerWatch:
                 elsewhere.append(rank)
         out_of_order = find_out_of_order(waiting)
         culprits, busy, note = silent, False, ""
-        if out_of_order is not None and not silent:
+        left = self.read_left()
+        if left is not None:
+            kind, culprits, note = "left", sorted({left["rank"], *silent}), left["why"]
+        elif out_of_order is not None and not silent:
             kind, culprits, note = "order", list(out_of_order), name_turns(waiting)
         elif gone and not silent:
             culprits, busy = gone, kind == "silent"

@@ -22,16 +22,17 @@ from distlion.netlab.wires import (
     list_processes,
     remove_namespaces,
 )
-from distlion.training.processes import leaving_on_sigterm
+from distlion.signals import deferred_signals
+from distlion.training.processes import leaving_in_order
 
 
 class Lab:
     """Make hosts in network namespaces of their own, each with one interface, ``eth0``.
 
     The bridge lives in a namespace too, so that nothing appears among the machine's own interfaces.
-    A lab is removed when its ``with`` block is left, by Ctrl-C and SIGTERM too, or else when it is
-    collected or the interpreter ends. What a killed process leaves is removed when the next lab is
-    made.
+    A lab is removed when its ``with`` block is left, by Ctrl-C, SIGTERM and SIGHUP too, or else
+    when it is collected or the interpreter ends. What a killed process leaves is removed when the
+    next lab is made.
 
     Args:
         n_hosts: 1 to 250; host i has the address 10.77.0.(i + 1).
@@ -98,7 +99,7 @@ class Lab:
         return lab
 
     def __enter__(self) -> Lab:
-        self._signals = leaving_on_sigterm()
+        self._signals = leaving_in_order()
         self._signals.__enter__()
         return self
 
@@ -149,6 +150,7 @@ class Lab:
         """Read what the interface of each host has sent and received since the lab was made."""
         return self._wires.read_counters()
 
+    @deferred_signals("the end of a lab", gives_way=False)
     def close(self) -> None:
         """Remove the lab, unless it stays or is another process's; twice does no harm."""
         if hasattr(self, "_close_wires"):
@@ -206,7 +208,10 @@ def temporary_or_named(name: str | None, n_hosts: int, rates: str | None) -> Ite
         n_hosts: Of the lab to make.
         rates: None leaves those of a lab that stays, and does not limit a new one.
     """
-    with Lab(n_hosts, rates or UNLIMITED) if name is None else Lab.find(name) as lab:
+    with (
+        leaving_in_order(),  # while it is made, too
+        Lab(n_hosts, rates or UNLIMITED) if name is None else Lab.find(name) as lab,
+    ):
         if name is not None and rates is not None:
             lab.set_rates(rates)
         yield lab

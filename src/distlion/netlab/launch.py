@@ -17,6 +17,7 @@ from types import TracebackType
 from distlion.errors import InvalidArgumentError
 from distlion.netlab.lab import Lab
 from distlion.netlab.lab_plan import INTERFACE
+from distlion.signals import deferred_signals
 from distlion.training.processes import describe_exit
 
 MASTER_PORT = 29500
@@ -203,6 +204,18 @@ class HostProcesses:
         """
         if not command:
             raise InvalidArgumentError("there is no command to run")
+        # A start that is cut short would leave a process that nobody ends.
+        with deferred_signals("the start of a process", gives_way=False):
+            self._start(lab, placement, command, environment, pass_fds)
+
+    def _start(
+        self,
+        lab: Lab,
+        placement: Placement,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int],
+    ) -> None:
         namespace = _NAMESPACE_FOLDER / lab.plan.host_namespaces[placement.host]
         popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_ENTER), str(namespace), str(os.getpid()), *command],
@@ -259,8 +272,12 @@ class HostProcesses:
             else:
                 self._pass_on(process, is_error)
 
+    @deferred_signals("the end of processes", gives_way=False)
     def end(self) -> None:
-        """End all that still run, by SIGTERM and soon by SIGKILL; what they still say is lost."""
+        """End all that still run, by SIGTERM and soon by SIGKILL; what they still say is lost.
+
+        No signal cuts it short.
+        """
         # An error in showing may be why we are here.
         self._show = _discard
         self._signal_and_wait(signal.SIGTERM, TERMINATE_S)

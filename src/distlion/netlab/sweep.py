@@ -31,6 +31,7 @@ from distlion.netlab.traffic import (
     read_busy_s,
 )
 from distlion.netlab.workload import GptWorkload, VectorWorkload, Workload
+from distlion.training.processes import leaving_in_order
 
 FORMAT = 2
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -137,7 +138,7 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
             "a sweep needs the package 'transformers': pip install \"distlion[netlab,train]\""
         )
     observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
-    with Lab(settings.hosts) as lab, Crew(lab) as crew:
+    with leaving_in_order(), Lab(settings.hosts) as lab, Crew(lab) as crew:
         return _Sweep(settings, lab, crew, observe).run()
 
 

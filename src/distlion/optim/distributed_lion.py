@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion import faults
+from distlion import faults, signals
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
@@ -96,10 +96,9 @@ class DistributedLion(VotingBase):
 
     Notes:
         ``step()`` is committed, or leaves all as it was and raises the same on every rank. After
-        NonFiniteError, SparseGradientError and GradientChangedError training may go on; after
-        StepMismatchError, ConfigMismatchError, CorruptFrameError, PeerLostError and
-        StepTimeoutError this optimizer is dead. A crash can leave workers one step apart, never
-        inside a step. Buffers such as BatchNorm's statistics are not replicated.
+        NonFiniteError, SparseGradientError and GradientChangedError training may go on; after any
+        other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A crash can
+        leave workers one step apart, never inside a step. Buffers (BatchNorm) are not replicated.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -253,6 +252,7 @@ class DistributedLion(VotingBase):
             after_encode=partial(self._fire, "after_encode", step),
         )
 
+    @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
         peers = self._peers

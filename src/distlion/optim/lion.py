@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from distlion.optim.base import LionBase
+from distlion.signals import deferred_signals
 from distlion.voting import gather_alone, move_alone
 
 
@@ -57,6 +58,7 @@ class Lion(LionBase):
         super().__setstate__(state)
         self._begin_life()
 
+    @deferred_signals("a step")
     def _do_step(self) -> None:
         numbers = self._read_groups()
         if numbers.found_inf:

@@ -24,7 +24,8 @@ from distlion.training.processes import (
     choose_context,
     describe_exit,
     end_processes,
-    leaving_on_sigterm,
+    leaving_in_order,
+    start_process,
 )
 
 # A worker that loses a peer reports within milliseconds, sometimes before the operating system
@@ -64,8 +65,8 @@ def run_workers(
 
     Workers find each other through a file, so no port of ours is opened, and talk over the loopback
     interface unless ``GLOO_SOCKET_IFNAME`` names another. However this function is left, by a
-    result, an error, Ctrl-C or SIGTERM, all workers have ended; if this process is killed, they end
-    themselves.
+    result, an error, Ctrl-C, SIGTERM or SIGHUP, all workers have ended; if this process is killed,
+    they end themselves.
 
     Args:
         work: Called as ``work(emit, *args)`` on every rank with the default group initialized; must
@@ -81,7 +82,7 @@ def run_workers(
     Raises:
         WorkerFailedError: A worker died or raised; the message names it. All others are ended.
     """
-    with leaving_on_sigterm(), tempfile.TemporaryDirectory(prefix="distlion-") as folder:
+    with leaving_in_order(), tempfile.TemporaryDirectory(prefix="distlion-") as folder:
         crew = _Crew(world_size)
         try:
             crew.start(work, args, Path(folder) / "rendezvous", preload)
@@ -118,7 +119,7 @@ class _Crew:
                 daemon=True,
             )
             self._processes.append(process)
-            process.start()
+            start_process(process)
             # Ours must be closed, or the inbox would never come to its end.
             outbox.close()
 

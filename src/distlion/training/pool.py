@@ -22,6 +22,8 @@ from distlion.training.processes import (
     choose_context,
     describe_exit,
     end_processes,
+    leaving_in_order,
+    start_process,
 )
 
 
@@ -59,8 +61,8 @@ class _Seat:
 class Pool:
     """Do jobs in child processes, in the order in which they were submitted.
 
-    A context manager: however it is left, all processes have ended; if this process is killed, they
-    end themselves.
+    A context manager: however it is left, by Ctrl-C, SIGTERM and SIGHUP too, all processes have
+    ended; if this process is killed, they end themselves.
 
     Args:
         work: Called in a child as ``work(emit, job)``; must be importable by name, as jobs, results
@@ -78,8 +80,10 @@ class Pool:
         self._seats: list[_Seat] = []
         self._waiting: deque[Any] = deque()
         self._numbers = itertools.count()
+        self._signals = leaving_in_order()
 
     def __enter__(self) -> Pool:
+        self._signals.__enter__()
         return self
 
     def __exit__(
@@ -91,6 +95,7 @@ class Pool:
         end_processes([seat.process for seat in self._seats])
         for seat in self._seats:
             seat.pipe.close()
+        self._signals.__exit__(None, None, None)
 
     def submit(self, job: Any) -> None:
         """Add a job to those that wait."""
@@ -137,10 +142,10 @@ class Pool:
             name=f"distlion pool {next(self._numbers)}",
             daemon=True,
         )
-        process.start()
+        self._seats.append(_Seat(process, ours))
+        start_process(process)
         # Ours must be closed, or the pipe would never come to its end.
         theirs.close()
-        self._seats.append(_Seat(process, ours))
         return self._seats[-1]
 
     def _hear(self, seat: _Seat) -> Iterator[Reported | Finished]:

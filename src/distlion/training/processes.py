@@ -13,7 +13,11 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from distlion.signals import deferred_signals
+
 _TERMINATE_S = 2.0
+# A closed terminal sends SIGHUP, which Windows does not have.
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class WorkerTraceError(Exception):
@@ -29,9 +33,19 @@ def choose_context(preload: Sequence[str]) -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    with _sigint_blocked():
+    with _sigint_blocked(), deferred_signals("the start of a process", gives_way=False):
         forkserver.ensure_running()
     return context
+
+
+@deferred_signals("the start of a process", gives_way=False)
+def start_process(process: BaseProcess) -> None:
+    """Start a process that ``end_processes`` will get; a signal is heard once it has started.
+
+    Cut short, a start may leave a process whose number nobody knows. It takes as long as the fork
+    server needs to import what it preloads, and much less from then on.
+    """
+    process.start()
 
 
 @contextlib.contextmanager
@@ -60,8 +74,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+@deferred_signals("the end of processes", gives_way=False)
 def end_processes(processes: Sequence[BaseProcess]) -> None:
-    """End all that still run: by SIGTERM, and soon by SIGKILL."""
+    """End all that still run: by SIGTERM, and soon by SIGKILL; no signal cuts it short."""
     started = [process for process in processes if process.pid is not None]
     for process in started:
         process.terminate()
@@ -73,31 +88,34 @@ def end_processes(processes: Sequence[BaseProcess]) -> None:
 
 
 @contextlib.contextmanager
-def leaving_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM leave ``with`` blocks in order, by SystemExit of 143, unless somebody handles it.
+def leaving_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP leave ``with`` blocks in order, by SystemExit of 143 and 129.
 
-    Signals belong to the main thread; elsewhere nothing changes.
+    What somebody else handles, or ignores as ``nohup`` does, stays so. Signals belong to the main
+    thread; elsewhere nothing changes.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
+    numbers = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
     owner_pid = os.getpid()
 
     def leave(number: int, frame: object) -> None:
         # In a forked child, such as those of pyroute2, there are no blocks to leave.
         if os.getpid() != owner_pid:
             os._exit(128 + number)
-        # Once: a second SIGTERM must not interrupt the cleaning.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # Once: a second one must not interrupt the cleaning.
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
+    if not is_main:
+        numbers = []
     try:
+        for number in numbers:
+            signal.signal(number, leave)
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def describe_exit(exitcode: int | None) -> str:

@@ -17,6 +17,7 @@ from distlion.errors import (
 )
 from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
 from distlion.optim import Traffic, VotingBase
+from distlion.signals import deferred_signals
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.lineup import Lineup
@@ -147,6 +148,7 @@ class VirtualCluster(VotingBase):
             param.param.grad = None
         self._collection.add(worker, grads, self._read_groups().coefficients)
 
+    @deferred_signals("a step")
     def _do_step(self) -> None:
         lineup, collection, step = self._laid_out, self._collection, self.committed_step
         collection.check_whole()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distlion.errors import CheckpointError, UnsupportedTypeError
 from distlion.exchange import gather_bytes
+from distlion.signals import deferred_signals
 
 if TYPE_CHECKING:
     from distlion.voting.peers import Peers
@@ -42,7 +43,7 @@ class Custody:
     n_processes: int
     is_stacked: bool
     seed: int
-    meeting: Callable[[str], AbstractContextManager[None]]
+    meeting: Callable[[str], AbstractContextManager[object]]
     agree: Callable[[str, CheckpointError | None], None]
     open_channel: Callable[[bool], Gather]
 
@@ -57,7 +58,7 @@ class Custody:
             n_processes=1,
             is_stacked=is_stacked,
             seed=seed,
-            meeting=lambda call: nullcontext(),
+            meeting=deferred_signals,
             agree=agree_alone,
             open_channel=lambda in_background: _gather_alone,
         )

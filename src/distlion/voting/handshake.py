@@ -23,6 +23,7 @@ def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
 
     Raises:
         ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
+        PeerLostError: A worker has left since.
     """
     text = "\n".join(lines).encode()
     record = (
@@ -34,6 +35,8 @@ def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
     if len(set(records)) > 1:
         longest = max(int.from_bytes(other[8:16], "little") for other in records)
         raise_difference(link, lines, longest, step=step)
+    # What is compared may have been sent by a worker that was interrupted while it waited.
+    link.check_present(step=step)
 
 
 def explain_difference(link: Link, lines: Sequence[str], *, step: int) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch.distributed as dist
 
 from distlion.errors import (
     CheckpointError,
     ConcurrentCallError,
+    DeviceError,
     DistlionError,
     PeerLostError,
     ProcessGroupError,
     StepTimeoutError,
 )
 from distlion.exchange import Turn, is_registered
+from distlion.signals import Deferral, deferred_signals
 from distlion.voting.group import VotingGroup
 
 
@@ -24,9 +26,10 @@ class Lifecycle:
     """The life of an optimizer among others.
 
         alive ──exchange──► alive      the exchange ended, or all workers raised the same
-                        └─► dead       it was left by any other error: peers are at unknown places
+                        └─► dead       it was left by any other error: peers are at unknown places;
+                                       or a signal's exception came meanwhile, and ends this worker
         alive ──commit────► alive
-                        └─► torn       an exception (Ctrl-C, no memory) cut the commit short
+                        └─► torn       an exception (Ctrl-C twice, no memory) cut the commit short
 
     Args:
         group: The workers.
@@ -44,6 +47,10 @@ class Lifecycle:
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
         self._is_torn = self.is_ready = False
+
+    @property
+    def _has_peers(self) -> bool:
+        return self._group.world_size > 1
 
     @property
     def is_dead(self) -> bool:
@@ -108,30 +115,51 @@ class Lifecycle:
         """Declare this optimizer dead if what follows is left by an error.
 
         Whatever interrupts an exchange leaves peers at an unknown place. Only of an error that all
-        of them raise, with nothing committed, it is known that they wait at the same place.
+        of them raise, with nothing committed, it is known that they wait at the same place. So what
+        a signal raises waits for the end, but for construction, which has nothing to commit. The
+        others hear that this worker leaves: after the exchange, or in it by an error of its own.
 
         Raises:
             ProcessGroupError, ConcurrentCallError: As ``check_usable``.
         """
         self.check_usable()
-        self._under_way = what
-        if self._watch is not None:
-            turns = self._watch.turns
-            turns.now = Turn(turns.now.number + 1, self.number, what)
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, PeerLostError | StepTimeoutError) and what.endswith("()"):
-                # Other ranks that never made the call look like ranks that are gone.
-                error.args = (f"{error}. {what} must be called by every rank",)
-            if not (isinstance(error, DistlionError) and error.is_recoverable):
-                cause = f"{type(error).__name__}: {error}"
-                self._cause_of_death = f"{what} failed ({cause})"
-                if self._watch is not None and self._watch.has_settled:
-                    self._watch.turns.failure = cause
-            raise
-        finally:
-            self._under_way = None
+        with deferred_signals(what) if self.is_ready else nullcontext(Deferral(what)) as signals:
+            self._under_way = what
+            if self._watch is not None:
+                turns = self._watch.turns
+                turns.now = Turn(turns.now.number + 1, self.number, what)
+            try:
+                yield
+            except BaseException as error:
+                if isinstance(error, PeerLostError | StepTimeoutError) and what.endswith("()"):
+                    # Other ranks that never made the call look like ranks that are gone.
+                    error.args = (f"{error}. {what} must be called by every rank",)
+                if not (isinstance(error, DistlionError) and error.is_recoverable):
+                    self._die(f"{what} failed ({name_error(error)})", error)
+                raise
+            finally:
+                self._under_way = None
+                if signals.error is not None and self._has_peers:
+                    cause = f"{name_error(signals.error)} came during {what}"
+                    self._die(cause, signals.error, has_completed=True)
+
+    def _die(self, cause: str, error: BaseException, *, has_completed: bool = False) -> None:
+        """Note why this optimizer is dead, and tell the others where only this worker knows.
+
+        Args:
+            cause: Why.
+            error: What ended it.
+            has_completed: Whether this worker did its part of the exchange.
+        """
+        self._cause_of_death = self._cause_of_death or cause
+        if self._watch is None or not self._has_peers:
+            return
+        # Errors of ours are raised by all workers, or found by all; a device fails on one of them.
+        is_own = not isinstance(error, DistlionError) or isinstance(error, DeviceError)
+        if is_own and not self._watch.has_settled:
+            self._watch.leave(self._watch.turns.now.number + has_completed, cause)
+        if is_own or self._watch.has_settled:
+            self._watch.turns.failure = name_error(error)
 
     @contextmanager
     def commit(self) -> Iterator[None]:
@@ -139,3 +167,8 @@ class Lifecycle:
         self._is_torn = True
         yield
         self._is_torn = False
+
+
+def name_error(error: BaseException) -> str:
+    """Name an error by its class and, if it has one, its message."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
+from distlion.signals import deferred_signals
 from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.route import Route
@@ -138,8 +139,10 @@ class Overlap:
         """Let the next bucket start."""
         if self._inputs is None:
             self._inputs = self._begin_step()
-        self._cast(self._n_started, self._inputs)
-        self._n_started += 1
+        # Ctrl-C in a backward pass must not let a bucket start twice, or without being counted.
+        with deferred_signals("the start of a vote", gives_way=False):
+            self._cast(self._n_started, self._inputs)
+            self._n_started += 1
 
     def _cast(
         self, number: int, inputs: StepInputs, complete: Callable[[Header], Header] | None = None

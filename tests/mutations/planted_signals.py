@@ -1,0 +1,85 @@
+"""Bugs to plant in what waits for signals, and in what tells others of them."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+UNIT = ("test_signals.py",)
+STEPS = ("distributed/test_interrupts.py",)
+STARTS = ("training/test_interrupted_starts.py",)
+
+SIGNALS = (
+    Mutation(
+        "signals: Ctrl-C cuts a step",
+        "voting/lifecycle.py",
+        "deferred_signals(what) if self.is_ready else",
+        "deferred_signals(what) if False else",
+        STEPS,
+    ),
+    Mutation(
+        "signals: construction waits for its end",
+        "voting/lifecycle.py",
+        "deferred_signals(what) if self.is_ready else",
+        "deferred_signals(what) if True else",
+        (f"{STEPS[0]}::test_an_interrupt_ends_construction_at_once_and_for_all",),
+    ),
+    Mutation(
+        "signals: an interrupted worker goes on",
+        "voting/lifecycle.py",
+        "if signals.error is not None and self._has_peers:",
+        "if False:",
+        STEPS,
+    ),
+    Mutation(
+        "signals: whoever leaves aborts the step that others are at",
+        "exchange/watch.py",
+        'left["turn"] <= self.turns.now.number',
+        "True",
+        ("exchange/test_store.py",),
+    ),
+    Mutation(
+        "signals: a worker whose own error ends it tells nobody",
+        "voting/lifecycle.py",
+        "if is_own and not self._watch.has_settled:",
+        "if False:",
+        ("distributed/test_fail_stop_alive.py",),
+    ),
+    Mutation(
+        "signals: nobody looks who has left before connections are made",
+        "voting/handshake.py",
+        "    link.check_present(step=step)\n",
+        "",
+        (f"{STEPS[0]}::test_an_interrupt_ends_construction_at_once_and_for_all",),
+    ),
+    Mutation(
+        "signals: a second one waits too", "signals.py", "self._gives_way and", "False and", UNIT
+    ),
+    Mutation(
+        "signals: a handler that was replaced comes back",
+        "signals.py",
+        "if signal.getsignal(number) is keeping:",
+        "if True:",
+        UNIT,
+    ),
+    Mutation(
+        "signals: the start of a process is cut short",
+        "training/processes.py",
+        '@deferred_signals("the start of a process", gives_way=False)\n',
+        "",
+        STARTS,
+    ),
+    Mutation(
+        "signals: the end of processes is cut short",
+        "training/processes.py",
+        '@deferred_signals("the end of processes", gives_way=False)\n',
+        "",
+        STARTS,
+    ),
+    Mutation(
+        "signals: a closed terminal ends no worker",
+        "training/processes.py",
+        '("SIGTERM", "SIGHUP")',
+        '("SIGTERM",)',
+        STARTS,
+    ),
+)
