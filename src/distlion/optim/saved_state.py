@@ -23,12 +23,30 @@ KEPT = ("exp_avg", "estimate")
 _LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
 
 
-def format_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Replace the rules in a state by their ``repr``: a file holds no objects of ours."""
+def export_state(
+    state_dict: dict[str, Any],
+    params: Sequence[Tensor],
+    export: Callable[[Tensor, Tensor], Tensor],
+    *,
+    step: int,
+) -> dict[str, Any]:
+    """Return a state as it is saved: a file holds no objects of ours.
+
+    Args:
+        state_dict: That of torch.
+        params: All parameters, in order.
+        export: Makes of a momentum or an estimate what is saved of it.
+        step: The one that all groups are at.
+    """
     groups = [
-        {**group, "aggregation": repr(group["aggregation"])} for group in state_dict["param_groups"]
+        {**group, "aggregation": repr(group["aggregation"]), "step": step}
+        for group in state_dict["param_groups"]
     ]
-    return {**state_dict, "param_groups": groups}
+    state = {
+        index: {**entry, **{key: export(params[index], entry[key]) for key in list_kept(entry)}}
+        for index, entry in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state, "param_groups": groups}
 
 
 def copy_groups(state_dict: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,28 @@ def check_positive(name: str, value: float | None) -> None:
         raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
 
 
+OF_THE_WHOLE = frozenset(
+    {
+        "bucket_elements",
+        "check_every",
+        "clip_norm",
+        "diagnose_every",
+        "exchange",
+        "exp_avg_dtype",
+        "init_timeout_s",
+        "momentum_sync",
+        "nodes",
+        "nonfinite",
+        "on_divergence",
+        "overlap",
+        "process_group",
+        "rounding",
+        "seed",
+        "step_timeout_s",
+    }
+)
+"""Arguments of an optimizer that no param group has for itself."""
+
 FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
 """Of other optimizers, that change what a step does; no Lion here knows them."""
 
@@ -48,6 +71,11 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         InvalidArgumentError: A value is out of range, or a switch would be ignored.
         UnsupportedTypeError: A value is no number.
     """
+    for key in sorted(OF_THE_WHOLE & group.keys()):
+        raise InvalidArgumentError(
+            f"{key}={group[key]!r} in a param group: it belongs to the whole optimizer. Give it to "
+            "the constructor"
+        )
     for switch in FOREIGN_SWITCHES:
         if group.get(switch):
             remedy = "; negate the loss" if switch == "maximize" else ""
@@ -164,11 +192,11 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
         line
         for number, group in enumerate(groups)
         for line in (
-            f"lr of group {number}: {_as_taken(group['lr'])!r}",
-            f"betas of group {number}: {_as_taken(group['betas'])!r}",
-            f"weight_decay of group {number}: {_as_taken(group['weight_decay'])!r}",
-            f"aggregation of group {number}: {group['aggregation']!r}",
-            f"step of group {number}: {int(group['step'])}",
+            f"lr of group {number}: {_as_taken(group.get('lr'))!r}",
+            f"betas of group {number}: {_as_taken(group.get('betas'))!r}",
+            f"weight_decay of group {number}: {_as_taken(group.get('weight_decay'))!r}",
+            f"aggregation of group {number}: {group.get('aggregation')!r}",
+            f"step of group {number}: {_as_whole(group.get('step'))!r}",
         )
     ]
 
@@ -177,5 +205,50 @@ def _as_taken(value: Any) -> Any:
     """Return a number as a float, several as a tuple, and what is neither as it is."""
     try:
         return tuple(map(float, value)) if isinstance(value, Sequence) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a meta tensor the last
         return value
+
+
+def _as_whole(value: Any) -> Any:
+    """Return an integer of any type as Python's, and what is none as it is."""
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        return value
+
+
+_LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
+
+
+def check_step(group: Mapping[str, Any], number: int | None = None) -> int:
+    """Return the step that a param group is at.
+
+    Raises:
+        InvalidArgumentError: It is no integer from 0 to 2^53.
+    """
+    step = group.get("step")
+    index = None if isinstance(step, bool) else _as_whole(step)
+    if not isinstance(index, int) or not 0 <= index <= _LARGEST_STEP:
+        is_large = isinstance(index, int) and index > 0
+        shown = "an integer above 2^53" if is_large else repr(step)
+        where = "a param group" if number is None else f"group {number}"
+        raise InvalidArgumentError(
+            f"step of {where} is {shown}; expected an integer from 0 to 2^53. It counts "
+            "committed steps: leave it to the optimizer"
+        )
+    return index
+
+
+def read_step(groups: Sequence[Mapping[str, Any]]) -> int:
+    """Return the step that all param groups are at.
+
+    Raises:
+        InvalidArgumentError: One holds no number of a step, or they are at different ones.
+    """
+    steps = [check_step(group, number) for number, group in enumerate(groups)]
+    if len(set(steps)) != 1:
+        raise InvalidArgumentError(
+            f"the param groups are at steps {steps}; expected the same in all. It counts committed "
+            "steps: leave it to the optimizer"
+        )
+    return steps[0]

@@ -43,7 +43,7 @@ def raise_verdict(
 def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[StepError], str]:
     """Find the class of the error, and what it says."""
     who = name_ranks(verdict.culprits) if verdict.culprits else "a worker"
-    concerns_param = verdict.status <= Status.GRADIENT_CHANGED
+    concerns_param = verdict.status < Status.INPUT
     name = name_param(params, verdict.position if concerns_param else -1)
     steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
     errors: dict[Status, tuple[type[StepError], str]] = {
