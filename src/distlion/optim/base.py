@@ -177,8 +177,7 @@ class LionBase(Optimizer):
                 position,
                 number,
                 self._pieces.place(slots[position], param),
-                # Alone, a worker's reply is its own direction.
-                self.param_groups[number].get("aggregation", TernaryVote()),
+                self._find_rule(self.param_groups[number]),
                 self.state,
                 self._pieces.of(param),
                 makes[position],
@@ -192,6 +191,10 @@ class LionBase(Optimizer):
             )
             for position, (param, number) in enumerate(found)
         ]
+
+    def _find_rule(self, group: Mapping[str, Any]) -> Aggregation:
+        """Return how a group is voted on: alone, a worker's reply is its own direction."""
+        return TernaryVote()
 
     def _read_groups(self) -> GroupNumbers:
         """Read the hyperparameters of every group, where schedulers write, and a GradScaler."""
@@ -333,6 +336,10 @@ class VotingBase(LionBase):
     def custody(self) -> Custody:
         """Whose momenta this process keeps, for checkpoints."""
         raise NotImplementedError
+
+    def _find_rule(self, group: Mapping[str, Any]) -> Aggregation:
+        rule: Aggregation = group["aggregation"]
+        return rule
 
     def _read_groups(self) -> GroupNumbers:
         """Read the numbers of a step, if groups still say what it was laid out by."""

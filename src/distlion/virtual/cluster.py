@@ -32,6 +32,7 @@ from distlion.voting import (
     Diagnosis,
     MomentumSync,
     Settings,
+    describe_problem,
     describe_sparse,
     refuse_step,
 )
@@ -159,8 +160,8 @@ class VirtualCluster(VotingBase):
         worker = self._check_worker(worker)
         self._collection.check_new(worker)
         with self._refusing(worker):
-            self._check_grads(lineup, worker)
             coefficients = self._read_inputs(lineup)
+            self._check_grads(lineup, worker)
             grads = [param.grad() for param in lineup.params]
         for param in lineup.params:
             param.param.grad = None
@@ -198,8 +199,9 @@ class VirtualCluster(VotingBase):
             yield
         except StepError:
             raise
-        except (InvalidArgumentError, UnsupportedTypeError) as error:
-            raise refuse_step((worker,), str(error), rank=worker, step=self._find_step()) from error
+        except Exception as error:
+            said, step = describe_problem(error), self._find_step()
+            raise refuse_step((worker,), said, rank=worker, step=step) from error
 
     @property
     def _laid_out(self) -> Lineup:
@@ -278,9 +280,10 @@ class VirtualCluster(VotingBase):
         return exp_avg.expand(self._momentum_shape(param))
 
     def _check_worker(self, worker: Any) -> int:
-        if isinstance(worker, bool) or not hasattr(worker, "__index__"):
-            raise UnsupportedTypeError(f"worker={worker!r}: expected an integer")
-        number: int = operator.index(worker)
+        try:
+            number: int = operator.index(None if isinstance(worker, bool) else worker)
+        except TypeError as error:
+            raise UnsupportedTypeError(f"worker={worker!r}: expected an integer") from error
         if not 0 <= number < self._workers:
             raise InvalidArgumentError(
                 f"there is no worker {number} among {self._workers}; expected 0 to "

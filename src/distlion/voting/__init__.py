@@ -27,7 +27,7 @@ from distlion.voting.memory import check_own_memory, check_shared_memory
 from distlion.voting.momentum_stage import MomentumStage, describe_selection, fill_selection
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
-from distlion.voting.outcome import log_abstention, log_skip
+from distlion.voting.outcome import describe_problem, log_abstention, log_skip
 from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam, is_dtensor, local_tensor
 from distlion.voting.peers import Peers
@@ -73,6 +73,7 @@ __all__ = [
     "commit_alone",
     "custody_among",
     "describe_hyperparameters",
+    "describe_problem",
     "describe_selection",
     "describe_sparse",
     "fill_selection",

@@ -91,7 +91,7 @@ class Description:
         for param, name in self._trained.items():
             if not param.requires_grad:
                 lines.append(f"no longer trained: {name}")
-        return lines + self._fixed.list_replaced(groups)
+        return lines + self._fixed.list_changed(groups)
 
     def _list_recast(self) -> list[str]:
         """One line for each parameter that is of another make now: cast, moved or resized."""
@@ -107,10 +107,11 @@ class Description:
         Only trainable parameters have momentum and a place in a bucket, agreed between workers.
 
         Raises:
-            InvalidArgumentError: A parameter was unfrozen, replaced, cast or resized.
+            InvalidArgumentError: A parameter was unfrozen, replaced, cast or resized, or a group
+                says otherwise what it says once.
         """
         try:
-            self._fixed.check_params(groups)
+            self._fixed.check(groups)
             for trained in self._params:
                 trained.check_make()
             for param, name in self._frozen.items():

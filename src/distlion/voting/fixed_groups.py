@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distlion.errors import InvalidArgumentError
@@ -28,8 +28,15 @@ class FixedGroups:
         self._held = [list(group["params"]) for group in groups]
         self._said = [{key: _copy(group.get(key)) for key in READ_ONCE} for group in groups]
 
-    def list_replaced(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        """One line for each param group that holds other parameters now."""
+    def list_changed(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """One line for each param group with other parameters, and each key of another value."""
+        changed = [
+            f"changed since this optimizer was made: {key} of group {number} to {now!r}"
+            for number, key, now, _ in self._find_changed(groups)
+        ]
+        return self._list_replaced(groups) + changed
+
+    def _list_replaced(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         lines = []
         for number in range(max(len(self._held), len(groups))):
             held = self._held[number] if number < len(self._held) else []
@@ -47,25 +54,28 @@ class FixedGroups:
         Raises:
             InvalidArgumentError: They hold other parameters, or a key that is read once differs.
         """
-        self.check_params(groups)
-        for number, (group, said) in enumerate(zip(groups, self._said, strict=True)):
-            for key, before in said.items():
-                if (now := group.get(key)) != before:
-                    raise InvalidArgumentError(
-                        f"{key} of group {number} is {now!r}, and was {before!r} when this "
-                        "optimizer was made, which alone reads it. Set it back, or make a new "
-                        "optimizer"
-                    )
-
-    def check_params(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Raise InvalidArgumentError where param groups hold other parameters."""
-        replaced = self.list_replaced(groups)
+        replaced = self._list_replaced(groups)
         if replaced:
             raise InvalidArgumentError(
                 f"{replaced[0]}; a step would move tensors that the model may not use any more. "
                 "Make the optimizer after the model is wrapped, sharded or moved, use "
                 "add_param_group() for more parameters, and load_state_dict() for momenta"
             )
+        for number, key, now, before in self._find_changed(groups):
+            raise InvalidArgumentError(
+                f"{key} of group {number} is {now!r}, and was {before!r} when this optimizer was "
+                "made, which alone reads it. Set it back, or make a new optimizer"
+            )
+
+    def _find_changed(
+        self, groups: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[int, str, Any, Any]]:
+        """Yield number, key, present and former value of what is read once and has changed."""
+        for number, (group, said) in enumerate(zip(groups, self._said, strict=False)):
+            for key, before in said.items():
+                now = group.get(key)
+                if now is not before and now != before:
+                    yield number, key, now, before
 
 
 def _copy(value: Any) -> Any:

@@ -20,7 +20,7 @@ def check_number(name: str, value: Any) -> float:
         UnsupportedTypeError: It is something else.
         InvalidArgumentError: It is not finite, or not as a float32.
     """
-    if isinstance(value, Tensor) and value.numel() == 1:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
@@ -82,6 +82,11 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(
                 f"{switch}={group[switch]!r} in a param group: Lion does not have it{remedy}"
             )
+    absent = [key for key in ("lr", "betas", "weight_decay") if key not in group]
+    if absent:
+        raise InvalidArgumentError(
+            f"a param group has no {absent[0]!r}; expected a value. Put it back"
+        )
     lr = check_number("lr", group["lr"])
     if not lr >= 0:
         raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
@@ -132,8 +137,9 @@ def read_groups(
     found = [
         value
         for group in groups
-        for value in (group["lr"], group["weight_decay"], *_listed(group["betas"]))
-        if isinstance(value, Tensor) and value.device.type != "cpu" and value.numel() == 1
+        for value in (group.get("lr"), group.get("weight_decay"), *_listed(group.get("betas")))
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
+        if value.numel() == 1
     ]
     found += [number for number in (grad_scale, found_inf) if number is not None]
     scale, has_overflow = 1.0, False
@@ -153,9 +159,14 @@ def _listed(betas: Any) -> Sequence[Any]:
 
 def _with_floats(group: Mapping[str, Any], floats: Mapping[int, float]) -> dict[str, Any]:
     """Return a group with numbers in place of tensors, which are given by their identity."""
-    resolved = {key: floats.get(id(group[key]), group[key]) for key in ("lr", "weight_decay")}
-    betas = tuple(floats.get(id(beta), beta) for beta in _listed(group["betas"]))
-    return {**group, **resolved, "betas": betas or group["betas"]}
+    resolved = {
+        key: floats.get(id(group[key]), group[key])
+        for key in ("lr", "weight_decay")
+        if key in group
+    }
+    if betas := tuple(floats.get(id(beta), beta) for beta in _listed(group.get("betas"))):
+        resolved["betas"] = betas
+    return {**group, **resolved}
 
 
 def read_coefficients(

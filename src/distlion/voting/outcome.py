@@ -9,6 +9,7 @@ from typing import NoReturn
 from distlion.errors import (
     ConfigMismatchError,
     CorruptFrameError,
+    DistlionError,
     GradientChangedError,
     NonFiniteError,
     SparseGradientError,
@@ -90,6 +91,11 @@ def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[S
         ),
     }
     return errors[verdict.status]
+
+
+def describe_problem(error: Exception) -> str:
+    """Say what an exception says, and its class where it is none of ours."""
+    return str(error) if isinstance(error, DistlionError) else f"{type(error).__name__}: {error}"
 
 
 def name_param(params: Sequence[VotingParam], position: int) -> str:

@@ -214,7 +214,8 @@ class VotingParam:
         grad = self.param.grad
         if grad is None or grad.layout is not torch.strided:
             return None
-        return (local_tensor(grad) if self.is_sharded else grad).contiguous()
+        own = local_tensor(grad) if self.is_sharded else grad
+        return own.resolve_neg().contiguous()  # kernels read memory, which negative bits invert
 
     def has_sparse_grad(self) -> bool:
         """Return whether the gradient is sparse, which cannot be voted on element by element."""

@@ -23,7 +23,7 @@ from distlion.exchange import (
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.voting.clipping import Clipper, scale_segments
 from distlion.voting.gradients import digest_gradients, look_at_gradients
-from distlion.voting.outcome import log_abstention
+from distlion.voting.outcome import describe_problem, log_abstention
 from distlion.voting.param import SPARSE, GradientMark, VotingParam
 from distlion.voting.route import Route
 
@@ -61,10 +61,7 @@ class StepInputs:
 
         Whatever a user left in a parameter, a gradient or the optimizer's state ends here.
         """
-        said = str(error)
-        self.problems.append(
-            said if isinstance(error, DistlionError) else f"{type(error).__name__}: {said}"
-        )
+        self.problems.append(describe_problem(error))
         return with_error(header, Status.INPUT, culprit=self.rank)
 
     def refused(self, error: Exception) -> StepInputs:
@@ -163,7 +160,7 @@ def _take_gradient(param: VotingParam, inputs: StepInputs) -> Tensor | None:
     except DistlionError:
         raise
     except Exception as error:
-        raise InvalidArgumentError(f"{param.name}: {type(error).__name__}: {error}") from error
+        raise InvalidArgumentError(f"{param.name}: {describe_problem(error)}") from error
     return None if inputs.found_inf and inputs.nonfinite == "abstain" else grad
 
 
