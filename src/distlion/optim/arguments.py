@@ -230,14 +230,6 @@ def check_exp_avg_dtype(dtype: torch.dtype | None) -> None:
         )
 
 
-def choose_exp_avg_dtype(asked: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
-    """Choose the asked-for dtype, else the parameter's, or float32 for float16 parameters."""
-    if asked is not None:
-        return asked
-    # float16 would lose small gradients.
-    return torch.float32 if dtype == torch.float16 else dtype
-
-
 def check_rounding(rounding: str, dtypes: Collection[torch.dtype]) -> None:
     """Raise InvalidArgumentError where stochastic rounding has nothing to round, or cannot."""
     if rounding != "stochastic":

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from distlion.aggregation import Aggregation, MajorityVote, TernaryVote
+from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import (
     CheckpointError,
     ConcurrentCallError,
@@ -27,7 +27,6 @@ from distlion.optim.arguments import (
     check_params,
     check_rounding,
     check_rule,
-    choose_exp_avg_dtype,
     label_params,
     list_group,
     list_params,
@@ -39,6 +38,7 @@ from distlion.optim.saved_state import (
     describe_cuts,
     export_state,
     fill_absent_keys,
+    find_rule,
     forget_worker,
     keeps_estimates,
     map_momenta,
@@ -102,9 +102,8 @@ class LionBase(Optimizer):
         """Add parameters, checked as in the constructor; what is absent takes the defaults."""
         group = list_group(param_group)
         self._check_group({**self.defaults, **group})
-        number = len(self.param_groups)
-        labels, params = settle_names(group, number, has_names=self._has_names)
-        check_params(params, labels, known=self._param_names() if number else {})
+        labels, params = settle_names(group, len(self.param_groups), has_names=self._has_names)
+        check_params(params, labels, known=self._param_names())
         check_denormals({param.device for param in params})
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
@@ -125,12 +124,9 @@ class LionBase(Optimizer):
         self.state[param]["exp_avg"] = self._make_kept(param, "exp_avg")
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:
-        dtype = (
-            choose_exp_avg_dtype(self._exp_avg_dtype, param.dtype)
-            if key == "exp_avg"
-            else torch.float32
-        )
-        return torch.zeros(self._momentum_shape(param), dtype=dtype, device=param.device)
+        make = Make.of(param).of_momentum(self._momentum_shape(param), self._exp_avg_dtype)
+        dtype = make.dtype if key == "exp_avg" else torch.float32
+        return torch.zeros(make.shape, dtype=dtype, device=make.device)
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the shape of the momentum that this process keeps."""
@@ -159,17 +155,16 @@ class LionBase(Optimizer):
         """Place the parameters that require a gradient, in group order."""
         names = self._param_names()
         found = [
-            (param, number)
+            (param, number, self._makes.setdefault(param, Make.of(param)))
             for number, group in enumerate(self.param_groups)
             for param in group["params"]
             if param.requires_grad
         ]
-        for param, number in found:
+        for param, number, _ in found:
             if keeps_estimates(self.param_groups[number]) and "estimate" not in self.state[param]:
                 self.state[param]["estimate"] = self._make_kept(param, "estimate")
-        makes = [self._makes.setdefault(param, Make.of(param)) for param, _ in found]
         slots = place_parameters(
-            [names[param] for param, _ in found], [make.shape.numel() for make in makes]
+            [names[param] for param, *_ in found], [make.shape.numel() for *_, make in found]
         )
         return [
             VotingParam(
@@ -177,24 +172,17 @@ class LionBase(Optimizer):
                 position,
                 number,
                 self._pieces.place(slots[position], param),
-                self._find_rule(self.param_groups[number]),
+                find_rule(self.param_groups[number]),
                 self.state,
                 self._pieces.of(param),
-                makes[position],
-                makes[position]._replace(
-                    shape=self._momentum_shape(param),
-                    dtype=choose_exp_avg_dtype(self._exp_avg_dtype, makes[position].dtype),
-                ),
+                make,
+                make.of_momentum(self._momentum_shape(param), self._exp_avg_dtype),
                 self._pieces.part,
                 is_sharded=is_dtensor(param),
                 copies=self._pieces.find_copies(param),
             )
-            for position, (param, number) in enumerate(found)
+            for position, (param, number, make) in enumerate(found)
         ]
-
-    def _find_rule(self, group: Mapping[str, Any]) -> Aggregation:
-        """Return how a group is voted on: alone, a worker's reply is its own direction."""
-        return TernaryVote()
 
     def _read_groups(self) -> GroupNumbers:
         """Read the hyperparameters of every group, where schedulers write, and a GradScaler."""
@@ -337,10 +325,6 @@ class VotingBase(LionBase):
         """Whose momenta this process keeps, for checkpoints."""
         raise NotImplementedError
 
-    def _find_rule(self, group: Mapping[str, Any]) -> Aggregation:
-        rule: Aggregation = group["aggregation"]
-        return rule
-
     def _read_groups(self) -> GroupNumbers:
         """Read the numbers of a step, if groups still say what it was laid out by."""
         self._fixed.check(self.param_groups)
@@ -383,13 +367,14 @@ class VotingBase(LionBase):
         Raises:
             CheckpointError: Param groups do not say what steps compute with.
         """
-        params = self._all_params()
         try:
             self._fixed.check(self.param_groups)
             step = self.committed_step
         except InvalidArgumentError as error:
             raise CheckpointError(f"steps do not use this state: {error}") from error
-        return export_state(super().state_dict(), params, self._pieces.export, step=step)
+        return export_state(
+            super().state_dict(), self._all_params(), self._pieces.export, step=step
+        )
 
     def _parse_state(
         self, state_dict: Mapping[str, Any], sync: MomentumSync | None

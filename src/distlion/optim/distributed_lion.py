@@ -225,8 +225,7 @@ class DistributedLion(VotingBase):
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
-        peers, network = self._peers, self._peers.network
-        inputs = self._gather_inputs()
+        peers, network, inputs = self._peers, self._peers.network, self._gather_inputs()
         if peers.overlap is not None:
             return peers.overlap.finish(inputs)
         return inputs, cast_votes(network.routes, inputs, network.clipper)

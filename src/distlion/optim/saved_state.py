@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import Aggregation, parse_rule
+from distlion.aggregation import Aggregation, TernaryVote, parse_rule
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
 
@@ -132,10 +132,15 @@ def list_kept(entry: Mapping[str, Any]) -> list[str]:
     return [key for key in KEPT if key in entry]
 
 
+def find_rule(group: Mapping[str, Any]) -> Aggregation:
+    """Return how a group is voted on: alone, as in Lion, a reply is the worker's own direction."""
+    rule = group.get("aggregation")
+    return rule if isinstance(rule, Aggregation) else TernaryVote()
+
+
 def keeps_estimates(group: Mapping[str, Any]) -> bool:
     """Return whether the rule of a param group keeps what votes have said; Lion's has none."""
-    rule = group.get("aggregation")
-    return isinstance(rule, Aggregation) and rule.keeps_estimates
+    return find_rule(group).keeps_estimates
 
 
 def map_momenta(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.momenta import average_momenta
+from distlion.virtual.worker_number import read_worker
 from distlion.voting import (
     ClipNorm,
     Custody,
@@ -280,10 +280,7 @@ class VirtualCluster(VotingBase):
         return exp_avg.expand(self._momentum_shape(param))
 
     def _check_worker(self, worker: Any) -> int:
-        try:
-            number: int = operator.index(None if isinstance(worker, bool) else worker)
-        except TypeError as error:
-            raise UnsupportedTypeError(f"worker={worker!r}: expected an integer") from error
+        number = read_worker(worker)
         if not 0 <= number < self._workers:
             raise InvalidArgumentError(
                 f"there is no worker {number} among {self._workers}; expected 0 to "

@@ -26,6 +26,17 @@ class Make(NamedTuple):
         """Return the make of a tensor."""
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
+    def of_momentum(self, shape: torch.Size, asked: torch.dtype | None) -> Make:
+        """Return the make of what is kept of a parameter's momentum.
+
+        Args:
+            shape: Of what is kept.
+            asked: Its dtype; None for the parameter's, or float32 for float16, which would lose
+                small gradients.
+        """
+        chosen = torch.float32 if self.dtype == torch.float16 else self.dtype
+        return Make(shape, asked or chosen, self.device)
+
     def fits(self, tensor: object) -> bool:
         """Return whether a tensor is of this make."""
         return (
