@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from distlion import MajorityVote
 from distlion.layout import place_parameters
-from distlion.voting import VotingParam
+from distlion.voting import Make, VotingParam
 
 
 def make_records(
@@ -28,6 +28,16 @@ def make_records(
         tensor: {"exp_avg": torch.zeros_like(tensor)} for tensor in tensors
     }
     return [
-        VotingParam(tensor, index, 0, slots[index], MajorityVote(), state, ((0, tensor.numel()),))
+        VotingParam(
+            tensor,
+            index,
+            0,
+            slots[index],
+            MajorityVote(),
+            state,
+            ((0, tensor.numel()),),
+            Make.of(tensor),
+            Make.of(tensor),
+        )
         for index, tensor in enumerate(tensors)
     ]

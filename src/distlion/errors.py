@@ -131,6 +131,10 @@ class NonFiniteError(StepError):
     """A gradient, a direction or a new momentum is not finite."""
 
 
+class StepInputError(StepError, InvalidArgumentError):
+    """A parameter, momentum, gradient or hyperparameter is not what a step can compute with."""
+
+
 class SparseGradientError(StepError):
     """A parameter has a sparse gradient, which cannot be voted on element by element."""
 

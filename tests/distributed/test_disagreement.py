@@ -199,7 +199,7 @@ def test_a_setting_out_of_range_at_one_step_is_an_error_on_every_rank(name: str,
 
 def test_a_setting_out_of_range_on_all_ranks_is_told_as_such_and_they_go_on() -> None:
     for found, steps in run_workers(leave_range, 2, "not a number", "plain", (0, 1)):
-        assert assert_raised(found, errors.InvalidArgumentError, "lr=nan").unchanged
+        assert assert_raised(found, errors.StepInputError, "lr=nan").unchanged
         assert steps == 2
 
 

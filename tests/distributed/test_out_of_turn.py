@@ -126,7 +126,7 @@ def test_a_parameter_unfrozen_on_one_rank_is_an_error_on_every_rank() -> None:
 
 def test_a_parameter_unfrozen_on_all_ranks_is_refused_by_name() -> None:
     for found in run_workers(unfreeze, 2, (0, 1)):
-        assert_raised(found, errors.InvalidArgumentError, "frozen was frozen")
+        assert_raised(found, errors.StepInputError, "frozen was frozen")
 
 
 def add_beside_unfrozen(

@@ -132,21 +132,21 @@ MISUSES = (
     ),
     Mutation(
         "columns of one matrix count as overlapping",
-        "optim/memory.py",
+        "voting/memory.py",
         "if _overlap(other, param):",
         "if True:",
         ARGUMENTS,
     ),
     Mutation(
         "parameters may share memory",
-        "optim/memory.py",
+        "voting/memory.py",
         "if _overlap(other, param):",
         "if False:",
         ARGUMENTS,
     ),
     Mutation(
         "a parameter may be strided onto itself",
-        "optim/memory.py",
+        "voting/memory.py",
         "return int(_mark(param, reached).sum()) < param.numel()",
         "return False",
         ARGUMENTS,
@@ -168,17 +168,17 @@ MISUSES = (
     Mutation(
         "a worker whose lr is out of range leaves the others waiting",
         "optim/distributed_lion.py",
-        "inputs = peers.refuse(self.param_groups, error)  # or the others would wait",
-        "raise error",
+        "numbers, problem = GroupNumbers(self.param_groups, [], found_inf=False), error",
+        "raise",
         (
             "distributed/test_disagreement.py::test_a_setting_out_of_range_at_one_step_is_an_error_on_every_rank",
         ),
     ),
     Mutation(
         "an lr out of range on all workers kills their optimizers",
-        "voting/peers.py",
-        "        error.is_recoverable = True\n        raise error",
-        "        raise error",
+        "voting/handshake.py",
+        "        culprits=tuple(culprits),\n        is_recoverable=True,",
+        "        culprits=tuple(culprits),",
         (
             "distributed/test_disagreement.py::test_a_setting_out_of_range_on_all_ranks_is_told_as_such_and_they_go_on",
         ),
@@ -186,8 +186,8 @@ MISUSES = (
     Mutation(
         "an lr out of range that follows the first votes ends the step on one worker",
         "voting/overlap.py",
-        "        if self._inputs is None:\n            self._reset()\n            return None",
-        "        if True:\n            self._reset()\n            return None",
+        "settings_changed = inputs.header.settings != now.header.settings",
+        "settings_changed = False",
         (
             "distributed/test_overlap.py::test_what_changes_between_backward_and_step_is_an_error_on_all",
         ),

@@ -10,7 +10,7 @@ from torch import nn
 
 from distlion import DistributedLion, MajorityVote
 from distlion.errors import InvalidArgumentError
-from distlion.voting import describe_hyperparameters
+from distlion.voting import FixedGroups, describe_hyperparameters
 from distlion.voting.description import Description
 
 GROUP: dict[str, Any] = {
@@ -19,6 +19,7 @@ GROUP: dict[str, Any] = {
     "weight_decay": 0.0,
     "aggregation": MajorityVote(),
     "step": 0,
+    "params": [],
 }
 
 
@@ -26,34 +27,43 @@ def make_params() -> tuple[nn.Parameter, nn.Parameter]:
     return nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3), requires_grad=False)
 
 
+def fixed_groups() -> FixedGroups:
+    fixed = FixedGroups()
+    fixed.note([GROUP])
+    return fixed
+
+
 def digest(found: Description, groups: list[dict[str, Any]]) -> int:
-    return found.digest(describe_hyperparameters(groups))
+    return found.digest(groups, describe_hyperparameters(groups))
 
 
 @pytest.mark.parametrize("change", [{"lr": 2e-3}, {"step": 1}, {"betas": (0.8, 0.99)}, {}])
 def test_digests_differ_where_lines_do(change: dict[str, Any]) -> None:
-    found = Description(["a: 1"], {}, [])
+    found = Description(["a: 1"], {}, fixed_groups())
     groups, other = [GROUP], [GROUP | change]
     assert (found.list_lines(groups) != found.list_lines(other)) is bool(change)
     assert (digest(found, groups) != digest(found, other)) is bool(change)
 
 
 def test_what_is_fixed_tells_in_both() -> None:
-    one, other = Description(["a: 1"], {}, []), Description(["a: 2"], {}, [])
+    one, other = (
+        Description(["a: 1"], {}, fixed_groups()),
+        Description(["a: 2"], {}, fixed_groups()),
+    )
     assert one.list_lines([GROUP])[0] == "a: 1"
     assert digest(one, [GROUP]) != digest(other, [GROUP])
 
 
 def test_a_unfrozen_parameter_is_named() -> None:
     trained, frozen = make_params()
-    found = Description([], {trained: "trained", frozen: "frozen"}, [])
-    found.check_frozen()
+    found = Description([], {trained: "trained", frozen: "frozen"}, fixed_groups())
+    found.check_unchanged([GROUP])
     before = found.list_lines([GROUP]), digest(found, [GROUP])
     frozen.requires_grad_()
     assert found.list_lines([GROUP]) == [*before[0], "no longer frozen: frozen"]
     assert digest(found, [GROUP]) != before[1]
     with pytest.raises(InvalidArgumentError, match="frozen was frozen"):
-        found.check_frozen()
+        found.check_unchanged([GROUP])
 
 
 def test_a_group_is_not_added_beside_a_unfrozen_parameter() -> None:

@@ -155,7 +155,7 @@ class Reader:
             )
         params = list_params(optimizer)
         for index, (then, now) in enumerate(zip(saved, present, strict=True)):
-            momentum = now[3] or str(optimizer.momentum_dtype(params[index]))
+            momentum = now[3] or str(optimizer.momentum_make(params[index]).dtype)
             if then[:3] != now[:3] or then[3] not in (None, momentum):
                 raise CheckpointError(
                     f"parameter {index} of the optimizer was {_say(then)} when {self.folder} was "

@@ -42,7 +42,7 @@ from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 FIELDS = struct.Struct("<4sHBBq8sQQIIiiB3x")
 CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)
@@ -97,11 +97,12 @@ class Status(IntEnum):
     NON_FINITE = 1
     SPARSE_GRADIENT = 2
     GRADIENT_CHANGED = 3
-    SETTINGS_CHANGED = 4
-    CANCELLED = 5
-    CONFIG = 6
-    STEP = 7
-    CORRUPT = 8
+    INPUT = 4
+    SETTINGS_CHANGED = 5
+    CANCELLED = 6
+    CONFIG = 7
+    STEP = 8
+    CORRUPT = 9
 
 
 WORST_STATUS = int(max(Status))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
-from distlion.optim.memory import check_own_memory, check_shared_memory
-from distlion.voting import local_tensor
+from distlion.voting import check_own_memory, check_shared_memory, local_tensor
 
 
 def list_params(params: Any) -> list[Any]:
@@ -90,6 +90,34 @@ def split_names(group: Mapping[str, Any]) -> tuple[list[str | None], list[Any]]:
     return names, params
 
 
+def settle_names(
+    group: dict[str, Any], number: int, *, has_names: bool
+) -> tuple[list[str], list[Any]]:
+    """Split the pairs of a group, and return what errors call its parameters, and these.
+
+    Args:
+        group: Its ``params`` become tensors, and ``param_names`` their names if they have some.
+        number: How many groups there are before it.
+        has_names: Whether those have names.
+
+    Raises:
+        InvalidArgumentError: Its parameters have names and others' have not, or the reverse.
+    """
+    names, params = split_names(group)
+    is_named = None not in names if names else has_names
+    if number and is_named != has_names:
+        raise InvalidArgumentError(
+            f"group {number} has {'' if is_named else 'no '}names for its parameters, unlike "
+            "the groups before it; give names to all, as model.named_parameters() does, or to "
+            "none"
+        )
+    group.pop("param_names", None)
+    if is_named:
+        group |= {"params": params, "param_names": names}
+    labels = [label_param(names[index], param, index, number) for index, param in enumerate(params)]
+    return labels, params
+
+
 def check_names(names: Any, n_params: int) -> list[str | None]:
     """Return the ``param_names`` of a group, if there is one for each parameter.
 
@@ -120,8 +148,20 @@ def name_tensors(params: Sequence[Any]) -> dict[str, Tensor]:
 
 def label_param(name: str | None, param: Any, index: int, group: int) -> str:
     """Name a parameter for errors: as named by the caller, else by place and shape."""
-    shape = f", shape {tuple(param.shape)}" if isinstance(param, Tensor) else ""
+    has_shape = isinstance(param, Tensor) and not is_lazy(param)
+    shape = f", shape {tuple(param.shape)}" if has_shape else ""
     return name or f"parameter {index} of group {group}{shape}"
+
+
+def label_params(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
+    """Name all parameters of param groups, as ``label_param`` does."""
+    labels: dict[Tensor, str] = {}
+    for number, group in enumerate(groups):
+        params = group["params"]
+        given = [*group.get("param_names", ()), *[None] * len(params)]  # it may have been cut
+        for index, param in enumerate(params):
+            labels[param] = label_param(given[index], param, index, number)
+    return labels
 
 
 def check_params(
@@ -156,6 +196,11 @@ def check_params(
 def _check_kind(param: Any, name: str) -> None:
     if not isinstance(param, Tensor):
         raise UnsupportedTypeError(f"{name} is a {type(param).__name__}; expected a torch.Tensor")
+    if is_lazy(param):
+        raise UnsupportedTypeError(
+            f"{name} belongs to a lazy module and has no shape yet; run a batch through the model "
+            "before the optimizer is made"
+        )
     if param.device.type == "meta":
         raise UnsupportedTypeError(
             f"{name} is on the meta device; materialize the model first (model.to_empty)"
@@ -204,18 +249,4 @@ def check_rule(rule: Any) -> None:
     if not isinstance(rule, Aggregation):
         raise UnsupportedTypeError(
             f"aggregation={rule!r}: expected a rule such as distlion.MajorityVote()"
-        )
-
-
-def is_step(step: object) -> bool:
-    """Whether a group's ``step`` counts steps: JSON and float64 hold 2^53 exactly."""
-    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= 2**53
-
-
-def check_step(step: object) -> None:
-    """Raise InvalidArgumentError where a group's ``step`` is no count of steps."""
-    if not is_step(step):
-        raise InvalidArgumentError(
-            f"step={str(step)[:80]!r} in a param group. Expected a number from 0 to 2^53. Leave it "
-            "out, and the optimizer counts"
         )

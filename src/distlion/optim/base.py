@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from distlion.aggregation import Aggregation, MajorityVote, TernaryVote
+from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import (
     CheckpointError,
     ConcurrentCallError,
@@ -25,21 +26,20 @@ from distlion.optim.arguments import (
     check_params,
     check_rounding,
     check_rule,
-    check_step,
-    label_param,
+    label_params,
     list_group,
     list_params,
-    split_names,
+    settle_names,
 )
 from distlion.optim.precision import warn_of_lost_updates
-from distlion.optim.saved_groups import WORKER_KEY, check_steps
+from distlion.optim.saved_groups import WORKER_KEY
 from distlion.optim.saved_state import (
     describe_cuts,
+    export_state,
     fill_absent_keys,
+    find_rule,
     forget_worker,
-    format_groups,
     keeps_estimates,
-    list_kept,
     map_momenta,
     parse_groups,
     reading_state,
@@ -47,16 +47,20 @@ from distlion.optim.saved_state import (
 )
 from distlion.voting import (
     Custody,
+    FixedGroups,
     GroupNumbers,
+    Make,
     MomentumSync,
     NodePieces,
     Settings,
     ShardPieces,
     VotingParam,
     check_hyperparameters,
+    check_step,
     fill_selection,
     is_dtensor,
     read_groups,
+    read_step,
 )
 
 
@@ -91,31 +95,19 @@ class LionBase(Optimizer):
         """Set up what no state holds."""
         self._exp_avg_dtype = exp_avg_dtype
         self._pieces: NodePieces | ShardPieces = pieces or NodePieces(1, 0)
+        self._makes: dict[Tensor, Make] = {}
         self._step_lock = threading.Lock()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor; what is absent takes the defaults."""
         group = list_group(param_group)
         self._check_group({**self.defaults, **group})
-        names, params = split_names(group)
-        number = len(self.param_groups)
-        is_named = None not in names if names else self._has_names
-        if number and is_named != self._has_names:
-            raise InvalidArgumentError(
-                f"group {number} has {'' if is_named else 'no '}names for its parameters, unlike "
-                "the groups before it; give names to all, as model.named_parameters() does, or to "
-                "none"
-            )
-        group.pop("param_names", None)
-        if is_named:
-            group |= {"params": params, "param_names": names}
-        labels = [
-            label_param(names[index], param, index, number) for index, param in enumerate(params)
-        ]
-        check_params(params, labels, known=self._param_names() if number else {})
+        labels, params = settle_names(group, len(self.param_groups), has_names=self._has_names)
+        check_params(params, labels, known=self._param_names())
         check_denormals({param.device for param in params})
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
+            self._makes[param] = Make.of(param)
             if param.requires_grad:
                 self._create_momentum(param)
 
@@ -124,6 +116,7 @@ class LionBase(Optimizer):
         params = self.param_groups.pop()["params"]
         self._pieces.forget(params)
         for param in params:
+            self._makes.pop(param)
             self.state.pop(param, None)
 
     def _create_momentum(self, param: Tensor) -> None:
@@ -131,8 +124,13 @@ class LionBase(Optimizer):
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:
         self._pieces.cut(param)
-        dtype = self.momentum_dtype(param) if key == "exp_avg" else torch.float32
-        return torch.zeros(self._momentum_shape(param), dtype=dtype, device=param.device)
+        make = self.momentum_make(param)
+        dtype = make.dtype if key == "exp_avg" else torch.float32
+        return torch.zeros(make.shape, dtype=dtype, device=make.device)
+
+    def momentum_make(self, param: Tensor) -> Make:
+        """Return shape, dtype and device of what this process keeps of a parameter's momentum."""
+        return Make.of(param).of_momentum(self._momentum_shape(param), self._exp_avg_dtype)
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the shape of the momentum that this process keeps."""
@@ -146,13 +144,6 @@ class LionBase(Optimizer):
         """Check the hyperparameters of a group."""
         check_hyperparameters(group)
 
-    def momentum_dtype(self, param: Tensor) -> torch.dtype:
-        """Choose the asked-for dtype, else the parameter's, or float32 for float16 parameters."""
-        if self._exp_avg_dtype is not None:
-            return self._exp_avg_dtype
-        # float16 would lose small gradients.
-        return torch.float32 if param.dtype == torch.float16 else param.dtype
-
     def _all_params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
@@ -162,27 +153,22 @@ class LionBase(Optimizer):
 
     def _param_names(self) -> dict[Tensor, str]:
         """Name each parameter for errors: as named by the caller, else by place and shape."""
-        names: dict[Tensor, str] = {}
-        for number, group in enumerate(self.param_groups):
-            given = group.get("param_names", [None] * len(group["params"]))
-            for index, param in enumerate(group["params"]):
-                names[param] = label_param(given[index], param, index, number)
-        return names
+        return label_params(self.param_groups)
 
     def _list_trainable(self) -> list[VotingParam]:
         """Place the parameters that require a gradient, in group order."""
         names = self._param_names()
         found = [
-            (param, number)
+            (param, number, self._makes.setdefault(param, Make.of(param)))
             for number, group in enumerate(self.param_groups)
             for param in group["params"]
             if param.requires_grad
         ]
-        for param, number in found:
+        for param, number, _ in found:
             if keeps_estimates(self.param_groups[number]) and "estimate" not in self.state[param]:
                 self.state[param]["estimate"] = self._make_kept(param, "estimate")
         slots = place_parameters(
-            [names[param] for param, _ in found], [param.numel() for param, _ in found]
+            [names[param] for param, *_ in found], [make.shape.numel() for *_, make in found]
         )
         return [
             VotingParam(
@@ -190,15 +176,16 @@ class LionBase(Optimizer):
                 position,
                 number,
                 self._pieces.place(slots[position], param),
-                # Alone, a worker's reply is its own direction.
-                self.param_groups[number].get("aggregation", TernaryVote()),
+                find_rule(self.param_groups[number]),
                 self.state,
                 self._pieces.of(param),
+                make,
+                make.of_momentum(self._momentum_shape(param), self._exp_avg_dtype),
                 self._pieces.part,
                 is_sharded=is_dtensor(param),
                 copies=self._pieces.find_copies(param),
             )
-            for position, (param, number) in enumerate(found)
+            for position, (param, number, make) in enumerate(found)
         ]
 
     def _read_groups(self) -> GroupNumbers:
@@ -281,6 +268,7 @@ class VotingBase(LionBase):
     """
 
     _settings: Settings
+    _known_step = 0
 
     def __init__(
         self,
@@ -306,6 +294,7 @@ class VotingBase(LionBase):
         }
         if worker is not None:
             defaults[WORKER_KEY] = worker
+        self._fixed = FixedGroups()
         super().__init__(
             params, defaults, exp_avg_dtype=exp_avg_dtype, pieces=pieces, rounding=rounding
         )
@@ -313,8 +302,18 @@ class VotingBase(LionBase):
 
     @property
     def committed_step(self) -> int:
-        """Number of steps committed so far; also the number, counted from 0, of the next one."""
-        return int(self.param_groups[0]["step"])
+        """Number of steps committed so far; also the number, counted from 0, of the next one.
+
+        Raises:
+            InvalidArgumentError: Somebody else wrote to ``step`` of the param groups, which has it.
+        """
+        return read_step(self.param_groups)
+
+    def _find_step(self) -> int:
+        """Return the number of the next step; where groups do not have it, as last known."""
+        with suppress(InvalidArgumentError):
+            self._known_step = self.committed_step
+        return self._known_step
 
     @property
     def settings(self) -> Settings:
@@ -326,14 +325,22 @@ class VotingBase(LionBase):
         """Whose momenta this process keeps, for checkpoints."""
         raise NotImplementedError
 
+    def _read_groups(self) -> GroupNumbers:
+        """Read the numbers of a step, if groups still say what it was laid out by."""
+        self._fixed.check(self.param_groups)
+        read_step(self.param_groups)
+        return super()._read_groups()
+
     def _advance(self) -> None:
+        self._known_step = self.committed_step + 1
         for group in self.param_groups:
-            group["step"] = int(group["step"]) + 1
+            group["step"] = self._known_step
+        self._fixed.note(self.param_groups)  # momenta may have been selected anew
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
         check_rule(group["aggregation"])
-        check_step(group["step"])
+        check_step(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor; their next step is that of all others."""
@@ -358,25 +365,16 @@ class VotingBase(LionBase):
         """Return the state: tensors, numbers and strings only; rules as their ``repr``.
 
         Raises:
-            CheckpointError: Parameters in the groups were replaced, and their momenta are others'.
+            CheckpointError: Param groups do not say what steps compute with.
         """
-        params = self._all_params()
-        held = set(map(id, params))
-        if not all(id(param) in held for param in self.state):
-            raise CheckpointError(
-                "parameters in the groups were replaced since this optimizer was made, and have no "
-                "momentum; make it after the model is wrapped, sharded or moved"
-            )
-        check_steps(self.param_groups)
-        state = format_groups(super().state_dict())
-        state["state"] = {
-            index: {
-                **entry,
-                **{key: self._pieces.export(params[index], entry[key]) for key in list_kept(entry)},
-            }
-            for index, entry in state["state"].items()
-        }
-        return state
+        try:
+            self._fixed.check(self.param_groups)
+            step = self.committed_step
+        except InvalidArgumentError as error:
+            raise CheckpointError(f"steps do not use this state: {error}") from error
+        return export_state(
+            super().state_dict(), self._all_params(), self._pieces.export, step=step
+        )
 
     @reading_state()
     def _parse_state(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
-from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import CheckpointError
 from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
 from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
@@ -26,6 +25,7 @@ from distlion.voting import (
     Custody,
     Description,
     Diagnosis,
+    GroupNumbers,
     MomentumSync,
     Nodes,
     Peers,
@@ -96,9 +96,9 @@ class DistributedLion(VotingBase):
 
     Notes:
         ``step()`` is committed, or leaves all as it was and raises the same on every rank. After
-        NonFiniteError, SparseGradientError and GradientChangedError training may go on; after any
-        other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A crash can
-        leave workers one step apart, never inside a step. Buffers (BatchNorm) are not replicated.
+        NonFiniteError, SparseGradientError, StepInputError and GradientChangedError training may go
+        on; after any other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A
+        crash can leave workers one step apart, never inside a step. Buffers are not replicated.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -170,23 +170,23 @@ class DistributedLion(VotingBase):
 
     def _describe(self) -> Description:
         params, names, dtype = self._list_trainable(), self._param_names(), self._exp_avg_dtype
-        return self._peers.describe(self.param_groups, params, names, dtype)
+        return self._peers.describe(self.param_groups, params, names, dtype, self._fixed)
 
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
         params, description = self._list_trainable(), self._describe()
         step, begin = self.committed_step, self._gather_inputs
         self._peers.lay_out(self.param_groups, params, description, step=step, begin=begin)
+        self._fixed.note(self.param_groups)
 
     def _do_step(self) -> None:
-        peers, step, every = self._peers, self.committed_step, self._settings.check_every
+        peers, step, every = self._peers, self._find_step(), self._settings.check_every
         if peers.is_alone:
             self._step_alone()
             return
         if self._settings.overlap:
             peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
-        if faults.armed:
-            self._fire("before_step", step)
+        self._fire("before_step", step)
         with peers.lifecycle.exchange(f"step {step}"):
             if self._vote_and_commit(step) and every and (step + 1) % every == 0:
                 peers.compare_replicas(step=step + 1)
@@ -206,12 +206,10 @@ class DistributedLion(VotingBase):
             verdict = followed.verdict
         peers.meter.count_step(peers.n_elements)
         if verdict.status is not Status.OK:
-            return peers.abandon(verdict, self.param_groups, step=step)
-        peers.description.check_frozen()
+            return peers.abandon(verdict, self.param_groups, inputs)
         if self._settings.check_every is not None and not peers.replicas.are_compared:
             peers.compare_replicas(step=step)  # weights may have been loaded after construction
-        if faults.armed:
-            self._fire("before_commit", step)
+        self._fire("before_commit", step)
         check_unchanged(votes, rank=inputs.rank, step=step)
         with peers.lifecycle.commit():
             for vote in votes:
@@ -221,26 +219,27 @@ class DistributedLion(VotingBase):
             self._advance()
         if inputs.wants_digest or is_empty:
             peers.gradients.observe([vote.reply for vote in votes], peers.params)
-        if faults.armed:
-            self._fire("after_commit", step)
+        self._fire("after_commit", step)
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
-        peers, network = self._peers, self._peers.network
-        try:
-            inputs = self._gather_inputs()
-        except (InvalidArgumentError, UnsupportedTypeError) as error:
-            inputs = peers.refuse(self.param_groups, error)  # or the others would wait
+        peers, network, inputs = self._peers, self._peers.network, self._gather_inputs()
         if peers.overlap is not None:
             return peers.overlap.finish(inputs)
         return inputs, cast_votes(network.routes, inputs, network.clipper)
 
     def _gather_inputs(self) -> StepInputs:
-        peers, step = self._peers, self.committed_step
+        """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
+        peers, step, problem = self._peers, self._find_step(), None
         coins = Coins(self._settings.seed, step, peers.network.voter)
-        numbers = self._read_groups()
-        digest = peers.description.digest(describe_hyperparameters(numbers.groups))
-        return StepInputs(
+        try:
+            peers.description.check_unchanged(self.param_groups)
+            numbers = self._read_groups()
+        except Exception as error:  # noqa: BLE001
+            numbers, problem = GroupNumbers(self.param_groups, [], found_inf=False), error
+        said = describe_hyperparameters(numbers.groups)
+        digest = peers.description.digest(self.param_groups, said)
+        inputs = StepInputs(
             rank=peers.group.rank,
             header=Header(ChunkKind.VOTE, step, 0, 0, digest),
             coins=coins,
@@ -251,26 +250,27 @@ class DistributedLion(VotingBase):
             wants_digest=peers.gradients.steps_left > 0,
             after_encode=partial(self._fire, "after_encode", step),
         )
+        return inputs if problem is None else inputs.refused(problem)
 
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
         peers = self._peers
         peers.lifecycle.check_usable()
-        peers.description.check_frozen()
-        verdict = step_alone(peers.params, self._gather_inputs(), self._settings.clip_norm)
+        inputs = self._gather_inputs()
+        verdict = step_alone(peers.params, inputs, self._settings.clip_norm)
         peers.meter.count_step(peers.n_elements)
         if verdict.status is Status.OK:
             self._advance()
             peers.gradients.observe([], peers.params)
         else:
-            peers.abandon(verdict, self.param_groups, step=self.committed_step)
+            peers.abandon(verdict, self.param_groups, inputs)
 
     def _fire(self, point: faults.Point, step: int) -> None:
-        faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
+        if faults.armed:
+            faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients: with overlap, no vote leaves during backward in here.
 
         All backward passes of a step but the last one belong inside.
@@ -281,8 +281,7 @@ class DistributedLion(VotingBase):
             >>> model(second).loss.backward()
             >>> optimizer.step()
         """
-        with nullcontext() if self._peers.overlap is None else self._peers.overlap.pause():
-            yield
+        return nullcontext() if self._peers.overlap is None else self._peers.overlap.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients; with overlap, give up a step whose first votes have left.
@@ -293,7 +292,7 @@ class DistributedLion(VotingBase):
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
             PeerLostError, StepTimeoutError, ConfigMismatchError, CorruptFrameError: As ``step()``.
         """
-        self._peers.give_up("zero_grad()", self.param_groups, step=self.committed_step)
+        self._peers.give_up("zero_grad()", self.param_groups)
         super().zero_grad(set_to_none)
 
     @property
@@ -304,12 +303,12 @@ class DistributedLion(VotingBase):
     @property
     def plan(self) -> ByteCount:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
-        return self._peers.plan(self.committed_step)
+        return self._peers.plan(self._find_step())
 
     @property
     def custody(self) -> Custody:
         """Whose momenta this process keeps, for checkpoints."""
-        return custody_among(self._peers, lambda: self.committed_step)
+        return custody_among(self._peers, self._find_step)
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, the oldest of the last 1,000 first; see ``Diagnosis``."""
@@ -326,7 +325,7 @@ class DistributedLion(VotingBase):
             CorruptFrameError: Digests were damaged on the way here.
             ProcessGroupError: The group is gone.
         """
-        peers, step = self._peers, self.committed_step
+        peers, step = self._peers, self._find_step()
         peers.check_idle("verify_replicas()")
         if not peers.is_alone:
             lines = peers.description.list_lines(self.param_groups)
@@ -344,16 +343,16 @@ class DistributedLion(VotingBase):
         if not self._peers.lifecycle.is_ready:
             super().add_param_group(param_group)
             return
-        peers, step = self._peers, self.committed_step
-        group = list_group(param_group)
+        peers, step = self._peers, self._find_step()
+        group, before = list_group(param_group), list(self.param_groups)
         peers.check_idle("add_param_group()", name_tensors([group]))
         super().add_param_group(group)
         with peers.lifecycle.exchange("add_param_group()"):
             try:
                 lines = self._describe().list_lines(self.param_groups)
-                lines += peers.description.list_toggled()
+                lines += peers.description.list_toggled(before)
                 peers.meet("add_param_group()", lines, step=step)
-                peers.description.check_frozen()
+                peers.description.check_unchanged(before)
             except BaseException:
                 self._remove_last_group()
                 raise
@@ -383,7 +382,7 @@ class DistributedLion(VotingBase):
             InvalidArgumentError: A parameter was frozen and is not any more.
             StepMismatchError, ConfigMismatchError: Workers load other steps, settings or cuts.
         """
-        peers, step = self._peers, self.committed_step
+        peers, step = self._peers, self._find_step()
         peers.check_idle("load_state_dict()")
         filled, problem = {}, None
         with peers.lifecycle.exchange("load_state_dict()"):
@@ -393,7 +392,7 @@ class DistributedLion(VotingBase):
                 problem = error
             peers.agree("load_state_dict()", problem, step=step)
             peers.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
-            peers.description.check_frozen()
+            peers.description.check_unchanged(self.param_groups)
             with restoring(self):
                 self._load_state(self._localize(filled))
                 self._lay_out()

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
 from distlion.signals import deferred_signals
 from distlion.voting import gather_alone, move_alone
@@ -57,6 +58,20 @@ class Lion(LionBase):
         """Take over what was copied or pickled, which is what torch keeps of any optimizer."""
         super().__setstate__(state)
         self._begin_life()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as every torch optimizer.
+
+        Raises:
+            CheckpointError: Parameters were taken from the groups, and their momenta are left.
+        """
+        held = set(map(id, self._all_params()))
+        if not all(id(param) in held for param in self.state):
+            raise CheckpointError(
+                "parameters were taken from the param groups, and their momenta are left in the "
+                "state. Delete these from optimizer.state, or make a new optimizer"
+            )
+        return super().state_dict()
 
     @deferred_signals("a step")
     def _do_step(self) -> None:

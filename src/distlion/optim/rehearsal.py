@@ -17,14 +17,14 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     Raises:
         StepError: As ``step()``, but for values that are not finite: what came back is let go.
     """
-    peers, step = optimizer._peers, optimizer.committed_step
+    peers = optimizer._peers
     with peers.lifecycle.exchange("rehearse_step()"):
         inputs, votes = optimizer._cast_votes()
         peers.meter.count_step(peers.n_elements)
         # A worker that is alone casts no vote.
         verdict = worst_of([Verdict(Status.OK), *(vote.reply.verdict for vote in votes)])
         if verdict.status not in (Status.OK, Status.NON_FINITE):
-            peers.abandon(verdict, optimizer.param_groups, step=step)
+            peers.abandon(verdict, optimizer.param_groups, inputs)
     # Gradients are compared between workers in the first steps only.
     if votes and inputs.wants_digest:
         peers.gradients.observe([vote.reply for vote in votes], peers.params)

@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 from distlion.errors import CheckpointError, InvalidArgumentError
-from distlion.optim.arguments import check_names, is_step
-from distlion.voting import SELECTED_KEY
+from distlion.optim.arguments import check_names
+from distlion.voting import SELECTED_KEY, check_step
 
 WORKER_KEY = "worker"
 """Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
@@ -58,11 +58,11 @@ def check_steps(groups: Sequence[Mapping[str, Any]]) -> None:
         CheckpointError: It is not.
     """
     for number, group in enumerate(groups):
-        if "step" in group and not is_step(group["step"]):
-            raise CheckpointError(
-                f"group {number} is at step {shorten(group['step'])}. Expected a number from 0 to "
-                "2^53. Was it written by hand?"
-            )
+        if "step" in group:
+            try:
+                check_step(group, number)
+            except InvalidArgumentError as error:
+                raise CheckpointError(f"the saved state does not fit: {error}") from error
 
 
 def take_lions(

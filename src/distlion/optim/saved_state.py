@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import Aggregation, parse_rule
+from distlion.aggregation import Aggregation, TernaryVote, parse_rule
 from distlion.errors import CheckpointError, DistlionError
 from distlion.optim.saved_groups import (
     WORKER_KEY,
@@ -44,12 +44,30 @@ def reading_state() -> Iterator[None]:
         ) from error
 
 
-def format_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Replace the rules in a state by their ``repr``: a file holds no objects of ours."""
+def export_state(
+    state_dict: dict[str, Any],
+    params: Sequence[Tensor],
+    export: Callable[[Tensor, Tensor], Tensor],
+    *,
+    step: int,
+) -> dict[str, Any]:
+    """Return a state as it is saved: a file holds no objects of ours.
+
+    Args:
+        state_dict: That of torch.
+        params: All parameters, in order.
+        export: Makes of a momentum or an estimate what is saved of it.
+        step: The one that all groups are at.
+    """
     groups = [
-        {**group, "aggregation": repr(group["aggregation"])} for group in state_dict["param_groups"]
+        {**group, "aggregation": repr(group["aggregation"]), "step": step}
+        for group in state_dict["param_groups"]
     ]
-    return {**state_dict, "param_groups": groups}
+    state = {
+        index: {**entry, **{key: export(params[index], entry[key]) for key in list_kept(entry)}}
+        for index, entry in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state, "param_groups": groups}
 
 
 def copy_groups(state_dict: Any) -> dict[str, Any]:
@@ -126,10 +144,15 @@ def list_kept(entry: Mapping[str, Any]) -> list[str]:
     return [key for key in KEPT if key in entry]
 
 
+def find_rule(group: Mapping[str, Any]) -> Aggregation:
+    """Return how a group is voted on: alone, as in Lion, a reply is the worker's own direction."""
+    rule = group.get("aggregation")
+    return rule if isinstance(rule, Aggregation) else TernaryVote()
+
+
 def keeps_estimates(group: Mapping[str, Any]) -> bool:
     """Return whether the rule of a param group keeps what votes have said; Lion's has none."""
-    rule = group.get("aggregation")
-    return isinstance(rule, Aggregation) and rule.keeps_estimates
+    return find_rule(group).keeps_estimates
 
 
 def map_momenta(

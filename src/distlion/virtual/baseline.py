@@ -18,6 +18,7 @@ from distlion.baselines import (
     ring_all_reduce_bytes,
 )
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
+from distlion.virtual.worker_number import read_worker
 
 _FLOAT32_BYTES = 4
 
@@ -119,8 +120,10 @@ class VirtualBaseline:
 
         Raises:
             InvalidArgumentError: It is not this worker's turn; nothing is taken.
-            UnsupportedTypeError: A gradient is sparse; nothing is taken.
+            UnsupportedTypeError: ``worker`` is no integer, or a gradient is sparse; nothing is
+                taken.
         """
+        worker = read_worker(worker)
         if worker != self._collected or worker == self._n_workers:
             expected = (
                 f"worker {self._collected}" if self._collected < self._n_workers else "step()"

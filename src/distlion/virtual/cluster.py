@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -13,16 +15,28 @@ from distlion.errors import (
     InvalidArgumentError,
     NonFiniteError,
     SparseGradientError,
+    StepError,
     UnsupportedTypeError,
 )
 from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
+from distlion.kernels import Coefficients
 from distlion.optim import Traffic, VotingBase
 from distlion.signals import deferred_signals
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.momenta import average_momenta
-from distlion.voting import ClipNorm, Custody, Diagnosis, MomentumSync, Settings, describe_sparse
+from distlion.virtual.worker_number import read_worker
+from distlion.voting import (
+    ClipNorm,
+    Custody,
+    Diagnosis,
+    MomentumSync,
+    Settings,
+    describe_problem,
+    describe_sparse,
+    refuse_step,
+)
 
 
 class VirtualCluster(VotingBase):
@@ -120,6 +134,7 @@ class VirtualCluster(VotingBase):
             self.param_groups,
             earlier=earlier,
         )
+        self._fixed.note(self.param_groups)
         self._begin_step(self._lineup)
 
     def _begin_step(self, lineup: Lineup) -> None:
@@ -134,27 +149,34 @@ class VirtualCluster(VotingBase):
 
         Raises:
             InvalidArgumentError: There is no such worker, or it was collected already.
+            UnsupportedTypeError: ``worker`` is not an integer.
+            StepInputError: A parameter, gradient or momentum is not what construction laid out, or
+                a group was changed; nothing has been collected.
             NonFiniteError: With ``nonfinite="raise"``: gradient, direction or new momentum is not
                 finite. If other workers were collected before, the cluster is of no more use.
             SparseGradientError: A gradient is sparse.
         """
         lineup = self._laid_out
         self._collection.check_whole()
-        self._check_worker(worker)
+        worker = self._check_worker(worker)
         self._collection.check_new(worker)
-        self._check_grads(lineup, worker)
-        grads = [param.grad() for param in lineup.params]
+        with self._refusing(worker):
+            coefficients = self._read_inputs(lineup)
+            self._check_grads(lineup, worker)
+            grads = [param.grad() for param in lineup.params]
         for param in lineup.params:
             param.param.grad = None
-        self._collection.add(worker, grads, self._read_groups().coefficients)
+        self._collection.add(worker, grads, coefficients)
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
-        lineup, collection, step = self._laid_out, self._collection, self.committed_step
+        lineup, collection, step = self._laid_out, self._collection, self._find_step()
         collection.check_whole()
         account = Account.draw_up(lineup, collection.polls, step=step)
+        with self._refusing(0):
+            coefficients = self._read_inputs(lineup)
         try:
-            committed = collection.commit(self._read_groups().coefficients)
+            committed = collection.commit(coefficients)
             if committed and lineup.momenta is not None:
                 average_momenta(lineup.momenta, lineup, self.param_groups, step=step)
         except NonFiniteError:
@@ -164,6 +186,24 @@ class VirtualCluster(VotingBase):
         if committed:
             self._advance()
         self._begin_step(lineup)
+
+    def _read_inputs(self, lineup: Lineup) -> list[Coefficients]:
+        """Check what a step reads, and read the hyperparameters."""
+        for param in lineup.params:
+            param.check_make()
+            param.check()
+        return self._read_groups().coefficients
+
+    @contextmanager
+    def _refusing(self, worker: int) -> Iterator[None]:
+        """Raise what was found in the inputs of a worker as one error; nothing has changed."""
+        try:
+            yield
+        except StepError:
+            raise
+        except Exception as error:
+            said, step = describe_problem(error), self._find_step()
+            raise refuse_step((worker,), said, rank=worker, step=step) from error
 
     @property
     def _laid_out(self) -> Lineup:
@@ -202,8 +242,7 @@ class VirtualCluster(VotingBase):
 
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""
-        self._check_worker(worker)
-        return self._laid_out.exp_avg(worker)
+        return self._laid_out.exp_avg(self._check_worker(worker))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor, between two steps.
@@ -242,12 +281,14 @@ class VirtualCluster(VotingBase):
         """Return all workers' momenta; that of a single Lion becomes everybody's."""
         return exp_avg.expand(self._momentum_shape(param))
 
-    def _check_worker(self, worker: int) -> None:
-        if not 0 <= worker < self._workers:
+    def _check_worker(self, worker: Any) -> int:
+        number = read_worker(worker)
+        if not 0 <= number < self._workers:
             raise InvalidArgumentError(
-                f"there is no worker {worker} among {self._workers}; expected 0 to "
+                f"there is no worker {number} among {self._workers}; expected 0 to "
                 f"{self._workers - 1}"
             )
+        return number
 
     def _check_grads(self, lineup: Lineup, worker: int) -> None:
         """Refuse what no worker can vote with."""

@@ -11,13 +11,19 @@ from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_n
 from distlion.voting.custody import Custody, Gather, custody_among, name_worker
 from distlion.voting.description import Description
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
+from distlion.voting.fixed_groups import FixedGroups
 from distlion.voting.gradients import GradientWatch, describe_sparse
+from distlion.voting.handshake import refuse_step
 from distlion.voting.hyperparameters import (
     GroupNumbers,
     check_hyperparameters,
+    check_step,
     describe_hyperparameters,
     read_groups,
+    read_step,
 )
+from distlion.voting.make import Make
+from distlion.voting.memory import check_own_memory, check_shared_memory
 from distlion.voting.momentum_stage import (
     SELECTED_KEY,
     MomentumStage,
@@ -26,7 +32,7 @@ from distlion.voting.momentum_stage import (
 )
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
-from distlion.voting.outcome import log_abstention, log_skip
+from distlion.voting.outcome import describe_problem, log_abstention, log_skip
 from distlion.voting.overlap import Overlap
 from distlion.voting.param import VotingParam, is_dtensor, local_tensor
 from distlion.voting.peers import Peers
@@ -44,9 +50,11 @@ __all__ = [
     "Description",
     "Diagnosis",
     "Examiner",
+    "FixedGroups",
     "Gather",
     "GradientWatch",
     "GroupNumbers",
+    "Make",
     "MomentumStage",
     "MomentumSync",
     "NodePieces",
@@ -62,12 +70,16 @@ __all__ = [
     "cast_votes",
     "check_finite",
     "check_hyperparameters",
+    "check_own_memory",
+    "check_shared_memory",
+    "check_step",
     "check_unchanged",
     "clip_alone",
     "clip_together",
     "commit_alone",
     "custody_among",
     "describe_hyperparameters",
+    "describe_problem",
     "describe_selection",
     "describe_sparse",
     "fill_selection",
@@ -81,5 +93,7 @@ __all__ = [
     "name_worker",
     "plan_norms",
     "read_groups",
+    "read_step",
+    "refuse_step",
     "step_alone",
 ]

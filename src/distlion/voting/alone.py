@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from distlion.errors import SparseGradientError
+from distlion.errors import SparseGradientError, StepError
 from distlion.exchange import Status, Verdict
 from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
 from distlion.voting.clipping import ClipNorm, clip_alone
@@ -22,8 +22,11 @@ def gather_alone(
 
     Raises:
         SparseGradientError: A gradient is sparse; the error names ``step``.
+        InvalidArgumentError: A parameter, gradient or momentum is of another make.
     """
     for param in params:
+        param.check_make()
+        param.check()
         if param.has_sparse_grad():
             raise SparseGradientError(describe_sparse(param.name), step=step)
     return [param.segment(coefficients[param.group], param.grad()) for param in params]
@@ -31,10 +34,18 @@ def gather_alone(
 
 def step_alone(params: Sequence[VotingParam], inputs: StepInputs, clip: ClipNorm | None) -> Verdict:
     """Do a step of Lion with the gradients that parameters have now; see ``commit_alone``."""
-    step = inputs.header.step
+    header, step = inputs.header, inputs.header.step
+    if header.status is not Status.OK:
+        return Verdict.of(header)
+    try:
+        segments = gather_alone(params, inputs.coefficients, step=step)
+    except StepError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        return Verdict.of(inputs.refuse(header, error))
     return commit_alone(
         params,
-        gather_alone(params, inputs.coefficients, step=step),
+        segments,
         clip=clip,
         nonfinite=inputs.nonfinite,
         rounding=inputs.rounding,

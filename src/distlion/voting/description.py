@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
+from distlion.voting.fixed_groups import FixedGroups
 from distlion.voting.hyperparameters import describe_hyperparameters
-from distlion.voting.param import is_dtensor
+from distlion.voting.make import describe_make
+from distlion.voting.param import VotingParam, is_dtensor
 
 
 def digest_lines(lines: Sequence[str]) -> bytes:
@@ -44,22 +46,23 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
 class Description:
     """Describe an optimizer to its peers, and notice what is changed behind its back.
 
-    That is requires_grad toggled, and parameters in its groups replaced by others.
+    That is requires_grad toggled, parameters in its groups replaced by others, cast or resized.
 
     Args:
         lines: What does not change from step to step.
         names: Of all parameters, frozen ones too.
-        groups: Its param groups, looked at again in every step.
+        fixed: What its param groups held.
+        params: The trainable parameters.
     """
 
     def __init__(
         self,
         lines: Sequence[str],
         names: Mapping[Tensor, str],
-        groups: Sequence[Mapping[str, Any]],
+        fixed: FixedGroups,
+        params: Sequence[VotingParam] = (),
     ) -> None:
-        self._groups = groups
-        self._held = [list(group["params"]) for group in groups]
+        self._fixed, self._params = fixed, params
         self._lines = list(lines)
         self._digest = digest_lines(self._lines).hex()
         self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
@@ -67,17 +70,19 @@ class Description:
 
     def list_lines(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """Describe all that must be equal in a step with these param groups."""
-        return self._lines + describe_hyperparameters(groups) + self.list_toggled()
+        lines = self._lines + describe_hyperparameters(groups) + self.list_toggled(groups)
+        return lines + self._list_recast()
 
-    def digest(self, changing: Sequence[str]) -> int:
+    def digest(self, groups: Sequence[Mapping[str, Any]], changing: Sequence[str]) -> int:
         """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits.
 
         Args:
+            groups: The param groups.
             changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
         """
-        return digest_settings([self._digest, *changing, *self.list_toggled()])
+        return digest_settings([self._digest, *changing, *self.list_toggled(groups)])
 
-    def list_toggled(self) -> list[str]:
+    def list_toggled(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """One line for each parameter that was frozen and is not, or the other way round."""
         lines = []
         for param, name in self._frozen.items():
@@ -86,50 +91,35 @@ class Description:
         for param, name in self._trained.items():
             if not param.requires_grad:
                 lines.append(f"no longer trained: {name}")
-        return lines + self._list_replaced()
+        return lines + self._fixed.list_changed(groups)
 
-    def _list_replaced(self) -> list[str]:
-        """One line for each param group that holds other parameters now."""
-        lines = []
-        for number, held in enumerate(self._held):
-            params = self._groups[number]["params"] if number < len(self._groups) else []
-            # By identity: tensors compare their elements.
-            if list(map(id, params)) != list(map(id, held)):
-                lines.append(f"replaced since this optimizer was made: params of group {number}")
-        return lines
+    def _list_recast(self) -> list[str]:
+        """One line for each parameter that is of another make now: cast, moved or resized."""
+        return [
+            f"since this optimizer was made {param.name} became: {describe_make(param.param)}"
+            for param in self._params
+            if not param.make.fits(param.param)
+        ]
 
-    def _check_held(self) -> None:
-        """Check that the param groups hold the parameters that they held before.
-
-        Raises:
-            InvalidArgumentError: They hold others, which have no momentum; on all workers alike,
-                since their descriptions would differ otherwise.
-        """
-        replaced = self._list_replaced()
-        if replaced:
-            error = InvalidArgumentError(
-                f"{replaced[0]}; a step would move tensors that the model may not use any more. "
-                "Make the optimizer after the model is wrapped, sharded or moved, use "
-                "add_param_group() for more parameters, and load_state_dict() for momenta"
-            )
-            error.is_recoverable = True
-            raise error
-
-    def check_frozen(self) -> None:
-        """Check that what was frozen still is, and that the parameters are the same.
+    def check_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check that nothing of it was changed that buckets and momenta were laid out by.
 
         Only trainable parameters have momentum and a place in a bucket, agreed between workers.
 
         Raises:
-            InvalidArgumentError: A parameter was unfrozen, or replaced; on all workers alike, since
-                their descriptions would differ otherwise.
+            InvalidArgumentError: A parameter was unfrozen, replaced, cast or resized, or a group
+                says otherwise what it says once.
         """
-        self._check_held()
-        for param, name in self._frozen.items():
-            if param.requires_grad:
-                error = InvalidArgumentError(
-                    f"{name} was frozen when this optimizer was made and requires a gradient now; "
-                    "make a new optimizer on all workers and load the state into it"
-                )
-                error.is_recoverable = True
-                raise error
+        try:
+            self._fixed.check(groups)
+            for trained in self._params:
+                trained.check_make()
+            for param, name in self._frozen.items():
+                if param.requires_grad:
+                    raise InvalidArgumentError(
+                        f"{name} was frozen when this optimizer was made and requires a gradient "
+                        "now; make a new optimizer on all workers and load the state into it"
+                    )
+        except InvalidArgumentError as error:
+            error.is_recoverable = True
+            raise

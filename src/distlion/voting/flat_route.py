@@ -82,21 +82,10 @@ class FlatRoute:
     def plan(self) -> ByteCount:
         return self.pattern.plan(self.shape, self.link.rank)
 
-    def gather(
-        self,
-        header: Header,
-        coefficients: Sequence[Coefficients],
-        *,
-        abstain: bool,
-    ) -> tuple[Sequence[Segment], Header]:
-        segments = [
-            param.segment(coefficients[param.group], None if abstain else param.grad())
-            for param in self.params
-        ]
-        return self.kernels.gather(segments), header
-
-    def gather_nothing(self, header: Header) -> Header:
-        return header
+    def average(
+        self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
+    ) -> tuple[Sequence[Tensor | None], float, Header]:
+        return grads, grad_scale, header
 
     @property
     def _is_on_host(self) -> bool:

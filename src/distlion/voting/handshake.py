@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlion.errors import CheckpointError, ConfigMismatchError
-from distlion.exchange import PROTOCOL_VERSION, Link, gather_bytes, minority
+from distlion.errors import CheckpointError, ConfigMismatchError, StepInputError
+from distlion.exchange import PROTOCOL_VERSION, Link, Status, Verdict, gather_bytes, minority
 from distlion.voting.description import digest_lines
 
 _CALL = "call: "
@@ -37,6 +37,31 @@ def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
         raise_difference(link, lines, longest, step=step)
     # What is compared may have been sent by a worker that was interrupted while it waited.
     link.check_present(step=step)
+
+
+def explain_verdict(
+    link: Link, verdict: Verdict, lines: Sequence[str], problem: str, *, step: int
+) -> None:
+    """Raise what a header has no room for; every rank calls it, of whatever it was the end.
+
+    Args:
+        link: All ranks.
+        verdict: What all found.
+        lines: What must be equal on all of them.
+        problem: What keeps this one from voting; "" for nothing.
+        step: The step that was abandoned.
+
+    Raises:
+        StepInputError: Some rank cannot vote.
+        ConfigMismatchError: Settings differ.
+    """
+    if verdict.status is Status.INPUT:
+        culprits, said = _gather_problems(link, problem, step=step)
+        raise refuse_step(culprits, said, rank=link.rank, step=step)
+    if verdict.status is Status.CONFIG:
+        if not any(line.startswith("call: ") for line in lines):
+            lines = ["call: step()", *lines]
+        explain_difference(link, lines, step=step)
 
 
 def explain_difference(link: Link, lines: Sequence[str], *, step: int) -> None:
@@ -128,14 +153,33 @@ def share_problem(link: Link, problem: CheckpointError | None, *, call: str, ste
     Raises:
         CheckpointError: Some rank has a problem; the ranks and what the first of them says.
     """
-    own = b"" if problem is None else str(problem).encode(errors="replace")[:PROBLEM_BYTES]
-    texts = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
-    said = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
-    culprits = [rank for rank, text in enumerate(said) if text]
+    culprits, said = _gather_problems(link, "" if problem is None else str(problem), step=step)
     if culprits:
         error = CheckpointError(
             f"[rank {link.rank}, step {step}] {call} was refused on {name_ranks(culprits)}, and "
-            f"nothing was changed anywhere: {said[culprits[0]]}"
+            f"nothing was changed anywhere: {said}"
         )
         error.is_recoverable = True
         raise error from problem
+
+
+def refuse_step(
+    culprits: Sequence[int], problem: str, *, rank: int = 0, step: int | None = None
+) -> StepInputError:
+    """Return the error of a step that some rank has no inputs for; all ranks may go on after it."""
+    return StepInputError(
+        f"nothing was committed, because {name_ranks(culprits)} cannot vote: {problem}",
+        rank=rank,
+        step=step,
+        culprits=tuple(culprits),
+        is_recoverable=True,
+    )
+
+
+def _gather_problems(link: Link, problem: str, *, step: int) -> tuple[list[int], str]:
+    """Return which ranks have a problem, and what the first of them says."""
+    own = problem.encode(errors="replace")[:PROBLEM_BYTES]
+    texts = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
+    said = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+    culprits = [rank for rank, text in enumerate(said) if text]
+    return culprits, said[culprits[0]] if culprits else ""

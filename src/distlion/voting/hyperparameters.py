@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ def check_number(name: str, value: Any) -> float:
         UnsupportedTypeError: It is something else.
         InvalidArgumentError: It is not finite, or not as a float32.
     """
-    if isinstance(value, Tensor) and value.numel() == 1:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
@@ -37,6 +38,28 @@ def check_positive(name: str, value: float | None) -> None:
         raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
 
 
+OF_THE_WHOLE = frozenset(
+    {
+        "bucket_elements",
+        "check_every",
+        "clip_norm",
+        "diagnose_every",
+        "exchange",
+        "exp_avg_dtype",
+        "init_timeout_s",
+        "momentum_sync",
+        "nodes",
+        "nonfinite",
+        "on_divergence",
+        "overlap",
+        "process_group",
+        "rounding",
+        "seed",
+        "step_timeout_s",
+    }
+)
+"""Arguments of an optimizer that no param group has for itself."""
+
 FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
 """Of other optimizers, that change what a step does; no Lion here knows them."""
 
@@ -48,12 +71,22 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         InvalidArgumentError: A value is out of range, or a switch would be ignored.
         UnsupportedTypeError: A value is no number.
     """
+    for key in sorted(OF_THE_WHOLE & group.keys()):
+        raise InvalidArgumentError(
+            f"{key}={group[key]!r} in a param group: it belongs to the whole optimizer. Give it to "
+            "the constructor"
+        )
     for switch in FOREIGN_SWITCHES:
         if group.get(switch):
             remedy = "; negate the loss" if switch == "maximize" else ""
             raise InvalidArgumentError(
                 f"{switch}={group[switch]!r} in a param group: Lion does not have it{remedy}"
             )
+    absent = [key for key in ("lr", "betas", "weight_decay") if key not in group]
+    if absent:
+        raise InvalidArgumentError(
+            f"a param group has no {absent[0]!r}; expected a value. Put it back"
+        )
     lr = check_number("lr", group["lr"])
     if not lr >= 0:
         raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
@@ -104,8 +137,9 @@ def read_groups(
     found = [
         value
         for group in groups
-        for value in (group["lr"], group["weight_decay"], *_listed(group["betas"]))
-        if isinstance(value, Tensor) and value.device.type != "cpu" and value.numel() == 1
+        for value in (group.get("lr"), group.get("weight_decay"), *_listed(group.get("betas")))
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
+        if value.numel() == 1
     ]
     found += [number for number in (grad_scale, found_inf) if number is not None]
     scale, has_overflow = 1.0, False
@@ -125,9 +159,14 @@ def _listed(betas: Any) -> Sequence[Any]:
 
 def _with_floats(group: Mapping[str, Any], floats: Mapping[int, float]) -> dict[str, Any]:
     """Return a group with numbers in place of tensors, which are given by their identity."""
-    resolved = {key: floats.get(id(group[key]), group[key]) for key in ("lr", "weight_decay")}
-    betas = tuple(floats.get(id(beta), beta) for beta in _listed(group["betas"]))
-    return {**group, **resolved, "betas": betas or group["betas"]}
+    resolved = {
+        key: floats.get(id(group[key]), group[key])
+        for key in ("lr", "weight_decay")
+        if key in group
+    }
+    if betas := tuple(floats.get(id(beta), beta) for beta in _listed(group.get("betas"))):
+        resolved["betas"] = betas
+    return {**group, **resolved}
 
 
 def read_coefficients(
@@ -164,11 +203,11 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
         line
         for number, group in enumerate(groups)
         for line in (
-            f"lr of group {number}: {_as_taken(group['lr'])!r}",
-            f"betas of group {number}: {_as_taken(group['betas'])!r}",
-            f"weight_decay of group {number}: {_as_taken(group['weight_decay'])!r}",
-            f"aggregation of group {number}: {group['aggregation']!r}",
-            f"step of group {number}: {int(group['step'])}",
+            f"lr of group {number}: {_as_taken(group.get('lr'))!r}",
+            f"betas of group {number}: {_as_taken(group.get('betas'))!r}",
+            f"weight_decay of group {number}: {_as_taken(group.get('weight_decay'))!r}",
+            f"aggregation of group {number}: {group.get('aggregation')!r}",
+            f"step of group {number}: {_as_whole(group.get('step'))!r}",
         )
     ]
 
@@ -177,5 +216,50 @@ def _as_taken(value: Any) -> Any:
     """Return a number as a float, several as a tuple, and what is neither as it is."""
     try:
         return tuple(map(float, value)) if isinstance(value, Sequence) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a meta tensor the last
         return value
+
+
+def _as_whole(value: Any) -> Any:
+    """Return an integer of any type as Python's, and what is none as it is."""
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        return value
+
+
+_LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
+
+
+def check_step(group: Mapping[str, Any], number: int | None = None) -> int:
+    """Return the step that a param group is at.
+
+    Raises:
+        InvalidArgumentError: It is no integer from 0 to 2^53.
+    """
+    step = group.get("step")
+    index = None if isinstance(step, bool) else _as_whole(step)
+    if not isinstance(index, int) or not 0 <= index <= _LARGEST_STEP:
+        is_large = isinstance(index, int) and index > 0
+        shown = "an integer above 2^53" if is_large else repr(step)
+        where = "a param group" if number is None else f"group {number}"
+        raise InvalidArgumentError(
+            f"step of {where} is {shown}; expected an integer from 0 to 2^53. It counts "
+            "committed steps: leave it to the optimizer"
+        )
+    return index
+
+
+def read_step(groups: Sequence[Mapping[str, Any]]) -> int:
+    """Return the step that all param groups are at.
+
+    Raises:
+        InvalidArgumentError: One holds no number of a step, or they are at different ones.
+    """
+    steps = [check_step(group, number) for number, group in enumerate(groups)]
+    if len(set(steps)) != 1:
+        raise InvalidArgumentError(
+            f"the param groups are at steps {steps}; expected the same in all. It counts committed "
+            "steps: leave it to the optimizer"
+        )
+    return steps[0]

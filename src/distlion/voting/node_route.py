@@ -80,42 +80,15 @@ class NodeRoute:
     def plan(self) -> ByteCount:
         return self.part.plan() if self.own else ByteCount()
 
-    def gather(
-        self,
-        header: Header,
-        coefficients: Sequence[Coefficients],
-        *,
-        abstain: bool,
-    ) -> tuple[Sequence[Segment], Header]:
-        grads = [None if abstain else param.grad() for param in self.params]
-        scale = coefficients[0].grad_scale  # a GradScaler has one for all
-        means, scale, header = self._average(grads, header, scale)
-        segments = []
-        for index, param in enumerate(self.own):
-            hyper = coefficients[param.group]._replace(grad_scale=scale)
-            segments.append(param.segment(hyper, means[index]))
-        return self.kernels.gather(segments), header
-
-    def gather_nothing(self, header: Header) -> Header:
-        _, _, header = self._average([None] * len(self.params), header, 1.0)
-        return header
-
-    def _average(
+    def average(
         self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
-    ) -> tuple[list[Tensor | None], float, Header]:
+    ) -> tuple[Sequence[Tensor | None], float, Header]:
         """Average the node's gradients: 1 scatter pieces, 2 check, 3 add in local-rank order.
 
         Equation:
             g = (g_0 + ... + g_(L-1)) / L, added in float32; 0 where a rank has no gradient
 
-        Args:
-            grads: For each of ``params``, this rank's gradient; None for none.
-            header: This rank's header.
-            grad_scale: What gradients are to be multiplied by; ranks may differ in it.
-
-        Returns:
-            The mean for each of ``own``, None where no rank has a gradient; what it is to be
-            multiplied by; and the header, with the worst that was found.
+        Arguments and returns are those of ``Route.average``.
         """
         # 1 scatter pieces
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool)

@@ -9,6 +9,7 @@ from typing import NoReturn
 from distlion.errors import (
     ConfigMismatchError,
     CorruptFrameError,
+    DistlionError,
     GradientChangedError,
     NonFiniteError,
     SparseGradientError,
@@ -43,7 +44,7 @@ def raise_verdict(
 def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[StepError], str]:
     """Find the class of the error, and what it says."""
     who = name_ranks(verdict.culprits) if verdict.culprits else "a worker"
-    concerns_param = verdict.status <= Status.GRADIENT_CHANGED
+    concerns_param = verdict.status < Status.INPUT
     name = name_param(params, verdict.position if concerns_param else -1)
     steps = ", ".join(f"rank {rank}: step {step}" for rank, step in verdict.steps)
     errors: dict[Status, tuple[type[StepError], str]] = {
@@ -90,6 +91,11 @@ def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[S
         ),
     }
     return errors[verdict.status]
+
+
+def describe_problem(error: Exception) -> str:
+    """Say what an exception says, and its class where it is none of ours."""
+    return str(error) if isinstance(error, DistlionError) else f"{type(error).__name__}: {error}"
 
 
 def name_param(params: Sequence[VotingParam], position: int) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
-from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, with_error_of, worst_of
 from distlion.signals import deferred_signals
 from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
@@ -89,6 +90,7 @@ class Overlap:
         self._n_started = 0
         self._last_task: Future[Any] | None = None
         self._arrivals.clear()
+        self._addresses: dict[int, tuple[int, int]] = {}
         self._streams.forget()
         self._missing = [len(route.params) for route in self._routes]
 
@@ -127,6 +129,7 @@ class Overlap:
             self._streams.note(bucket)
             if not self._arrivals.note(param):
                 return
+            self._addresses[key] = param.find_addresses()
             self._missing[bucket] -= 1
             if self._waits:
                 self._inputs = self._inputs or self._begin_step()
@@ -191,18 +194,11 @@ class Overlap:
         finally:
             self._reset()
 
-    def change_settings(self) -> StepInputs | None:
-        """Return what ``finish`` takes for a change of settings; None where no vote has left."""
-        if self._inputs is None:
-            self._reset()
-            return None
-        header = self._inputs.header
-        return replace(self._inputs, header=replace(header, settings=header.settings ^ 1))
-
     def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Callable[[Header], Header]:
         """Put what went wrong since the first gradient arrived into the last bucket's header."""
-        changed = self._arrivals.list_changed()
+        changed, refused = self._arrivals.list_changed(), self._refuse_moved(inputs, now.header)
         settings_changed = inputs.header.settings != now.header.settings
+        inputs.problems.extend(now.problems if now is not inputs else ())
 
         def complete(header: Header) -> Header:
             if changed:
@@ -211,15 +207,27 @@ class Overlap:
                 )
             if settings_changed:
                 header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)
-            return header
+            return with_error_of(header, refused)
 
         return complete
 
-    def cancel(self) -> tuple[Header, Verdict]:
+    def _refuse_moved(self, inputs: StepInputs, header: Header) -> Header:
+        """Put into a header that a vote was encoded from memory that a commit must not write to."""
+        for key, before in self._addresses.items():
+            param, _ = self._places[key]
+            if param.find_addresses() != before:
+                problem = InvalidArgumentError(
+                    f"{param.name} or its momentum was replaced between backward and step(). With "
+                    "overlap its vote has left by then: replace tensors after step()"
+                )
+                return inputs.refuse(header, problem)
+        return header
+
+    def cancel(self) -> tuple[StepInputs, Verdict]:
         """Complete the schedule of a step that this worker gives up, and say so to all.
 
         Returns:
-            The header of the step, and what came back.
+            What the buckets shared, and what came back.
         """
         try:
             inputs, pipeline = self._inputs or self._begin_step(), self._pipeline
@@ -241,7 +249,7 @@ class Overlap:
         verdict = worst_of([vote.reply.verdict for vote in votes])
         # On earlier buckets a worker may have voted before it gave up.
         by_all = votes[-1].reply.verdict.cancelled_by_all
-        return inputs.header, replace(verdict, cancelled_by_all=by_all)
+        return inputs, replace(verdict, cancelled_by_all=by_all)
 
     def forget(self) -> None:
         """Forget what has arrived; for a step that is over, or a group that is dead."""

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.errors import UnsupportedTypeError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coefficients, Segment
 from distlion.layout import Slot
+from distlion.voting.make import Make, describe_make
+from distlion.voting.memory import check_own_memory
 
 SPARSE = -1
 """In place of the version of a sparse gradient, which has no address to compare."""
@@ -64,6 +66,8 @@ class VotingParam:
         rule: How it is voted on.
         state: The optimizer's, which holds ``exp_avg``, and ``estimate`` under error feedback.
         pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
+        make: What ``param`` was when the optimizer was made, and its gradients must be.
+        kept: What ``exp_avg`` must be; an estimate is that in float32.
         part: The number of this rank among them.
         piece: (start, stop) for the record of a piece; None for one of all that is here.
         is_sharded: Whether ``param`` is a DTensor.
@@ -77,6 +81,8 @@ class VotingParam:
     rule: Aggregation
     state: Mapping[Tensor, Mapping[str, Any]]
     pieces: tuple[tuple[int, int], ...]
+    make: Make
+    kept: Make
     part: int = 0
     piece: tuple[int, int] | None = None
     is_sharded: bool = False
@@ -90,12 +96,12 @@ class VotingParam:
     @property
     def device(self) -> torch.device:
         """Where it lives."""
-        return self.param.device
+        return self.make.device
 
     @property
     def kind(self) -> tuple[Aggregation, torch.dtype, torch.device]:
         """What must be equal within a bucket."""
-        return self.rule, self.param.dtype, self.param.device
+        return self.rule, self.make.dtype, self.make.device
 
     @property
     def n_kept(self) -> int:
@@ -120,6 +126,67 @@ class VotingParam:
         estimate: Tensor = self.state[self.param]["estimate"]
         return estimate
 
+    def check(self) -> None:
+        """Check that what a step reads of it is what ``check_make`` found the parameter to be.
+
+        Raises:
+            InvalidArgumentError: Gradient, momentum or estimate is of another make, or shares or
+                lacks memory.
+            UnsupportedTypeError: The gradient is cut otherwise than the parameter.
+        """
+        grad, kept = self.param.grad, self.state.get(self.param, {})
+        own = local_tensor(self.param) if self.is_sharded else self.param
+        if not own.is_contiguous():
+            check_own_memory(own, self.name)
+        if grad is not None and grad.layout is torch.strided:
+            self._check_grad(grad)
+        self._check_kept("momentum", kept.get("exp_avg"), self.kept)
+        if self.rule.keeps_estimates:
+            estimate = self.kept._replace(dtype=torch.float32)
+            self._check_kept("estimate", kept.get("estimate"), estimate)
+        _check_memory(own, self.name)
+
+    def check_make(self) -> None:
+        """Check that the parameter is what it was.
+
+        Raises:
+            InvalidArgumentError: It was cast, moved or resized.
+        """
+        if not self.make.fits(self.param):
+            raise InvalidArgumentError(
+                f"{self.name} is {describe_make(self.param)}, and was {self.make} when this "
+                "optimizer was made. Make the optimizer after the model is cast, moved or resized"
+            )
+
+    def find_addresses(self) -> tuple[int, int]:
+        """Return where parameter and momentum lie in memory."""
+        own = local_tensor(self.param) if self.is_sharded else self.param
+        exp_avg = self.state.get(self.param, {}).get("exp_avg")
+        return own.data_ptr(), exp_avg.data_ptr() if isinstance(exp_avg, Tensor) else 0
+
+    def _check_grad(self, grad: Tensor) -> None:
+        what = f"the gradient of {self.name}"
+        if not self.make.fits(grad):
+            raise InvalidArgumentError(
+                f"{what} is {describe_make(grad)}; expected {self.make}, as the parameter. Assign "
+                "a new gradient in place of a change to .grad.data"
+            )
+        if self.is_sharded and grad.placements != self.param.placements:  # type: ignore[attr-defined]
+            raise UnsupportedTypeError(
+                f"{self.name} has the placements {self.param.placements}, its gradient "  # type: ignore[attr-defined]
+                f"{grad.placements}; redistribute the gradient before step()"  # type: ignore[attr-defined]
+            )
+        _check_memory(local_tensor(grad) if self.is_sharded else grad, what)
+
+    def _check_kept(self, key: str, found: Any, expected: Make) -> None:
+        what = f"the {key} of {self.name}"
+        if not expected.fits(found):
+            raise InvalidArgumentError(
+                f"{what} is {describe_make(found)}; expected {expected}. Change the state of an "
+                "optimizer by load_state_dict() alone"
+            )
+        _check_memory(found, what)
+
     def local(self) -> Tensor:
         """Return the values, contiguous; a piece is flat.
 
@@ -142,22 +209,13 @@ class VotingParam:
     def grad(self) -> Tensor | None:
         """Return the gradient of all that is here, contiguous; None for none, or a sparse one.
 
-        Raises:
-            UnsupportedTypeError: It is a DTensor that is cut otherwise than the parameter.
+        ``check`` has looked at it before.
         """
         grad = self.param.grad
         if grad is None or grad.layout is not torch.strided:
             return None
-        return self._cut(grad) if self.is_sharded else grad.contiguous()
-
-    def _cut(self, grad: Tensor) -> Tensor:
-        """Return the shard of a gradient that is a DTensor, as the parameter is."""
-        if grad.placements != self.param.placements:  # type: ignore[attr-defined]
-            raise UnsupportedTypeError(
-                f"{self.name} has the placements {self.param.placements}, its gradient "  # type: ignore[attr-defined]
-                f"{grad.placements}; redistribute the gradient before step()"  # type: ignore[attr-defined]
-            )
-        return local_tensor(grad).contiguous()
+        own = local_tensor(grad) if self.is_sharded else grad
+        return own.resolve_neg().contiguous()  # kernels read memory, which negative bits invert
 
     def has_sparse_grad(self) -> bool:
         """Return whether the gradient is sparse, which cannot be voted on element by element."""
@@ -190,6 +248,14 @@ class VotingParam:
             return GradientMark(self, grad, SPARSE, 0)
         own = local_tensor(grad) if self.is_sharded else grad
         return GradientMark(self, grad, grad._version, own.data_ptr())
+
+
+def _check_memory(tensor: Tensor, what: str) -> None:
+    """Raise InvalidArgumentError where elements have no memory, as ``resize_(0)`` leaves them."""
+    if not tensor.data_ptr() and tensor.numel():
+        raise InvalidArgumentError(
+            f"{what} has no memory: its storage was freed. Give it back before step()"
+        )
 
 
 class GradientMark(NamedTuple):

@@ -13,7 +13,6 @@ from torch._compile import _disable_dynamo
 
 from distlion.errors import (
     CheckpointError,
-    DistlionError,
     InvalidArgumentError,
     UnsupportedTypeError,
 )
@@ -29,12 +28,18 @@ from distlion.exchange import (
 from distlion.kernels import Coins
 from distlion.voting.custody import agree_alone
 from distlion.voting.description import Description, describe_params, digest_settings
+from distlion.voting.fixed_groups import FixedGroups
 from distlion.voting.follow_up import FollowUp
 from distlion.voting.grad_scaler import note_overflow
 from distlion.voting.gradients import GradientWatch
 from distlion.voting.grid import Grid
 from distlion.voting.group import VotingGroup
-from distlion.voting.handshake import explain_difference, shake_hands, share_problem
+from distlion.voting.handshake import (
+    explain_verdict,
+    refuse_step,
+    shake_hands,
+    share_problem,
+)
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.momentum_stage import describe_selection
 from distlion.voting.network import VotingNetwork
@@ -113,6 +118,7 @@ class Peers:
         params: Sequence[VotingParam],
         names: Mapping[Tensor, str],
         exp_avg_dtype: torch.dtype | None,
+        fixed: FixedGroups,
     ) -> Description:
         """Describe an optimizer.
 
@@ -121,6 +127,7 @@ class Peers:
             params: Its trainable parameters.
             names: Of all its parameters.
             exp_avg_dtype: Of its momentum, as asked for.
+            fixed: What its param groups held when parameters were laid out.
         """
         lines = [
             f"distlion version: {version('distlion')}",
@@ -134,7 +141,7 @@ class Peers:
         ]
         if (sync := self.settings.momentum_sync) is not None:
             lines.append(sync.describe_choice(params))
-        return Description(lines, names, groups)
+        return Description(lines, names, fixed, params)
 
     def join(
         self,
@@ -234,22 +241,6 @@ class Peers:
                 "left; call step() before, or zero_grad() on all workers"
             )
 
-    def refuse(self, groups: Sequence[Any], error: DistlionError) -> StepInputs:
-        """Let all workers hear that hyperparameters of this one are out of range.
-
-        Returns:
-            Where votes have left already: inputs of other settings, with which to end the step.
-
-        Raises:
-            ConfigMismatchError: On every rank; ``error`` itself where all have the same ones.
-        """
-        if self.overlap is not None and (started := self.overlap.change_settings()):
-            return started
-        # The others are at step(), where they see that settings differ, and raise it too.
-        self.meet("step()", self.description.list_lines(groups), step=int(groups[0]["step"]))
-        error.is_recoverable = True
-        raise error
-
     def check_scaler(self, groups: Sequence[Mapping[str, Any]], grad_scale: object) -> None:
         """Refuse a GradScaler with overlap: votes leave before it gives the scale of gradients.
 
@@ -259,14 +250,14 @@ class Peers:
         """
         self.lifecycle.check_usable()
         if grad_scale is not None:
-            self.give_up("step() of a GradScaler", groups, step=int(groups[0]["step"]))
+            self.give_up("step() of a GradScaler", groups)
             raise InvalidArgumentError(
                 f"overlap={self.settings.overlap!r} cannot be used with a GradScaler; use "
                 "overlap=False, or bfloat16, which needs no scaler"
             )
 
     @_disable_dynamo  # zero_grad() may stand in a compiled train step
-    def give_up(self, call: str, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
+    def give_up(self, call: str, groups: Sequence[Mapping[str, Any]]) -> None:
         """Complete the exchanges of a step that has begun, without committing it."""
         if self.overlap is None or not self.overlap.has_begun:
             return
@@ -274,11 +265,11 @@ class Peers:
             self.overlap.forget()
             return
         with self.lifecycle.exchange(call):
-            header, verdict = self.overlap.cancel()
-            verdict = self.settle(verdict, header)
+            inputs, verdict = self.overlap.cancel()
+            verdict = self.settle(verdict, inputs.header)
             self.meter.count_step(self.n_elements)
             if not (verdict.status is Status.CANCELLED and verdict.cancelled_by_all):
-                self.abandon(verdict, groups, step=step)
+                self.abandon(verdict, groups, inputs)
 
     def meet(
         self, call: str, lines: Sequence[str], *, step: int, next_step: int | None = None
@@ -357,29 +348,32 @@ class Peers:
         share_problem(link, problem, call=call, step=step)
 
     def abandon(
-        self, verdict: Verdict, groups: Sequence[Mapping[str, Any]], *, step: int
+        self, verdict: Verdict, groups: Sequence[Mapping[str, Any]], inputs: StepInputs
     ) -> Literal[False]:
         """Raise what the verdict says, or return where the policy is to skip the step.
 
         Args:
             verdict: What all workers found.
             groups: Param groups.
-            step: The step that errors name.
+            inputs: Of the step.
         """
         if verdict.status is Status.NON_FINITE:
             note_overflow()
         if verdict.status is Status.NON_FINITE and self.settings.nonfinite == "skip":
             # The step number stays as it is, so that coins stay paired.
-            log_skip(self.params, verdict, rank=self.group.rank, step=step)
+            log_skip(self.params, verdict, rank=self.group.rank, step=inputs.header.step)
             return False
-        return self._raise(verdict, self.description.list_lines(groups), step=step)
+        step, problem = inputs.header.step, "".join(inputs.problems[:1])
+        if verdict.status is Status.INPUT and self.is_alone:
+            raise refuse_step((0,), problem, step=step)
+        return self._raise(verdict, self.description.list_lines(groups), problem, step=step)
 
-    def _raise(self, verdict: Verdict, lines: Sequence[str], *, step: int) -> NoReturn:
-        if verdict.status is Status.CONFIG:
+    def _raise(
+        self, verdict: Verdict, lines: Sequence[str], problem: str = "", *, step: int
+    ) -> NoReturn:
+        if not self.is_alone:
             link = self.network.link(self.settings.step_timeout_s)
-            if not any(line.startswith("call: ") for line in lines):
-                lines = ["call: step()", *lines]
-            explain_difference(link, lines, step=step)
+            explain_verdict(link, verdict, lines, problem, step=step)
         raise_verdict(self.params, verdict, rank=self.group.rank, step=step)
 
     def compare_replicas(self, *, step: int) -> None:

@@ -47,27 +47,20 @@ class Route(Protocol):
         """Declare what this rank will hand to the network between those who vote."""
         ...
 
-    def gather(
-        self,
-        header: Header,
-        coefficients: Sequence[Coefficients],
-        *,
-        abstain: bool,
-    ) -> tuple[Sequence[Segment], Header]:
-        """Put together what this rank votes with; with nodes, average gradients inside the node.
+    def average(
+        self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
+    ) -> tuple[Sequence[Tensor | None], float, Header]:
+        """Average gradients inside the node; without nodes, return what was given.
 
         Args:
+            grads: For each of ``params``, this rank's gradient; None for none.
             header: This worker's, with what was found so far.
-            coefficients: Hyperparameters of every param group.
-            abstain: Whether to leave all gradients out.
+            grad_scale: What gradients are to be multiplied by; ranks may differ in it.
 
         Returns:
-            The segments of ``own``, without gradient where this rank abstains; and the header.
+            A gradient for each of ``own``, None where nobody has one; what it is to be multiplied
+            by; and the header, with the worst that was found.
         """
-        ...
-
-    def gather_nothing(self, header: Header) -> Header:
-        """Take part in what others exchange in ``gather``, without a gradient."""
         ...
 
     def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:

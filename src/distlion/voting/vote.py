@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from torch import Tensor
+
 from distlion import faults
-from distlion.errors import GradientChangedError
+from distlion.errors import DeviceError, DistlionError, GradientChangedError, InvalidArgumentError
 from distlion.exchange import (
     Exchanging,
     Header,
@@ -21,7 +23,7 @@ from distlion.exchange import (
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.voting.clipping import Clipper, scale_segments
 from distlion.voting.gradients import digest_gradients, look_at_gradients
-from distlion.voting.outcome import log_abstention
+from distlion.voting.outcome import describe_problem, log_abstention
 from distlion.voting.param import SPARSE, GradientMark, VotingParam
 from distlion.voting.route import Route
 
@@ -40,6 +42,7 @@ class StepInputs:
         found_inf: Whether a GradScaler has seen an overflow on this worker.
         wants_digest: Whether raw gradients are to be compared between workers.
         after_encode: Called once a vote is encoded, where a fault is armed.
+        problems: What keeps this worker from voting, in words; more of it may show on the way.
     """
 
     rank: int
@@ -51,6 +54,19 @@ class StepInputs:
     found_inf: bool
     wants_digest: bool
     after_encode: Callable[[], None]
+    problems: list[str] = field(default_factory=list)
+
+    def refuse(self, header: Header, error: Exception) -> Header:
+        """Put into a header that this worker cannot vote: one that raised would leave the others.
+
+        Whatever a user left in a parameter, a gradient or the optimizer's state ends here.
+        """
+        self.problems.append(describe_problem(error))
+        return with_error(header, Status.INPUT, culprit=self.rank)
+
+    def refused(self, error: Exception) -> StepInputs:
+        """Return inputs of a step in which this worker cannot vote at all."""
+        return replace(self, header=self.refuse(self.header, error))
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ class Draft:
         route: What carries it.
         marks: The gradients of its parameters, as they are now.
         segments: What this rank votes with: those of ``route.own``, without gradient where it
-            abstains.
+            abstains; none where it cannot vote.
         header: This worker's header, with what was found so far.
     """
 
@@ -77,8 +93,15 @@ class Draft:
 
     def list_counted(self) -> list[Segment]:
         """List what a norm counts here: of shards that several ranks hold, those of the first."""
+        if not self.can_vote:
+            return []
         own = zip(self.route.own, self.segments, strict=True)
         return [segment for param, segment in own if param.copies.is_first]
+
+    @property
+    def can_vote(self) -> bool:
+        """Whether there is a segment for each parameter."""
+        return len(self.segments) == len(self.route.own)
 
     def find_changed(self) -> VotingParam | None:
         """Find the first parameter whose gradient is not the one that was encoded."""
@@ -109,15 +132,53 @@ class BucketVote:
 
 def draft_vote(route: Route, inputs: StepInputs) -> Draft:
     """Take a bucket's gradients; with nodes, average them inside the node."""
-    marks = [param.mark() for param in route.params]
     header = replace(inputs.header, bucket=route.bucket.index)
+    if header.status is not Status.OK:
+        return draft_nothing(route, header)
+    marks: list[GradientMark] = []
+    try:
+        marks += [param.mark() for param in route.params]
+        grads = [_take_gradient(param, inputs) for param in route.params]
+    except Exception as error:  # noqa: BLE001
+        return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)
     sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
     if sparse:
-        # A status, not an exception: one rank that raised would leave the others waiting.
         header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
-    overflow = inputs.found_inf and inputs.nonfinite == "abstain"
-    segments, header = route.gather(header, inputs.coefficients, abstain=overflow)
+    own_grads, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
+    try:
+        segments = _gather_segments(route, own_grads, inputs.coefficients, grad_scale=scale)
+    except Exception as error:  # noqa: BLE001
+        return Draft(route, marks, (), inputs.refuse(header, error))
     return Draft(route, marks, segments, header)
+
+
+def _take_gradient(param: VotingParam, inputs: StepInputs) -> Tensor | None:
+    """Check a parameter and return its gradient, if it is voted with; errors name the parameter."""
+    try:
+        param.check()
+        grad = param.grad()
+    except DistlionError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(f"{param.name}: {describe_problem(error)}") from error
+    return None if inputs.found_inf and inputs.nonfinite == "abstain" else grad
+
+
+def _gather_segments(
+    route: Route,
+    grads: Sequence[Tensor | None],
+    coefficients: Sequence[Coefficients],
+    *,
+    grad_scale: float,
+) -> Sequence[Segment]:
+    """Put together what this rank votes with."""
+    segments = []
+    for param, grad in zip(route.own, grads, strict=True):
+        scaled = coefficients[param.group]
+        if scaled.grad_scale != grad_scale:  # the node's first rank has another one
+            scaled = scaled._replace(grad_scale=grad_scale)
+        segments.append(param.segment(scaled, grad))
+    return route.kernels.gather(segments)
 
 
 def cast_vote(
@@ -132,13 +193,18 @@ def cast_vote(
         inputs: What the buckets share.
         complete: Adds to the header what is known of other buckets; None for nothing.
     """
-    route, segments, header = draft.route, draft.segments, draft.header
-    wants_digest = inputs.wants_digest and header.status is Status.OK
-    seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
-    votes, flags, *seen = route.encode(segments, inputs.coins, *seen)
-    finite: Sequence[bool] = flags.tolist()
-    if seen:
-        header = replace(header, gradient_digest=digest_gradients(segments, *seen))
+    if draft.can_vote:
+        try:
+            votes, finite, header = _encode(draft, inputs)
+        except DeviceError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            draft = replace(draft, segments=(), header=inputs.refuse(draft.header, error))
+    if not draft.can_vote:
+        header = draft.header if complete is None else complete(draft.header)
+        draft = replace(draft, header=header)
+        return (yield from cast_nothing(draft, inputs.coins, nonfinite=inputs.nonfinite))
+    route, segments = draft.route, draft.segments
     if inputs.nonfinite == "abstain":
         agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
         kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
@@ -162,6 +228,17 @@ def cast_vote(
         header = complete(header)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
     return BucketVote(replace(draft, segments=segments), reply)
+
+
+def _encode(draft: Draft, inputs: StepInputs) -> tuple[Tensor, Sequence[bool], Header]:
+    """Encode a vote; return it, which segments are finite, and the header with their digest."""
+    route, segments, header = draft.route, draft.segments, draft.header
+    wants_digest = inputs.wants_digest and header.status is Status.OK
+    seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
+    votes, flags, *seen = route.encode(segments, inputs.coins, *seen)
+    if seen:
+        header = replace(header, gradient_digest=digest_gradients(segments, *seen))
+    return votes, flags.tolist(), header
 
 
 def draft_and_cast(
@@ -200,7 +277,8 @@ def abstain_from(
 
 def draft_nothing(route: Route, header: Header) -> Draft:
     """Take part in what ``draft_vote`` exchanges, without a gradient."""
-    header = route.gather_nothing(replace(header, bucket=route.bucket.index))
+    header = replace(header, bucket=route.bucket.index)
+    _, _, header = route.average([None] * len(route.params), header, 1.0)
     return Draft(route, (), (), header)
 
 

@@ -1,0 +1,53 @@
+"""Bugs to plant in what refuses a worker whose inputs no step can compute with."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+SPOILED = ("distributed/test_spoiled_inputs.py",)
+FIXED = ("voting/test_fixed_groups.py",)
+
+INPUTS = (
+    Mutation(
+        "a worker whose gradient cannot be read leaves the others waiting",
+        "voting/vote.py",
+        "        return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)",
+        "        raise",
+        SPOILED,
+    ),
+    Mutation(
+        "a parameter that was cast is not noticed",
+        "voting/description.py",
+        "                trained.check_make()",
+        "                pass",
+        SPOILED,
+    ),
+    Mutation(
+        "a momentum may have any make",
+        "voting/param.py",
+        "if not expected.fits(found):",
+        "if False:",
+        SPOILED,
+    ),
+    Mutation(
+        "kernels read gradients past a negative bit",
+        "voting/param.py",
+        "own.resolve_neg().contiguous()",
+        "own.contiguous()",
+        FIXED,
+    ),
+    Mutation(
+        "a rule changed in place is ignored and saved",
+        "voting/fixed_groups.py",
+        "if now is not before and now != before:",
+        "if False:",
+        FIXED,
+    ),
+    Mutation(
+        "momenta that were selected count as a change of the user",
+        "optim/base.py",
+        "self._fixed.note(self.param_groups)",
+        "pass",
+        FIXED,
+    ),
+)
