@@ -100,7 +100,7 @@ def _change_a_value(root: Any, chance: random.Random) -> None:
     elif kind == 2:
         holder[key] = copy.deepcopy(holder[_draw_key(holder, chance)])
     elif kind == 3 and type(holder[key]) in (int, float):
-        holder[key] = chance.choice((-1, 2, 1000, 1e9)) * holder[key] + chance.choice((-1, 0, 1))
+        holder[key] = chance.choice((-1, 2, 1000, 10**9)) * holder[key] + chance.choice((-1, 0, 1))
     else:
         holder[key] = copy.deepcopy(chance.choice(ODD))
 

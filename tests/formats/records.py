@@ -19,7 +19,7 @@ from formats.mutate import mutate_json_text
 
 LINK = LinkModel(latency_s=1e-3, rate_bit_per_s=1e9)
 # To draw takes a hundred times as long as all else.
-DRAWN_SHARE = 0.002
+DRAWN_SHARE = 0.0005
 
 
 class Records:
