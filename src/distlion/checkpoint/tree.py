@@ -92,7 +92,9 @@ def decode_tree(value: Any, read: Callable[[str], Tensor]) -> Any:
             return read(value["name"])
         if kind == "array":
             row = read(value["name"]).numpy()
-            return row.view(_parse_dtype(value["dtype"])).reshape(value["shape"]).copy()
+            return (
+                row.view(_parse_dtype(value["dtype"])).reshape(_parse_shape(value["shape"])).copy()
+            )
         items = value["items"]
         if kind == "tuple":
             return tuple(decode_tree(item, read) for item in items)
@@ -108,3 +110,9 @@ def _parse_dtype(text: Any) -> np.dtype[Any]:
     if type(text) is not str or not _DTYPE.fullmatch(text):
         raise CheckpointError(f"a value of the checkpoint is an array of {str(text)[:80]!r}")
     return np.dtype(text)
+
+
+def _parse_shape(sizes: Any) -> list[int]:
+    if type(sizes) is not list or not all(type(size) is int and size >= 0 for size in sizes):
+        raise CheckpointError(f"a value of the checkpoint has shape {str(sizes)[:80]!r}")
+    return sizes
