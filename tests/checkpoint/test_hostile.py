@@ -161,7 +161,7 @@ def test_an_array_of_what_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize("shape", [[1 << 70], [-5], "x", None, [[1]], [1.5]])
 def test_an_array_of_an_impossible_shape_is_refused(shape: Any) -> None:
     array = {"$": "array", "name": "x", "dtype": "<i8", "shape": shape}
-    with pytest.raises(errors.CheckpointError, match="malformed|has shape"):
+    with pytest.raises(errors.CheckpointError, match=r"malformed|has shape"):
         decode_tree(array, lambda name: torch.zeros(8, dtype=torch.uint8))
 
 
