@@ -17,8 +17,10 @@ from checkpoint.forging import forge
 from checkpoint.runs import Run
 from distlion import errors
 from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.schedule import check_schedule
 from distlion.checkpoint.tensor_file import FileRecord, check_file
 from distlion.checkpoint.tensor_file import write_tensors as write
+from distlion.checkpoint.tree import decode_tree
 
 STEP = "step-000000000000"
 
@@ -143,6 +145,31 @@ def test_a_tree_of_unknown_kinds_is_refused(folder: Path, tmp_path: Path) -> Non
         write(forged, {"tree": content}, lambda place: None)
         forge(folder, name, forged.read_bytes())
         refuse(folder, "holds 0 parameters|malformed")
+
+
+def test_an_array_of_what_is_no_number_is_refused() -> None:
+    for dtype in ("O", "V8", "S8", "u1,O", "M8[s]", {"names": ["x"], "formats": ["O"]}, ["O"], 8):
+        array = {"$": "array", "name": "x", "dtype": dtype, "shape": [1]}
+        with pytest.raises(errors.CheckpointError, match="is an array of"):
+            decode_tree(array, lambda name: torch.zeros(8, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [[1 << 70], [-5], "x", None, [[1]], [1.5]])
+def test_an_array_of_an_impossible_shape_is_refused(shape: Any) -> None:
+    array = {"$": "array", "name": "x", "dtype": "<i8", "shape": shape}
+    with pytest.raises(errors.CheckpointError, match=r"malformed|has shape"):
+        decode_tree(array, lambda name: torch.zeros(8, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [({"optimizer": 3}, "optimizer"), ({"step": None}, "step"), ([1], "a list"), (None, "no sch")],
+)
+def test_a_state_that_would_replace_parts_of_a_scheduler_is_refused(state: Any, said: str) -> None:
+    run = Run()
+    with pytest.raises(errors.CheckpointError, match=said):
+        check_schedule(Path("x"), state, run.scheduler)
+    check_schedule(Path("x"), run.scheduler.state_dict(), run.scheduler)
 
 
 def test_momenta_of_another_shape_or_that_are_missing_are_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted import MUTATIONS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
+from planted_files import FILES
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_losses import LOSSES
@@ -28,4 +29,5 @@ EVERYWHERE = (
     *TRAINERS,
     *SIGNALS,
     *INPUTS,
+    *FILES,
 )

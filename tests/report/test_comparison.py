@@ -89,3 +89,60 @@ def test_index_of_something_else_is_a_data_error(tmp_path, content):
     (tmp_path / "comparison.json").write_text(content)
     with pytest.raises(DataError, match=r"comparison\.json"):
         read_comparison(tmp_path)
+
+
+def damage(folder, name, change):
+    path = folder / name
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda index: index["cells"].pop(), "one for each"),
+        (lambda index: index["cells"].append(index["cells"][0]), "one for each"),
+        (lambda index: index["cells"][0].update(runs=["../../secret.json"]), "runs"),
+        (lambda index: index["cells"][0]["tuning"][0].update(run="/etc/x.json"), "run"),
+        (lambda index: index["cells"][0]["grid"].pop(), "learning rates"),
+        (lambda index: index["settings"].update(workers=[0]), "one for each"),
+        (lambda index: index["settings"].update(lr_scale="x"), "lr_scale"),
+        (lambda index: index["methods"].pop("majority"), "methods"),
+        (lambda index: index["methods"]["majority"].pop("kind"), "kind"),
+        (lambda index: index["methods"].update({"$x$": {}}), "letters"),
+    ],
+)
+def test_index_that_does_not_fit_is_refused(tmp_path, change, said):
+    folder = write_comparison(tmp_path / "out")
+    damage(folder, "comparison.json", change)
+    with pytest.raises(DataError, match=f"comparison.json.*{said}"):
+        read_comparison(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.pop("timing"), "timing"),
+        (lambda record: record["series"]["test_loss"].pop(), "unequal lengths"),
+        (
+            lambda record: record["series"].update({name: [] for name in record["series"]}),
+            "no eval",
+        ),
+        (lambda record: record.update(rounds=float("inf")), "rounds"),
+    ],
+)
+def test_record_that_lacks_something_is_refused_and_named(tmp_path, change, said):
+    folder = write_comparison(tmp_path / "out")
+    damage(folder, "runs/majority-4-1.json", change)
+    with pytest.raises(DataError, match=f"majority-4-1.json.*{said}"):
+        read_comparison(folder)
+
+
+def test_runs_that_were_evaluated_at_different_steps_are_refused(tmp_path):
+    folder = write_comparison(tmp_path / "out")
+    damage(
+        folder, "runs/majority-4-1.json", lambda record: record["series"].update(step=[0, 5, 11])
+    )
+    with pytest.raises(DataError, match="different steps"):
+        read_comparison(folder)

@@ -35,7 +35,31 @@ def test_figure_is_the_same_to_the_byte_when_drawn_again(record_path, tmp_path):
     assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"losses": {}}'])
+def test_title_of_odd_characters_is_drawn_as_it_is(record_path, tmp_path):
+    record = json.loads(record_path.read_text())
+    record["settings"]["rule"] = "$\\frac$"
+    record_path.write_text(json.dumps(record))
+    draw_loss_figure(record_path, tmp_path / "loss.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("world_size", "4"),
+        ("bits_per_parameter", []),
+        ("settings", {}),
+        ("losses", {"step": [1], "loss": [1.0, 2.0]}),
+        ("evaluations", {"step": [1], "loss": [None]}),
+    ],
+)
+def test_record_with_a_malformed_field_is_refused_and_the_field_named(record_path, name, value):
+    record = json.loads(record_path.read_text())
+    record_path.write_text(json.dumps(record | {name: value}))
+    with pytest.raises(DataError, match=name):
+        read_record(record_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"losses": {}}', "[" * 100_000])
 def test_file_that_is_no_record_is_a_data_error(tmp_path, content):
     path = tmp_path / "record.json"
     path.write_text(content)

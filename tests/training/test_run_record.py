@@ -7,7 +7,8 @@ from distlion.errors import DataError
 from distlion.training.record import describe_versions
 from distlion.training.run_record import RecordFolder, RunRecord
 
-FACTS = {"name": "images", "data_sha256": "a"}
+FACTS = {"name": "images", "data": "digits", "model_type": "vit", "data_sha256": "a"}
+COLUMNS = ("step", "validation_loss", "test_loss", "test_accuracy", "sent_bytes")
 
 
 def make_record(settings, **changes):
@@ -22,7 +23,7 @@ def make_record(settings, **changes):
         "sent_bytes_per_step": 1.0,
         "rounds": 2,
         "parameters_sha256": "",
-        "series": {"step": [0]},
+        "series": {name: [0] for name in COLUMNS},
         "timing": {"wall_s": 1.0, "compute_s": None},
     }
     return RunRecord(**fields | changes)

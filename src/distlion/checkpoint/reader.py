@@ -23,6 +23,7 @@ from distlion.checkpoint.contents import (
 from distlion.checkpoint.folder import find_checkpoint
 from distlion.checkpoint.manifest import Manifest, read_manifest
 from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
+from distlion.checkpoint.schedule import check_schedule
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
@@ -128,12 +129,13 @@ class Reader:
             state = self._read_optimizer(tree, optimizer)
             schedule = decode_tree(tree["scheduler"], self._copy)
             extra = decode_tree(tree["extra"], self._copy)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
+        except CheckpointError:
+            raise
+        # What a forged tree makes of indices, sizes and shapes fails in any way.
+        except Exception as error:
             raise CheckpointError(f"{self._own.path} is malformed ({error!r})") from error
-        if scheduler is not None and schedule is None:
-            raise CheckpointError(f"{self.folder} holds no scheduler's state; give scheduler=None")
+        if scheduler is not None:
+            check_schedule(self.folder, schedule, scheduler)
         return Parsed(saved, outside, state, schedule, extra)
 
     def _copy(self, name: str) -> Tensor:

@@ -182,9 +182,13 @@ class TensorFile:
         """Read a tensor.
 
         Raises:
-            CheckpointError: There is none of that name.
+            CheckpointError: There is none of that name, or it is of a type that torch lacks.
         """
         if name not in self.names:
             raise CheckpointError(f"{self.path} holds no {name!r}")
-        tensor: Tensor = self._file.get_tensor(name)
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        # Besides its own errors, the package passes on torch's.
+        except Exception as error:
+            raise CheckpointError(f"{self.path}: {name!r} cannot be read ({error})") from error
         return tensor

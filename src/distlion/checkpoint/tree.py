@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 from distlion.errors import CheckpointError
 
 TAG = "$"
+# Plain numbers: an array of objects would be one of addresses.
+_DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 _SCALARS = (bool, int, float, str, type(None))
 # Of these a schedule's state is made; a restored Counter must count again.
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {
@@ -89,11 +92,27 @@ def decode_tree(value: Any, read: Callable[[str], Tensor]) -> Any:
             return read(value["name"])
         if kind == "array":
             row = read(value["name"]).numpy()
-            return row.view(np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+            return (
+                row.view(_parse_dtype(value["dtype"])).reshape(_parse_shape(value["shape"])).copy()
+            )
         items = value["items"]
         if kind == "tuple":
             return tuple(decode_tree(item, read) for item in items)
         pairs = [(decode_tree(key, read), decode_tree(item, read)) for key, item in items]
         return _MAPPINGS[kind](pairs)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"a value of the checkpoint is malformed ({error!r})") from error
+
+
+def _parse_dtype(text: Any) -> np.dtype[Any]:
+    if type(text) is not str or not _DTYPE.fullmatch(text):
+        raise CheckpointError(f"a value of the checkpoint is an array of {str(text)[:80]!r}")
+    return np.dtype(text)
+
+
+def _parse_shape(sizes: Any) -> list[int]:
+    if type(sizes) is not list or not all(type(size) is int and size >= 0 for size in sizes):
+        raise CheckpointError(f"a value of the checkpoint has shape {str(sizes)[:80]!r}")
+    return sizes

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from distlion.errors import DistlionError, NetlabError
+from distlion.json_file import fields, optional, read_json, text, whole
 from distlion.netlab.lab_plan import LabPlan
 
 # Emptied at boot, as namespaces are.
 STATE_FOLDER = Path("/run/distlion-netlab")
+_STATE = fields(name=text, n_hosts=whole, owner_pid=optional(whole), owner_start=optional(whole))
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,12 @@ def list_states() -> list[LabState]:
     states = []
     for path in sorted(STATE_FOLDER.glob("*.json")):
         try:
-            state = LabState(**json.loads(path.read_text()))
+            content = read_json(path)
+            _STATE(content, path.name)
+            state = LabState(**content)
             if state.plan.name == path.stem:
                 states.append(state)
-        except (OSError, ValueError, TypeError, DistlionError):
+        except (TypeError, DistlionError):
             continue
     return states
 

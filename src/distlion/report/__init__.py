@@ -1,6 +1,7 @@
 """Figures out of records; nothing here trains."""
 
 from distlion.report.comparison import Comparison, read_comparison
+from distlion.report.comparison_files import check_run
 from distlion.report.comparison_report import write_comparison_report
 from distlion.report.comparison_tables import tabulate_outcome
 from distlion.report.diagnosis_figure import draw_diagnosis_figure
@@ -12,6 +13,7 @@ from distlion.report.sweep_table import tabulate_sweep
 
 __all__ = [
     "Comparison",
+    "check_run",
     "draw_diagnosis_figure",
     "draw_loss_figure",
     "draw_plan_figure",

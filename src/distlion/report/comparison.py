@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any
 
 from distlion.errors import DataError
 from distlion.link import LinkModel
+from distlion.report.comparison_files import read_index, read_run
 
-_INDEX = "comparison.json"
 _RUNS = "runs"
 _BITS_PER_BYTE = 8
 
@@ -219,10 +218,11 @@ def read_comparison(folder: Path) -> Comparison:
     Raises:
         DataError: The index or a record is missing or cannot be used.
     """
-    index = _read_json(folder / _INDEX)
-    if not {"settings", "command", "methods", "cells"} <= index.keys():
-        raise DataError(f"{str(folder / _INDEX)!r} is not that of a comparison")
-    return Comparison(index, tuple(_read_cell(cell, folder / _RUNS) for cell in index["cells"]))
+    index = read_index(folder)
+    cells = tuple(_read_cell(cell, folder / _RUNS) for cell in index["cells"])
+    for cell in cells:
+        _check_steps(cell)
+    return Comparison(index, cells)
 
 
 def _read_cell(cell: dict[str, Any], folder: Path) -> Cell:
@@ -230,19 +230,18 @@ def _read_cell(cell: dict[str, Any], folder: Path) -> Cell:
         method=cell["method"],
         workers=cell["workers"],
         grid=tuple(cell["grid"]),
-        tuning=tuple(_read_json(folder / each["run"]) for each in cell["tuning"]),
+        tuning=tuple(read_run(folder / each["run"]) for each in cell["tuning"]),
         lr=cell["lr"],
-        records=tuple(_read_json(folder / name) for name in cell["runs"]),
+        records=tuple(read_run(folder / name) for name in cell["runs"]),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+def _check_steps(cell: Cell) -> None:
+    """Check that runs which are averaged were evaluated after the same steps."""
+    if any(
+        record["series"]["step"] != cell.finished[0]["series"]["step"] for record in cell.finished
+    ):
         raise DataError(
-            f"{str(path)!r} cannot be read ({error}); run distlion compare again to make it"
-        ) from error
-    if not isinstance(content, dict):
-        raise DataError(f"{str(path)!r} holds no JSON object")
-    return content
+            f"runs of {cell.method} with {cell.workers} workers were evaluated at different steps; "
+            "run distlion compare again with another --out"
+        )

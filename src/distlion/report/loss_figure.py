@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from distlion.errors import DataError, MissingDependencyError
+from distlion.json_file import columns, fields, number, read_json, text, whole
 
 try:
     from matplotlib.axes import Axes
@@ -20,6 +20,13 @@ except ImportError as error:
 _SMOOTHING = 0.9
 _INCHES = (7.0, 4.5)
 _DPI = 150
+_RECORD = fields(
+    settings=fields(task=text, rule=text),
+    world_size=whole,
+    bits_per_parameter=number,
+    losses=columns(step=number, loss=number),
+    evaluations=columns(step=number, loss=number),
+)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -29,11 +36,13 @@ def read_record(path: Path) -> dict[str, Any]:
         DataError: It cannot be read or is no record of a run.
     """
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        record: dict[str, Any] = read_json(path)
+    except DataError as error:
         raise DataError(f"record {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(record, dict) or not {"losses", "evaluations", "settings"} <= record.keys():
-        raise DataError(f"record {str(path)!r} lacks losses, evaluations or settings")
+    try:
+        _RECORD(record, "the record")
+    except DataError as error:
+        raise DataError(f"record {str(path)!r} is no record of a run: {error}") from error
     return record
 
 
@@ -54,7 +63,8 @@ def draw_loss_figure(record_path: Path, figure_path: Path) -> None:
     settings = record["settings"]
     axes.set_title(
         f"{settings['task']}, {settings['rule']}, {record['world_size']} workers, "
-        f"{record['bits_per_parameter']:.3g} bits per parameter and step"
+        f"{record['bits_per_parameter']:.3g} bits per parameter and step",
+        parse_math=False,
     )
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per prediction)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 from torch import nn
 
 from distlion.errors import DataError, MissingDependencyError
+from distlion.json_file import read_json
 
 try:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         CONFIG_MAPPING,
         AutoModelForCausalLM,
@@ -27,6 +26,10 @@ except ImportError as error:
     ) from error
 
 
+# Any other name may be that of a kernel on the hub.
+_LOCAL_ATTENTION = (None, "eager", "sdpa", "flex_attention")
+
+
 def read_model_config(path: Path) -> PreTrainedConfig:
     """Read a transformers config, a JSON object with ``model_type``.
 
@@ -34,20 +37,41 @@ def read_model_config(path: Path) -> PreTrainedConfig:
         DataError: The file cannot be read, is no config, or names an unknown model type.
     """
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        fields: dict[str, Any] = read_json(path)
+    except DataError as error:
         raise DataError(f"model config {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(fields, dict) or fields.get("model_type") not in CONFIG_MAPPING:
-        given = fields.get("model_type") if isinstance(fields, dict) else fields
+    given = fields.get("model_type") if isinstance(fields, dict) else fields
+    if type(given) is not str or given not in CONFIG_MAPPING:
         raise DataError(
             f"model config {str(path)!r}: expected a JSON object with a model_type that "
-            f"transformers knows, such as 'gpt2' or 'vit'; got {given!r}"
+            f"transformers knows, such as 'gpt2' or 'vit'; got {str(given)[:80]!r}"
         )
+    _refuse_code(path, fields)
     model_type = fields.pop("model_type")
     try:
         return CONFIG_MAPPING[model_type](**fields)
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise DataError(f"model config {str(path)!r} is not valid: {error}") from error
+    # Configs check themselves, each in its own way.
+    except Exception as error:
+        raise DataError(f"model config {str(path)!r} is not valid: {error!r}") from error
+
+
+def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
+    """Refuse what makes transformers fetch code from the hub and run it: modules, and kernels."""
+    if "auto_map" in fields:
+        raise DataError(
+            f"model config {str(path)!r} names code of its own (auto_map), which is never run; "
+            "remove that field, or choose a model that transformers has"
+        )
+    for name in ("attn_implementation", "_attn_implementation"):
+        if fields.get(name) not in _LOCAL_ATTENTION:
+            raise DataError(
+                f"model config {str(path)!r} has {name} {str(fields[name])[:80]!r}, which may be "
+                "code from the hub, and that is never run; expected 'eager', 'sdpa' or "
+                "'flex_attention'"
+            )
+    for value in fields.values():
+        if isinstance(value, dict):
+            _refuse_code(path, value)
 
 
 def default_language_config(vocabulary_size: int, *, context: int) -> PreTrainedConfig:
@@ -100,9 +124,10 @@ def _build(factory: Any, config: PreTrainedConfig, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         try:
             model: nn.Module = factory.from_config(config)
-        except (TypeError, ValueError, KeyError) as error:
+        # Layers check their sizes, each in its own way.
+        except Exception as error:
             raise DataError(
                 f"transformers cannot build this model from a config of type "
-                f"{config.model_type!r}: {error}"
+                f"{config.model_type!r}: {error!r}"
             ) from error
     return model.float().train()

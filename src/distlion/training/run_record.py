@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import DataError
+from distlion.json_file import read_json
+from distlion.report import check_run
 from distlion.training.record import describe_versions, write_whole
 from distlion.training.run_settings import RunSettings
 
@@ -91,10 +93,11 @@ class RecordFolder:
     def read(self, settings: RunSettings) -> dict[str, Any] | None:
         """Return the record of a run; None where there is none that is whole and counts."""
         try:
-            record = json.loads(self.path(settings).read_text())
-        except (OSError, ValueError):
+            record: dict[str, Any] = read_json(self.path(settings))
+            check_run(record)
+        except DataError:
             return None
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
+        if record.get("format") != FORMAT:
             return None
         found = record.get("settings"), record.get("task"), _software(record.get("versions"))
         wanted = settings.to_json(), self._task, _software(describe_versions())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import DataError
+from distlion.json_file import read_json
 from distlion.tasks import Tokenizer
 from distlion.training.contenders import find_contender
 from distlion.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
@@ -113,8 +114,8 @@ class RunSettings:
         if self.model_config is None:
             return None
         try:
-            return json.loads(self.model_config.read_text())
-        except (OSError, ValueError) as error:
+            return read_json(self.model_config)
+        except DataError as error:
             raise DataError(
                 f"model config {str(self.model_config)!r} cannot be read: {error}"
             ) from error

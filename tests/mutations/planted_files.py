@@ -1,0 +1,88 @@
+"""Bugs in what reads files that may come from elsewhere."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+PICKLE = ("tasks/test_plain_pickle.py",)
+JSON = ("test_json_file.py",)
+
+FILES = (
+    Mutation(
+        "a pickle may name anything",
+        "tasks/plain_pickle.py",
+        "return name if name in _KNOWN else",
+        "return name if name.name else",
+        PICKLE,
+    ),
+    Mutation(
+        "an array of a data set is of any dtype",
+        "tasks/plain_pickle.py",
+        "if not _is_uint8(dtype) or",
+        "if",
+        PICKLE,
+    ),
+    Mutation(
+        "an array of a data set may have sizes below 0",
+        "tasks/plain_pickle.py",
+        "0 <= size <= len(data)",
+        "size <= len(data)",
+        PICKLE,
+    ),
+    Mutation(
+        "a pickle may have keys that cannot be hashed",
+        "tasks/plain_pickle.py",
+        "or not all(map(_is_key, keys))",
+        "",
+        PICKLE,
+    ),
+    Mutation(
+        "a pickle may make more bytes than its file has",
+        "tasks/plain_pickle.py",
+        "if self.n_encoded > self.source.n_bytes:",
+        "if False:",
+        PICKLE,
+    ),
+    Mutation(
+        "JSON may be nested as deeply as Python goes",
+        "json_file.py",
+        'raise DataError("it is nested too deeply")\n\n\ndef _check_text',
+        "return\n\n\ndef _check_text",
+        JSON,
+    ),
+    Mutation(
+        "JSON may hold halves of characters",
+        "json_file.py",
+        "below += value\n                below += value.values()",
+        "below += value.values()",
+        JSON,
+    ),
+    Mutation(
+        "an array of a checkpoint may be of any dtype",
+        "checkpoint/tree.py",
+        "if type(text) is not str or not _DTYPE.fullmatch(text):",
+        "if type(text) is not str:",
+        ("checkpoint/test_hostile.py",),
+    ),
+    Mutation(
+        "a checkpoint may replace a scheduler's optimizer",
+        "checkpoint/schedule.py",
+        "if wrong:",
+        "if False:",
+        ("checkpoint/test_hostile.py",),
+    ),
+    Mutation(
+        "a model config may name kernels of the hub",
+        "tasks/models.py",
+        "if fields.get(name) not in _LOCAL_ATTENTION:",
+        "if False:",
+        ("tasks/test_models.py",),
+    ),
+    Mutation(
+        "the index of a comparison may name files outside of its folder",
+        "report/comparison_files.py",
+        "            runs=row(_name),",
+        "            runs=row(text),",
+        ("report/test_comparison.py",),
+    ),
+)
