@@ -21,7 +21,13 @@ from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.route import Route
 from distlion.voting.streams import VotingStreams
-from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
+from distlion.voting.vote import (
+    BucketVote,
+    Completion,
+    StepInputs,
+    abstain_from,
+    draft_and_cast,
+)
 
 T = TypeVar("T")
 Task = tuple["Future[Any]", Callable[[], Any]]
@@ -141,16 +147,14 @@ class Overlap:
         self._cast(self._n_started, self._inputs)
         self._n_started += 1
 
-    def _cast(
-        self, number: int, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
-    ) -> None:
+    def _cast(self, number: int, inputs: StepInputs, completion: Completion | None = None) -> None:
         """Let the thread draft and cast the votes on a bucket, once its gradients are computed."""
         route, pipeline, streams = self._routes[number], self._pipeline, self._streams
         events = streams.mark(number)
 
         def cast() -> None:
             with streams.behind(events, number):
-                pipeline.add(draft_and_cast(route, inputs, complete))
+                pipeline.add(draft_and_cast(route, inputs, completion))
 
         self._submit(cast)
 
@@ -196,21 +200,23 @@ class Overlap:
         header = self._inputs.header
         return replace(self._inputs, header=replace(header, settings=header.settings ^ 1))
 
-    def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Callable[[Header], Header]:
+    def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Completion:
         """Put what went wrong since the first gradient arrived into the last bucket's header."""
-        changed = self._arrivals.list_changed()
+        seen = self._arrivals.list_changed()
+        sampled = self._arrivals.compare_samples(self._routes[-1].params[0].device)
         settings_changed = inputs.header.settings != now.header.settings
 
-        def complete(header: Header) -> Header:
+        def complete(header: Header, flags: Tensor) -> Header:
+            changed = [*seen, *sampled.list_changed(flags)]
             if changed:
                 header = with_error(
-                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed[0]
+                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=min(changed)
                 )
             if settings_changed:
                 header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)
             return header
 
-        return complete
+        return Completion(sampled.flags, complete)
 
     def cancel(self) -> tuple[Header, Verdict]:
         """Complete the schedule of a step that this worker gives up, and say so to all.

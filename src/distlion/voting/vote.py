@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from torch import Tensor
 
 from distlion import faults
 from distlion.errors import GradientChangedError
@@ -51,6 +53,18 @@ class StepInputs:
     found_inf: bool
     wants_digest: bool
     after_encode: Callable[[], None]
+
+
+class Completion(NamedTuple):
+    """What the last bucket's header says of the whole step.
+
+    Attributes:
+        flags: Read together with the votes of that bucket, so that its device is waited for once.
+        complete: Adds to the header what is known; takes the flags as they are on the host.
+    """
+
+    flags: Tensor
+    complete: Callable[[Header, Tensor], Header]
 
 
 @dataclass(frozen=True)
@@ -121,7 +135,7 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
 
 
 def cast_vote(
-    draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
+    draft: Draft, inputs: StepInputs, completion: Completion | None = None
 ) -> Exchanging[BucketVote]:
     """Encode this worker's vote on one bucket, and exchange it.
 
@@ -130,15 +144,16 @@ def cast_vote(
     Args:
         draft: What to vote.
         inputs: What the buckets share.
-        complete: Adds to the header what is known of other buckets; None for nothing.
+        completion: Of the last bucket under overlap; None for others.
     """
     route, segments, header = draft.route, draft.segments, draft.header
     wants_digest = inputs.wants_digest and header.status is Status.OK
     seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
-    votes, flags, *seen = route.encode(segments, inputs.coins, *seen)
+    asked = [] if completion is None else [completion.flags]
+    votes, flags, *read = route.encode(segments, inputs.coins, *asked, *seen)
     finite: Sequence[bool] = flags.tolist()
     if seen:
-        header = replace(header, gradient_digest=digest_gradients(segments, *seen))
+        header = replace(header, gradient_digest=digest_gradients(segments, read[-1]))
     if inputs.nonfinite == "abstain":
         agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
         kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
@@ -158,17 +173,17 @@ def cast_vote(
             header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
         )
     present = [segment.grad is not None for segment in segments]
-    if complete is not None:
-        header = complete(header)
+    if completion is not None:
+        header = completion.complete(header, read[0])
     reply = yield from route.exchange(header, votes, present, inputs.coins)
     return BucketVote(replace(draft, segments=segments), reply)
 
 
 def draft_and_cast(
-    route: Route, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
+    route: Route, inputs: StepInputs, completion: Completion | None = None
 ) -> Exchanging[BucketVote]:
-    """Draft a bucket's vote and cast it; ``complete`` as for ``cast_vote``."""
-    return cast_vote(draft_vote(route, inputs), inputs, complete)
+    """Draft a bucket's vote and cast it; ``completion`` as for ``cast_vote``."""
+    return cast_vote(draft_vote(route, inputs), inputs, completion)
 
 
 def cast_votes(
