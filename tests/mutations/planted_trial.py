@@ -62,8 +62,8 @@ TRIAL = (
     Mutation(
         "trial of overlap: rates may change in a stretch without overlap",
         "voting/overlap.py",
-        "                self._inputs = self._inputs or self._begin_step()\n",
-        "",
+        "            if self._waits:\n                self._can_begin()\n",
+        "            if self._waits:\n",
         TESTS,
     ),
     Mutation(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Header, Pipeline, Status, Verdict, with_error, worst_of
 from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
@@ -41,21 +42,14 @@ class Overlap:
     last bucket waits for ``finish`` and carries what this worker found about all of them: then all
     ranks raise the same error, or none.
 
+    There is one for the life of an optimizer, so that a pause lasts however often routes change.
+
     Args:
-        routes: What carries each bucket, in the order in which they are exchanged.
         begin: Called before the first bucket of a step starts: what its buckets share.
         lifecycle: Of the optimizer: where it is dead, no vote leaves any more.
-        waits: Whether all buckets wait for ``finish``. What overlap forbids is found all the same.
     """
 
-    def __init__(
-        self,
-        routes: Sequence[Route],
-        *,
-        begin: Callable[[], StepInputs],
-        lifecycle: Lifecycle,
-        waits: bool = False,
-    ) -> None:
+    def __init__(self, *, begin: Callable[[], StepInputs], lifecycle: Lifecycle) -> None:
         # Weakly: the optimizer owns this, and is let go of at once when nobody else wants it.
         self._begin = weakref.WeakMethod(begin)
         self._lifecycle = lifecycle
@@ -63,15 +57,18 @@ class Overlap:
         self._paused = False
         self._arrivals = Arrivals()
         self._tasks = _start_thread()
-        self.take(routes, waits=waits)
-        handles = [
-            _register(param.param, weakref.ref(self)) for route in routes for param in route.params
-        ]
-        # Whoever lets go of all without close() leaves neither hooks nor a thread behind.
-        self._end = weakref.finalize(self, _end, handles, self._tasks)
+        self._hooks: dict[int, RemovableHandle] = {}
+        # Whoever lets go of it leaves neither hooks nor a thread behind.
+        weakref.finalize(self, _end, self._hooks, self._tasks)
 
     def take(self, routes: Sequence[Route], *, waits: bool) -> None:
-        """Go on with other routes of the same parameters, between two steps."""
+        """Go on with other routes, between two steps.
+
+        Args:
+            routes: What carries each bucket, in the order in which they are exchanged.
+            waits: Whether all buckets wait for ``finish``. What overlap forbids is found all the
+                same.
+        """
         self._routes, self._waits = routes, waits
         self._places = {
             id(param.param): (param, number)
@@ -79,14 +76,12 @@ class Overlap:
             for param in route.params
         }
         self._streams = VotingStreams([route.params[0].device for route in routes])
+        for key in self._hooks.keys() - self._places.keys():
+            self._hooks.pop(key).remove()
+        for key, (param, _) in self._places.items():
+            if key not in self._hooks:
+                self._hooks[key] = _register(param.param, weakref.ref(self))
         self._reset()
-
-    def close(self) -> None:
-        """Remove the hooks, and end the thread after the votes that are under way.
-
-        An exception of a hook holds its frame, and that this: to let go of it is not enough.
-        """
-        self._end()
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
@@ -98,9 +93,21 @@ class Overlap:
         self._missing = [len(route.params) for route in self._routes]
 
     def _begin_step(self) -> StepInputs:
-        begin = self._begin()
-        assert begin is not None  # its owner calls this, or waits in a backward pass
-        return begin()
+        """Return what the buckets of this step share, gathered when the first of them starts."""
+        if self._inputs is None:
+            begin = self._begin()
+            assert begin is not None  # its owner calls this, or waits in a backward pass
+            self._inputs = begin()
+        return self._inputs
+
+    def _can_begin(self) -> bool:
+        """Begin the step, unless a hyperparameter of this worker is out of range.
+
+        That is for ``step()`` to raise, on all workers: out of a backward pass one alone would.
+        """
+        with suppress(InvalidArgumentError, UnsupportedTypeError):
+            self._begin_step()
+        return self._inputs is not None
 
     @property
     def has_begun(self) -> bool:
@@ -134,17 +141,17 @@ class Overlap:
                 return
             self._missing[bucket] -= 1
             if self._waits:
-                self._inputs = self._inputs or self._begin_step()
+                self._can_begin()
                 return
             last = len(self._routes) - 1
             while self._n_started < last and self._missing[self._n_started] == 0:
+                if not self._can_begin():
+                    return
                 self._start()
 
     def _start(self) -> None:
         """Let the next bucket start."""
-        if self._inputs is None:
-            self._inputs = self._begin_step()
-        self._cast(self._n_started, self._inputs)
+        self._cast(self._n_started, self._begin_step())
         self._n_started += 1
 
     def _cast(self, number: int, inputs: StepInputs, completion: Completion | None = None) -> None:
@@ -225,7 +232,7 @@ class Overlap:
             The header of the step, and what came back.
         """
         try:
-            inputs, pipeline = self._inputs or self._begin_step(), self._pipeline
+            inputs, pipeline = self._begin_step(), self._pipeline
             given_up = with_error(
                 inputs.header, Status.CANCELLED, culprit=inputs.rank, cancelled_by_all=True
             )
@@ -268,8 +275,8 @@ def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:
     return register(note)
 
 
-def _end(handles: Sequence[RemovableHandle], tasks: queue.SimpleQueue[Task | None]) -> None:
-    for handle in handles:
+def _end(hooks: Mapping[int, RemovableHandle], tasks: queue.SimpleQueue[Task | None]) -> None:
+    for handle in hooks.values():
         handle.remove()
     tasks.put(None)
 

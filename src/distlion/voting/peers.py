@@ -205,13 +205,9 @@ class Peers:
         self.network.begin_trial()
         self.network.lay_out(params, step=step)
         self.meter.links = self.network.between, self.network.inside
-        if self.overlap is not None:
-            self.overlap.close()
         if self.settings.overlap:
-            waits = not self.network.trial.overlaps
-            self.overlap = Overlap(
-                self.network.routes, begin=begin, lifecycle=self.lifecycle, waits=waits
-            )
+            self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
+            self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)
 
     def try_overlap(self, *, step: int) -> None:
         """Note that a step is over, after which "auto" may change; every worker must call it."""
@@ -274,7 +270,12 @@ class Peers:
             self.overlap.forget()
             return
         with self.lifecycle.exchange(call):
-            header, verdict = self.overlap.cancel()
+            try:
+                header, verdict = self.overlap.cancel()
+            except (InvalidArgumentError, UnsupportedTypeError):
+                # Nothing has left, and hyperparameters here are out of range, perhaps here alone.
+                self.meet("step()", self.description.list_lines(groups), step=step)
+                return
             verdict = self.settle(verdict, header)
             self.meter.count_step(self.n_elements)
             if not (verdict.status is Status.CANCELLED and verdict.cancelled_by_all):
