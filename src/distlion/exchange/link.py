@@ -352,7 +352,7 @@ def _explain(found: Finding, own: int) -> str:
     if found.kind == "order":
         return (
             f"workers called their optimizers in different orders: {found.note}; every worker must "
-            "make the same calls of all optimizers of a process group, in the same order"
+            "make the same calls of all its optimizers, in the same order"
         )
     names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
     if own in found.culprits:

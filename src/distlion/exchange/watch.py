@@ -18,13 +18,20 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.exchange.turns import LONG_S, Turn, Turns, find_out_of_order, name_turns
+from distlion.exchange.turns import (
+    LONG_S,
+    Turn,
+    Turns,
+    find_minority,
+    find_out_of_order,
+    name_turns,
+)
 
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
@@ -78,7 +85,9 @@ class PeerWatch:
         self._group = weakref.ref(process_group)
         self._store = store_of(process_group)
         self.turns = Turns(self._store)
-        self.has_settled = False
+        self._ranks = dist.get_process_group_ranks(process_group)
+        self._name = f"process group {process_group.group_name}"
+        self.has_settled, self._settled_s = False, 0.0
         self._store_host = _find_store_host(process_group, self._store)
         self._ended = threading.Event()
         self.alarmed = threading.Event()
@@ -119,8 +128,28 @@ class PeerWatch:
         if not self._store.check([FINDING]):
             return True
         # Whoever keeps the store may leave before this worker needs to know.
-        self._read_finding()
+        found = self._read_finding()
+        for twin in [] if self._waiting else self._list_twins():
+            twin._take_over(found)
         return False
+
+    def _list_twins(self) -> list[PeerWatch]:
+        """List what this process has for other groups of the same ranks."""
+        others = [watch for watch in list(_watches.values()) if watch._name != self._name]
+        return [watch for watch in others if watch._ranks == self._ranks]
+
+    def _find_stray(self) -> str | None:
+        """Say at which call on a twin this worker waits, or has failed since it was last here."""
+        for twin in self._list_twins():
+            if twin._waiting or twin._settled_s > self._entered_s[1]:
+                return f"{twin.turns.now} of {twin._name}"
+        return None
+
+    def _take_over(self, finding: Finding) -> None:
+        """Let workers that wait here hear that calls on a twin are out of order."""
+        if finding.kind == "order" and self._waiting:
+            self._store.compare_set(FINDING, "", json.dumps(asdict(finding)))
+            self._raise_alarm("order")
 
     def _note_store_gone(self) -> None:
         """Note that the store is gone, and whether its host was the first to leave."""
@@ -169,7 +198,7 @@ class PeerWatch:
         """Agree with all workers that answer on who failed; takes a second at most."""
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
-        self.has_settled = True
+        self.has_settled, self._settled_s = True, time.monotonic()
         try:
             if self._finding is None:
                 _within(SETTLE_S, lambda: self._settle(kind))
@@ -227,7 +256,7 @@ class PeerWatch:
         group = self._group()
         is_member = group is not None and is_registered(group)
         alive = sorted(self.turns.alive) if is_member else []
-        answer = [bool(self._waiting), self.turns.now, alive]
+        answer = [bool(self._waiting), self.turns.now, alive, self._find_stray()]
         self._store.set(f"distlion/answer/{self._rank}", json.dumps(answer))
 
     def _await(self, what: str, ranks: Any, limit_s: float, *, unless: str | None = None) -> None:
@@ -244,6 +273,7 @@ class PeerWatch:
     def _conclude(self, kind: FailureKind) -> dict[str, Any]:
         """Draw a finding out of the answers."""
         waiting: dict[int, Turn] = {}
+        strays: dict[int, str] = {}
         elsewhere, silent, gone = [], [], []
         own = self.turns.now.optimizer
         for rank in range(self._world_size):
@@ -251,16 +281,22 @@ class PeerWatch:
             if not self._store.check([key]):
                 silent.append(rank)
                 continue
-            is_waiting, turn, alive = json.loads(self._store.get(key))
+            is_waiting, turn, alive, stray = json.loads(self._store.get(key))
             if is_waiting:
                 waiting[rank] = Turn(*turn)
+            elif stray is not None:
+                strays[rank] = stray
+                elsewhere.append(rank)
             elif own in self.turns.alive and own not in alive:
                 gone.append(rank)
             else:
                 elsewhere.append(rank)
         out_of_order = find_out_of_order(waiting)
         culprits, busy, note = silent, False, ""
-        if out_of_order is not None and not silent:
+        calls = {rank: f"{turn} of {self._name}" for rank, turn in waiting.items()} | strays
+        if strays and waiting and not silent:
+            kind, culprits, note = "order", list(find_minority(calls)), name_turns(calls)
+        elif out_of_order is not None and not silent:
             kind, culprits, note = "order", list(out_of_order), name_turns(waiting)
         elif gone and not silent:
             culprits, busy = gone, kind == "silent"
