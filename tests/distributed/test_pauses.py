@@ -1,4 +1,4 @@
-"""no_sync() under overlap: it nests, and lasts whatever is called inside."""
+"""Several backward passes in a step under overlap: no_sync() nests, and lasts; else an error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import distlion
 import oracle
 from cluster import run_workers
-from failures import freeze_state, make_optimizer, params_of
+from distlion.errors import GradientChangedError
+from failures import Caught, assert_raised, caught, freeze_state, make_optimizer, params_of
 
 pytestmark = pytest.mark.distributed
 
@@ -103,3 +105,29 @@ def test_a_pause_lasts_until_no_sync_ends(name: str) -> None:
         assert with_overlap == without
         assert n_started > 0, "after the pause no vote left during backward"
         assert set(hooks) == {1}
+
+
+def checkpoint_shared(rank: int, world_size: int) -> list[Caught | None]:
+    """Run one layer twice under activation checkpointing, reentrant and not."""
+    found = []
+    for use_reentrant in (True, False):
+        torch.manual_seed(rank)
+        first, shared = nn.Linear(8, 8), nn.Linear(8, 8)
+        optimizer = make_optimizer(
+            [*first.named_parameters("first"), *shared.named_parameters("shared")],
+            overlap=True,
+            bucket_elements=16,
+            exchange=distlion.AllReduce(),
+        )
+        hidden = first(torch.randn(4, 8))
+        for _ in range(2):
+            hidden = checkpoint(shared, hidden, use_reentrant=use_reentrant)
+        hidden.sum().backward()
+        found.append(caught(optimizer, optimizer.step))
+    return found
+
+
+def test_reentrant_checkpointing_of_a_shared_layer_is_told_what_to_do() -> None:
+    for reentrant, other in run_workers(checkpoint_shared, 2):
+        assert_raised(reentrant, GradientChangedError, "shared", "use_reentrant=False")
+        assert other is None

@@ -41,8 +41,10 @@ TRIAL = (
     Mutation(
         "trial of overlap: votes go on leaving during backward",
         "voting/peers.py",
-        "self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)",
-        "self.overlap.take(self.network.routes, waits=False)",
+        "step=step) and self.overlap is not None:\n"
+        "            self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)",
+        "step=step) and self.overlap is not None:\n"
+        "            self.overlap.take(self.network.routes, waits=False)",
         TESTS,
     ),
     Mutation(
