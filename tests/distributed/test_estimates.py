@@ -15,7 +15,7 @@ from distlion import errors, faults
 from distlion.exchange import Exchange
 from distlion.optim import is_trying_overlap, rehearse_step
 from distlion.virtual import VirtualCluster
-from failures import caught, make_optimizer, set_grads
+from failures import caught, make_optimizer, params_of
 
 pytestmark = pytest.mark.distributed
 
@@ -306,7 +306,8 @@ def test_one_who_wants_much_outweighs_two_who_want_little() -> None:
 def hold_drafts(rank: int, world_size: int) -> list[bool]:
     """Return whether a bucket holds a draft, or votes, after a step that was committed."""
     optimizer = make_optimizer(aggregation=distlion.FeedbackVote(), exchange=distlion.AllReduce())
-    set_grads(optimizer, 0, rank)
+    for param in params_of(optimizer):
+        param.grad = torch.full_like(param, float(rank + 1))
     optimizer.step()
     kept = [route.feedback for route in optimizer._peers.network.routes]
     return [bool(each._drafted) or each._note_votes is not None for each in kept]
