@@ -15,7 +15,7 @@ from distlion import errors, faults
 from distlion.exchange import Exchange
 from distlion.optim import is_trying_overlap, rehearse_step
 from distlion.virtual import VirtualCluster
-from failures import caught
+from failures import caught, make_optimizer, params_of
 
 pytestmark = pytest.mark.distributed
 
@@ -301,3 +301,17 @@ def follow(rank: int, world_size: int) -> float:
 
 def test_one_who_wants_much_outweighs_two_who_want_little() -> None:
     assert all(most < 0 for most in run_workers(follow, 3))
+
+
+def hold_drafts(rank: int, world_size: int) -> list[bool]:
+    """Return whether a bucket holds a draft, or votes, after a step that was committed."""
+    optimizer = make_optimizer(aggregation=distlion.FeedbackVote(), exchange=distlion.AllReduce())
+    for param in params_of(optimizer):
+        param.grad = torch.full_like(param, float(rank + 1))
+    optimizer.step()
+    kept = [route.feedback for route in optimizer._peers.network.routes]
+    return [bool(each._drafted) or each._note_votes is not None for each in kept]
+
+
+def test_drafts_and_votes_are_let_go_of_once_they_are_committed() -> None:
+    assert run_workers(hold_drafts, 2) == [[False]] * 2

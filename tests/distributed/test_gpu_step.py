@@ -13,8 +13,8 @@ import distlion
 import matrix
 from backends import INTERPRETS
 from cluster import run_workers
-from distlion import faults
-from failures import Caught, caught
+from distlion import errors, faults
+from failures import Caught, assert_raised, caught
 from tiers import in_tiers
 
 pytestmark = pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1")
@@ -64,7 +64,8 @@ def test_the_host_waits_once_for_each_bucket(bucket_elements: int | None, overla
     for waits, copies, n_launches, n_buckets in run_workers(count_waits, 2, settings, 3):
         assert n_buckets == (1 if bucket_elements is None else 3)
         assert waits == ["event"] * n_buckets
-        assert copies["down"] == 2 * n_buckets  # votes, and whether they are finite
+        # Votes, whether they are finite, and with overlap whether gradients differ from samples.
+        assert copies["down"] == 2 * n_buckets + overlap
         # The encoding's table, the commit's table, and the reply.
         assert copies["up"] == 3 * n_buckets
         assert n_launches == 3 * n_buckets  # encode, blank, commit
@@ -229,6 +230,26 @@ def test_votes_are_encoded_behind_every_stream_that_had_a_gradient() -> None:
     for backward, before in run_workers(list_what_comes_before, 2):
         assert len(backward) == 3
         assert backward <= before
+
+
+def edit_on_device(rank: int, world_size: int) -> Caught | None:
+    """Write to the first gradient of rank 1 in the second step, so that no counter moves."""
+    from pretend_cuda import pretend_cuda
+
+    with pretend_cuda() as device:
+        optimizer, params = make(device, overlap=True, bucket_elements=100)
+        for step in range(2):
+            optimizer.zero_grad()
+            set_grads(params, rank, step, device)
+            if (rank, step) == (1, 1):
+                params[0].grad.data.mul_(0.5)  # type: ignore[union-attr]
+            found = caught(optimizer, optimizer.step)
+        return found
+
+
+def test_an_edit_of_a_gradient_on_a_device_ends_the_step_on_all_ranks() -> None:
+    for found in run_workers(edit_on_device, 2):
+        assert assert_raised(found, errors.GradientChangedError, "param.* rank 1").unchanged
 
 
 def fail_on_device(rank: int, world_size: int, overlap: bool) -> tuple[Caught | None, list[Tensor]]:

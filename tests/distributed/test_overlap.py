@@ -324,3 +324,49 @@ def arrive_twice(rank: int, world_size: int) -> Caught | None:
 def test_a_gradient_that_arrives_twice_is_an_error_although_it_looks_the_same() -> None:
     outcomes = run_workers(arrive_twice, 2)
     assert_all_raised(outcomes, errors.GradientChangedError, "second", "rank 1")
+
+
+REFUSED: dict[str, tuple[tuple[int, ...], str]] = {
+    "step, all": ((0, 1), "step"),
+    "zero_grad, all": ((0, 1), "zero_grad"),
+    "step, one": ((1,), "step"),
+    "zero_grad, one": ((1,), "zero_grad"),
+}
+
+
+def lose_lr_before(rank: int, world_size: int) -> dict[str, list[Caught | None]]:
+    """Lose lr before a backward pass, make a call, and go on where all may."""
+    found: dict[str, list[Caught | None]] = {}
+    for name, (who, call) in REFUSED.items():
+        optimizer = make_overlapped(exchange=distlion.AllReduce())
+        if rank in who:
+            lose_lr(optimizer)
+        passed = caught(optimizer, lambda optimizer=optimizer: backward(optimizer, 0, rank))
+        found[name] = [passed, caught(optimizer, getattr(optimizer, call))]
+        optimizer.param_groups[0]["lr"] = 1e-2
+        if len(who) == world_size:
+            found[name].append(caught(optimizer, optimizer.verify_replicas))
+            step_well(optimizer, 0, rank)
+            assert optimizer.committed_step == 1
+    return found
+
+
+@functools.cache
+def refused() -> list[dict[str, list[Caught | None]]]:
+    return run_workers(lose_lr_before, 2)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hyperparameter_out_of_range_is_an_error_of_a_call_and_not_of_backward(name: str) -> None:
+    for found in refused():
+        passed, called, *after = found[name]
+        assert passed is None
+        if name.endswith("one"):
+            lr = "lr of group 0: 0.01 on rank 0, but lr of group 0: nan on rank 1"
+            assert assert_raised(called, errors.ConfigMismatchError, lr).unchanged
+        else:
+            assert after == [None]  # no vote is under way any more
+            if name.startswith("step"):
+                assert assert_raised(called, errors.InvalidArgumentError, "lr=nan").unchanged
+            else:
+                assert called is None

@@ -185,7 +185,7 @@ MUTATIONS = (
     Mutation(
         "a second arrival of a gradient is ignored",
         "voting/arrivals.py",
-        "            self._twice.add(param.position)",
+        "            self._twice.add(position)",
         "            pass",
         (
             "distributed/test_overlap.py::test_a_gradient_that_arrives_twice_is_an_error_although_it_looks_the_same",
@@ -257,15 +257,15 @@ MUTATIONS = (
     Mutation(
         "hooks of an optimizer that is let go of stay",
         "voting/overlap.py",
-        "self._end = weakref.finalize(self, _end, handles, self._tasks)",
-        "self._end = lambda: _end(handles, self._tasks)",
+        "weakref.finalize(self, _end, self._hooks, self._tasks)",
+        "pass",
         LIFECYCLE,
     ),
     Mutation(
-        "hooks of an earlier layout stay while somebody holds it",
-        "voting/peers.py",
-        "self.overlap.close()",
-        "self.overlap = None",
+        "a parameter gets another hook with every layout",
+        "voting/overlap.py",
+        "            if key not in self._hooks:\n",
+        "            if True:\n",
         LIFECYCLE,
     ),
     Mutation(

@@ -10,6 +10,7 @@ from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
+from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_signals import SIGNALS
 from planted_state import STATES
@@ -30,4 +31,5 @@ EVERYWHERE = (
     *SIGNALS,
     *INPUTS,
     *FILES,
+    *OVERLAP,
 )

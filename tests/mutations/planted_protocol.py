@@ -38,11 +38,11 @@ PROTOCOL = (
     Mutation(
         "a worker leaves the exchange once it finds an error, simulated",
         "voting/vote.py",
-        "    present = [segment.grad is not None for segment in segments]\n    if complete",
+        "    present = [segment.grad is not None for segment in segments]\n    if completion",
         "    present = [segment.grad is not None for segment in segments]\n"
         "    if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
         '        raise GradientChangedError("not finite", is_recoverable=True)\n'
-        "    if complete",
+        "    if completion",
         SIMULATION,
     ),
     Mutation(

@@ -41,8 +41,10 @@ TRIAL = (
     Mutation(
         "trial of overlap: votes go on leaving during backward",
         "voting/peers.py",
-        "self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)",
-        "self.overlap.take(self.network.routes, waits=False)",
+        "step=step) and self.overlap is not None:\n"
+        "            self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)",
+        "step=step) and self.overlap is not None:\n"
+        "            self.overlap.take(self.network.routes, waits=False)",
         TESTS,
     ),
     Mutation(
@@ -62,8 +64,8 @@ TRIAL = (
     Mutation(
         "trial of overlap: rates may change in a stretch without overlap",
         "voting/overlap.py",
-        "                self._inputs = self._inputs or self._begin_step()\n",
-        "",
+        "            if self._waits:\n                self._begin_step()\n",
+        "            if self._waits:\n",
         TESTS,
     ),
     Mutation(

@@ -90,6 +90,8 @@ class End:
         timeout_s: How long the transport itself lets a collective take; None for no limit.
     """
 
+    group_name = "0"
+
     def __init__(
         self,
         network: Network,

@@ -19,7 +19,7 @@ def test_a_call_is_compared_with_a_call_and_never_with_a_setting() -> None:
 
 def test_a_line_that_a_rank_has_not_is_told_as_missing() -> None:
     more = [*SETTINGS, "parameter 1 of group 0: second"]
-    told = "no parameter 1 of group 0 on ranks 0, 2, but parameter 1 of group 0: second on rank 1"
+    told = "parameter 1 of group 0: second on rank 1, but not on ranks 0, 2"
     assert find_difference([SETTINGS, more, SETTINGS]) == (told, (1,))
 
 

@@ -23,7 +23,8 @@ from distlion.errors import (
     StepMismatchError,
     StepTimeoutError,
 )
-from distlion.exchange.watch import FailureKind, Finding, PeerWatch, keep_forever
+from distlion.exchange.finding import FailureKind, Finding
+from distlion.exchange.watch import PeerWatch, keep_forever
 from distlion.kernels import choose_kernels
 
 _INCREASE, _DECREASE = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
@@ -367,7 +368,7 @@ def _explain(found: Finding, own: int) -> str:
     if found.kind == "order":
         return (
             f"workers called their optimizers in different orders: {found.note}; every worker must "
-            "make the same calls of all optimizers of a process group, in the same order"
+            "make the same calls of all its optimizers, in the same order"
         )
     names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
     if own in found.culprits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -96,17 +96,19 @@ def find_out_of_order(turns: Mapping[int, Turn]) -> tuple[int, ...] | None:
     numbers = Counter(turn.number for turn in turns.values())
     for number in numbers:
         alike = {rank: turn for rank, turn in turns.items() if turn.number == number}
-        optimizers = Counter(turn.optimizer for turn in alike.values())
-        if len(optimizers) > 1:
-            first, count = optimizers.most_common(1)[0]
-            has_majority = 2 * count > len(alike)
-            return tuple(
-                rank for rank, turn in alike.items() if has_majority and turn.optimizer != first
-            )
+        if len({turn.optimizer for turn in alike.values()}) > 1:
+            return find_minority({rank: turn.optimizer for rank, turn in alike.items()})
     return None
 
 
-def name_turns(turns: Mapping[int, Turn]) -> str:
+def find_minority(values: Mapping[int, Hashable]) -> tuple[int, ...]:
+    """Find the ranks that differ from more than half of all; none without such a majority."""
+    first, count = Counter(values.values()).most_common(1)[0]
+    has_majority = 2 * count > len(values)
+    return tuple(sorted(rank for rank in values if has_majority and values[rank] != first))
+
+
+def name_turns(turns: Mapping[int, Turn | str]) -> str:
     """Say who is at which call: "step 3 of optimizer 0 on ranks 0, 2, but ... on rank 1"."""
     holders: dict[str, list[int]] = {}
     for rank, turn in sorted(turns.items()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distlion.exchange.frame import Chunks, Header, Status
+from distlion.exchange.turns import find_minority
 from distlion.layout import pad_bytes
 
 _LENGTHS = struct.Struct("<II")
@@ -202,7 +202,4 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
 
 def minority(values: Sequence[object]) -> tuple[int, ...]:
     """Find the ranks that differ from more than half of all; none without such a majority."""
-    value, count = Counter(values).most_common(1)[0]
-    if 2 * count <= len(values):
-        return ()
-    return tuple(rank for rank, other in enumerate(values) if other != value)
+    return find_minority(dict(enumerate(values)))

@@ -18,13 +18,14 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.exchange.turns import LONG_S, Turn, Turns, find_out_of_order, name_turns
+from distlion.exchange.finding import Answer, FailureKind, Finding, conclude
+from distlion.exchange.turns import LONG_S, Turn, Turns
 
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
@@ -37,26 +38,7 @@ SETTLE_S = 0.9
 FINDING = "distlion/finding"
 LEFT = "distlion/left"
 
-FailureKind = Literal["lost", "silent", "order", "left"]
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the workers agreed on.
-
-    Attributes:
-        kind: "lost", a connection closed; "silent", somebody did not answer in time; "order",
-            workers are at calls of different optimizers; "left", somebody said that it leaves.
-        culprits: Ranks in the group; empty where that is unknown.
-        busy: Whether the culprits do run, but did not come to the exchange.
-        note: What else is known, for the message.
-    """
-
-    kind: FailureKind
-    culprits: tuple[int, ...] = ()
-    busy: bool = False
-    note: str = ""
 
 
 class PeerWatch:
@@ -79,7 +61,9 @@ class PeerWatch:
         self._group = weakref.ref(process_group)
         self._store = store_of(process_group)
         self.turns = Turns(self._store)
-        self.has_settled = False
+        self._ranks = dist.get_process_group_ranks(process_group)
+        self._name = f"process group {process_group.group_name}"
+        self.has_settled, self._settled_s = False, 0.0
         self._store_host = _find_store_host(process_group, self._store)
         self._ended = threading.Event()
         self.alarmed = threading.Event()
@@ -119,7 +103,9 @@ class PeerWatch:
         if not self._store.check([FINDING]):
             return True
         # Whoever keeps the store may leave before this worker needs to know.
-        self._read_finding()
+        found = self._read_finding()
+        for twin in [] if self._waiting else self._list_twins():
+            twin._take_over(found)
         return False
 
     def leave(self, turn: int, why: str) -> None:
@@ -151,6 +137,24 @@ class PeerWatch:
         left: dict[str, Any] = json.loads(self._store.get(LEFT))
         return left if left["turn"] <= self.turns.now.number else None
 
+    def _list_twins(self) -> list[PeerWatch]:
+        """List what this process has for other groups of the same ranks."""
+        others = [watch for watch in list(_watches.values()) if watch._name != self._name]
+        return [watch for watch in others if watch._ranks == self._ranks]
+
+    def _find_stray(self) -> str | None:
+        """Say at which call on a twin this worker waits, or has failed since it was last here."""
+        for twin in self._list_twins():
+            if twin._waiting or twin._settled_s > self._entered_s[1]:
+                return f"{twin.turns.now} of {twin._name}"
+        return None
+
+    def _take_over(self, finding: Finding) -> None:
+        """Let workers that wait here hear that calls on a twin are out of order."""
+        if finding.kind == "order" and self._waiting:
+            self._store.compare_set(FINDING, "", json.dumps(asdict(finding)))
+            self._raise_alarm("order")
+
     def _note_store_gone(self) -> None:
         """Note that the store is gone, and whether its host was the first to leave."""
         if not self._is_store_gone:
@@ -161,9 +165,7 @@ class PeerWatch:
     def _read_finding(self) -> Finding:
         found = json.loads(self._store.get(FINDING))
         # First, as whoever keeps the store may leave at any time from here on.
-        self._finding = Finding(
-            found["kind"], tuple(found["culprits"]), found["busy"], found["note"]
-        )
+        self._finding = Finding.parse(found)
         self._store.set(f"distlion/read/{self._rank}", "")
         return self._finding
 
@@ -198,7 +200,7 @@ class PeerWatch:
         """Agree with all workers that answer on who failed; takes a second at most."""
         # The thread that listens has no more to answer, and c10d would print a store that is gone.
         self._ended.set()
-        self.has_settled = True
+        self.has_settled, self._settled_s = True, time.monotonic()
         try:
             if self._finding is None:
                 _within(SETTLE_S, lambda: self._settle(kind))
@@ -239,7 +241,7 @@ class PeerWatch:
 
         # 3 publish the finding; the first one stands
         if not self._store.check([FINDING]):
-            found = json.dumps(self._conclude(kind))
+            found = json.dumps(asdict(self._conclude(kind)))
             self._store.compare_set(FINDING, "", found)
         finding = self._read_finding()
 
@@ -256,7 +258,7 @@ class PeerWatch:
         group = self._group()
         is_member = group is not None and is_registered(group)
         alive = sorted(self.turns.alive) if is_member else []
-        answer = [bool(self._waiting), self.turns.now, alive]
+        answer = [bool(self._waiting), self.turns.now, alive, self._find_stray()]
         self._store.set(f"distlion/answer/{self._rank}", json.dumps(answer))
 
     def _await(self, what: str, ranks: Any, limit_s: float, *, unless: str | None = None) -> None:
@@ -270,38 +272,22 @@ class PeerWatch:
                 return
             time.sleep(0.02)
 
-    def _conclude(self, kind: FailureKind) -> dict[str, Any]:
+    def _conclude(self, kind: FailureKind) -> Finding:
         """Draw a finding out of the answers."""
-        waiting: dict[int, Turn] = {}
-        elsewhere, silent, gone = [], [], []
+        keys = [f"distlion/answer/{rank}" for rank in range(self._world_size)]
+        answers = [self._read_answer(key) if self._store.check([key]) else None for key in keys]
         own = self.turns.now.optimizer
-        for rank in range(self._world_size):
-            key = f"distlion/answer/{rank}"
-            if not self._store.check([key]):
-                silent.append(rank)
-                continue
-            is_waiting, turn, alive = json.loads(self._store.get(key))
-            if is_waiting:
-                waiting[rank] = Turn(*turn)
-            elif own in self.turns.alive and own not in alive:
-                gone.append(rank)
-            else:
-                elsewhere.append(rank)
-        out_of_order = find_out_of_order(waiting)
-        culprits, busy, note = silent, False, ""
-        left = self.read_left()
-        if left is not None:
-            kind, culprits, note = "left", sorted({left["rank"], *silent}), left["why"]
-        elif out_of_order is not None and not silent:
-            kind, culprits, note = "order", list(out_of_order), name_turns(waiting)
-        elif gone and not silent:
-            culprits, busy = gone, kind == "silent"
-            note = "it has let go of this optimizer, or destroyed the process group"
-        elif kind == "silent" and not silent:
-            culprits, busy = elsewhere, bool(elsewhere)
-        if not culprits and not note and len(set(waiting.values())) > 1:
-            note = name_turns(waiting)
-        return {"kind": kind, "culprits": culprits, "busy": busy, "note": note}
+        return conclude(
+            kind,
+            answers,
+            optimizer=own if own in self.turns.alive else None,
+            left=self.read_left(),
+            group=self._name,
+        )
+
+    def _read_answer(self, key: str) -> Answer:
+        is_waiting, turn, alive, stray = json.loads(self._store.get(key))
+        return Answer(is_waiting, Turn(*turn), alive, stray)
 
 
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.WeakKeyDictionary()

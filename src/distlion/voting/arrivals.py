@@ -8,27 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distlion.voting.param import GradientMark, VotingParam, local_tensor
+from distlion.voting.param import SPARSE, GradientMark, VotingParam, local_tensor
 
 SAMPLE_ELEMENTS = 64
-"""Of each sharded gradient."""
-
-
-class ShardMark(NamedTuple):
-    """What a GradientMark does not see of a sharded gradient.
-
-    Attributes:
-        buffer: Where the storage begins that it shares with others, and with it a version counter.
-        sample: Some of its elements, as bytes. ``torch.nn.utils.clip_grad_norm_`` writes to
-            DTensors by ops that move no counter.
-    """
-
-    buffer: int
-    sample: Tensor
+"""Of each gradient; of one that has fewer, some stand in its sample more than once."""
 
 
 class Arrivals:
     """What has arrived in a step under overlap; a change after that would not be in the vote.
+
+    A mark sees another tensor, other memory, and whatever moves a version counter. Writes through
+    ``data`` or ``numpy()`` move none, nor does torch's clipping on a DTensor: they are found by a
+    sample of each gradient, spread over all of it.
 
     FSDP2 reduces the gradients of a block into one buffer, whose views share a version counter: to
     add to one of them, as accumulation does, counts for all. So a shard is compared with the last
@@ -38,8 +29,10 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._marks: dict[int, GradientMark] = {}
-        self._shards: dict[int, ShardMark] = {}
+        self._samples: dict[int, Tensor] = {}
+        self._places: dict[tuple[int, torch.device], Tensor] = {}  # of samples, by their source
         self._twice: set[int] = set()
+        self._buffers: dict[int, int] = {}  # of shards: where the memory begins that they share
         self._counts: dict[int, int | None] = {}  # by buffer; None where one is unexplained
         # Of earlier backward passes too, to know what is added to. Weakly: zero_grad() lets go.
         self._before: dict[int, weakref.ref[Tensor]] = {}
@@ -49,12 +42,19 @@ class Arrivals:
 
     def note(self, param: VotingParam) -> bool:
         """Note that a gradient is complete; return whether it is the first of its parameter."""
-        if param.position in self._marks:
-            self._twice.add(param.position)
+        position = param.position
+        if position in self._marks:
+            self._twice.add(position)
             return False
-        mark = self._marks[param.position] = param.mark()
-        if param.is_sharded and mark.grad is not None:
-            self._note_shard(param.position, mark.grad)
+        mark = self._marks[position] = param.mark()
+        if mark.grad is None or mark.version == SPARSE:
+            return True
+        local = local_tensor(mark.grad)
+        if not local.numel():
+            return True  # there is nothing that could change, and no buffer
+        self._samples[position] = self._draw(local)
+        if param.is_sharded:
+            self._note_shard(position, mark.grad, local)
         return True
 
     def remember(self, param: VotingParam) -> None:
@@ -64,19 +64,39 @@ class Arrivals:
             self._before[param.position] = weakref.ref(grad)
 
     def list_changed(self) -> list[int]:
-        """List the positions of gradients that were written to or replaced since, or came twice."""
+        """List the positions of gradients that were written to or replaced since, or came twice.
+
+        Those are left out that only samples tell of.
+        """
         changed = {position for position, mark in self._marks.items() if mark.has_changed()}
         return sorted(changed | self._list_changed_shards() | self._twice)
 
+    def compare_samples(self, device: torch.device) -> SampledChanges:
+        """Compare gradients with their samples, without waiting for a device.
+
+        Args:
+            device: Where the answer is read.
+        """
+        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for position, sample in self._samples.items():
+            if not self._marks[position].has_changed():  # else it may be of another size
+                kinds.setdefault((sample.device, sample.dtype), []).append(position)
+        positions, flags = [], [torch.zeros(0, dtype=torch.bool, device=device)]
+        for alike in kinds.values():
+            before = torch.stack([self._samples[position] for position in alike])
+            now = torch.stack([self._draw(self._find_local(position)) for position in alike])
+            # As bytes: NaNs are equal to themselves then.
+            differ = before.view(torch.uint8) != now.view(torch.uint8)
+            flags.append(differ.any(1).to(device))
+            positions += alike
+        return SampledChanges(positions, torch.cat(flags))
+
     def clear(self) -> None:
         """Begin another step."""
-        self._marks, self._shards, self._counts = {}, {}, {}
+        self._marks, self._samples, self._buffers, self._counts = {}, {}, {}, {}
         self._twice = set()
 
-    def _note_shard(self, position: int, grad: Tensor) -> None:
-        shard = local_tensor(grad)
-        if not shard.numel():
-            return  # there is nothing that could change, and no buffer
+    def _note_shard(self, position: int, grad: Tensor, shard: Tensor) -> None:
         buffer = shard.untyped_storage().data_ptr()
         before = self._before.get(position)
         n_counts = int(before is not None and before() is grad)
@@ -86,25 +106,41 @@ class Arrivals:
             if last is None or count != last + n_counts:
                 count = None
         self._counts[buffer] = count
-        self._shards[position] = ShardMark(buffer, _draw(shard))
+        self._buffers[position] = buffer
         self._before[position] = weakref.ref(grad)
 
     def _list_changed_shards(self) -> set[int]:
-        changed, pairs = set(), {}
-        for position, mark in self._shards.items():
-            grad = self._marks[position].grad
-            assert grad is not None
-            shard = local_tensor(grad)
-            if shard._version != self._counts[mark.buffer]:
-                changed.add(position)
-            pairs[position] = (_draw(shard) != mark.sample).any()
-        if pairs:  # together, so that the host waits for the device once
-            differ = torch.stack(list(pairs.values())).tolist()
-            changed |= {position for index, position in enumerate(pairs) if differ[index]}
-        return changed
+        return {
+            position
+            for position, buffer in self._buffers.items()
+            if self._find_local(position)._version != self._counts[buffer]
+        }
+
+    def _find_local(self, position: int) -> Tensor:
+        grad = self._marks[position].grad
+        assert grad is not None
+        return local_tensor(grad)
+
+    def _draw(self, local: Tensor) -> Tensor:
+        """Copy some elements, spread over all: (64,), where the gradient is."""
+        source = local.numel(), local.device
+        if source not in self._places:
+            numbers = torch.arange(SAMPLE_ELEMENTS, device=local.device)
+            self._places[source] = numbers * local.numel() // SAMPLE_ELEMENTS
+        return local.detach().take(self._places[source])
 
 
-def _draw(shard: Tensor) -> Tensor:
-    """Copy some elements, spread over all, as bytes: NaNs are equal to themselves then."""
-    flat = shard.detach().flatten()
-    return flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)].clone().view(torch.uint8)
+class SampledChanges(NamedTuple):
+    """Which gradients differ from their samples.
+
+    Attributes:
+        positions: Of their parameters.
+        flags: (n,) bool, whether each of them does. Perhaps still on its way.
+    """
+
+    positions: list[int]
+    flags: Tensor
+
+    def list_changed(self, flags: Tensor) -> list[int]:
+        """List the positions that are flagged; ``flags`` as they are on the host."""
+        return [self.positions[index] for index in flags.nonzero().flatten().tolist()]

@@ -60,7 +60,6 @@ class Feedback:
         )
         present = [segment.grad is not None for segment in segments]
         self._drafted = kernels.add_steps(estimates, bucket.slots, present, votes, scales)
-        self._note_votes = None
         return self._join(votes, scales), finite
 
     def reduce(
@@ -106,6 +105,7 @@ class Feedback:
                 param.estimate.copy_(after)
         if self._note_votes is not None:
             self._note_votes()
+        # Until the next step they would hold a copy of the estimates, and everybody's votes.
         self._drafted, self._note_votes = (), None
 
     def gather(self, link: Link, pattern: Exchange, header: Header) -> Exchanging[Reply]:

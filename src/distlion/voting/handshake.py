@@ -119,7 +119,7 @@ def find_difference(descriptions: Sequence[Sequence[str]]) -> tuple[str, tuple[i
     """
     said = [_by_key(lines) for lines in descriptions]
     for key in dict.fromkeys(key for one in said for key in one):
-        values = [one.get(key, f"no {key}") for one in said]
+        values = [one.get(key) for one in said]
         if len(set(values)) > 1:
             return _name_holders(values), minority(values)
     return None
@@ -134,12 +134,17 @@ def _by_key(lines: Sequence[str]) -> dict[str, str]:
     return said
 
 
-def _name_holders(values: Sequence[str]) -> str:
-    """Name the ranks that hold each value: "lr: 0.1 on ranks 0, 2, but lr: 0.2 on rank 1"."""
-    holders: dict[str, list[int]] = {}
+def _name_holders(values: Sequence[str | None]) -> str:
+    """Name the ranks that hold each value: "lr: 0.1 on ranks 0, 2, but lr: 0.2 on rank 1".
+
+    Those that hold none come last: "lr: 0.1 on rank 1, but not on ranks 0, 2".
+    """
+    holders: dict[str | None, list[int]] = {}
     for rank, value in enumerate(values):
         holders.setdefault(value, []).append(rank)
-    return ", but ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in holders.items())
+    without = holders.pop(None, None)
+    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in holders.items()]
+    return ", but ".join(parts if without is None else [*parts, f"not on {name_ranks(without)}"])
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -61,9 +61,9 @@ def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[S
         Status.GRADIENT_CHANGED: (
             GradientChangedError,
             f"the gradient of {name} changed on {who} after it was encoded; {NOT_COMMITTED}. "
-            "Change gradients (clip, unscale) before step(); with overlap votes leave during "
-            "backward, so that nothing may change them, and all backward passes but the last one "
-            "belong inside no_sync()",
+            "Change gradients (clip, unscale) before step(), and with overlap not at all. With "
+            "overlap put all backward passes but the last one inside no_sync(), and checkpoint "
+            "layers that share parameters with use_reentrant=False",
         ),
         Status.SETTINGS_CHANGED: (
             GradientChangedError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +23,13 @@ from distlion.voting.arrivals import Arrivals
 from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.route import Route
 from distlion.voting.streams import VotingStreams
-from distlion.voting.vote import BucketVote, StepInputs, abstain_from, draft_and_cast
+from distlion.voting.vote import (
+    BucketVote,
+    Completion,
+    StepInputs,
+    abstain_from,
+    draft_and_cast,
+)
 
 T = TypeVar("T")
 Task = tuple["Future[Any]", Callable[[], Any]]
@@ -37,21 +43,14 @@ class Overlap:
     last bucket waits for ``finish`` and carries what this worker found about all of them: then all
     ranks raise the same error, or none.
 
+    There is one for the life of an optimizer, so that a pause lasts however often routes change.
+
     Args:
-        routes: What carries each bucket, in the order in which they are exchanged.
         begin: Called before the first bucket of a step starts: what its buckets share.
         lifecycle: Of the optimizer: where it is dead, no vote leaves any more.
-        waits: Whether all buckets wait for ``finish``. What overlap forbids is found all the same.
     """
 
-    def __init__(
-        self,
-        routes: Sequence[Route],
-        *,
-        begin: Callable[[], StepInputs],
-        lifecycle: Lifecycle,
-        waits: bool = False,
-    ) -> None:
+    def __init__(self, *, begin: Callable[[], StepInputs], lifecycle: Lifecycle) -> None:
         # Weakly: the optimizer owns this, and is let go of at once when nobody else wants it.
         self._begin = weakref.WeakMethod(begin)
         self._lifecycle = lifecycle
@@ -59,15 +58,18 @@ class Overlap:
         self._paused = False
         self._arrivals = Arrivals()
         self._tasks = _start_thread()
-        self.take(routes, waits=waits)
-        handles = [
-            _register(param.param, weakref.ref(self)) for route in routes for param in route.params
-        ]
-        # Whoever lets go of all without close() leaves neither hooks nor a thread behind.
-        self._end = weakref.finalize(self, _end, handles, self._tasks)
+        self._hooks: dict[int, RemovableHandle] = {}
+        # Whoever lets go of it leaves neither hooks nor a thread behind.
+        weakref.finalize(self, _end, self._hooks, self._tasks)
 
     def take(self, routes: Sequence[Route], *, waits: bool) -> None:
-        """Go on with other routes of the same parameters, between two steps."""
+        """Go on with other routes, between two steps.
+
+        Args:
+            routes: What carries each bucket, in the order in which they are exchanged.
+            waits: Whether all buckets wait for ``finish``. What overlap forbids is found all the
+                same.
+        """
         self._routes, self._waits = routes, waits
         self._places = {
             id(param.param): (param, number)
@@ -75,14 +77,12 @@ class Overlap:
             for param in route.params
         }
         self._streams = VotingStreams([route.params[0].device for route in routes])
+        for key in self._hooks.keys() - self._places.keys():
+            self._hooks.pop(key).remove()
+        for key, (param, _) in self._places.items():
+            if key not in self._hooks:
+                self._hooks[key] = _register(param.param, weakref.ref(self))
         self._reset()
-
-    def close(self) -> None:
-        """Remove the hooks, and end the thread after the votes that are under way.
-
-        An exception of a hook holds its frame, and that this: to let go of it is not enough.
-        """
-        self._end()
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
@@ -95,9 +95,12 @@ class Overlap:
         self._missing = [len(route.params) for route in self._routes]
 
     def _begin_step(self) -> StepInputs:
-        begin = self._begin()
-        assert begin is not None  # its owner calls this, or waits in a backward pass
-        return begin()
+        """Return what the buckets of this step share, gathered when the first of them starts."""
+        if self._inputs is None:
+            begin = self._begin()
+            assert begin is not None  # its owner calls this, or waits in a backward pass
+            self._inputs = begin()
+        return self._inputs
 
     @property
     def has_begun(self) -> bool:
@@ -132,7 +135,7 @@ class Overlap:
             self._addresses[key] = param.find_addresses()
             self._missing[bucket] -= 1
             if self._waits:
-                self._inputs = self._inputs or self._begin_step()
+                self._begin_step()
                 return
             last = len(self._routes) - 1
             while self._n_started < last and self._missing[self._n_started] == 0:
@@ -140,23 +143,19 @@ class Overlap:
 
     def _start(self) -> None:
         """Let the next bucket start."""
-        if self._inputs is None:
-            self._inputs = self._begin_step()
         # Ctrl-C in a backward pass must not let a bucket start twice, or without being counted.
         with deferred_signals("the start of a vote", gives_way=False):
-            self._cast(self._n_started, self._inputs)
+            self._cast(self._n_started, self._begin_step())
             self._n_started += 1
 
-    def _cast(
-        self, number: int, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
-    ) -> None:
+    def _cast(self, number: int, inputs: StepInputs, completion: Completion | None = None) -> None:
         """Let the thread draft and cast the votes on a bucket, once its gradients are computed."""
         route, pipeline, streams = self._routes[number], self._pipeline, self._streams
         events = streams.mark(number)
 
         def cast() -> None:
             with streams.behind(events, number):
-                pipeline.add(draft_and_cast(route, inputs, complete))
+                pipeline.add(draft_and_cast(route, inputs, completion))
 
         self._submit(cast)
 
@@ -194,22 +193,24 @@ class Overlap:
         finally:
             self._reset()
 
-    def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Callable[[Header], Header]:
+    def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Completion:
         """Put what went wrong since the first gradient arrived into the last bucket's header."""
-        changed, refused = self._arrivals.list_changed(), self._refuse_moved(inputs, now.header)
+        seen, refused = self._arrivals.list_changed(), self._refuse_moved(inputs, now.header)
+        sampled = self._arrivals.compare_samples(self._routes[-1].params[0].device)
         settings_changed = inputs.header.settings != now.header.settings
         inputs.problems.extend(now.problems if now is not inputs else ())
 
-        def complete(header: Header) -> Header:
+        def complete(header: Header, flags: Tensor) -> Header:
+            changed = [*seen, *sampled.list_changed(flags)]
             if changed:
                 header = with_error(
-                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed[0]
+                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=min(changed)
                 )
             if settings_changed:
                 header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)
             return with_error_of(header, refused)
 
-        return complete
+        return Completion(sampled.flags, complete)
 
     def _refuse_moved(self, inputs: StepInputs, header: Header) -> Header:
         """Put into a header that a vote was encoded from memory that a commit must not write to."""
@@ -230,7 +231,7 @@ class Overlap:
             What the buckets shared, and what came back.
         """
         try:
-            inputs, pipeline = self._inputs or self._begin_step(), self._pipeline
+            inputs, pipeline = self._begin_step(), self._pipeline
             given_up = with_error(
                 inputs.header, Status.CANCELLED, culprit=inputs.rank, cancelled_by_all=True
             )
@@ -273,8 +274,8 @@ def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:
     return register(note)
 
 
-def _end(handles: Sequence[RemovableHandle], tasks: queue.SimpleQueue[Task | None]) -> None:
-    for handle in handles:
+def _end(hooks: Mapping[int, RemovableHandle], tasks: queue.SimpleQueue[Task | None]) -> None:
+    for handle in hooks.values():
         handle.remove()
     tasks.put(None)
 

@@ -212,13 +212,9 @@ class Peers:
         self.network.begin_trial()
         self.network.lay_out(params, step=step)
         self.meter.links = self.network.between, self.network.inside
-        if self.overlap is not None:
-            self.overlap.close()
         if self.settings.overlap:
-            waits = not self.network.trial.overlaps
-            self.overlap = Overlap(
-                self.network.routes, begin=begin, lifecycle=self.lifecycle, waits=waits
-            )
+            self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
+            self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)
 
     def try_overlap(self, *, step: int) -> None:
         """Note that a step is over, after which "auto" may change; every worker must call it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -67,6 +67,18 @@ class StepInputs:
     def refused(self, error: Exception) -> StepInputs:
         """Return inputs of a step in which this worker cannot vote at all."""
         return replace(self, header=self.refuse(self.header, error))
+
+
+class Completion(NamedTuple):
+    """What the last bucket's header says of the whole step.
+
+    Attributes:
+        flags: Read together with the votes of that bucket, so that its device is waited for once.
+        complete: Adds to the header what is known; takes the flags as they are on the host.
+    """
+
+    flags: Tensor
+    complete: Callable[[Header, Tensor], Header]
 
 
 @dataclass(frozen=True)
@@ -182,7 +194,7 @@ def _gather_segments(
 
 
 def cast_vote(
-    draft: Draft, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
+    draft: Draft, inputs: StepInputs, completion: Completion | None = None
 ) -> Exchanging[BucketVote]:
     """Encode this worker's vote on one bucket, and exchange it.
 
@@ -191,18 +203,19 @@ def cast_vote(
     Args:
         draft: What to vote.
         inputs: What the buckets share.
-        complete: Adds to the header what is known of other buckets; None for nothing.
+        completion: Of the last bucket under overlap; None for others.
     """
     if draft.can_vote:
         try:
-            votes, finite, header = _encode(draft, inputs)
+            votes, finite, header, flags = _encode(draft, inputs, completion)
         except DeviceError:
             raise
         except Exception as error:  # noqa: BLE001
             draft = replace(draft, segments=(), header=inputs.refuse(draft.header, error))
     if not draft.can_vote:
-        header = draft.header if complete is None else complete(draft.header)
-        draft = replace(draft, header=header)
+        if completion is not None:
+            header = completion.complete(draft.header, completion.flags.cpu())
+            draft = replace(draft, header=header)
         return (yield from cast_nothing(draft, inputs.coins, nonfinite=inputs.nonfinite))
     route, segments = draft.route, draft.segments
     if inputs.nonfinite == "abstain":
@@ -224,28 +237,36 @@ def cast_vote(
             header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
         )
     present = [segment.grad is not None for segment in segments]
-    if complete is not None:
-        header = complete(header)
+    if completion is not None:
+        header = completion.complete(header, *flags)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
     return BucketVote(replace(draft, segments=segments), reply)
 
 
-def _encode(draft: Draft, inputs: StepInputs) -> tuple[Tensor, Sequence[bool], Header]:
-    """Encode a vote; return it, which segments are finite, and the header with their digest."""
+def _encode(
+    draft: Draft, inputs: StepInputs, completion: Completion | None
+) -> tuple[Tensor, Sequence[bool], Header, list[Tensor]]:
+    """Encode a vote, and read what lies on its device with it.
+
+    Returns:
+        The vote, which segments are finite, the header with their digest, and the flags of a
+        completion.
+    """
     route, segments, header = draft.route, draft.segments, draft.header
     wants_digest = inputs.wants_digest and header.status is Status.OK
     seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
-    votes, flags, *seen = route.encode(segments, inputs.coins, *seen)
+    asked = [] if completion is None else [completion.flags]
+    votes, finite, *read = route.encode(segments, inputs.coins, *asked, *seen)
     if seen:
-        header = replace(header, gradient_digest=digest_gradients(segments, *seen))
-    return votes, flags.tolist(), header
+        header = replace(header, gradient_digest=digest_gradients(segments, read[-1]))
+    return votes, finite.tolist(), header, read[: len(asked)]
 
 
 def draft_and_cast(
-    route: Route, inputs: StepInputs, complete: Callable[[Header], Header] | None = None
+    route: Route, inputs: StepInputs, completion: Completion | None = None
 ) -> Exchanging[BucketVote]:
-    """Draft a bucket's vote and cast it; ``complete`` as for ``cast_vote``."""
-    return cast_vote(draft_vote(route, inputs), inputs, complete)
+    """Draft a bucket's vote and cast it; ``completion`` as for ``cast_vote``."""
+    return cast_vote(draft_vote(route, inputs), inputs, completion)
 
 
 def cast_votes(

@@ -1,0 +1,88 @@
+"""Optimizers on two process groups of the same ranks: swapped calls are told as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import distlion
+from cluster import run_workers
+from distlion import errors
+from failures import Caught, assert_all_raised, assert_raised, caught, freeze_state, params_of
+
+pytestmark = pytest.mark.distributed
+
+ODD_RANK = 1
+STEP_TIMEOUT_S = 3.0
+
+
+def make_pair(world_size: int, *, first_timeout_s: float) -> list[distlion.DistributedLion]:
+    """Make an optimizer on each of two groups; the first gives up after a time of its own."""
+    return [
+        distlion.DistributedLion(
+            [("weight", nn.Parameter(torch.full((70,), 0.5)))],
+            lr=1e-2,
+            process_group=dist.new_group(list(range(world_size))),
+            exchange=distlion.AllReduce(),
+            step_timeout_s=timeout_s,
+        )
+        for timeout_s in (first_timeout_s, STEP_TIMEOUT_S)
+    ]
+
+
+def set_grads(pair: list[distlion.DistributedLion], rank: int) -> None:
+    for optimizer in pair:
+        for p in params_of(optimizer):
+            p.grad = torch.full_like(p, float(rank + 1))
+
+
+def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | None, bool]:
+    """Take a step with each; then let rank 1 swap the two calls."""
+    pair = make_pair(world_size, first_timeout_s=first_timeout_s)
+    set_grads(pair, rank)
+    for optimizer in pair:
+        optimizer.step()
+    before = [freeze_state(optimizer) for optimizer in pair]
+    first = pair[1] if rank == ODD_RANK else pair[0]
+    found = caught(None, first.step)
+    dist.barrier()
+    return found, [freeze_state(optimizer) for optimizer in pair] == before
+
+
+@pytest.mark.parametrize(
+    "first_timeout_s", [STEP_TIMEOUT_S, 1.0, 40.0], ids=["alike", "first sooner", "first later"]
+)
+def test_swapped_steps_on_two_groups_are_one_error_that_names_both(first_timeout_s: float) -> None:
+    outcomes = run_workers(swap, 3, first_timeout_s, timeout_s=90)
+    assert_all_raised(
+        [found for found, _ in outcomes],
+        errors.StepMismatchError,
+        "step 1 of optimizer 0 of process group 1 on ranks 0, 2",
+        "step 1 of optimizer 0 of process group 2 on rank 1",
+    )
+    assert len({found.text.split("]")[1] for found, _ in outcomes if found}) == 1
+    assert [found.culprits for found, _ in outcomes if found] == [(ODD_RANK,)] * 3
+    assert all(unchanged for _, unchanged in outcomes)
+
+
+def come_late(rank: int, world_size: int) -> list[Any]:
+    """Let a pair of groups fail; on another pair rank 1 never comes to the step."""
+    failed = make_pair(world_size, first_timeout_s=STEP_TIMEOUT_S)
+    set_grads(failed, rank)
+    first = caught(None, (failed[1] if rank == ODD_RANK else failed[0]).step)
+    later = make_pair(world_size, first_timeout_s=STEP_TIMEOUT_S)
+    set_grads(later, rank)
+    second = None if rank == ODD_RANK else caught(None, later[0].step)
+    dist.barrier()
+    return [first, second]
+
+
+def test_a_group_that_failed_before_is_no_excuse_for_one_that_is_late() -> None:
+    for rank, (first, second) in enumerate(run_workers(come_late, 2, timeout_s=90)):
+        assert_raised(first, errors.StepMismatchError)
+        if rank != ODD_RANK:
+            assert_raised(second, errors.StepTimeoutError, "rank 1 runs, but did not come")

@@ -1,0 +1,117 @@
+"""Bugs of overlap, of what it notices, and of the messages that it ends with."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+CHANGED = ("distributed/test_changed_gradients.py",)
+PAUSES = ("distributed/test_pauses.py",)
+REFUSED = (
+    "distributed/test_overlap.py::"
+    "test_a_hyperparameter_out_of_range_is_an_error_of_a_call_and_not_of_backward",
+)
+GROUPS = ("distributed/test_two_groups.py",)
+ARRIVALS = "voting/arrivals.py"
+OVERLAP_FILE = "voting/overlap.py"
+
+OVERLAP = (
+    Mutation(
+        "a gradient is sampled where it is a shard only",
+        ARRIVALS,
+        "        self._samples[position] = self._draw(local)\n        if param.is_sharded:\n",
+        "        if param.is_sharded:\n            self._samples[position] = self._draw(local)\n",
+        CHANGED,
+    ),
+    Mutation(
+        "what samples show is not said",
+        "voting/overlap.py",
+        "changed = [*seen, *sampled.list_changed(flags)]",
+        "changed = seen",
+        CHANGED,
+    ),
+    Mutation(
+        "samples are compared as numbers, so that a NaN is a change",
+        ARRIVALS,
+        "before.view(torch.uint8) != now.view(torch.uint8)",
+        "before != now",
+        CHANGED,
+    ),
+    Mutation(
+        "a pause ends with one that is inside of it",
+        OVERLAP_FILE,
+        "self._paused = before",
+        "self._paused = False",
+        PAUSES,
+    ),
+    Mutation(
+        "a pause ends with new routes",
+        OVERLAP_FILE,
+        "        self._routes, self._waits = routes, waits\n",
+        "        self._routes, self._waits, self._paused = routes, waits, False\n",
+        PAUSES,
+    ),
+    Mutation(
+        "what has arrived before a step that is refused stays",
+        OVERLAP_FILE,
+        "        if self._inputs is None:\n            self._reset()\n            return None\n",
+        "        if self._inputs is None:\n            return None\n",
+        REFUSED,
+    ),
+    Mutation(
+        "a hyperparameter out of range is an error of backward",
+        OVERLAP_FILE,
+        "with suppress(InvalidArgumentError, UnsupportedTypeError):",
+        "with suppress():",
+        REFUSED,
+    ),
+    Mutation(
+        "zero_grad() with a hyperparameter out of range tells nobody",
+        "voting/peers.py",
+        'self.meet("step()", self.description.list_lines(groups), step=step)\n'
+        "                return\n",
+        "return\n",
+        REFUSED,
+    ),
+    Mutation(
+        "hooks of parameters that are frozen stay",
+        OVERLAP_FILE,
+        "self._hooks.pop(key).remove()",
+        "pass",
+        ("distributed/test_lifecycle.py",),
+    ),
+    Mutation(
+        "drafts of estimates are held until the next step",
+        "voting/feedback.py",
+        "self._drafted, self._note_votes = (), None",
+        "pass",
+        ("distributed/test_estimates.py",),
+    ),
+    Mutation(
+        "who waits on another group of the same ranks is late",
+        "exchange/watch.py",
+        "        if strays and waiting and not silent:\n",
+        "        if False:\n",
+        GROUPS,
+    ),
+    Mutation(
+        "who waits on another group of the same ranks is not told",
+        "exchange/watch.py",
+        "            twin._take_over(found)",
+        "            pass",
+        GROUPS,
+    ),
+    Mutation(
+        "a group that failed long ago explains why a worker is late",
+        "exchange/watch.py",
+        "twin._settled_s > self._entered_s[1]",
+        "twin.has_settled",
+        GROUPS,
+    ),
+    Mutation(
+        "what one rank lacks is told with its key",
+        "voting/handshake.py",
+        "values = [one.get(key) for one in said]",
+        'values = [one.get(key, f"no {key}") for one in said]',
+        ("voting/test_messages.py",),
+    ),
+)
