@@ -104,9 +104,9 @@ MISUSES = (
     ),
     Mutation(
         "who let its optimizer go is not named",
-        "exchange/watch.py",
-        "gone.append(rank)",
-        "pass",
+        "exchange/finding.py",
+        "    if gone and not silent:\n",
+        "    if False:\n",
         ("distributed/test_disagreement.py",),
     ),
     Mutation(

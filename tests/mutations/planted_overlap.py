@@ -6,10 +6,6 @@ from planted import Mutation
 
 CHANGED = ("distributed/test_changed_gradients.py",)
 PAUSES = ("distributed/test_pauses.py",)
-REFUSED = (
-    "distributed/test_overlap.py::"
-    "test_a_hyperparameter_out_of_range_is_an_error_of_a_call_and_not_of_backward",
-)
 GROUPS = ("distributed/test_two_groups.py",)
 ARRIVALS = "voting/arrivals.py"
 OVERLAP_FILE = "voting/overlap.py"
@@ -51,28 +47,6 @@ OVERLAP = (
         PAUSES,
     ),
     Mutation(
-        "what has arrived before a step that is refused stays",
-        OVERLAP_FILE,
-        "        if self._inputs is None:\n            self._reset()\n            return None\n",
-        "        if self._inputs is None:\n            return None\n",
-        REFUSED,
-    ),
-    Mutation(
-        "a hyperparameter out of range is an error of backward",
-        OVERLAP_FILE,
-        "with suppress(InvalidArgumentError, UnsupportedTypeError):",
-        "with suppress():",
-        REFUSED,
-    ),
-    Mutation(
-        "zero_grad() with a hyperparameter out of range tells nobody",
-        "voting/peers.py",
-        'self.meet("step()", self.description.list_lines(groups), step=step)\n'
-        "                return\n",
-        "return\n",
-        REFUSED,
-    ),
-    Mutation(
         "hooks of parameters that are frozen stay",
         OVERLAP_FILE,
         "self._hooks.pop(key).remove()",
@@ -88,9 +62,9 @@ OVERLAP = (
     ),
     Mutation(
         "who waits on another group of the same ranks is late",
-        "exchange/watch.py",
-        "        if strays and waiting and not silent:\n",
-        "        if False:\n",
+        "exchange/finding.py",
+        "    if strays and waiting and not silent:\n",
+        "    if False:\n",
         GROUPS,
     ),
     Mutation(

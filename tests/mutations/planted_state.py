@@ -108,8 +108,8 @@ STATES = (
     Mutation(
         "the momentum of a parameter that was always frozen is not cut to a node's ranks",
         "optim/base.py",
-        "        self._pieces.cut(param)\n        dtype",
-        "        if param.requires_grad:\n            self._pieces.cut(param)\n        dtype",
+        "        self._pieces.cut(param)\n        make",
+        "        if param.requires_grad:\n            self._pieces.cut(param)\n        make",
         (f"{ALL}what_a_frozen_parameter_had_comes_back_on_every_rank",),
     ),
     Mutation(

@@ -21,8 +21,8 @@ TRAINERS = (
     Mutation(
         "trainers: momenta are removed before the file is written",
         COMPANION,
-        "optimizer, only_trained=True)",
-        "optimizer, keep_last=_KEPT, only_trained=True)",
+        "optimizer, only_trained=True, overwrite=True",
+        "optimizer, keep_last=_KEPT, only_trained=True, overwrite=True",
         BESIDE,
     ),
     Mutation("trainers: ranks do not wait for the file", COMPANION, "    barrier()\n", "", BESIDE),
