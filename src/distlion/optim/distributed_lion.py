@@ -99,7 +99,7 @@ class DistributedLion(VotingBase):
         NonFiniteError, SparseGradientError and GradientChangedError training may go on; after
         StepMismatchError, ConfigMismatchError, CorruptFrameError, PeerLostError and
         StepTimeoutError this optimizer is dead. A crash can leave workers one step apart, never
-        inside a step. Buffers such as BatchNorm's statistics are not replicated.
+        inside a step. Buffers such as BatchNorm's are not replicated: ``average_buffers``.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -186,8 +186,7 @@ class DistributedLion(VotingBase):
             return
         if self._settings.overlap:
             peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
-        if faults.armed:
-            self._fire("before_step", step)
+        self._fire("before_step", step)
         with peers.lifecycle.exchange(f"step {step}"):
             if self._vote_and_commit(step) and every and (step + 1) % every == 0:
                 peers.compare_replicas(step=step + 1)
@@ -198,10 +197,8 @@ class DistributedLion(VotingBase):
         """Encode and exchange every bucket; then commit all of them, or none."""
         peers = self._peers
         inputs, votes = self._cast_votes()
-        is_empty = not any(vote.reply.present.any() for vote in votes)
-        found, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
-        verdict = found if peers.sharding is None else peers.settle(found, inputs.header)
-        followed = None
+        verdict = peers.settle(worst_of([vote.reply.verdict for vote in votes]), inputs.header)
+        follow_up, followed = peers.follow_up, None
         if follow_up is not None and verdict.status is Status.OK:
             followed = follow_up.exchange(votes, inputs.header)
             verdict = followed.verdict
@@ -211,8 +208,7 @@ class DistributedLion(VotingBase):
         peers.description.check_frozen()
         if self._settings.check_every is not None and not peers.replicas.are_compared:
             peers.compare_replicas(step=step)  # weights may have been loaded after construction
-        if faults.armed:
-            self._fire("before_commit", step)
+        self._fire("before_commit", step)
         check_unchanged(votes, rank=inputs.rank, step=step)
         with peers.lifecycle.commit():
             for vote in votes:
@@ -220,10 +216,9 @@ class DistributedLion(VotingBase):
             if follow_up is not None and followed is not None:
                 follow_up.commit(followed, votes, step)
             self._advance()
-        if inputs.wants_digest or is_empty:
+        if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
             peers.gradients.observe([vote.reply for vote in votes], peers.params)
-        if faults.armed:
-            self._fire("after_commit", step)
+        self._fire("after_commit", step)
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
@@ -250,6 +245,7 @@ class DistributedLion(VotingBase):
             nonfinite=self._settings.nonfinite,
             found_inf=numbers.found_inf,
             wants_digest=peers.gradients.steps_left > 0,
+            note_norm=peers.network.note_norm,
             after_encode=partial(self._fire, "after_encode", step),
         )
 
@@ -267,13 +263,12 @@ class DistributedLion(VotingBase):
             peers.abandon(verdict, self.param_groups, step=self.committed_step)
 
     def _fire(self, point: faults.Point, step: int) -> None:
-        faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
+        if faults.armed:
+            faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients: with overlap, no vote leaves during backward in here.
-
-        All backward passes of a step but the last one belong inside.
+        """Accumulate gradients; with overlap, all backward passes but a step's last belong inside.
 
         Example:
             >>> with optimizer.no_sync():
@@ -305,6 +300,11 @@ class DistributedLion(VotingBase):
     def plan(self) -> ByteCount:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
         return self._peers.plan(self.committed_step)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm that ``clip_norm`` found in the last step, of this worker or "global"; or None."""
+        return self._peers.network.grad_norm
 
     @property
     def custody(self) -> Custody:
