@@ -8,7 +8,18 @@ from planted_feedback import FEEDBACK
 from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
+from planted_newcomer import NEWCOMER
 from planted_protocol import PROTOCOL
 from planted_trial import TRIAL
 
-EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK
+EVERYWHERE = (
+    *MUTATIONS,
+    *KERNELS,
+    *DEVICE,
+    *MISUSES,
+    *LOSSES,
+    *PROTOCOL,
+    *TRIAL,
+    *FEEDBACK,
+    *NEWCOMER,
+)
