@@ -14,6 +14,7 @@ from distlion.checkpoint import load_checkpoint, save_checkpoint
 from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
 from distlion.virtual import VirtualCluster
+from distlion.voting import average_buffers
 
 __version__ = _version("distlion")
 
@@ -34,6 +35,7 @@ __all__ = [
     "TernaryVote",
     "VirtualCluster",
     "__version__",
+    "average_buffers",
     "lion_cub",
     "load_checkpoint",
     "save_checkpoint",

@@ -64,6 +64,16 @@ def test_damaged_manifest_is_one_line_with_status_1(saved, command):
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
+@pytest.mark.parametrize("name", ["nope", "step-000000000007"])
+def test_folder_that_is_not_there_is_said_not_to_exist(command, name, tmp_path):
+    result = invoke(command, tmp_path / name)
+    (line,) = result.stderr.splitlines()
+    assert result.exit_code == 1
+    assert f"the folder {tmp_path / name} does not exist" in line
+    assert "host" not in line.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("command", ["verify", "show"])
 def test_folder_without_checkpoints_is_one_line_with_status_1(tmp_path, command):
     result = invoke(command, tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")

@@ -57,14 +57,20 @@ def test_help_shows_an_example_and_the_methods():
         (["--lrs", "0"], "lrs is 0"),
         (["--link", "fast"], "rate 'fast'"),
         (["--jobs", "0"], "jobs is 0"),
-        (["--data", "no-such-folder"], "no-such-folder"),
     ],
 )
-def test_wrong_value_is_one_clear_line_and_exits_with_1(options, message, tmp_path):
+def test_wrong_value_is_one_clear_line_and_exits_with_2(options, message, tmp_path):
     result = invoke("--out", tmp_path / "out", *options)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_data_exits_with_1(tmp_path):
+    result = invoke("--out", tmp_path / "out", "--data", "no-such-folder")
+    assert result.exit_code == 1
+    assert "no-such-folder" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -90,6 +96,11 @@ def test_json_has_the_outcome_of_every_method(compared):
     assert shown["folder"] == str(out)
     assert {row["method"] for row in shown["outcome"]["2"]} == {"majority", "global-lion"}
     assert shown["outcome"]["2"][0]["diverged"] == "0 of 1"
+    # One seed of four steps, and grids of two rates, of which either is an edge.
+    few, edges = shown["warnings"]
+    assert "1 seed and 4 steps" in few
+    assert "majority with 2 workers" in edges
+    assert {row["lr at the edge"] for row in shown["outcome"]["2"]} == {"yes"}
 
 
 @pytest.mark.distributed
@@ -109,6 +120,7 @@ def test_command_in_the_index_repeats_the_comparison_and_runs_nothing(compared):
     result = invoke(*words[2:])
     assert result.exit_code == 0, result.stderr
     assert "2 workers" in result.stdout
+    assert result.stdout.count("\nwarning: ") == 2
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == before
 
 

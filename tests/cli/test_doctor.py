@@ -75,11 +75,13 @@ def test_warnings_are_shown(monkeypatch):
         (["--workers", "0"], "--workers"),
         (["--threads", "0"], "--threads"),
         (["--params", "x"], "--params"),
+        (["--params", "0.5"], "--params"),
+        (["--compute-s", "0"], "--compute-s"),
     ],
 )
 def test_wrong_argument_is_one_clear_message(words, named):
     result = doctor(*words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert named in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -90,6 +92,6 @@ def test_number_of_workers_must_be_that_of_torchrun(monkeypatch):
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
     monkeypatch.setattr("distlion.cli.failure.os._exit", left.append)
     result = doctor("--workers", "3")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "torchrun started 2" in result.stderr
     assert left == []

@@ -57,7 +57,7 @@ def test_refusal_names_the_option_and_not_the_argument(message, shown):
         "latency_us": "--latency-us",
     }
     with named_options(names):
-        assert show(InvalidArgumentError(message)) == (1, f"distlion: {shown}\n")
+        assert show(InvalidArgumentError(message)) == (2, f"distlion: {shown}\n")
 
 
 def show_on(rank, error, monkeypatch):

@@ -28,16 +28,16 @@ def test_help_shows_an_example(command):
     assert f"Example: distlion netlab {command}" in result.stdout
 
 
-def test_wrong_rate_is_one_clear_line_and_exits_with_1():
+def test_wrong_rate_is_one_clear_line_and_exits_with_2():
     result = invoke("up", "--rate", "fast")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "rate 'fast'" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_sweep_of_an_unknown_method_exits_with_1():
+def test_sweep_of_an_unknown_method_exits_with_2():
     result = invoke("sweep", "--method", "sometimes")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "method 'sometimes'" in result.stderr
 
 

@@ -26,6 +26,7 @@ def make_progress(step, validation_loss=None):
 def show(*events, terminal=False):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=160)
     with ProgressDisplay(console, workers=4) as display:
+        display.announce()
         for event in events:
             display(event)
     return console.file.getvalue()
@@ -46,6 +47,13 @@ def test_without_a_terminal_quick_steps_share_a_line():
 def test_without_a_terminal_every_evaluation_has_a_line():
     evaluations = [make_progress(step, validation_loss=4.0) for step in range(10)]
     assert len(show(*evaluations).splitlines()) == 11
+
+
+def test_validation_of_an_earlier_step_is_shown_with_that_step():
+    earlier = make_progress(10, validation_loss=4.5)
+    line = show(earlier, make_progress(12), terminal=True)
+    assert "validation 4.5000 (step 10)" in line
+    assert "(step" not in show(earlier)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

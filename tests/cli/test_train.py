@@ -38,20 +38,20 @@ def test_usage_error_exits_with_2(arguments):
     ("arguments", "words"),
     [
         (("--lr", "-1"), "lr is -1.0"),
-        (("--rule", "no-such"), "majority-zero"),
+        (("--rule", "majorty"), "did you mean majority"),
         (("--exchange", "no-such"), "all-gather"),
     ],
 )
-def test_wrong_value_is_one_clear_message_and_exits_with_1(tmp_path, arguments, words):
+def test_wrong_value_is_one_clear_message_and_exits_with_2(tmp_path, arguments, words):
     result = invoke("train", *arguments, "--run-dir", str(tmp_path / "run"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_partition_of_another_task_exits_with_1(tmp_path):
+def test_partition_of_another_task_exits_with_2(tmp_path):
     result = invoke("train", "--partition", "by-class", "--run-dir", str(tmp_path / "run"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "partition is by-class with the task text" in result.stderr
 
 
@@ -71,10 +71,10 @@ def test_missing_data_exits_with_1_and_names_the_file(tmp_path):
     assert "absent.txt" in result.stderr
 
 
-def test_run_folder_with_a_record_exits_with_1(tmp_path):
+def test_run_folder_with_a_record_exits_with_2(tmp_path):
     (tmp_path / "record.json").write_text("{}")
     result = invoke(*SHORT, "--run-dir", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "holds a record.json already" in result.stderr
 
 
@@ -136,7 +136,7 @@ def test_worker_of_torchrun_leaves_without_winding_up_the_interpreter(monkeypatc
 
 def test_resume_without_a_run_folder_is_refused():
     result = invoke(*SHORT, "--resume")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--resume needs the --run-dir" in result.stderr
 
 
@@ -144,8 +144,20 @@ def test_checkpoints_under_torchrun_need_a_folder_that_all_workers_know(monkeypa
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = invoke(*SHORT, "--checkpoint-every", "1")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--checkpoint-every needs a --run-dir" in result.stderr
+
+
+@pytest.mark.parametrize("refused", [["--workers", "1000"], ["--data", "absent"]])
+def test_what_is_refused_has_not_begun(refused, tmp_path):
+    result = invoke(*SHORT, *refused, "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code in (1, 2)
+    assert "starting" not in result.stderr
+
+
+def test_start_of_the_workers_is_reported(tmp_path, trained):
+    result = invoke(*SHORT, "--workers", "1", "--run-dir", str(tmp_path / "run"))
+    assert result.stderr.splitlines() == ["starting 1 workers"]
 
 
 @pytest.mark.distributed
@@ -230,16 +242,17 @@ def test_output_in_ascii_shows_what_it_can(tmp_path, trained):
     assert "l\\xe4ufe/record.json" in result.stdout
 
 
-def test_step_timeout_of_a_baseline_exits_with_1(tmp_path):
+def test_step_timeout_of_a_baseline_exits_with_2(tmp_path):
     result = invoke(
         *SHORT, "--rule", "dgc", "--step-timeout", "5", "--run-dir", str(tmp_path / "r")
     )
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--step-timeout is 5.0 with the rule dgc" in result.stderr
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
 def test_step_timeout_must_be_finite_and_above_0(tmp_path, seconds):
     result = invoke(*SHORT, "--step-timeout", seconds, "--run-dir", str(tmp_path / "r"))
-    assert result.exit_code == 1
-    assert "expected a finite number above 0" in result.stderr
+    assert result.exit_code == 2
+    assert "--step-timeout" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -62,11 +62,28 @@ def play(rank: int, world_size: int, scope: str, by_hand: bool) -> tuple[Outcome
         factors.append(MAX_NORM / math.sqrt(square))
         set_grads(optimizer, clip_by_hand(grads, square) if by_hand else grads)
         before = [None if p.grad is None else p.grad.clone() for p in params_of(optimizer)]
+        assert (optimizer.grad_norm is None) == (by_hand or step == 0)
         optimizer.step()
+        if not by_hand:
+            check_norm(optimizer, grads, square, scope)
         for p, grad in zip(params_of(optimizer), before, strict=True):
             assert (grad is None) == (p.grad is None)
             assert grad is None or torch.equal(grad, p.grad), "the gradient was changed"
     return snapshot(optimizer), factors
+
+
+def check_norm(
+    optimizer: distlion.DistributedLion, grads: Grads, square: float, scope: str
+) -> None:
+    """Compare with the exact norm, and a worker's own with what torch would have returned."""
+    assert optimizer.grad_norm == pytest.approx(math.sqrt(square), rel=1e-12)
+    if scope == "worker":
+        params = [torch.nn.Parameter(torch.zeros(len(grad))) for grad in grads if grad is not None]
+        for param, grad in zip(params, [grad for grad in grads if grad is not None], strict=True):
+            param.grad = torch.from_numpy(grad.copy())
+        theirs = torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
+        # Torch adds in float32.
+        assert optimizer.grad_norm == pytest.approx(theirs.item(), rel=1e-5)
 
 
 def play_both(rank: int, world_size: int) -> dict[tuple[str, bool], tuple[Outcome, list[float]]]:

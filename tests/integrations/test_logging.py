@@ -49,6 +49,18 @@ def test_every_below_1_is_refused():
         VoteLog(make_optimizer()[1], print, every=0)
 
 
+def test_norm_of_the_gradients_is_logged_where_they_are_clipped():
+    model, optimizer = make_optimizer(clip_norm=distlion.ClipNorm(1.0))
+    meter = VoteMeter(optimizer)
+    take_step(model, optimizer)
+    assert meter.read()["grad_norm"] == optimizer.grad_norm > 0
+    model, optimizer = make_optimizer()
+    meter = VoteMeter(optimizer)
+    take_step(model, optimizer)
+    assert "grad_norm" not in meter.read()
+    assert optimizer.grad_norm is None
+
+
 def test_nothing_is_read_where_there_was_no_step():
     assert VoteMeter(make_optimizer()[1]).read() == {}
 

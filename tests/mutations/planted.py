@@ -59,8 +59,8 @@ MUTATIONS = (
     Mutation(
         "small gradients are scaled up",
         "voting/clipping.py",
-        "return min(1.0, clip.max_norm / (math.sqrt(square) + NORM_EPSILON))",
-        "return clip.max_norm / (math.sqrt(square) + NORM_EPSILON)",
+        "return min(1.0, clip.max_norm / (norm + NORM_EPSILON)) if",
+        "return clip.max_norm / (norm + NORM_EPSILON) if",
         CLIPPING,
     ),
     Mutation(
@@ -285,8 +285,8 @@ MUTATIONS = (
     Mutation(
         "virtual: who was not collected is no worker of the global norm",
         "virtual/collection.py",
-        "clip_together([*held.values()], absent, clip)",
-        "clip_together([*held.values()], 0, clip)",
+        "clip_together([*held.values()], absent, clip, self._note_global_norm)",
+        "clip_together([*held.values()], 0, clip, self._note_global_norm)",
         COLLECTION,
     ),
     Mutation(

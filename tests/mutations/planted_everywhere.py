@@ -10,6 +10,7 @@ from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
+from planted_newcomer import NEWCOMER
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_signals import SIGNALS
@@ -32,4 +33,5 @@ EVERYWHERE = (
     *INPUTS,
     *FILES,
     *OVERLAP,
+    *NEWCOMER,
 )

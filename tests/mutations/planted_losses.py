@@ -63,8 +63,8 @@ LOSSES = (
     Mutation(
         "loss: absent gradients are not warned of",
         "optim/distributed_lion.py",
-        "is_empty = not any(vote.reply.present.any() for vote in votes)",
-        "is_empty = False",
+        "wants_digest or not any(vote.reply.present.any() for vote in votes)",
+        "wants_digest",
         ABSENT,
     ),
     Mutation(

@@ -37,16 +37,24 @@ def test_healthy_workers_have_no_faults():
     ("changes", "words"),
     [
         ({"kernels": KernelRates("reference", 1.0, CPU)}, "DISTLION_KERNELS"),
-        ({"kernels": KernelRates("avx2", 1e12, CPU)}, "debugging"),
+        ({"kernels": KernelRates("avx2", 1e12, CPU)}, "of a plain read"),
+        ({"kernels": KernelRates("avx2", 1e12, CPU, core_share=0.5)}, "machine is busy"),
         ({"debug": True}, "debug build"),
         ({"denormals": False}, "denormals"),
         ({"threads": 9}, "9 threads on 8 cores"),
     ],
-    ids=["reference kernels", "slow core", "debug torch", "denormals", "threads"],
+    ids=["reference kernels", "slow core", "busy machine", "debug torch", "denormals", "threads"],
 )
 def test_fault_of_a_worker_is_reported(changes, words):
     (fault,) = faults_of(replace(HEALTHY, **changes))
     assert words in fault
+
+
+@pytest.mark.parametrize("core_share", [1.0, 0.3])
+def test_slow_kernels_are_never_taken_for_a_debug_build(core_share):
+    slow = KernelRates("avx2", 1e12, CPU, core_share=core_share)
+    (fault,) = faults_of(replace(HEALTHY, kernels=slow))
+    assert "debug" not in fault
 
 
 def test_threads_of_all_workers_of_a_host_count_together():

@@ -32,6 +32,7 @@ def test_outcome_has_what_a_method_reached_and_what_it_cost(tmp_path):
         "test loss (nats per prediction)": "0.5200 ± 0.0100",
         "minus global-lion": "-10.00 ± 0.00",
         "lr": "0.001",
+        "lr at the edge": "",
         "bits up": "1",
         "bits down": "1",
         "MB sent": "0.0025",

@@ -162,6 +162,20 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
         logger.warning("earlier checkpoints in %s could not be removed: %s", root, error)
 
 
+def _describe_absence(path: Path) -> str:
+    if not path.exists():
+        return (
+            f"the folder {path} does not exist; expected that of a run's checkpoints or of one "
+            "checkpoint, step-.... Check the name, and that this machine has the folder"
+        )
+    if not path.is_dir():
+        return f"{path} is a file; expected the folder of a run's checkpoints or of one checkpoint"
+    return (
+        f"{path / LATEST} is missing, so no checkpoint is complete in {path}; expected the folder "
+        "of a run's checkpoints or of one checkpoint, step-..."
+    )
+
+
 def find_checkpoint(path: Path) -> Path:
     """Return the folder of one checkpoint: ``path`` itself, or the latest of a run's folder.
 
@@ -169,10 +183,14 @@ def find_checkpoint(path: Path) -> Path:
         CheckpointError: There is none.
     """
     if _COMPLETE.fullmatch(path.name):
+        if not os.path.lexists(path):
+            raise CheckpointError(_describe_absence(path))
         if path.is_symlink() or not path.is_dir():
             raise CheckpointError(f"{path} is no folder of a checkpoint")
         return path
     point = path / LATEST
+    if not os.path.lexists(point):
+        raise CheckpointError(_describe_absence(path))
     try:
         with os.fdopen(os.open(point, READ_FLAGS), "rb") as file:
             data = file.read(_LATEST_BYTES)

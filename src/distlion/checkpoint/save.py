@@ -102,7 +102,7 @@ def save_checkpoint(
         path: The folder of the run's checkpoints, one for each optimizer; made where it is missing.
             Hosts may share it, or have one each, which then holds the momenta of their own workers.
         model: Whose ``state_dict`` is saved: what is equal on all workers once, buffers that differ
-            for each.
+            for each. ``average_buffers`` makes them equal.
         optimizer: ``DistributedLion`` or ``VirtualCluster``.
         scheduler: Whose ``state_dict`` is saved, if any.
         extra: What else this worker wants back: numbers, strings, tensors, numpy arrays, and lists,

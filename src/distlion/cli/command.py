@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from distlion.cli.failure import named_options, show_message
+from distlion.cli.failure import FAILED, MISUSED, named_options, show_message
+from distlion.names import suggest
 
 # typer brings a copy of click whose classes have no public name, or uses click itself, by version.
 _ClickError: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
-_MISUSED, _ABORTED = 2, 1
+_CHOICES = re.compile(r"(?:Value error, )?'(?P<given>[^']*)' is not one of (?P<known>'.+')")
 # Narrower, the frames that typer draws cut the names of options.
 _FRAMED_COLUMNS = 80
 
@@ -46,23 +50,64 @@ class Group(TyperGroup):
         if not ends:
             return super().main(*args, **more)
         try:
-            sys.exit(super().main(*args, **more))
+            status = super().main(*args, **more)
+            # What a buffer still holds may be refused too, and nobody would hear of it at exit.
+            sys.stdout.flush()
+            sys.exit(status)
         except _ClickError as error:
             _show_misuse(error)
-            sys.exit(_MISUSED)
+            sys.exit(MISUSED)
         except typer.Abort:
             show_message(Console(stderr=True), "aborted")
-            sys.exit(_ABORTED)
+            sys.exit(FAILED)
+        except OSError as error:
+            if not _tell_of_output(error):
+                raise
+            sys.exit(FAILED)
+
+
+def _tell_of_output(error: OSError) -> bool:
+    """Say in one line that output cannot be written; return whether that is what happened.
+
+    A reader that has gone, such as ``head``, has what it wanted: nothing is said then.
+    """
+    streams = (("standard output", sys.stdout), ("standard error", sys.stderr))
+    refused = [name for name, stream in streams if _is_refused(stream)]
+    if error.errno == errno.EPIPE or refused == ["standard output"]:
+        if error.errno != errno.EPIPE:
+            message = f"standard output cannot be written: {error.strerror}"
+            show_message(Console(stderr=True), message)
+        return True
+    return bool(refused)
+
+
+def _is_refused(stream: TextIO) -> bool:
+    """Return whether a stream refuses one more character; it is let go then."""
+    try:
+        stream.write("\n")
+        stream.flush()
+    except OSError:
+        # Or the interpreter, which flushes at exit, would complain of it once more.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+        return True
+    return False
 
 
 def _show_misuse(error: Any) -> None:
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = _CHOICES.sub(_name_nearest, " ".join(error.format_message().split()).rstrip("."))
     # Without any argument the message is the help, which has been shown.
     if type(error).__name__ == "NoArgsIsHelpError":
         return
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     show_message(Console(stderr=True), f"{message}{hint}")
+
+
+def _name_nearest(choices: re.Match[str]) -> str:
+    """Say of a choice that does not exist which one was meant, or what there is."""
+    known = re.findall("'([^']*)'", choices["known"])
+    return f"{choices['given']!r} is unknown; {suggest(choices['given'], known, all_in='--help')}"
 
 
 def _choose_markup() -> Any:

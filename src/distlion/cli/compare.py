@@ -14,13 +14,19 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from distlion.cli.failure import refusing, shown_failures
+from distlion.cli.failure import shown_failures
 from distlion.cli.progress import LiveDisplay
+from distlion.cli.quantity import read_rate, read_seconds
 from distlion.cli.table import build_table, print_table
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
-from distlion.planning import count_cores, parse_rate
-from distlion.report import read_comparison, tabulate_outcome, write_comparison_report
+from distlion.planning import count_cores
+from distlion.report import (
+    list_warnings,
+    read_comparison,
+    tabulate_outcome,
+    write_comparison_report,
+)
 from distlion.tasks import Tokenizer
 from distlion.training import (
     METHOD_NAMES,
@@ -121,7 +127,7 @@ _ModelConfig = Annotated[
 ]
 _Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda.")]
 _LinkRate = Annotated[str, typer.Option(help="Link of each worker for predicted times: 1gbit.")]
-_LatencyUs = Annotated[float, typer.Option(help="Of a round over that link.")]
+_LatencyUs = Annotated[str, typer.Option(help="Of a round over that link: 100 (in us), 0.1ms.")]
 _Out = Annotated[
     Path | None,
     typer.Option(
@@ -162,7 +168,7 @@ def compare_command(
     model_config: _ModelConfig = None,
     device: _Device = "cpu",
     link: _LinkRate = "1gbit",
-    latency_us: _LatencyUs = 100.0,
+    latency_us: _LatencyUs = "100",
     out: _Out = None,
     jobs: _Jobs = None,
     as_json: _AsJson = False,
@@ -196,15 +202,11 @@ def compare_command(
             "device": device,
         }
         settings = _choose_settings(task, given, preset=preset, quick=quick)
-        model = LinkModel.of_line(_parse_link(link), latency_s=latency_us / 1e6)
+        latency_s = read_seconds("--latency-us", latency_us, unit="us")
+        model = LinkModel.of_line(read_rate("--link", link), latency_s=latency_s)
         folder = out or _choose_folder(settings)
         _run_all(settings, folder, jobs, _format_command(context, folder), messages)
         _report(folder, model, link, as_json=as_json)
-
-
-def _parse_link(text: str) -> float:
-    with refusing("--link"):
-        return parse_rate(text)
 
 
 def _choose_settings(
@@ -313,15 +315,19 @@ def _report(folder: Path, link: LinkModel, rate: str, *, as_json: bool) -> None:
         workers: tabulate_outcome(comparison, workers, link=link, rate=rate)
         for workers in comparison.workers
     }
+    warnings = list_warnings(comparison)
     if as_json:
         outcome: dict[str, Any] = {
             str(workers): [dict(zip(table.head, row, strict=True)) for row in table.rows]
             for workers, table in tables.items()
         }
-        typer.echo(json.dumps({"folder": str(folder), "outcome": outcome}, indent=1))
+        shown = {"folder": str(folder), "outcome": outcome, "warnings": warnings}
+        typer.echo(json.dumps(shown, indent=1))
         return
     console = Console()
     for workers, table in tables.items():
         title = f"{workers} workers"
         print_table(console, build_table(table.head, table.rows, left=("method",), title=title))
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     console.print(Text(f"report: {page}"), soft_wrap=True)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlion.cli.failure import leave_torchrun, shown_failures
-from distlion.cli.plan import parse_count
+from distlion.cli.quantity import read_count, read_seconds
 from distlion.cli.table import print_table
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
@@ -41,9 +41,9 @@ _Workers = Annotated[
     typer.Option(help="Local worker processes.", show_default="2; under torchrun, its world size"),
 ]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
-_Params = Annotated[str, typer.Option(help="Trainable parameters that the plan is for.")]
+_Params = Annotated[str, typer.Option(help="Trainable parameters that the plan is for: 125M.")]
 _ComputeS = Annotated[
-    float, typer.Option(help="Seconds of forward and backward that the plan is for.")
+    str, typer.Option(help="Time of forward and backward that the plan is for: 0.5, 500ms.")
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
@@ -53,7 +53,7 @@ def doctor_command(
     workers: _Workers = None,
     threads: _Threads = 1,
     params: _Params = "1e8",
-    compute_s: _ComputeS = 0.5,
+    compute_s: _ComputeS = "0.5",
     as_json: _AsJson = False,
 ) -> None:
     """Measure machines, kernels and links; name the slowest rank; say whether to compress.
@@ -63,12 +63,13 @@ def doctor_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        n_params = parse_count(params)
+        planned = read_count("--params", params), read_seconds("--compute-s", compute_s)
+        _check_planned(*planned)
         if threads < 1:
             raise InvalidArgumentError(f"--threads {threads}: expected 1 or more")
         checkup = _examine_all(workers, threads, messages)
         if checkup is not None:
-            scenario = _make_scenario(checkup, n_params, compute_s)
+            scenario = _make_scenario(checkup, *planned)
             found = _Found(
                 checkup, find_accelerators(), scenario, advise(compare_methods(scenario))
             )
@@ -109,6 +110,11 @@ def _examine_all(workers: int | None, threads: int, messages: Console) -> Checku
 def _work(emit: Any, threads: int) -> Checkup:
     torch.set_num_threads(threads)
     return examine(emit)
+
+
+def _check_planned(n_params: int, compute_s: float) -> None:
+    """Refuse what no plan can be made for before anything is measured."""
+    Scenario(n_params=n_params, nodes=1, link=LinkModel(0.0, 1.0), compute_s=compute_s)
 
 
 def _make_scenario(checkup: Checkup, n_params: int, compute_s: float) -> Scenario:

@@ -24,7 +24,12 @@ from distlion.errors import (
 )
 from distlion.training import torchrun_world_size
 
-_FAILED = 1
+FAILED = 1
+"""Exit status: the command line is right, and what it asks for failed."""
+
+MISUSED = 2
+"""Exit status: the command line is wrong, and nothing was begun."""
+
 _INTERRUPTED = 130
 
 # What the library calls an argument, where the option has another name than it.
@@ -68,7 +73,9 @@ def refusing(option: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shown_failures(console: Console) -> Iterator[None]:
-    """Turn distlion's errors and Ctrl-C into a line and an exit status, 1 or 130.
+    """Turn distlion's errors and Ctrl-C into a line and an exit status.
+
+    The status is 2 where the command line is wrong, 1 where it failed, 130 after Ctrl-C.
 
     Of workers that torchrun or the network lab started, one tells what all of them know. Any other
     exception is a bug and keeps its traceback; so does one that broke a worker.
@@ -78,14 +85,14 @@ def shown_failures(console: Console) -> Iterator[None]:
     except InvalidArgumentError as error:
         if is_first_rank():
             show_message(console, _name_option(str(error)))
-        raise typer.Exit(_FAILED) from None
+        raise typer.Exit(MISUSED) from None
     except DistlionError as error:
         # Any other cause is in the message already.
         if isinstance(error, WorkerFailedError) and error.__cause__ is not None:
             console.print(Text(str(error.__cause__).strip()))
         if _tells(error):
             show_message(console, f"{type(error).__name__}: {error}")
-        raise typer.Exit(_FAILED) from None
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         if is_first_rank():
             show_message(console, "interrupted; all workers have ended")

@@ -14,6 +14,7 @@ from rich.text import Text
 from distlion.cli.command import Command, Group
 from distlion.cli.failure import shown_failures
 from distlion.cli.progress import LiveDisplay
+from distlion.cli.quantity import read_count, read_seconds
 from distlion.cli.table import build_table, print_table
 from distlion.errors import DataError, ReplicaMismatchError
 from distlion.exchange import PATTERNS
@@ -155,17 +156,17 @@ def sweep_command(
         ),
     ],
     vector: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Exchange a vector of so many elements instead of training; then also "
-            "all-reduce-fp32."
+            help="Exchange a vector of so many elements, such as 16M, instead of training; then "
+            "also all-reduce-fp32."
         ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers of the GPT.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     vocabulary: Annotated[int, typer.Option(help="Vocabulary of the GPT.")] = 1024,
     repetitions: Annotated[int, typer.Option(help="Blocks of each method at each rate.")] = 5,
-    block_s: Annotated[float, typer.Option(help="Seconds that a block should take.")] = 1.0,
+    block_s: Annotated[str, typer.Option(help="Time that a block should take: 1, 500ms.")] = "1",
     results: Annotated[
         Path | None,
         typer.Option(help="Folder for sweep.json and sweep.png.", show_default="none is written"),
@@ -186,9 +187,9 @@ def sweep_command(
             methods=tuple(method),
             workload=GptWorkload(layers=layers, width=width, vocabulary=vocabulary)
             if vector is None
-            else VectorWorkload(vector),
+            else VectorWorkload(read_count("--vector", vector)),
             repetitions=repetitions,
-            block_s=block_s,
+            block_s=read_seconds("--block-s", block_s),
         )
         with _SweepDisplay(messages) as display:
             record = run_sweep(settings, display)

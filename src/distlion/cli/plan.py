@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.cli.failure import refusing, shown_failures
+from distlion.cli.failure import shown_failures
 from distlion.cli.plan_table import print_plan
+from distlion.cli.quantity import read_count, read_rate, read_seconds
 from distlion.errors import InvalidArgumentError
 from distlion.link import LinkModel
+from distlion.names import suggest
 from distlion.planning import (
     CPU,
     GPU,
@@ -26,7 +28,6 @@ from distlion.planning import (
     build_page_model,
     build_record,
     compare_methods,
-    parse_rate,
 )
 from distlion.report import draw_plan_figure, write_plan_page
 
@@ -35,19 +36,25 @@ EXAMPLE = (
 )
 
 
+_HELP = "distlion plan --help"
 _MACHINES = {"cpu": CPU, "gpu": GPU, **GPUS}
 _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
 
 # The options, in the order of the help.
-_Params = Annotated[str, typer.Option(help="Trainable parameters, such as 1e9.")]
+_Params = Annotated[str, typer.Option(help="Trainable parameters, such as 1e9 or 125M.")]
 _Nodes = Annotated[int, typer.Option(help="Machines, up to 100,000.")]
 _GpusPerNode = Annotated[int, typer.Option(help="Workers of a machine that share its link.")]
-_LinkRate = Annotated[str, typer.Option(help="Ethernet between machines: 100mbit, 10gbit.")]
-_ComputeS = Annotated[float, typer.Option(help="Seconds of forward and backward in a step.")]
-_LatencyUs = Annotated[
-    float, typer.Option(help="Of a round between machines; 'distlion doctor' measures it.")
+_LinkRate = Annotated[str, typer.Option(help="Ethernet between machines: 100mbit, 10gbit, 1Gbps.")]
+_ComputeS = Annotated[
+    str, typer.Option(help="Time of forward and backward in a step: 0.5 (in seconds), 500ms.")
 ]
-_MessageUs = Annotated[float, typer.Option(help="Of every further message of a round.")]
+_LatencyUs = Annotated[
+    str,
+    typer.Option(
+        help="Of a round between machines: 100 (in us), 0.1ms; 'distlion doctor' measures it."
+    ),
+]
+_MessageUs = Annotated[str, typer.Option(help="Of every further message of a round: 10, 10us.")]
 _HalfDuplex = Annotated[
     bool, typer.Option("--half-duplex", help="The link cannot send and receive at once.")
 ]
@@ -96,8 +103,8 @@ def plan_command(
     link: _LinkRate,
     compute_s: _ComputeS,
     gpus_per_node: _GpusPerNode = 1,
-    latency_us: _LatencyUs = 100.0,
-    message_us: _MessageUs = 10.0,
+    latency_us: _LatencyUs = "100",
+    message_us: _MessageUs = "10",
     half_duplex: _HalfDuplex = False,
     node_link: _NodeLink = "nvlink",
     device: _Device = "gpu",
@@ -118,17 +125,17 @@ def plan_command(
     """
     with shown_failures(Console(stderr=True)):
         scenario = Scenario(
-            n_params=parse_count(params),
+            n_params=read_count("--params", params),
             nodes=nodes,
             gpus_per_node=gpus_per_node,
             link=LinkModel.of_line(
-                _parse_rate("--link", link),
-                latency_s=latency_us / 1e6,
-                message_s=message_us / 1e6,
+                read_rate("--link", link),
+                latency_s=read_seconds("--latency-us", latency_us, unit="us"),
+                message_s=read_seconds("--message-us", message_us, unit="us"),
                 full_duplex=not half_duplex,
             ),
             node_link=_parse_node_link(node_link),
-            compute_s=compute_s,
+            compute_s=read_seconds("--compute-s", compute_s),
             machine=_find_machine(device),
             overlap_share=overlap_share,
             sync_every=sync_every,
@@ -149,28 +156,10 @@ def plan_command(
             print_plan(Console(), forecasts, advice, all_rows=all_rows)
 
 
-def parse_count(text: str) -> int:
-    """Read a whole number that may be written as 1e9.
-
-    Raises:
-        InvalidArgumentError: It is none, or below 1.
-    """
-    try:
-        number = float(text.replace("_", "").replace(",", ""))
-        is_count = number >= 1 and number.is_integer()
-    except ValueError:
-        is_count = False
-    if not is_count:
-        raise InvalidArgumentError(
-            f"--params {text!r}: expected a whole number above 0, such as 1e9"
-        )
-    return int(number)
-
-
 def _find_machine(name: str) -> Machine:
     if name.lower() not in _MACHINES:
         raise InvalidArgumentError(
-            f"--device {name}: no figures for it; expected one of {', '.join(_MACHINES)}. For "
+            f"--device {name}: no figures for it; {suggest(name, _MACHINES, all_in=_HELP)}. For "
             "another GPU take the one whose memory is as fast"
         )
     return _MACHINES[name.lower()]
@@ -178,9 +167,7 @@ def _find_machine(name: str) -> Machine:
 
 def _parse_node_link(text: str) -> LinkModel:
     known = _NODE_LINKS.get(text.lower())
-    return known or LinkModel(NVLINK.latency_s, _parse_rate("--node-link", text))
-
-
-def _parse_rate(option: str, text: str) -> float:
-    with refusing(option):
-        return parse_rate(text)
+    if known is None and text.isalpha():
+        hint = suggest(text, _NODE_LINKS, all_in=_HELP)
+        raise InvalidArgumentError(f"--node-link {text!r} is neither a link nor a rate; {hint}")
+    return known or LinkModel(NVLINK.latency_s, read_rate("--node-link", text))

@@ -118,7 +118,7 @@ class ProgressDisplay(LiveDisplay):
 
     def __init__(self, console: Console, *, workers: int) -> None:
         self._starting = f"starting {workers} workers"
-        self._validation = ""
+        self._validation, self._validated_step = "", 0
         self._throughput = _Throughput(each_s=_INTERVAL_S if console.is_terminal else 0.0)
         super().__init__(
             console,
@@ -127,14 +127,12 @@ class ProgressDisplay(LiveDisplay):
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             expand=True,
-            description=self._starting,
+            description="checking",
         )
 
-    def __enter__(self) -> ProgressDisplay:
-        super().__enter__()
-        if not self._console.is_terminal:
-            self._console.print(self._starting)
-        return self
+    def announce(self) -> None:
+        """Say that workers are being started: all that can be refused before has been checked."""
+        self.show(self._starting, at_once=True, description=self._starting)
 
     def __call__(self, progress: Progress) -> None:
         """Show where the run is."""
@@ -142,6 +140,7 @@ class ProgressDisplay(LiveDisplay):
             self.tell(progress.note)
         if progress.validation_loss is not None:
             self._validation = f"validation {progress.validation_loss:.4f}"
+            self._validated_step = progress.step
         # On a terminal a mean of seconds, in a file of all steps since the last line.
         is_over = self._throughput.update(progress) and self._console.is_terminal
         what = self._describe(progress)
@@ -156,10 +155,13 @@ class ProgressDisplay(LiveDisplay):
             self._throughput.begin(progress)
 
     def _describe(self, progress: Progress) -> str:
+        validation = self._validation
+        if validation and progress.step != self._validated_step:
+            validation += f" (step {self._validated_step})"
         if progress.train_loss is None:
-            return self._validation
+            return validation
         return (
-            f"loss {progress.train_loss:.4f}  {self._validation}  "
+            f"loss {progress.train_loss:.4f}  {validation}  "
             f"{self._throughput}  "
             f"{progress.sent_bytes / _MEGABYTE:.2f} MB sent  "
             f"{progress.bits_per_parameter:.2f} bits/parameter"

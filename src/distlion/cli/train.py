@@ -13,6 +13,7 @@ from rich.console import Console
 
 from distlion.cli.failure import is_first_rank, leave_torchrun, shown_failures
 from distlion.cli.progress import ProgressDisplay
+from distlion.cli.quantity import read_seconds
 from distlion.cli.summary import print_summary
 from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
 from distlion.exchange import PATTERNS
@@ -114,10 +115,10 @@ _Oversubscribe = Annotated[
     ),
 ]
 _StepTimeout = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         metavar="SECONDS",
-        help="How long a step waits for a worker that is silent. For rules that vote.",
+        help="How long a step waits for a worker that is silent: 60, 5min. For rules that vote.",
         show_default="60",
     ),
 ]
@@ -255,7 +256,9 @@ def train_command(
         # All ranks have the same to tell, but for failures.
         progress = messages if is_first_rank() else Console(stderr=True, quiet=True)
         given = {name: context.params[name] for name in _SETTINGS}
-        settings = TrainSettings.with_defaults(task, rule, step_timeout_s=step_timeout, **given)
+        if step_timeout is not None:
+            given["step_timeout_s"] = read_seconds("--step-timeout", step_timeout)
+        settings = TrainSettings.with_defaults(task, rule, **given)
         checkpoints = CheckpointSettings(
             every=checkpoint_every,
             keep=keep_checkpoints,
@@ -314,6 +317,7 @@ def _train_and_show(
                 observe=display,
                 checkpoints=checkpoints,
                 oversubscribe=oversubscribe,
+                starting=display.announce,
             )
         except UnwrittenRunError as error:
             _save_what_is_left(error)

@@ -75,6 +75,7 @@ class VoteMeter:
             ``interval_s``: mean seconds from the end of one to the end of the next.
             ``sent_bytes``: of this worker, in the last step. ``sent_bytes_total``: in all.
             ``bits_per_parameter``: sent in the last step for each trainable element.
+            ``grad_norm``: ``optimizer.grad_norm`` of the last step; only with ``clip_norm``.
             ``margin``, ``ties``, ``agreement``, ``dispersion``: means over parameters of the last
             diagnosis (``distlion.Diagnosis``); only with ``diagnose_every``, once for each. Empty
             where there was no step.
@@ -89,6 +90,8 @@ class VoteMeter:
             "sent_bytes_total": float(traffic.sent_bytes),
             "bits_per_parameter": traffic.bits_per_parameter,
         }
+        if self._optimizer.grad_norm is not None:
+            numbers["grad_norm"] = self._optimizer.grad_norm
         self._step_s.clear()
         self._interval_s.clear()
         return numbers | self._read_diagnosis()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distlion.aggregation import RULES, list_rule_names
+from distlion.aggregation import RULES
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS, Exchange
+from distlion.names import suggest
 
 FLOOR = "none"
 DDP_FP32 = "ddp-fp32"
@@ -68,10 +69,10 @@ def parse_vote_method(name: str) -> VoteMethod:
         rule = base.removesuffix(f"-{pattern}")
         if rule != base and rule in RULES:
             return VoteMethod(rule, pattern, overlap)
+    votes = [f"{rule}-{pattern}" for rule in RULES for pattern in list_patterns()]
+    known = [FLOOR, *BASELINES, *votes, *(f"{vote}{_OVERLAP}" for vote in votes)]
     raise InvalidArgumentError(
-        f"method {name!r}: expected {FLOOR}, {', '.join(BASELINES)}, or RULE-PATTERN with a rule "
-        f"of {', '.join(list_rule_names())} and a pattern of {', '.join(list_patterns())}, and "
-        f"behind it nothing, {_OVERLAP} or {_OVERLAP_AUTO}"
+        f"method {name!r} is unknown; {suggest(name, known, all_in='distlion netlab sweep --help')}"
     )
 
 

@@ -98,7 +98,8 @@ class DistributedLion(VotingBase):
         ``step()`` is committed, or leaves all as it was and raises the same on every rank. After
         NonFiniteError, SparseGradientError, StepInputError and GradientChangedError training may go
         on; after any other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A
-        crash can leave workers one step apart, never inside a step. Buffers are not replicated.
+        crash can leave workers one step apart, never inside a step. Buffers such as BatchNorm's are
+        not replicated: ``average_buffers``.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -197,10 +198,8 @@ class DistributedLion(VotingBase):
         """Encode and exchange every bucket; then commit all of them, or none."""
         peers = self._peers
         inputs, votes = self._cast_votes()
-        is_empty = not any(vote.reply.present.any() for vote in votes)
-        found, follow_up = worst_of([vote.reply.verdict for vote in votes]), peers.follow_up
-        verdict = found if peers.sharding is None else peers.settle(found, inputs.header)
-        followed = None
+        verdict = peers.settle(worst_of([vote.reply.verdict for vote in votes]), inputs.header)
+        follow_up, followed = peers.follow_up, None
         if follow_up is not None and verdict.status is Status.OK:
             followed = follow_up.exchange(votes, inputs.header)
             verdict = followed.verdict
@@ -217,7 +216,7 @@ class DistributedLion(VotingBase):
             if follow_up is not None and followed is not None:
                 follow_up.commit(followed, votes, step)
             self._advance()
-        if inputs.wants_digest or is_empty:
+        if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
             peers.gradients.observe([vote.reply for vote in votes], peers.params)
         self._fire("after_commit", step)
         return True
@@ -248,6 +247,7 @@ class DistributedLion(VotingBase):
             nonfinite=self._settings.nonfinite,
             found_inf=numbers.found_inf,
             wants_digest=peers.gradients.steps_left > 0,
+            note_norm=peers.network.note_norm,
             after_encode=partial(self._fire, "after_encode", step),
         )
         return inputs if problem is None else inputs.refused(problem)
@@ -271,9 +271,7 @@ class DistributedLion(VotingBase):
             faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients: with overlap, no vote leaves during backward in here.
-
-        All backward passes of a step but the last one belong inside.
+        """Accumulate gradients; with overlap, all backward passes but a step's last belong inside.
 
         Example:
             >>> with optimizer.no_sync():
@@ -304,6 +302,11 @@ class DistributedLion(VotingBase):
     def plan(self) -> ByteCount:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
         return self._peers.plan(self._find_step())
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm that ``clip_norm`` found in the last step, of this worker or "global"; or None."""
+        return self._peers.network.grad_norm
 
     @property
     def custody(self) -> Custody:

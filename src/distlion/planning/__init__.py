@@ -27,7 +27,8 @@ from distlion.planning.planner import (
     speed_up,
     sweep,
 )
-from distlion.planning.rate import format_rate, parse_rate
+from distlion.planning.quantity import parse_count, parse_rate, parse_seconds
+from distlion.planning.rate import format_rate
 from distlion.planning.scenario import NVLINK, PCIE, Scenario
 from distlion.planning.votes import forecast_votes
 from distlion.planning.worker_report import WorkerReport
@@ -67,7 +68,9 @@ __all__ = [
     "forecast_votes",
     "format_rate",
     "measure_kernels",
+    "parse_count",
     "parse_rate",
+    "parse_seconds",
     "speed_up",
     "sweep",
 ]

@@ -27,11 +27,14 @@ class KernelRates:
         kernels: Instruction set of the C++ core, or "reference".
         read_bytes_per_s: Of a plain sum of float32 numbers.
         machine: The kernels' rates. Headers of frames are not measured: as ``CPU``.
+        core_share: Share of the time in which this thread had a core; less than 1 where others
+            took it.
     """
 
     kernels: str
     read_bytes_per_s: float
     machine: Machine
+    core_share: float = 1.0
 
     @property
     def encode_ratio(self) -> float:
@@ -47,7 +50,7 @@ def measure_kernels() -> KernelRates:
     Raises:
         KernelBackendError: There are no kernels, or not the ones asked for.
     """
-    kernels = choose_kernels(torch.device("cpu"))
+    kernels, clock = choose_kernels(torch.device("cpu")), _CoreClock()
     bucket = Bucket(0, (0,), (Slot("measured", _N_ELEMENTS, 0, 0),), _N_WORKERS)
     generator = torch.Generator().manual_seed(0)
     param, grad, exp_avg = torch.randn(3, _N_ELEMENTS, generator=generator)
@@ -75,7 +78,20 @@ def measure_kernels() -> KernelRates:
         frame_bytes_per_s=_rate(lambda: _frame(votes, kernels), votes.nbytes),
     )
     name = getattr(kernels, "instruction_set", "reference")
-    return KernelRates(name, _rate(grad.sum, grad.nbytes), machine)
+    read_bytes_per_s = _rate(grad.sum, grad.nbytes)
+    return KernelRates(name, read_bytes_per_s, machine, clock.read_share())
+
+
+class _CoreClock:
+    """How much of the time since it was made this thread had a core."""
+
+    def __init__(self) -> None:
+        self._start_s, self._start_cpu_s = time.perf_counter(), time.thread_time()
+
+    def read_share(self) -> float:
+        """Return the share, 0 to 1."""
+        elapsed_s = max(1e-9, time.perf_counter() - self._start_s)
+        return min(1.0, (time.thread_time() - self._start_cpu_s) / elapsed_s)
 
 
 def _frame(votes: Tensor, kernels: Kernels) -> None:

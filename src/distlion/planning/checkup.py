@@ -27,8 +27,10 @@ from distlion.planning.worker_report import WorkerReport
 _TIMEOUT_S = 60.0
 # A rank is called slow from here on; less is within the noise of a probe.
 _SLOW = 1.5
-# The kernels reach 0.9 and more of a streaming read; what is not optimized is far below.
+# The kernels reach 0.9 and more of a streaming read on an idle machine.
 _LEAST_ENCODE_RATIO = 0.4
+# An idle machine gives a worker all of its core, but for moments.
+_LEAST_CORE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,18 @@ def _own_faults(rank: int, worker: WorkerReport) -> list[str]:
     faults = []
     if worker.kernels.kernels == "reference":
         faults.append(f"rank {rank}: DISTLION_KERNELS=reference chooses the slow kernels; unset it")
+    elif worker.kernels.core_share < _LEAST_CORE_SHARE:
+        faults.append(
+            f"rank {rank}: the machine is busy: while its kernels were measured, this worker had a "
+            f"core for {worker.kernels.core_share:.0%} of the time. The rates are too low; measure "
+            "again when nothing else runs"
+        )
     elif worker.kernels.encode_ratio < _LEAST_ENCODE_RATIO:
         faults.append(
-            f"rank {rank}: encoding reaches {worker.kernels.encode_ratio:.0%} of a plain read; was "
-            "the C++ core built for debugging, or is the machine busy?"
+            f"rank {rank}: encoding reaches {worker.kernels.encode_ratio:.0%} of a plain read, "
+            f"with a core of its own and the kernels {worker.kernels.kernels}; on an idle machine "
+            f"it reaches more than {_LEAST_ENCODE_RATIO:.0%}. Measure again when nothing else uses "
+            "its memory"
         )
     if worker.debug:
         faults.append(f"rank {rank}: this torch is a debug build; install a release")

@@ -4,6 +4,7 @@ from distlion.report.comparison import Comparison, read_comparison
 from distlion.report.comparison_files import check_run
 from distlion.report.comparison_report import write_comparison_report
 from distlion.report.comparison_tables import tabulate_outcome
+from distlion.report.comparison_warnings import list_warnings
 from distlion.report.diagnosis_figure import draw_diagnosis_figure
 from distlion.report.loss_figure import draw_loss_figure, read_record
 from distlion.report.plan_figure import draw_plan_figure
@@ -18,6 +19,7 @@ __all__ = [
     "draw_loss_figure",
     "draw_plan_figure",
     "draw_sweep_figure",
+    "list_warnings",
     "read_comparison",
     "read_record",
     "tabulate_outcome",

@@ -26,6 +26,7 @@ from distlion.report.comparison_tables import (
     tabulate_settings,
     tabulate_tuning,
 )
+from distlion.report.comparison_warnings import list_warnings
 from distlion.report.document import (
     Block,
     Code,
@@ -73,6 +74,7 @@ def build_report(comparison: Comparison, *, link: LinkModel, rate: str) -> list[
     """Put the report together."""
     return [
         *_introduce(comparison),
+        *(Paragraph(f"Warning: {warning}.") for warning in list_warnings(comparison)),
         *_describe_outcomes(comparison, link=link, rate=rate),
         *_show_figures(comparison, link=link, rate=rate),
         *_describe_tuning(comparison),

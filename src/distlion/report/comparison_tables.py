@@ -26,7 +26,15 @@ def tabulate_outcome(comparison: Comparison, workers: int, *, link: LinkModel, r
     reference = _find_reference(comparison, workers)
     if reference:
         head.append(f"minus {REFERENCE}")
-    head += ["lr", "bits up", "bits down", "MB sent", f"ms a step at {rate}/s", "diverged"]
+    head += [
+        "lr",
+        "lr at the edge",
+        "bits up",
+        "bits down",
+        "MB sent",
+        f"ms a step at {rate}/s",
+        "diverged",
+    ]
     cells = [comparison.cell(method, workers) for method in comparison.methods]
     cells.sort(key=lambda cell: _sort_key(cell, outcome))
     rows = [_describe_cell(comparison, cell, reference, link) for cell in cells]
@@ -56,7 +64,7 @@ def _describe_cell(
         row.append(format_spread(cell.final(LOSS), LOSS.digits))
     if reference:
         row.append(format_spread(pair(cell, reference, outcome), outcome.digits, signed=True))
-    row.append(_format_lr(cell))
+    row += [_format_lr(cell), _mark_edge(cell)]
     if final:
         row += [
             f"{cell.mean_of('up_bits_per_parameter'):.3g}",
@@ -90,6 +98,10 @@ def _format_lr(cell: Cell) -> str:
     return "" if cell.lr is None else f"{cell.lr:g}"
 
 
+def _mark_edge(cell: Cell) -> str:
+    return "yes" if cell.is_at_edge else ""
+
+
 def tabulate_tuning(comparison: Comparison) -> Table:
     """Lay out the validation loss of every learning rate that was tried, and the choice."""
     points = comparison.settings["lrs"]
@@ -105,7 +117,7 @@ def _describe_tuning(cell: Cell) -> list[str]:
         diverged = record["diverged"] is not None
         loss = _DIVERGED if diverged else f"{record['series']['validation_loss'][-1]:.4f}"
         row += [f"{lr:g}", loss]
-    return [*row, _format_lr(cell) or "none", "yes" if cell.is_at_edge else ""]
+    return [*row, _format_lr(cell) or "none", _mark_edge(cell)]
 
 
 def tabulate_methods(comparison: Comparison) -> Table:

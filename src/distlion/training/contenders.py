@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from distlion.errors import InvalidArgumentError
+from distlion.names import suggest
 from distlion.training.averagers import AVERAGER_NAMES, find_averager
 from distlion.training.contender import Contender
 from distlion.training.periodic import PERIODIC_NAMES, find_periodic
-from distlion.training.vote_names import describe_betas
+from distlion.training.vote_names import describe_betas, list_plain_votes
 from distlion.training.voters import VOTER_NAMES, find_voter
 
 METHOD_NAMES = (*VOTER_NAMES, *PERIODIC_NAMES, *AVERAGER_NAMES)
@@ -21,8 +22,6 @@ def find_contender(name: str) -> Contender:
     """
     contender = find_averager(name) or find_periodic(name) or find_voter(name)
     if contender is None:
-        raise InvalidArgumentError(
-            f"method {name!r} is unknown; expected one of {', '.join(METHOD_NAMES)}"
-            f"{describe_betas(name)}"
-        )
+        hint = suggest(name, (*list_plain_votes(), *METHOD_NAMES), all_in="distlion compare --help")
+        raise InvalidArgumentError(f"method {name!r} is unknown; {hint}{describe_betas(name)}")
     return contender

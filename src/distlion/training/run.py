@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,7 @@ def train(
     observe: Observer,
     checkpoints: CheckpointSettings | None = None,
     oversubscribe: bool = False,
+    starting: Callable[[], None] | None = None,
 ) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
 
@@ -66,6 +67,7 @@ def train(
         checkpoints: When to save, and whether to resume; None for neither. A run that was resumed
             has the bits, and the record, of one that was not interrupted.
         oversubscribe: Whether local workers may be more than cores and memory hold.
+        starting: Called when all is checked, before the first local worker is started.
 
     Returns:
         The record; under torchrun only on rank 0, None on the other ranks.
@@ -91,9 +93,14 @@ def train(
     # A worker may be lost when the record is already there: whoever resumes writes it once more.
     is_resumed = checkpoints.resume and has_checkpoint(run_dir)
     work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe)
+    begin = starting or (lambda: None)
     writes = joined is None or int(os.environ["RANK"]) == 0
     with _claimed(run_dir, again=is_resumed) if writes else contextlib.nullcontext():
-        record = _train_locally(work, observe) if joined is None else _train_joined(work, observe)
+        if joined is None:
+            record = _train_locally(work, observe, begin)
+        else:
+            begin()
+            record = _train_joined(work, observe)
         if writes:
             _write_folder(record, run_dir)
     return record if writes else None
@@ -181,10 +188,11 @@ class _Work:
     oversubscribe: bool
 
 
-def _train_locally(work: _Work, observe: Observer) -> Record:
+def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) -> Record:
     task = load_task(work.settings)  # so that a mistake shows before any worker is started
     if not work.oversubscribe:
         check_capacity(work.settings, task, read_machine())
+    begin()
     record = run_workers(
         _work,
         work,

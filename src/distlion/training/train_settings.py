@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
+from distlion.names import suggest
 from distlion.tasks import ByClass, Tokenizer
 from distlion.training.device import check_device
 from distlion.training.vote_names import (
     MEANS_WITH_BETAS,
     describe_betas,
     find_vote,
+    list_plain_votes,
     list_vote_names,
     split_betas,
 )
@@ -54,6 +56,8 @@ RULE_NAMES = (
     *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
 )
 """For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
+
+_KNOWN_RULES = (*list_plain_votes(), *BASELINE_NAMES)
 
 AUTO = "auto"
 
@@ -249,14 +253,14 @@ class TrainSettings:
     def _check_names(self) -> None:
         if find_vote(self.rule) is None and self.baseline is None:
             raise InvalidArgumentError(
-                f"rule {self.rule!r} is unknown; expected one of {', '.join(RULE_NAMES)}; "
-                "P is 1 to 8, for feedback 1 or 2"
+                f"rule {self.rule!r} is unknown; "
+                f"{suggest(self.rule, _KNOWN_RULES, all_in='distlion train --help')}"
                 f"{describe_betas(self.rule)}"
             )
         if self.exchange != AUTO and self.exchange not in PATTERNS:
             raise InvalidArgumentError(
-                f"exchange {self.exchange!r} is unknown; expected {AUTO} or one of "
-                f"{', '.join(PATTERNS)}"
+                f"exchange {self.exchange!r} is unknown; "
+                f"{suggest(self.exchange, (AUTO, *PATTERNS), all_in='distlion train --help')}"
             )
 
     def _check_pairs(self) -> None:

@@ -92,6 +92,11 @@ def describe_betas(name: str) -> str:
     )
 
 
+def list_plain_votes() -> list[str]:
+    """Return every name without betas, each number of bits a name of its own."""
+    return [*RULES, *_SIGNUM]
+
+
 def list_vote_names() -> list[str]:
     """Return the names for messages and help: P is a number of bits, A and B digits of betas."""
     return [*list_rule_names(), "RULE-betas-A-B", *_SIGNUM]

@@ -96,6 +96,7 @@ class VirtualCluster(VotingBase):
         seed: int = 0,
     ) -> None:
         self._workers = _check_workers(workers)
+        self._grad_norms: dict[int, float] | None = None
         self._accounting = Accounting()
         self._lineup: Lineup | None = None
         self._settings = Settings(
@@ -182,6 +183,7 @@ class VirtualCluster(VotingBase):
         except NonFiniteError:
             self._begin_step(lineup)  # held gradients are looked at before any momentum moves
             raise
+        self._grad_norms = collection.grad_norms
         self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:
             self._advance()
@@ -239,6 +241,13 @@ class VirtualCluster(VotingBase):
         """Return how far workers agreed, as ``DistributedLion.diagnostics``."""
         examiner = self._laid_out.examiner
         return [] if examiner is None else examiner.found
+
+    def grad_norm(self, worker: int) -> float | None:
+        """Return ``DistributedLion.grad_norm`` of a worker; None before a step, or unclipped."""
+        self._check_worker(worker)
+        if self._grad_norms is None or self._settings.clip_norm is None:
+            return None
+        return self._grad_norms.get(worker, 0.0)
 
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -34,6 +35,9 @@ class Collection:
     Args:
         lineup: The workers, and where their parameters lie.
         step: The number of this step.
+
+    Attributes:
+        grad_norms: By worker, what was measured to clip by; empty where nothing is.
     """
 
     def __init__(self, lineup: Lineup, *, step: int) -> None:
@@ -44,6 +48,7 @@ class Collection:
         self._samples: dict[int, list[float]] = {}
         self._has_moved = False
         self.is_torn = False
+        self.grad_norms: dict[int, float] = {}
         self.polls: list[Poll] = []
         if lineup.n_workers > 1:
             self.polls = [
@@ -112,7 +117,7 @@ class Collection:
         """Encode a worker's votes, then move its momenta; NonFiniteError stops it in between."""
         clip = self._lineup.settings.clip_norm
         if clip is not None and clip.scope == "worker":
-            segments = clip_alone(segments, clip)
+            segments = clip_alone(segments, clip, partial(self._note_norm, worker))
         coins = Coins(self._lineup.settings.seed, self._step, worker)
         segments, notes = list(segments), []
         for poll in self.polls:
@@ -131,6 +136,12 @@ class Collection:
             mine = [segments[param.position] for param in poll.params]
             poll.kernels.update_momentum(mine, [1] * len(mine))
         self._has_moved = True
+
+    def _note_norm(self, worker: int, norm: float) -> None:
+        self.grad_norms[worker] = norm
+
+    def _note_global_norm(self, norm: float) -> None:
+        self.grad_norms = dict.fromkeys(range(self._lineup.n_workers), norm)
 
     def _refuse(self, segment: Segment, worker: int) -> Segment:
         """Abstain for a parameter that is not finite, or raise."""
@@ -161,7 +172,8 @@ class Collection:
         clip = settings.clip_norm
         if clip is not None and clip.scope == "global":
             absent = self._lineup.n_workers - len(held)
-            held = dict(zip(held, clip_together([*held.values()], absent, clip), strict=True))
+            clipped = clip_together([*held.values()], absent, clip, self._note_global_norm)
+            held = dict(zip(held, clipped, strict=True))
         for worker, segments in held.items():
             self._encode(worker, segments)
         return True
@@ -229,6 +241,7 @@ class Collection:
             params,
             self._segments_of(0, grads, coefficients),
             clip=settings.clip_norm,
+            note_norm=partial(self._note_norm, 0),
             nonfinite=settings.nonfinite,
             rounding=self._rounding(Coins(settings.seed, self._step, 0)),
             step=self._step,

@@ -7,6 +7,7 @@ from distlion.voting.alone import (
     move_alone,
     step_alone,
 )
+from distlion.voting.buffers import average_buffers
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
 from distlion.voting.custody import Custody, Gather, custody_among, name_worker
 from distlion.voting.description import Description
@@ -67,6 +68,7 @@ __all__ = [
     "StepInputs",
     "Traffic",
     "VotingParam",
+    "average_buffers",
     "cast_votes",
     "check_finite",
     "check_hyperparameters",

@@ -9,7 +9,7 @@ import torch
 from distlion.errors import SparseGradientError, StepError
 from distlion.exchange import Status, Verdict
 from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
-from distlion.voting.clipping import ClipNorm, clip_alone
+from distlion.voting.clipping import ClipNorm, NoteNorm, clip_alone
 from distlion.voting.gradients import describe_sparse
 from distlion.voting.param import VotingParam
 from distlion.voting.vote import StepInputs, abstain
@@ -47,6 +47,7 @@ def step_alone(params: Sequence[VotingParam], inputs: StepInputs, clip: ClipNorm
         params,
         segments,
         clip=clip,
+        note_norm=inputs.note_norm,
         nonfinite=inputs.nonfinite,
         rounding=inputs.rounding,
         rank=inputs.rank,
@@ -60,6 +61,7 @@ def commit_alone(
     segments: Sequence[Segment],
     *,
     clip: ClipNorm | None,
+    note_norm: NoteNorm,
     nonfinite: str,
     rounding: Coin | None,
     step: int,
@@ -72,7 +74,7 @@ def commit_alone(
         What was found; nothing has moved where that is not OK.
     """
     if clip is not None:
-        segments = clip_alone(segments, clip)
+        segments = clip_alone(segments, clip, note_norm)
     finite = check_finite(segments)
     if nonfinite == "abstain":
         finite = [is_finite and not found_inf for is_finite in finite]

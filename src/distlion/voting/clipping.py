@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,9 @@ from distlion.voting.sample import read_together
 
 NORM_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
+
+NoteNorm = Callable[[float], None]
+"""Called with the norm of the gradients of a step, before they are scaled."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class ClipNorm:
         worker's outlier counts less against its own momentum; with "global", against everybody's,
         also on workers that had none. ``p.grad`` is not changed. The norm is added in double, by
         blocks and then exactly, so it depends neither on buckets nor on threads. Norms that are not
-        finite are left out: what follows is ``nonfinite=``.
+        finite are left out: what follows is ``nonfinite=``. The norm of the last step is
+        ``optimizer.grad_norm``.
     """
 
     max_norm: float
@@ -63,7 +67,7 @@ def plan_norms(n_workers: int) -> ByteCount:
 
 
 def clip_together(
-    workers: Sequence[Sequence[Segment]], absent: int, clip: ClipNorm
+    workers: Sequence[Sequence[Segment]], absent: int, clip: ClipNorm, note: NoteNorm
 ) -> list[Sequence[Segment]]:
     """Clip the gradients of several workers of one process by the norm of all.
 
@@ -71,16 +75,19 @@ def clip_together(
         workers: The segments of each.
         absent: Further workers, which have no gradient.
         clip: To what.
+        note: Hears the norm.
     """
     squares = [_add_exactly(_list_square_sums(segments)) for segments in workers]
-    factor = _find_factor(_mean_square(squares + [0.0] * absent), clip)
-    return [scale_segments(segments, factor) for segments in workers]
+    norm = math.sqrt(_mean_square(squares + [0.0] * absent))
+    note(norm)
+    return [scale_segments(segments, find_factor(norm, clip)) for segments in workers]
 
 
-def clip_alone(segments: Sequence[Segment], clip: ClipNorm) -> Sequence[Segment]:
+def clip_alone(segments: Sequence[Segment], clip: ClipNorm, note: NoteNorm) -> Sequence[Segment]:
     """Clip the gradients of a single worker."""
-    square = _add_exactly(_list_square_sums(segments))
-    return scale_segments(segments, _find_factor(square, clip))
+    norm = math.sqrt(_add_exactly(_list_square_sums(segments)))
+    note(norm)
+    return scale_segments(segments, find_factor(norm, clip))
 
 
 @dataclass(frozen=True)
@@ -100,9 +107,9 @@ class Clipper:
     most_blocks: int
 
     def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
-        """Measure the norm; return the header, with what showed on the way, and the factor."""
+        """Measure the norm; return the header, with what showed on the way, and the norm."""
         header, square = self._measure(_list_square_sums(segments), header)
-        return header, _find_factor(square, self.clip)
+        return header, math.sqrt(square)
 
     def plan(self) -> ByteCount:
         """Declare what this rank hands to the network between those who vote."""
@@ -140,10 +147,9 @@ def _mean_square(squares: Sequence[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def _find_factor(square: float, clip: ClipNorm) -> float:
-    if not math.isfinite(square):
-        return 1.0
-    return min(1.0, clip.max_norm / (math.sqrt(square) + NORM_EPSILON))
+def find_factor(norm: float, clip: ClipNorm) -> float:
+    """Return what gradients of a norm are multiplied by; 1 where the norm is not finite."""
+    return min(1.0, clip.max_norm / (norm + NORM_EPSILON)) if math.isfinite(norm) else 1.0
 
 
 def _add_exactly(numbers: Sequence[float]) -> float:

@@ -64,6 +64,7 @@ class VotingNetwork:
         routes: What carries each bucket, in the order in which they are exchanged.
         between: The link between those who vote, since ``lay_out``.
         inside: The link between the ranks of this worker; None where it has one.
+        grad_norm: What the last step measured to clip by; None where nothing was.
         trial: Whether buckets leave during backward.
     """
 
@@ -85,12 +86,17 @@ class VotingNetwork:
         self._model: LinkModel | None = None
         self.routes: list[Route] = []
         self.clipper: Clipper | None = None
+        self.grad_norm: float | None = None
         self.trial = OverlapTrial(settings.overlap)
         self._estimates_sent_bytes = 0
 
     def complete(self, traffic: Traffic) -> Traffic:
         """Add to the traffic of an optimizer what is counted here."""
         return replace(traffic, estimates_sent_bytes=self._estimates_sent_bytes)
+
+    def note_norm(self, norm: float) -> None:
+        """Keep the norm of a step."""
+        self.grad_norm = norm
 
     @property
     def momentum_pattern(self) -> Exchange:

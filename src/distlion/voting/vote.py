@@ -21,7 +21,7 @@ from distlion.exchange import (
     with_error_of,
 )
 from distlion.kernels import Coefficients, Coin, Coins, Segment
-from distlion.voting.clipping import Clipper, scale_segments
+from distlion.voting.clipping import Clipper, NoteNorm, find_factor, scale_segments
 from distlion.voting.gradients import digest_gradients, look_at_gradients
 from distlion.voting.outcome import describe_problem, log_abstention
 from distlion.voting.param import SPARSE, GradientMark, VotingParam
@@ -41,6 +41,7 @@ class StepInputs:
         nonfinite: What follows values that are not finite.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
         wants_digest: Whether raw gradients are to be compared between workers.
+        note_norm: Called with the norm by which gradients are clipped, where they are.
         after_encode: Called once a vote is encoded, where a fault is armed.
         problems: What keeps this worker from voting, in words; more of it may show on the way.
     """
@@ -53,6 +54,7 @@ class StepInputs:
     nonfinite: Literal["raise", "skip", "abstain"]
     found_inf: bool
     wants_digest: bool
+    note_norm: NoteNorm
     after_encode: Callable[[], None]
     problems: list[str] = field(default_factory=list)
 
@@ -280,9 +282,11 @@ def cast_votes(
         return pipeline.drain()
     # A norm is that of all gradients, so that all are there before the first vote is encoded.
     drafts = [draft_vote(route, inputs) for route in routes]
-    header, factor = clipper.measure(
+    header, norm = clipper.measure(
         [segment for draft in drafts for segment in draft.list_counted()], inputs.header
     )
+    inputs.note_norm(norm)
+    factor = find_factor(norm, clipper.clip)
     for draft in drafts:
         pipeline.add(cast_vote(draft.scaled(factor, header), inputs))
     return pipeline.drain()

@@ -1,0 +1,123 @@
+"""Buffers such as BatchNorm's statistics, made equal on all workers before somebody reads them."""
+
+from __future__ import annotations
+
+import itertools
+from hashlib import sha256
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlion.errors import ConfigMismatchError, UnsupportedTypeError
+from distlion.exchange import Link, carries_host_memory, gather_bytes
+from distlion.voting.grid import own_group
+from distlion.voting.group import VotingGroup
+from distlion.voting.hyperparameters import check_positive
+from distlion.voting.param import is_dtensor
+
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+_CALL = "average_buffers()"
+_numbers = itertools.count()
+
+
+@torch.no_grad()
+def average_buffers(
+    model: nn.Module, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 60
+) -> None:
+    """Give every worker the mean of all workers' buffers; every worker must call it.
+
+    Workers that vote keep buffers of their own, such as BatchNorm's statistics of their own
+    batches. Call this before evaluation, and before ``save_checkpoint``.
+
+    Args:
+        model: Its buffers are overwritten, those that no state dict holds included. Floating and
+            complex ones become the mean, computed in double and rounded once; integers and
+            booleans, such as ``num_batches_tracked``, become those of the group's first rank.
+        process_group: The workers; None for the default group. Without a group nothing changes.
+        timeout_s: Seconds for each exchange.
+
+    Raises:
+        ConfigMismatchError: Workers have other buffers; on every rank, and nothing has changed.
+        UnsupportedTypeError: A buffer is sparse, a DTensor or without storage; on every rank that
+            has one, and ConfigMismatchError on the others. Nothing has changed.
+        ProcessGroupError: There is no group although WORLD_SIZE promises one.
+        PeerLostError, StepTimeoutError: A worker did not take part; nothing has changed.
+
+    Notes:
+        Bitwise identical on all workers afterwards: all add the same numbers in rank order. A
+        buffer that was already equal keeps its bits. The mean of variances leaves out how far the
+        workers' means lie apart, which is small where they draw from the same data.
+
+    Example:
+        >>> distlion.average_buffers(model)
+        >>> distlion.save_checkpoint("runs/first", model, optimizer)
+    """
+    check_positive("timeout_s", timeout_s)
+    group = VotingGroup(process_group)
+    if group.process_group is None or group.world_size == 1:
+        return
+    members, number = group.process_group, next(_numbers)
+    if not carries_host_memory(members):
+        members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
+    link = Link(members, timeout_s=timeout_s, watch=group.watch)
+    named = dict(model.named_buffers())
+    _agree(link, named)
+    averaged = [_average(link, buffer) for buffer in named.values()]
+    for buffer, values in zip(named.values(), averaged, strict=True):
+        buffer.copy_(values)
+
+
+def _agree(link: Link, named: dict[str, Tensor]) -> None:
+    """Compare names, shapes and dtypes over all workers, before any value is sent."""
+    problem = next((f"{name} {each.layout}" for name, each in named.items() if _is_odd(each)), "")
+    lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in named.items()]
+    text = "\n".join([f"cannot be averaged: {problem}"] if problem else lines).encode()
+    record = sha256(text).digest() + len(text).to_bytes(_LENGTH_BYTES, "little")
+    records = gather_bytes(link, record, step=0)
+    if len(set(records)) == 1 and not problem:
+        return
+    longest = max(int.from_bytes(each[_DIGEST_BYTES:], "little") for each in records)
+    texts = gather_bytes(link, text.ljust(longest, b"\0"), step=0)
+    if problem:
+        raise UnsupportedTypeError(
+            f"[rank {link.rank}] {_CALL}: the buffer {problem} cannot be averaged; expected dense "
+            "tensors with storage. Register it in another way, or leave it out of the model"
+        )
+    rows = [each.rstrip(b"\0").decode().split("\n") for each in texts]
+    culprits = [rank for rank, row in enumerate(rows) if row != rows[0]]
+    theirs = rows[culprits[0]]
+    pairs = itertools.zip_longest(rows[0], theirs, fillvalue="no more buffers")
+    first, other = next((mine, theirs) for mine, theirs in pairs if mine != theirs)
+    raise ConfigMismatchError(
+        f"{_CALL}: rank {culprits[0]} has {other or 'no buffers'}, and rank 0 has "
+        f"{first or 'no buffers'}; expected the same buffers on all workers. Build the same model "
+        "on each; nothing was changed",
+        rank=link.rank,
+        culprits=tuple(culprits),
+        is_recoverable=True,
+    )
+
+
+def _is_odd(buffer: Tensor) -> bool:
+    return is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta
+
+
+def _average(link: Link, buffer: Tensor) -> Tensor:
+    """Return the mean of a buffer over all workers, in its dtype and in host memory."""
+    own = buffer.detach().cpu().contiguous()
+    if not own.numel():
+        return own
+    raw = own.reshape(-1).view(torch.uint8)
+    everybody = link.empty(link.world_size, raw.numel())
+    link.all_gather(everybody, raw.clone(), step=0).wait()
+    rows = everybody.view(own.dtype).view(link.world_size, *own.shape)
+    is_number = own.dtype.is_floating_point or own.dtype.is_complex
+    if not is_number or all(torch.equal(row, everybody[0]) for row in everybody):
+        return rows[0]
+    wide = torch.complex128 if own.dtype.is_complex else torch.float64
+    total = torch.zeros(own.shape, dtype=wide)
+    for row in rows:
+        total += row.to(wide)
+    return (total / link.world_size).to(own.dtype)

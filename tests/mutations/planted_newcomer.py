@@ -1,0 +1,73 @@
+"""Bugs to plant in what a newcomer meets: units, names, exit statuses, norms and buffers."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+BUFFERS = ("distributed/test_buffers.py",)
+
+NEWCOMER = (
+    Mutation(
+        "newcomer: the mean of buffers is every worker's own",
+        "voting/buffers.py",
+        "    for row in rows:\n",
+        "    for row in rows[link.rank :]:\n",
+        BUFFERS,
+    ),
+    Mutation(
+        "newcomer: integers among buffers are averaged",
+        "voting/buffers.py",
+        "if not is_number or all(",
+        "if all(",
+        BUFFERS,
+    ),
+    Mutation(
+        "newcomer: buffers are averaged in float32",
+        "voting/buffers.py",
+        "else torch.float64",
+        "else torch.float32",
+        BUFFERS,
+    ),
+    Mutation(
+        "newcomer: the norm is noted after the gradients were scaled to it",
+        "voting/clipping.py",
+        "        return header, math.sqrt(square)\n",
+        "        return header, min(math.sqrt(square), self.clip.max_norm)\n",
+        ("distributed/test_clipping.py",),
+    ),
+    Mutation(
+        "newcomer: bytes a second are taken for bits",
+        "planning/quantity.py",
+        'noun.startswith("B") and',
+        "False and",
+        ("planning/test_quantity.py",),
+    ),
+    Mutation(
+        "newcomer: a wrong command line is a failure",
+        "cli/failure.py",
+        "        raise typer.Exit(MISUSED) from None",
+        "        raise typer.Exit(FAILED) from None",
+        ("cli/test_failure.py",),
+    ),
+    Mutation(
+        "newcomer: a full disk is no failure",
+        "cli/command.py",
+        "                raise\n            sys.exit(FAILED)",
+        "                raise\n            sys.exit(0)",
+        ("cli/test_unwritten.py",),
+    ),
+    Mutation(
+        "newcomer: an old validation loss looks new",
+        "cli/progress.py",
+        "if validation and progress.step != self._validated_step:",
+        "if validation and False:",
+        ("cli/test_progress.py",),
+    ),
+    Mutation(
+        "newcomer: a small comparison is not warned of",
+        "report/comparison_warnings.py",
+        "if seeds >= LEAST_SEEDS and steps >= LEAST_STEPS:",
+        "if seeds >= LEAST_SEEDS or steps >= LEAST_STEPS:",
+        ("report/test_comparison_warnings.py",),
+    ),
+)

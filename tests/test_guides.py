@@ -1,0 +1,66 @@
+"""Whole scripts of the guides, run by two workers, before the change that they show and after."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_docs import Block, apply_diff, by_place, diff_blocks
+from tiers import in_tiers
+
+pytestmark = pytest.mark.distributed
+
+N = 2
+BLOCKS = [block for block in diff_blocks() if "run" in block.info]
+
+
+def run_workers(code: str, folder: Path) -> list[str]:
+    """Run a script as torchrun would, and return what each worker prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=folder,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(N),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(N)
+    ]
+    ended = [process.communicate(timeout=300) for process in processes]
+    for process, (_, errors) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, errors
+    return [printed for printed, _ in ended]
+
+
+def test_there_is_a_whole_script() -> None:
+    assert BLOCKS
+
+
+@pytest.mark.parametrize("side", in_tiers(["before", "after"], lambda side: side == "after"))
+@pytest.mark.parametrize("block", BLOCKS, ids=by_place)
+def test_whole_script_runs_and_evaluates_alike_on_all_ranks(
+    block: Block, side: str, tmp_path: Path
+) -> None:
+    before, after = apply_diff(block)
+    printed = run_workers(before if side == "before" else after, tmp_path)
+    losses = [re.findall(r"validation loss (\S+)", each) for each in printed]
+    assert losses[0] == losses[1] != []
+    assert len(re.findall(r"norm of the gradients [\d.]+", printed[0])) == 2
+    assert any(tmp_path.iterdir()), "nothing was saved"
