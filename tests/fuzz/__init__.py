@@ -1,0 +1,13 @@
+"""Random programs over the public API, on real and on virtual workers, judged by one oracle.
+
+file            what it holds
+program.py      a program as data, and how one is drawn from a seed
+players.py      who plays: a rank, the workers of one process, the equations in numpy
+operations.py   what can be done, and what is promised of it
+states.py       saving, resuming, and loading what must be refused
+failures.py     what one rank does otherwise than the others: settings, faults, signals
+workers.py      processes that live as long as they are well, and play one program after another
+judge.py        the oracle of every outcome
+campaign.py     many programs; a failing one with what can be dropped dropped
+found.py        programs that have found something
+"""
