@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
+import os
 import sys
 import time
+import warnings
 
 import torch
 
 from fuzz.campaign import Tally, describe, describe_failure, draw_program, play, run, shrink
 from fuzz.workers import Crew
 
+MINUTES = float(os.environ.get("DISTLION_FUZZ_SECONDS", "1800")) / 60
+
 
 def main() -> int:
     """Return 0 where every program went as it must."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long")
     parser.add_argument("--first", type=int, help="the first seed; else it depends on the time")
     parser.add_argument("--seed", type=int, help="play this program alone, and shrink it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("distlion").setLevel(logging.CRITICAL)
     if arguments.seed is not None:
         return tell(arguments.seed)
     first = int(time.time()) * 1000 if arguments.first is None else arguments.first
@@ -40,7 +47,8 @@ def main() -> int:
         text = f"{seconds:.0f} s: {tally.programs} programs, {sum(tally.kinds.values())} failed"
         print(f"\r{text}  ", end="", file=sys.stderr, flush=True)
 
-    tally = run(itertools.count(first), seconds=60 * arguments.minutes, report=show)
+    with Crew() as crew:
+        tally = run(itertools.count(first), crew, seconds=60 * arguments.minutes, report=show)
     print(file=sys.stderr)
     print(describe(tally, time.monotonic() - started_s))
     return 1 if tally.failures else 0

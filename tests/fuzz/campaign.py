@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections import Counter
@@ -10,23 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from fuzz import failures, states
 from fuzz.equations import Equations, UnknownError
 from fuzz.judge import Outcome, absent, attempt, compare, judge
-from fuzz.operations import TABLE
 from fuzz.players import Player, Virtual
 from fuzz.program import MOST_OPERATIONS, Op, Program, Setup, draw_setup
+from fuzz.table import TABLE
 from fuzz.workers import Crew
-
-GROUPS = (failures, states)
-"""Modules whose operations are in the table because they have been imported."""
 
 MOST_TRIES = 40
 """Programs that are played to find a shorter one that fails."""
 
 
 def draw_program(seed: int) -> Program:
-    """Draw the program of a seed: for ranks where it is even, for virtual workers where it is odd."""
+    """Draw the program of a seed: for ranks where it is even, else for virtual workers."""
     random = Random(seed)
     setup = draw_setup(random, is_real=seed % 2 == 0)
     ops: list[Op] = []
@@ -68,13 +65,13 @@ class Verdict:
     endings: list[tuple[str, str | None]] = field(default_factory=list)
 
     @property
-    def kind(self) -> tuple[str, str]:
+    def kind(self) -> str:
         """Tell findings apart, roughly."""
-        name = "construction" if self.at is None else self.at.name
-        detail = "" if self.at is None else str(
-            next((self.at.args[k] for k in ("kind", "change", "call", "fault", "bad") if k in self.at.args), "")
-        )
-        return f"{name} {detail}".strip(), self.violations[0].splitlines()[-1][:90]
+        told = ("kind", "change", "call", "fault", "bad", "how", "params", "worker")
+        args = {} if self.at is None else self.at.args
+        chosen = [str(args[key]) for key in told if key in args][:1]
+        text = re.sub(r"\(.*|[0-9]+", "", self.violations[0].strip().splitlines()[-1])[:80]
+        return " ".join(["construction" if self.at is None else self.at.name, *chosen, text])
 
 
 def play(program: Program, crew: Crew) -> Verdict:
@@ -152,11 +149,12 @@ class Tally:
     operations: int = 0
     endings: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     failures: list[tuple[Program, Verdict]] = field(default_factory=list)
-    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
 
 
 def run(
     seeds: Iterable[int],
+    crew: Crew,
     *,
     seconds: float,
     report: Callable[[Tally], None],
@@ -166,27 +164,27 @@ def run(
 
     Args:
         seeds: Of the programs.
+        crew: Who plays those of ranks.
         seconds: For all; one that has begun is played to its end.
         report: Called after each.
         shrinks: Whether to shrink what fails.
     """
     tally, end = Tally(), time.monotonic() + seconds
-    with Crew() as crew:
-        for seed in seeds:
-            if time.monotonic() > end:
-                break
-            program = draw_program(seed)
-            verdict = play(program, crew)
-            tally.programs += 1
-            tally.operations += len(verdict.endings)
-            tally.endings.update(verdict.endings)
-            if verdict.violations:
-                crew.stop()
-                tally.kinds[verdict.kind] += 1
-                if tally.kinds[verdict.kind] == 1:
-                    small = shrink(program, crew) if shrinks else program
-                    tally.failures.append((small, verdict))
-            report(tally)
+    for seed in seeds:
+        if time.monotonic() > end:
+            break
+        program = draw_program(seed)
+        verdict = play(program, crew)
+        tally.programs += 1
+        tally.operations += len(verdict.endings)
+        tally.endings.update(verdict.endings)
+        if verdict.violations:
+            crew.stop()
+            tally.kinds[verdict.kind] += 1
+            if tally.kinds[verdict.kind] == 1:
+                small = shrink(program, crew) if shrinks else program
+                tally.failures.append((small, verdict))
+        report(tally)
     return tally
 
 

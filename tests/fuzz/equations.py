@@ -101,5 +101,3 @@ class Equations(Player):
         dtype = getattr(torch, self.setup.options.get("exp_avg_dtype") or self.setup.dtype)
         exp_avg = self._oracle.exp_avgs[worker][self._places[index]]
         return {"exp_avg": torch.from_numpy(exp_avg.copy()).to(dtype)}
-
-

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import distlion
 from distlion import faults
-from fuzz.operations import Args, Promise, cut_unless_refused, draw_key, operation, plain_step
+from fuzz.operations import cut_unless_refused, plain_step
 from fuzz.players import Player, Rank, add_group
 from fuzz.program import Setup
+from fuzz.table import Args, Promise, draw_key, operation
 
 VOTE_S = 0.2
 """After this time a rank that has encoded its votes waits for the others."""

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlion.errors import DistlionError
-from fuzz.failures import PlannedError
-from fuzz.operations import TABLE, Promise
+from fuzz import failures, operations, states
 from fuzz.players import Player
 from fuzz.program import Op, Setup
+from fuzz.table import TABLE, Promise
+
+MODULES = (operations, states, failures)
+"""Whose operations are in the table, because they have been imported."""
 
 Snapshot = dict[str, str]
 
@@ -20,7 +23,7 @@ HUNG = "hangs"
 PROMPT_S = 5.0
 """After a rank has failed in a step, all others know within this time."""
 
-VICTIM_ERRORS = (PlannedError.__name__, "KeyboardInterrupt", DIED)
+VICTIM_ERRORS = (failures.PlannedError.__name__, "KeyboardInterrupt", DIED)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What can be done with an optimizer, and what is promised of it."""
+"""Steps, and changes that all workers make alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
 from random import Random
 from typing import Any
 
@@ -19,70 +17,7 @@ import distlion
 import matrix
 from fuzz.players import Grads, Model, Player, Virtual, add_group
 from fuzz.program import SIZES, Setup
-
-Args = dict[str, Any]
-
-
-class Promise(Enum):
-    """How an operation may end."""
-
-    OK = "it succeeds on all ranks"
-    REFUSED = "one typed error on all ranks, and nothing changes"
-    EITHER = "it succeeds on all ranks, or is refused on all"
-    ATOMIC = "an error on all ranks; all have committed the step, or none"
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One line of the table.
-
-    Attributes:
-        play: What a player does.
-        draw: Draws arguments; None where it does not apply to a setup.
-        promise: What is promised of it.
-        is_modelled: Whether the model does it too. What is not must leave no trace.
-        is_last: Whether a program ends with it.
-        weight: How often it is drawn.
-    """
-
-    play: Callable[[Player, Args], None]
-    draw: Callable[[Random, Setup], Args | None]
-    promise: Callable[[Setup, Args], Promise]
-    is_modelled: bool
-    is_last: bool
-    weight: float
-
-
-TABLE: dict[str, Operation] = {}
-
-
-def operation(
-    draw: Callable[[Random, Setup], Args | None],
-    promise: Promise | Callable[[Setup, Args], Promise] = Promise.OK,
-    *,
-    is_modelled: bool = False,
-    is_last: bool = False,
-    weight: float = 1.0,
-) -> Callable[[Callable[[Player, Args], None]], Callable[[Player, Args], None]]:
-    """Put a function into the table, under its own name."""
-    promised = promise if callable(promise) else lambda setup, args: promise
-
-    def register(play: Callable[[Player, Args], None]) -> Callable[[Player, Args], None]:
-        TABLE[play.__name__] = Operation(play, draw, promised, is_modelled, is_last, weight)
-        return play
-
-    return register
-
-
-def nothing(random: Random, setup: Setup) -> Args:
-    """Draw no arguments."""
-    return {}
-
-
-def draw_key(random: Random) -> int:
-    """Draw what gradients depend on."""
-    return random.randrange(1 << 30)
-
+from fuzz.table import Args, Promise, draw_key, operation
 
 # --- steps
 
@@ -335,8 +270,9 @@ def cut_unless_refused(model: Model) -> Iterator[None]:
 # --- copies, and optimizers that cannot be made
 
 
-@operation(lambda random, setup: {"how": random.choice(("copy", "deepcopy", "pickle"))},
-           Promise.REFUSED)
+@operation(
+    lambda random, setup: {"how": random.choice(("copy", "deepcopy", "pickle"))}, Promise.REFUSED
+)
 def duplicate(player: Player, args: Args) -> None:
     """Copy the optimizer."""
     calls: dict[str, Callable[[Any], Any]] = {
@@ -350,7 +286,13 @@ def duplicate(player: Player, args: Args) -> None:
 BAD_PARAMS = ("lazy", "twice", "complex", "integer", "frozen", "none", "sparse", "meta")
 
 
-@operation(lambda random, setup: {"params": random.choice(BAD_PARAMS)}, Promise.REFUSED)
+def _promise_construction(setup: Setup, args: Args) -> Promise:
+    # Virtual workers may be made before anything is unfrozen.
+    may_succeed = args["params"] == "frozen" and not setup.is_real
+    return Promise.EITHER if may_succeed else Promise.REFUSED
+
+
+@operation(lambda random, setup: {"params": random.choice(BAD_PARAMS)}, _promise_construction)
 def construct(player: Player, args: Args) -> None:
     """Make an optimizer of parameters that it cannot have."""
     kinds: dict[str, Callable[[], list[Any]]] = {

@@ -63,7 +63,7 @@ def make_options(setup: Setup) -> dict[str, Any]:
 
 
 def make_scheduler(kind: str | None, optimizer: torch.optim.Optimizer) -> Any:
-    """Make a scheduler whose state holds what is hard to put back: functions, others of its kind."""
+    """Make a scheduler: its state may hold functions, or others of its kind."""
     if kind == "lambda":
         return lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     if kind == "sequential":
@@ -253,9 +253,7 @@ class Virtual(Player):
     """The workers of one process."""
 
     def __init__(self, setup: Setup, folder: Path) -> None:
-        super().__init__(
-            setup, folder, self._make_optimizer, workers=list(range(setup.workers))
-        )
+        super().__init__(setup, folder, self._make_optimizer, workers=list(range(setup.workers)))
 
     def _make_optimizer(self, groups: Any, **options: Any) -> distlion.VirtualCluster:
         return distlion.VirtualCluster(groups, workers=self.setup.workers, **options)

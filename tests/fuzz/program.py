@@ -105,9 +105,7 @@ def draw_setup(random: Random, *, is_real: bool) -> Setup:
     )
 
 
-def _draw_options(
-    random: Random, *, dtype: str, overlap: bool, is_real: bool
-) -> dict[str, Any]:
+def _draw_options(random: Random, *, dtype: str, overlap: bool, is_real: bool) -> dict[str, Any]:
     options = {
         "lr": random.choice((1e-2, 3e-3, 0.0)),
         "betas": random.choice(((0.9, 0.99), (0.95, 0.98), (0.0, 0.9))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,9 +18,9 @@ from torch import Tensor
 import distlion
 from distlion.errors import DistlionError
 from fuzz.damage import DAMAGES, damage_checkpoint
-from fuzz.operations import Args, Promise, draw_key, operation
 from fuzz.players import Player, make_scheduler
 from fuzz.program import Setup
+from fuzz.table import Args, Promise, draw_key, operation
 
 State = dict[str, Any]
 
@@ -43,9 +44,7 @@ def save(player: Player, folder: Path) -> None:
 
 def load(player: Player, folder: Path, **options: Any) -> None:
     """Load everything from a folder."""
-    distlion.load_checkpoint(
-        folder, player.model, player.optimizer, player.scheduler, **options
-    )
+    distlion.load_checkpoint(folder, player.model, player.optimizer, player.scheduler, **options)
 
 
 @contextmanager
@@ -132,7 +131,7 @@ def share_folder(player: Player, args: Args) -> None:
 def _divide(player: Player, saved: State) -> State:
     """Move a parameter from one saved group into the one before."""
     groups = [{**group, "params": list(group["params"])} for group in saved["param_groups"]]
-    for first, second in zip(groups, groups[1:], strict=False):
+    for first, second in itertools.pairwise(groups):
         if len(second["params"]) > 1:
             first["params"].append(second["params"].pop(0))
             for group in (first, second):
@@ -182,7 +181,9 @@ _OPTIMIZERS = {
     "rmsprop": torch.optim.RMSprop,
 }
 FOREIGN: dict[str, Callable[[Player, State], Any]] = {
-    **{f"{name}, {n}": _save_foreign(kind, n) for name, kind in _OPTIMIZERS.items() for n in (0, 1)},
+    **{
+        f"{name}, {n}": _save_foreign(kind, n) for name, kind in _OPTIMIZERS.items() for n in (0, 1)
+    },
     "division": _divide,
     "no state": lambda player, saved: None,
     "a list": lambda player, saved: [saved],
@@ -311,4 +312,3 @@ def change_world(player: Player, args: Args) -> None:
             expected = expect_momentum(saved, worker, n, args["rule"])
             if not torch.equal(found[worker], expected):
                 raise BrokenPromiseError(f"momentum of p{index}, worker {worker}, after the load")
-

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster import PRELOAD
 from distlion import faults
 from fuzz.judge import DIED, HUNG, Outcome, absent, attempt
 from fuzz.players import Rank
@@ -31,7 +30,8 @@ LIMIT_S = 45.0
 """Whoever has not answered after this time hangs: each wait of an optimizer is a quarter of it."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOAD)
+# Under pytest the server of tests/cluster.py runs already, and is used.
+_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "distlion"])
 
 
 class Crew:
@@ -118,6 +118,7 @@ def _work(rank: int, rendezvous: str, connection: Connection) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=MOST_WORKERS
     )
+    gc.freeze()  # what was imported is no garbage, and takes long to look through
     player: Rank | None = None
     with contextlib.suppress(EOFError):
         while True:
