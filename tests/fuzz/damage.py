@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -102,7 +103,7 @@ def _forge_manifest(**changes: Any) -> Callable[[Path, int], None]:
 
 def _set_in_groups(key: str, value: Any) -> Callable[[Path, int], None]:
     def change(tree: dict[str, Any]) -> None:
-        for pair in tree["groups"][0]["items"]:
+        for pair in itertools.chain.from_iterable(group["items"] for group in tree["groups"]):
             if pair[0] == key:
                 pair[1] = value
 

@@ -42,12 +42,13 @@ def lopsided(*changes: str, setup: Setup = RANKS) -> dict[str, Program]:
 
 def edits(*hows: str) -> dict[str, Program]:
     """Return programs that edit a gradient after backward, where votes may have left."""
-    return {
-        f"a gradient edited after backward under overlap: {how}": Program(
-            0, OVERLAP, (Op("step", {"key": 3, "edit": (rank, 0, how)}), STEP)
-        )
+    ops = {
+        how: tuple(Op("step", {"key": 3, "edit": (None, index, how)}) for index in range(3))
         for how in hows
-        for rank in (None,)
+    }
+    return {
+        f"a gradient edited after backward under overlap: {how}": Program(0, OVERLAP, steps)
+        for how, steps in ops.items()
     }
 
 
@@ -86,7 +87,7 @@ def switch_rule(rule: str) -> tuple[Op, ...]:
 
 def freeze_and_load(how: str) -> tuple[Op, ...]:
     """Return operations that save and load while a parameter is frozen."""
-    frozen, trained = Op("freeze", {"param": 0}), Op("unfreeze", {"param": 0})
+    frozen, trained = Op("freeze", {"param": 0}), Op("unfreeze", {"param": 0, "key": 9})
     resume = Op("resume", {"how": how, "into": "same", "key": 4})
     return (STEP, frozen, STEP, resume, trained, STEP)
 

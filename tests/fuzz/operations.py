@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import distlion
 import matrix
+from distlion.errors import DistlionError
 from fuzz.players import Grads, Model, Player, Virtual, add_group
 from fuzz.program import SIZES, Setup
 from fuzz.table import Args, Promise, draw_key, operation
@@ -157,7 +158,7 @@ def _draw_rule(random: Random, setup: Setup) -> Args:
 def switch_rule(player: Player, args: Args) -> None:
     """Change the rule of a group in place, and do a step."""
     rule = matrix.LISTED.get(args["rule"], "majority")
-    with kept_unless_refused(player.optimizer.param_groups[args["group"]], aggregation=rule):
+    with kept_unless_refused(player, args["group"], aggregation=rule):
         plain_step(player, args["key"])
 
 
@@ -179,19 +180,21 @@ def _draw_bad_setting(random: Random, setup: Setup) -> Args:
 def bad_setting(player: Player, args: Args) -> None:
     """Put into a group what no step can compute with, and do one."""
     key, value = args["bad"]
-    with kept_unless_refused(player.optimizer.param_groups[args["group"]], **{key: value}):
+    with kept_unless_refused(player, args["group"], **{key: value}):
         plain_step(player, args["key"])
 
 
 @contextmanager
-def kept_unless_refused(group: dict[str, Any], **changes: Any) -> Iterator[None]:
+def kept_unless_refused(player: Player, number: int, **changes: Any) -> Iterator[None]:
     """Change a group, and change it back where what follows is refused."""
+    group = player.optimizer.param_groups[number]
     before = {key: group[key] for key in changes}
     group.update(changes)
     try:
         yield
-    except BaseException:
+    except DistlionError:
         group.update(before)
+        player.optimizer.zero_grad()  # under overlap gradients may have arrived
         raise
 
 
@@ -210,10 +213,30 @@ def freeze(player: Player, args: Args) -> None:
     param.grad = None
 
 
-@operation(_draw_trained, is_modelled=True)
+def _draw_trained_step(random: Random, setup: Setup) -> Args | None:
+    args = _draw_trained(random, setup)
+    return None if args is None else {**args, "key": draw_key(random)}
+
+
+# Refused where a load, or a group that was added, has found it frozen.
+@operation(_draw_trained_step, Promise.EITHER, is_modelled=True)
 def unfreeze(player: Player, args: Args) -> None:
-    """Train a parameter again that was trained when the optimizer was made."""
-    player.model.params[args["param"]].requires_grad_(True)
+    """Train a parameter again that was trained when the optimizer was made, and do a step."""
+    with unfrozen_unless_refused(player.model.params[args["param"]]):
+        plain_step(player, args["key"])
+
+
+@contextmanager
+def unfrozen_unless_refused(param: nn.Parameter) -> Iterator[None]:
+    """Unfreeze a parameter, and freeze it again where what follows is refused."""
+    was_trained = param.requires_grad
+    param.requires_grad_(True)
+    try:
+        yield
+    except DistlionError:
+        param.requires_grad_(was_trained)
+        param.grad = None
+        raise
 
 
 def _draw_frozen(random: Random, setup: Setup) -> Args | None:
@@ -223,13 +246,8 @@ def _draw_frozen(random: Random, setup: Setup) -> Args | None:
 @operation(_draw_frozen, Promise.REFUSED)
 def train_frozen(player: Player, args: Args) -> None:
     """Train a parameter that was frozen when the optimizer was made."""
-    param = player.model.params[args["param"]]
-    param.requires_grad_(True)
-    try:
+    with unfrozen_unless_refused(player.model.params[args["param"]]):
         plain_step(player, args["key"])
-    finally:
-        param.requires_grad_(False)
-        param.grad = None
 
 
 def _draw_group(random: Random, setup: Setup) -> Args | None:
@@ -245,7 +263,12 @@ def add(player: Player, args: Args) -> None:
     player.added.append((args["size"], args["rule"]))
 
 
-@operation(lambda random, setup: {"key": draw_key(random)}, Promise.EITHER, is_modelled=True)
+@operation(
+    lambda random, setup: {"key": draw_key(random)},
+    Promise.EITHER,
+    is_modelled=True,
+    is_last=True,  # an optimizer that is made for what is there now has other momenta
+)
 def cut(player: Player, args: Args) -> None:
     """Cut the precision of all parameters, and do a step."""
     with cut_unless_refused(player.model):
@@ -288,7 +311,7 @@ BAD_PARAMS = ("lazy", "twice", "complex", "integer", "frozen", "none", "sparse",
 
 def _promise_construction(setup: Setup, args: Args) -> Promise:
     # Virtual workers may be made before anything is unfrozen.
-    may_succeed = args["params"] == "frozen" and not setup.is_real
+    may_succeed = args["params"] in ("frozen", "none") and not setup.is_real
     return Promise.EITHER if may_succeed else Promise.REFUSED
 
 

@@ -11,6 +11,7 @@ import matrix
 MOST_OPERATIONS = 8
 MOST_WORKERS = 3
 SIZES = (1, 2, 3, 63, 64, 65, 130, 517)
+OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1, "bucket_elements": 64}
 ORACLE_DTYPES = ("float32", "bfloat16")
 
 
@@ -38,7 +39,7 @@ class Setup:
     dtype: str = "float32"
     frozen: tuple[int, ...] = ()
     scheduler: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=lambda: dict(OPTIONS))
     network: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -77,6 +77,7 @@ def take_fresh(player: Player, *, salt: int = 1, **changes: Any) -> None:
     model, optimizer = player.make_fresh(salt, **changes)
     for old, new in zip(player.model.params, model.params, strict=True):
         new.requires_grad_(old.requires_grad)
+    model.salt = 0  # what is added later has the values that all others give it
     scheduler = make_scheduler(player.setup.scheduler, optimizer)
     player.model, player.optimizer, player.scheduler = model, optimizer, scheduler
 

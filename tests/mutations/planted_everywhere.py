@@ -5,10 +5,11 @@ from __future__ import annotations
 from planted import MUTATIONS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
+from planted_fuzz import FUZZED
 from planted_kernels import KERNELS
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
 from planted_trial import TRIAL
 
-EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK
+EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK + FUZZED
