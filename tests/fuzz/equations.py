@@ -60,7 +60,9 @@ class Equations(Player):
         rule = matrix.describe_for_oracle(group["aggregation"])
         self._oracle.add_group(oracle.Group(values, rule, 0.0, dtype=self.setup.dtype))
 
-    def step(self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None]) -> None:
+    def step(
+        self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None] | None
+    ) -> None:
         if self.model.params[0].dtype != self.model.dtype:
             raise UnknownError("another precision")
         for _ in range(len(self._oracle.groups), len(self.optimizer.param_groups)):
@@ -85,12 +87,13 @@ class Equations(Player):
             param.data = torch.from_numpy(self._oracle.params[place].copy()).to(param.dtype)
 
     def _list_grads(
-        self, passes: list[Grads], edit: Callable[[int], None], worker: int
+        self, passes: list[Grads], edit: Callable[[int], None] | None, worker: int
     ) -> list[oracle.F32 | None]:
         self.optimizer.zero_grad()
         for grads in passes:
             self.backward(grads)
-        edit(worker)
+        if edit is not None:
+            edit(worker)
         found = [self.model.params[index].grad for index in self._places]
         return [None if grad is None else grad.float().numpy().copy() for grad in found]
 

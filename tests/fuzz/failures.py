@@ -10,17 +10,14 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import distlion
 from distlion import faults
 from fuzz.operations import cut_unless_refused, plain_step
-from fuzz.players import Player, Rank, add_group
+from fuzz.players import VOTE_S, Player, Rank
 from fuzz.program import Setup
 from fuzz.table import Args, Promise, draw_key, operation
-
-VOTE_S = 0.2
-"""After this time a rank that has encoded its votes waits for the others."""
 
 Change = Callable[[Player, int], None]
 
@@ -115,7 +112,9 @@ def lopsided(player: Player, args: Args) -> None:
 
 CALLS: dict[str, Callable[[Player, Args], Any]] = {
     "verify_replicas": lambda player, args: player.optimizer.verify_replicas(),  # type: ignore[attr-defined]
-    "add_param_group": lambda player, args: add_group(player.model, player.optimizer, 3, "ternary"),
+    "add_param_group": lambda player, args: player.optimizer.add_param_group(
+        {"params": [("late", nn.Parameter(torch.zeros(3)))]}
+    ),
     "load_state_dict": lambda player, args: player.optimizer.load_state_dict(
         player.optimizer.state_dict()
     ),

@@ -97,6 +97,10 @@ SCHEDULED = replace(RANKS, scheduler="lambda")
 SEQUENTIAL = replace(RANKS, scheduler="sequential")
 
 FOUND: dict[str, Program] = {
+    **{
+        f"{name}, overlap": program
+        for name, program in lopsided("betas, no pair", setup=OVERLAP).items()
+    },
     **lopsided("precision", "gradient", "lr, meta", "step, text", "aggregation, text"),
     **lopsided("momentum, longer", "momentum, double", "momentum, meta", "momentum, lost"),
     **both(

@@ -51,9 +51,9 @@ def list_passes(player: Player, args: Args, worker: int) -> list[Grads]:
 
 def edit_gradient(player: Player, args: Args, worker: int) -> None:
     """Negate a gradient, in one of many ways."""
-    if "edit" not in args or args["edit"][0] not in (None, worker):
+    rank, index, how = args["edit"]
+    if rank not in (None, worker):
         return
-    _, index, how = args["edit"]
     param = player.model.params[index]
     if param.grad is None:
         return
@@ -101,7 +101,7 @@ def step(player: Player, args: Args) -> None:
     """Do a step whose gradients may be absent, not finite, or edited after backward."""
     player.step(
         lambda worker: list_passes(player, args, worker),
-        lambda worker: edit_gradient(player, args, worker),
+        (lambda worker: edit_gradient(player, args, worker)) if "edit" in args else None,
     )
 
 

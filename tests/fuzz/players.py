@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,15 @@ from torch.optim import lr_scheduler
 import distlion
 import distlion.errors
 import matrix
+from distlion import faults
 from distlion.aggregation import Aggregation
 from distlion.optim import VotingBase
 from fuzz.program import Setup
 
 STEP_TIMEOUT_S = 10.0
+VOTE_S = 0.3
+"""Within this time votes that leave during backward have left."""
+
 Grads = list[Tensor | None]
 
 
@@ -161,12 +166,14 @@ class Player:
         if terms:
             sum(terms[1:], terms[0]).backward()
 
-    def step(self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None]) -> None:
+    def step(
+        self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None] | None
+    ) -> None:
         """Do a step.
 
         Args:
             passes: Returns a worker's gradients, of one backward pass after the other.
-            edit: Edits what is in ``p.grad`` of a worker before the step.
+            edit: Edits what is in ``p.grad`` of a worker before the step; None for nothing.
         """
         raise NotImplementedError
 
@@ -230,9 +237,24 @@ class Rank(Player):
             **(network | options),
         )
 
-    def step(self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None]) -> None:
-        self.accumulate(passes)
-        edit(self.rank)
+    def step(
+        self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None] | None
+    ) -> None:
+        has_left = threading.Event()
+        watch = faults.arm(
+            rank=self.rank,
+            step=self.optimizer.committed_step,
+            point="framed",
+            action=lambda chunk: has_left.set(),
+        )
+        try:
+            self.accumulate(passes)
+            if edit is not None:
+                if self.setup.overlap:
+                    has_left.wait(VOTE_S)  # the edit is late for the votes that do leave
+                edit(self.rank)
+        finally:
+            faults.armed.remove(watch)
         self.optimizer.step()
 
     def accumulate(self, passes: Callable[[int], list[Grads]]) -> None:
@@ -263,12 +285,15 @@ class Virtual(Player):
         assert isinstance(self.optimizer, distlion.VirtualCluster)
         return self.optimizer
 
-    def step(self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None]) -> None:
+    def step(
+        self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None] | None
+    ) -> None:
         for worker in self.workers:
             self.optimizer.zero_grad()
             for grads in passes(worker):
                 self.backward(grads)
-            edit(worker)
+            if edit is not None:
+                edit(worker)
             self.cluster.collect(worker)
         self.cluster.step()
 

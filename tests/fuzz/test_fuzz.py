@@ -12,7 +12,7 @@ from fuzz.workers import Crew
 
 pytestmark = pytest.mark.distributed
 
-QUICK_S = 12.0
+QUICK_S = 8.0
 
 
 @pytest.fixture(scope="module")
