@@ -28,6 +28,8 @@ from fuzz.program import MOST_WORKERS, Op, Setup
 
 LIMIT_S = 45.0
 """Whoever has not answered after this time hangs: each wait of an optimizer is a quarter of it."""
+FRESH_EVERY = 100
+"""Programs after which processes are started anew: groups of torch keep their sockets."""
 
 _context = multiprocessing.get_context("forkserver")
 # Under pytest the server of tests/cluster.py runs already, and is used.
@@ -44,7 +46,7 @@ class Crew:
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
         self._folder = tempfile.TemporaryDirectory(prefix="distlion-fuzz-")
-        self.launches = 0
+        self._launches = self._programs = 0
         self._n_workers = 0
 
     def __enter__(self) -> Crew:
@@ -55,8 +57,8 @@ class Crew:
         self._folder.cleanup()
 
     def _start(self) -> None:
-        self.launches += 1
-        rendezvous = os.path.join(self._folder.name, f"rendezvous-{self.launches}")
+        self._launches += 1
+        rendezvous = os.path.join(self._folder.name, f"rendezvous-{self._launches}")
         for rank in range(MOST_WORKERS):
             ours, theirs = _context.Pipe()
             process = _context.Process(target=_work, args=(rank, rendezvous, theirs), daemon=True)
@@ -76,6 +78,9 @@ class Crew:
 
     def begin(self, setup: Setup, folder: Path) -> list[Outcome]:
         """Let all processes make a group, and those that play their optimizers."""
+        self._programs += 1
+        if self._programs % FRESH_EVERY == 0:
+            self.stop()
         if not self._processes:
             self._start()
         self._n_workers = setup.workers
