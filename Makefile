@@ -10,7 +10,7 @@ VENV ?= .venv
 ARGS ?=
 # Schedules that `make simulate` plays.
 SEEDS ?= 10000
-# Of `make soak`.
+# Of `make soak` and `make fuzz`.
 MINUTES ?= 30
 
 BIN := $(VENV)/bin
@@ -31,7 +31,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all simulate bench gpu lint docs sanitize soak wheel format clean
+.PHONY: help train test test-all simulate fuzz bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -58,11 +58,15 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
+	part "fuzz" make --no-print-directory fuzz MINUTES=$(MINUTES) ARGS=
 	part "mutations" $(BIN)/python tests/mutations
 	sum_up
 
 simulate: $(VENV)/.ready-test  ## play SEEDS schedules of failing workers in simulated networks; with SEED=17 only that one, told line by line
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+fuzz: $(VENV)/.ready-test  ## play random programs over the public API for MINUTES; with SEED=17 only that one, cut down to what it takes to fail
+	@PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) $(ARGS)
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	@shopt -s nullglob

@@ -26,7 +26,7 @@ from distlion.exchange.verdict import Verdict, judge
 from distlion.kernels import Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import ChunkShape
-from fuzz import FUZZ, keep_on
+from fuzz_settings import FUZZ, keep_on
 
 REFERENCE = cast(Kernels, reference)
 BACKENDS = [CpuKernels(name) for name in INSTRUCTION_SETS]

@@ -13,7 +13,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.kernels import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS, Coin, Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
-from fuzz import FUZZ, keep_on
+from fuzz_settings import FUZZ, keep_on
 
 REFERENCE = cast(Kernels, reference)
 BACKENDS = [CpuKernels(name) for name in INSTRUCTION_SETS]

@@ -1,0 +1,73 @@
+"""The oracle of random programs notices what is not as it must be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuzz.campaign import draw_program, shrink
+from fuzz.equations import Equations
+from fuzz.judge import DIED, HUNG, Outcome, attempt, compare, judge
+from fuzz.operations import step
+from fuzz.players import Virtual
+from fuzz.program import Op, Program, Setup
+from fuzz.workers import Crew
+
+SETUP = Setup(is_real=False)
+STEP = Op("step", {"key": 1})
+REFUSED = Op("duplicate", {"how": "copy"})
+FAULT = Op("fault", {"victim": 1, "fault": "kill", "key": 1})
+
+HELD = {"committed_step": "3", "p0": "bits"}
+OK = Outcome(None, False, "", [HELD], [HELD], False, 0.1)
+ERROR = replace(OK, error="StepTimeoutError", is_typed=True, is_dead=True)
+MOVED = replace(OK, after=[{"committed_step": "4", "p0": "other bits"}])
+VICTIM = replace(OK, error=DIED, before=[], after=[])
+
+WRONG: dict[str, tuple[Op, tuple[Outcome, ...], str]] = {
+    "untyped": (REFUSED, (replace(ERROR, error="KeyError", is_typed=False),) * 2, "none of ours"),
+    "different": (REFUSED, (ERROR, replace(ERROR, error="PeerLostError")), "end differently"),
+    "one succeeds": (STEP, (OK, ERROR), "end differently"),
+    "refused": (STEP, (ERROR, ERROR), "should succeed"),
+    "accepted": (REFUSED, (OK, OK), "should be refused"),
+    "changed": (REFUSED, (ERROR, replace(ERROR, after=MOVED.after)), "yet it changed"),
+    "half dead": (REFUSED, (ERROR, replace(ERROR, is_dead=False)), "some are dead"),
+    "hangs": (STEP, (OK, replace(OK, error=HUNG)), "rank 1 hangs"),
+    "half committed": (FAULT, (replace(MOVED, error="PeerLostError"), OK), "some have committed"),
+    "late": (FAULT, (replace(ERROR, seconds=9.0), VICTIM), "hears of it after"),
+    "not heard of": (FAULT, (MOVED, VICTIM), "the others end with"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_outcome_that_was_not_promised_is_noticed(name: str) -> None:
+    op, outcomes, expected = WRONG[name]
+    assert any(expected in violation for violation in judge(SETUP, op, outcomes))
+
+
+def test_outcomes_that_were_promised_pass() -> None:
+    assert judge(SETUP, STEP, (MOVED, MOVED)) == []
+    assert judge(SETUP, REFUSED, (ERROR, ERROR)) == []
+    assert judge(SETUP, FAULT, (ERROR, VICTIM)) == []
+
+
+def test_a_difference_from_the_model_is_noticed(tmp_path: Path) -> None:
+    virtual, model = Virtual(SETUP, tmp_path), Equations(SETUP, tmp_path)
+    step(model, {"key": 1})
+    assert compare([attempt(virtual, STEP)], model) == []
+    step(model, {"key": 2})
+    differences = compare([attempt(virtual, Op("step", {"key": 3}))], model)
+    assert [text.split(" is ")[0] for text in differences] == ["worker 0", "worker 1"]
+
+
+def test_a_seed_stands_for_one_program() -> None:
+    assert repr(draw_program(17)) == repr(draw_program(17))
+    assert draw_program(17) != draw_program(19)
+
+
+def test_a_program_that_fails_is_cut_down_to_what_it_takes() -> None:
+    wrong = Op("collect", {"worker": 0})  # promised to be refused, as there are no such workers
+    program = Program(1, SETUP, (STEP, Op("step", {"key": 2}), wrong, STEP))
+    assert shrink(program, Crew()).ops == (wrong,)
