@@ -68,6 +68,14 @@ def _direction(segment: Segment, grad: Tensor) -> Tensor:
     return _blend(segment.coefficients.beta1, segment.exp_avg, g)
 
 
+def _mask(c: Tensor, segment: Segment, grad: Tensor) -> Tensor:
+    """Keep what a cautious parameter votes on: c where its sign is that of g, else +0."""
+    if not segment.coefficients.cautious:
+        return c
+    g = _widened_grad(grad, segment.coefficients)
+    return torch.where(((c > 0) & (g > 0)) | ((c < 0) & (g < 0)), c, 0.0)
+
+
 def _new_momentum(segment: Segment, grad: Tensor) -> Tensor:
     g = _widened_grad(grad, segment.coefficients)
     return _blend(segment.coefficients.beta2, segment.exp_avg, g).to(segment.exp_avg.dtype)
@@ -78,10 +86,12 @@ def _checked_direction(
 ) -> tuple[Tensor, Tensor]:
     """Compute the direction, rounded to ``dtype``, and () bool: it and the new momentum are finite.
 
-    A gradient that is not finite shows in the direction, since 1 - beta1 > 0.
+    A gradient that is not finite shows in the direction, since 1 - beta1 > 0; the mask, which would
+    hide it, comes last.
     """
-    c = _direction(segment, grad).to(dtype)
-    return c, c.isfinite().all() & _new_momentum(segment, grad).isfinite().all()
+    c = _direction(segment, grad)
+    finite = c.to(dtype).isfinite().all() & _new_momentum(segment, grad).isfinite().all()
+    return _mask(c, segment, grad).to(dtype), finite
 
 
 def check_finite(segments: Sequence[Segment]) -> Tensor:
@@ -356,7 +366,8 @@ def commit(
 def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
     for segment in segments:
         if segment.grad is not None:
-            _move(segment, _direction(segment, segment.grad).sign(), 1, rounding)
+            c = _mask(_direction(segment, segment.grad), segment, segment.grad)
+            _move(segment, c.sign(), 1, rounding)
             segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
 
 
