@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted import MUTATIONS
+from planted_cautious import CAUTIOUS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
 from planted_kernels import KERNELS
@@ -11,4 +12,6 @@ from planted_misuse import MISUSES
 from planted_protocol import PROTOCOL
 from planted_trial import TRIAL
 
-EVERYWHERE = MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK
+EVERYWHERE = (
+    MUTATIONS + KERNELS + DEVICE + MISUSES + LOSSES + PROTOCOL + TRIAL + FEEDBACK + CAUTIOUS
+)

@@ -63,6 +63,7 @@ class DistributedLion(VotingBase):
         lr: Learning rate, 0 or more.
         betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
         weight_decay: Decoupled weight decay, 0 or more.
+        cautious: Vote on 0 where direction and gradient differ in sign (arXiv:2411.16085).
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
             ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
@@ -116,6 +117,7 @@ class DistributedLion(VotingBase):
         betas: tuple[float, float] = (0.9, 0.99),
         *,
         weight_decay: float = 0.0,
+        cautious: bool = False,
         aggregation: Aggregation | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
@@ -158,6 +160,7 @@ class DistributedLion(VotingBase):
             lr,
             betas,
             weight_decay=weight_decay,
+            cautious=cautious,
             aggregation=aggregation,
             rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,

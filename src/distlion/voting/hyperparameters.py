@@ -68,6 +68,9 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"weight_decay={weight_decay}: expected a finite number, 0 or more"
         )
+    cautious = group.get("cautious", False)
+    if not isinstance(cautious, bool):
+        raise UnsupportedTypeError(f"cautious={cautious!r}: expected True or False")
     if lr * weight_decay >= 1:
         raise InvalidArgumentError(
             f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
@@ -153,6 +156,7 @@ def read_coefficients(
                 float(group["lr"]),
                 float(group["weight_decay"]),
                 grad_scale,
+                group.get("cautious", False),
             )
         )
     return coefficients
@@ -167,6 +171,7 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
             f"lr of group {number}: {_as_taken(group['lr'])!r}",
             f"betas of group {number}: {_as_taken(group['betas'])!r}",
             f"weight_decay of group {number}: {_as_taken(group['weight_decay'])!r}",
+            f"cautious of group {number}: {group['cautious']!r}",
             f"aggregation of group {number}: {group['aggregation']!r}",
             f"step of group {number}: {int(group['step'])}",
         )
