@@ -53,6 +53,8 @@ RULE_NAMES = (
     *list_vote_names(),
     *BASELINE_NAMES,
     *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
+    f"{BaselineName.GLOBAL_LION.value}-cautious",
+    f"{BaselineName.GLOBAL_LION.value}-cautious-betas-A-B",
 )
 """For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
 

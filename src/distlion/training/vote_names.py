@@ -110,4 +110,5 @@ def describe_betas(name: str) -> str:
 
 def list_vote_names() -> list[str]:
     """Return the names for messages and help: P is a number of bits, A and B digits of betas."""
-    return [*list_rule_names(), "RULE-cautious", "RULE[-cautious]-betas-A-B", *_SIGNUM]
+    variants = ("RULE-cautious", "RULE-betas-A-B", "RULE-cautious-betas-A-B")
+    return [*list_rule_names(), *variants, *_SIGNUM]
