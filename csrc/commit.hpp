@@ -78,7 +78,8 @@ void move(const Segment& segment, std::size_t begin, std::size_t end, const Comm
                 if constexpr (MovesParam) {
                     f32 s;
                     if constexpr (format == ReplyFormat::own) {
-                        const f32 c = blend.direction(m, g);
+                        const f32 whole = blend.direction(m, g);
+                        const f32 c = segment.is_cautious ? keep_same_sign(whole, g) : whole;
                         const u32 moves = masks_of(bits_above_zero(c) | bits_below_zero(c));
                         s = (f32)((u32)signed_ones(bits_above_zero(c)) & moves);
                     } else {

@@ -37,6 +37,7 @@ struct Segment {
     float decay;       // d = 1 - lr * weight_decay
     float step_width;  // a = lr / n
     float grad_scale;
+    bool is_cautious;  // c is 0 where its sign is not that of g
     std::int64_t n_present;
     unsigned first_bit;
     const float* estimate = nullptr;  // h, where a vote is on rests

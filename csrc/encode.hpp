@@ -31,33 +31,34 @@ inline std::uint64_t sign_bits(std::uint64_t above, std::uint64_t zero, const Se
 }
 
 // Signs, ternary votes, or nothing but the check.
-template <class Param, class Momentum, Vote vote>
+template <class Param, class Momentum, class BlendType, Vote vote>
 bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
                  const Encoding& encoding) {
-    const Blend blend(segment);
+    const BlendType blend(segment);
     FiniteCheck<Float32> directions;
     FiniteCheck<Momentum> momenta;
     each_word<Param, Momentum, kVotes>(segment, begin, end, [&](std::size_t word, auto row) {
         std::uint64_t above = 0;
-        std::uint64_t other = 0;  // c = 0 for signs, c != 0 for ternary votes
+        std::uint64_t zero = 0;
         for (int k = 0; k < kWordVectors; ++k) {
-            const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+            const f32 g = blend.template scaled_grad<Param>(row.grad + k * kLanes);
             const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
             const f32 c = blend.direction(m, g);
             directions.see(c);
             momenta.see(blend.new_momentum(m, g));
             if constexpr (vote != Vote::none) {
-                above |= std::uint64_t{bits_above_zero(c)} << (k * kLanes);
-                other |= std::uint64_t{bits_of_zero(c)} << (k * kLanes);
+                const LaneBits bits = blend.vote(c, g);
+                above |= bits.above << (k * kLanes);
+                zero |= bits.zero << (k * kLanes);
             }
         }
         if constexpr (vote == Vote::signs) {
             *packed_word(encoding.out, segment, word, 1) =
-                sign_bits(above, other, segment, word, encoding.zero) & row.valid;
+                sign_bits(above, zero, segment, word, encoding.zero) & row.valid;
         } else if constexpr (vote == Vote::ternary) {
             std::uint64_t* out = packed_word(encoding.out, segment, word, 2);
             out[0] = above;
-            out[kBlockWords] = ~other & row.valid;
+            out[kBlockWords] = ~zero & row.valid;
         }
     });
     return directions.all_finite() && momenta.all_finite();
@@ -98,10 +99,10 @@ inline void prefetch_next_block(const void* tensor, std::size_t word) {
 }
 
 // Odd levels. The absolute directions of a scale block stay in the cache until its scale is known.
-template <class Param, class Momentum>
+template <class Param, class Momentum, class BlendType>
 bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
                    const Encoding& encoding) {
-    const Blend blend(segment);
+    const BlendType blend(segment);
     FiniteCheck<Float32> directions;
     FiniteCheck<Momentum> momenta;
     const int n_magnitude_bits = static_cast<int>(encoding.n_planes) - 1;
@@ -120,14 +121,15 @@ bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
             prefetch_next_block<Param>(segment.grad, word);
             float* magnitude = magnitudes + (word - block) * kWordElements;
             for (int k = 0; k < kWordVectors; ++k) {
-                const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+                const f32 g = blend.template scaled_grad<Param>(row.grad + k * kLanes);
                 const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
                 const f32 c = blend.direction(m, g);
                 directions.see(c);
                 momenta.see(blend.new_momentum(m, g));
-                above |= std::uint64_t{bits_above_zero(c)} << (k * kLanes);
-                zero |= std::uint64_t{bits_of_zero(c)} << (k * kLanes);
-                store(magnitude + k * kLanes, (u32)c & 0x7FFFFFFF);
+                const LaneBits bits = blend.vote(c, g);
+                above |= bits.above << (k * kLanes);
+                zero |= bits.zero << (k * kLanes);
+                store(magnitude + k * kLanes, (u32)blend.voted(c, g) & 0x7FFFFFFF);
             }
             *packed_word(encoding.out, segment, word, encoding.n_planes) =
                 sign_bits(above, zero, segment, word, encoding.zero) & row.valid;
@@ -158,21 +160,22 @@ bool encode_levels(const Segment& segment, std::size_t begin, std::size_t end,
 }
 
 // The directions themselves, rounded to `Direction`.
-template <class Param, class Momentum, class Direction>
+template <class Param, class Momentum, class BlendType, class Direction>
 bool encode_directions(const Segment& segment, std::size_t begin, std::size_t end,
                        const Encoding& encoding) {
-    const Blend blend(segment);
+    const BlendType blend(segment);
     FiniteCheck<Direction> directions;
     FiniteCheck<Momentum> momenta;
     auto* out = reinterpret_cast<typename Direction::Stored*>(encoding.out);
     each_word<Param, Momentum, kVotes>(segment, begin, end, [&](std::size_t word, auto row) {
         for (int k = 0; k < kWordVectors; ++k) {
-            const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+            const f32 g = blend.template scaled_grad<Param>(row.grad + k * kLanes);
             const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
             const f32 c = blend.direction(m, g);
             directions.see(c);
             momenta.see(blend.new_momentum(m, g));
-            Direction::narrow(out + (segment.bucket_word + word) * kWordElements + k * kLanes, c);
+            Direction::narrow(out + (segment.bucket_word + word) * kWordElements + k * kLanes,
+                              blend.voted(c, g));
         }
     });
     return directions.all_finite() && momenta.all_finite();
@@ -180,20 +183,22 @@ bool encode_directions(const Segment& segment, std::size_t begin, std::size_t en
 
 bool encode_words(const Segment& segment, std::size_t begin, std::size_t end,
                   const Encoding& encoding) {
-    return with_types(segment, [&]<class Param, class Momentum>() {
+    return with_blend(segment, [&]<class Param, class Momentum, class BlendType>() {
         switch (encoding.vote) {
             case Vote::signs:
-                return encode_bits<Param, Momentum, Vote::signs>(segment, begin, end, encoding);
+                return encode_bits<Param, Momentum, BlendType, Vote::signs>(segment, begin, end, encoding);
             case Vote::ternary:
-                return encode_bits<Param, Momentum, Vote::ternary>(segment, begin, end, encoding);
+                return encode_bits<Param, Momentum, BlendType, Vote::ternary>(segment, begin, end, encoding);
             case Vote::levels:
-                return encode_levels<Param, Momentum>(segment, begin, end, encoding);
+                return encode_levels<Param, Momentum, BlendType>(segment, begin, end, encoding);
             case Vote::directions:
                 return encoding.direction_type == DType::float32
-                           ? encode_directions<Param, Momentum, Float32>(segment, begin, end, encoding)
-                           : encode_directions<Param, Momentum, BFloat16>(segment, begin, end, encoding);
+                           ? encode_directions<Param, Momentum, BlendType, Float32>(segment, begin, end,
+                                                                                    encoding)
+                           : encode_directions<Param, Momentum, BlendType, BFloat16>(segment, begin, end,
+                                                                                     encoding);
             default:
-                return encode_bits<Param, Momentum, Vote::none>(segment, begin, end, encoding);
+                return encode_bits<Param, Momentum, Blend, Vote::none>(segment, begin, end, encoding);
         }
     });
 }

@@ -31,10 +31,10 @@ inline double sum_of(const Number* x) {
 }
 
 // The first pass.
-template <class Param, class Momentum>
+template <class Param, class Momentum, class BlendType>
 bool encode_rest_signs(const Segment& segment, std::size_t begin, std::size_t end,
                        const Encoding& encoding, double* sums) {
-    const Blend blend(segment);
+    const BlendType blend(segment);
     FiniteCheck<Float32> directions;
     FiniteCheck<Momentum> momenta;
     alignas(64) float sizes[1][kScaleBlockElements];
@@ -44,12 +44,12 @@ bool encode_rest_signs(const Segment& segment, std::size_t begin, std::size_t en
             std::uint64_t zero = 0;
             float* size = sizes[0] + (word - block) * kWordElements;
             for (int k = 0; k < kWordVectors; ++k) {
-                const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+                const f32 g = blend.template scaled_grad<Param>(row.grad + k * kLanes);
                 const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
                 const f32 c = blend.direction(m, g);
                 directions.see(c);
                 momenta.see(blend.new_momentum(m, g));
-                const f32 d = c - load<f32>(row.estimate + k * kLanes);
+                const f32 d = blend.voted(c, g) - load<f32>(row.estimate + k * kLanes);
                 above |= std::uint64_t{bits_above_zero(d)} << (k * kLanes);
                 zero |= std::uint64_t{bits_of_zero(d)} << (k * kLanes);
                 store(size + k * kLanes, (u32)d & 0x7FFFFFFF);
@@ -63,10 +63,10 @@ bool encode_rest_signs(const Segment& segment, std::size_t begin, std::size_t en
 }
 
 // The second pass, of two bits. To compute d again takes less than to keep it.
-template <class Param, class Momentum>
+template <class Param, class Momentum, class BlendType>
 std::size_t encode_rest_sizes(const Segment& segment, std::size_t begin, std::size_t end,
                               const Encoding& encoding, float mean, double* sums, double* large_sums) {
-    const Blend blend(segment);
+    const BlendType blend(segment);
     const f32 least = fill(mean);
     std::size_t n_large = 0;
     alignas(64) float sizes[2][kScaleBlockElements];  // of small ones, and of large ones
@@ -75,9 +75,10 @@ std::size_t encode_rest_sizes(const Segment& segment, std::size_t begin, std::si
             std::uint64_t large = 0;
             const std::size_t first = (word - block) * kWordElements;
             for (int k = 0; k < kWordVectors; ++k) {
-                const f32 g = blend.scaled_grad<Param>(row.grad + k * kLanes);
+                const f32 g = blend.template scaled_grad<Param>(row.grad + k * kLanes);
                 const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
-                const f32 d = blend.direction(m, g) - load<f32>(row.estimate + k * kLanes);
+                const f32 c = blend.voted(blend.direction(m, g), g);
+                const f32 d = c - load<f32>(row.estimate + k * kLanes);
                 const u32 size = (u32)d & 0x7FFFFFFF;
                 const std::uint32_t bits = bits_at_least((f32)size, least);
                 const u32 is_large = masks_of(bits);
@@ -97,15 +98,16 @@ std::size_t encode_rest_sizes(const Segment& segment, std::size_t begin, std::si
 
 bool encode_rest_words(const Segment& segment, std::size_t begin, std::size_t end,
                        const Encoding& encoding, double* sums) {
-    return with_types(segment, [&]<class Param, class Momentum>() {
-        return encode_rest_signs<Param, Momentum>(segment, begin, end, encoding, sums);
+    return with_blend(segment, [&]<class Param, class Momentum, class BlendType>() {
+        return encode_rest_signs<Param, Momentum, BlendType>(segment, begin, end, encoding, sums);
     });
 }
 
 std::size_t encode_size_words(const Segment& segment, std::size_t begin, std::size_t end,
                               const Encoding& encoding, float mean, double* sums, double* large_sums) {
-    return with_types(segment, [&]<class Param, class Momentum>() {
-        return encode_rest_sizes<Param, Momentum>(segment, begin, end, encoding, mean, sums, large_sums);
+    return with_blend(segment, [&]<class Param, class Momentum, class BlendType>() {
+        return encode_rest_sizes<Param, Momentum, BlendType>(segment, begin, end, encoding, mean, sums,
+                                                             large_sums);
     });
 }
 

@@ -65,7 +65,7 @@ namespace segment_field {
 enum { slot, param, grad, exp_avg, coefficients };
 }
 namespace coefficient_field {
-enum { beta1, beta2, lr, weight_decay, grad_scale };
+enum { beta1, beta2, lr, weight_decay, grad_scale, cautious };
 }
 
 inline DType read_float_type(nb::dlpack::dtype dtype, const char* what, nb::handle whose, bool may_be_half) {
@@ -147,6 +147,7 @@ private:
         read.decay = static_cast<float>(1.0 - lr * field(coefficient_field::weight_decay));
         read.step_width = static_cast<float>(lr);
         read.grad_scale = static_cast<float>(field(coefficient_field::grad_scale));
+        read.is_cautious = nb::cast<bool>(item(coefficients, coefficient_field::cautious));
         return lr;
     }
 

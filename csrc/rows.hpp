@@ -112,6 +112,10 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     }
 }
 
+struct LaneBits {
+    std::uint64_t above, zero;
+};
+
 // c and m' of one vector of elements.
 struct Blend {
     f32 beta1, one_minus_beta1, beta2, one_minus_beta2, grad_scale;
@@ -129,7 +133,21 @@ struct Blend {
         return Param::widen(grad) * grad_scale;
     }
     f32 direction(f32 m, f32 g) const { return beta1 * m + one_minus_beta1 * g; }
+    // What a vote is on, and where it is above 0 and where 0: a bit for each lane.
+    static f32 voted(f32 c, f32) { return c; }
+    static LaneBits vote(f32 c, f32) { return {bits_above_zero(c), bits_of_zero(c)}; }
     f32 new_momentum(f32 m, f32 g) const { return beta2 * m + one_minus_beta2 * g; }
+};
+
+// Of a cautious parameter.
+struct CautiousBlend : Blend {
+    using Blend::Blend;
+    static f32 voted(f32 c, f32 g) { return keep_same_sign(c, g); }
+    static LaneBits vote(f32 c, f32 g) {
+        const std::uint32_t above = bits_above_zero(c) & bits_above_zero(g);
+        const std::uint32_t below = bits_below_zero(c) & bits_below_zero(g);
+        return {above, (above | below) ^ ((1u << kLanes) - 1)};
+    }
 };
 
 // Call `visit.operator()<Param, Momentum>()` with the dtypes of a segment.
@@ -147,6 +165,15 @@ inline auto with_types(const Segment& segment, Visit visit) {
             return is_wide ? visit.template operator()<Float32, Float32>()
                            : visit.template operator()<Float32, BFloat16>();
     }
+}
+
+// Call `visit.operator()<Param, Momentum, Blend>()` with the dtypes and the blend of a segment.
+template <class Visit>
+inline auto with_blend(const Segment& segment, Visit visit) {
+    return with_types(segment, [&]<class Param, class Momentum>() {
+        return segment.is_cautious ? visit.template operator()<Param, Momentum, CautiousBlend>()
+                                   : visit.template operator()<Param, Momentum, Blend>();
+    });
 }
 
 }  // namespace

@@ -76,6 +76,11 @@ inline std::uint32_t bits_at_least(f32 x, f32 least) {
 }
 inline bool any_top_bit(u32 x) { return _mm512_movepi32_mask((__m512i)x) != 0; }
 inline u32 masks_of(std::uint32_t bits) { return (u32)_mm512_movm_epi32((__mmask16)bits); }
+inline f32 keep_same_sign(f32 x, f32 y) {
+    const std::uint32_t above = bits_above_zero(x) & bits_above_zero(y);
+    const std::uint32_t below = bits_below_zero(x) & bits_below_zero(y);
+    return (f32)_mm512_maskz_mov_ps((__mmask16)(above | below), (__m512)x);
+}
 
 #elif defined(__AVX2__)
 
@@ -134,6 +139,15 @@ inline u32 masks_of(std::uint32_t bits) {
     return (u32)((fill(bits) & kLaneBits) == kLaneBits);
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+// x where x and y are both above or both below 0, else +0. Not by their product, which may underflow.
+inline f32 keep_same_sign(f32 x, f32 y) {
+    const u32 above = (u32)(x > f32{}) & (u32)(y > f32{});
+    const u32 below = (u32)(x < f32{}) & (u32)(y < f32{});
+    return (f32)((u32)x & (above | below));
+}
 #endif
 
 // Gather bit `bit` of 64 bytes into a word, lowest byte first.

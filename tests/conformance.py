@@ -31,6 +31,9 @@ HYPER = (
     # Here directions cancel to 0, and parameters take large steps.
     Coefficients(0.5, 0.0, 40.0, 0.01, grad_scale=1.0),
     Coefficients(0.0, 0.999, 1e-40, 0.0, grad_scale=3.7),
+    Coefficients(0.9, 0.95, 1e-3, 0.1, cautious=True),
+    # Here gradients are scaled to numbers that are 0 or have no product with a direction.
+    Coefficients(0.5, 0.9, 0.3, 0.0, grad_scale=1e-38, cautious=True),
 )
 DTYPES = tuple(itertools.product(PARAM_DTYPES, EXP_AVG_DTYPES))
 # Every size of one parameter, and many parameters in every dtype.

@@ -247,6 +247,7 @@ class Group:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     dtype: str = "float32"
+    cautious: bool = False
 
 
 @dataclass
@@ -313,6 +314,8 @@ class OracleCluster:
             if not all(finite):
                 assert self.nonfinite == "abstain", "the oracle knows no other policy"
                 continue
+            if group.cautious:
+                c = np.where(np.sign(c) == np.sign(grad), c, np.float32(0))
             directions.append(c)
             zero_signs.append(self._coin(FIRST_ZERO_DOMAIN + rank, word, n))
             momenta[rank] = new_m

@@ -30,6 +30,7 @@ class GroupSpec:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     dtype: str = "float32"
+    cautious: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def play_oracle(case: Case, world_size: int) -> list[Outcome]:
             spec.betas,
             spec.weight_decay,
             spec.dtype,
+            spec.cautious,
         )
         for spec in case.groups
     ]
@@ -149,6 +151,7 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
                 "lr": spec.lr,
                 "betas": spec.betas,
                 "weight_decay": spec.weight_decay,
+                "cautious": spec.cautious,
             }
         )
     defaults = {

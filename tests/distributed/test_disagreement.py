@@ -50,6 +50,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "lr": (lambda: make_optimizer(lr=2e-2), ("lr", "0.02", "0.01")),
     "betas": (lambda: make_optimizer(betas=(0.95, 0.98)), ("betas", "0.95", "0.9")),
+    "cautious": (lambda: make_optimizer(cautious=True), ("cautious", "True", "False")),
     "weight decay": (lambda: make_optimizer(weight_decay=0.125), ("weight_decay", "0.125")),
     "rule": (
         lambda: make_optimizer(aggregation=distlion.TernaryVote()),

@@ -63,6 +63,23 @@ MIXED_GROUPS = (
     GroupSpec(RULES["full-bf16"], (513,), lr=0.0, weight_decay=0.1),
 )
 
+CAUTIOUS_GROUPS = tuple(
+    GroupSpec(rule, sizes, lr=3e-3, weight_decay=0.1, dtype=dtype, cautious=cautious)
+    for rule, sizes, dtype, cautious in (
+        (RULES["majority"], (65, 130), "float32", True),
+        (RULES["majority"], (64, 3), "float32", False),
+        (RULES["majority-zero"], (700,), "bfloat16", True),
+        (RULES["ternary"], (2, 63), "bfloat16", True),
+        (RULES["average"], (64, 1), "float32", True),
+        (RULES["quantized-4"], (4100, 3), "float32", True),
+        (RULES["quantized-8-linf-narrow"], (513,), "float32", True),
+        (RULES["feedback-1"], (65, 513), "float32", True),
+        (RULES["feedback-2"], (4100,), "bfloat16", True),
+        (RULES["full"], (129,), "float32", True),
+        (RULES["full-bf16"], (513,), "bfloat16", True),
+    )
+)
+
 SPECIAL_CASES = {
     case.name: case
     for case in (
@@ -79,6 +96,7 @@ SPECIAL_CASES = {
             exchange=distlion.AllGather(),
         ),
         Case("every-worker-has-every-gradient", MIXED_GROUPS, steps=10, seed=14),
+        Case("cautious-directions", CAUTIOUS_GROUPS, steps=15, seed=15, absent=True),
         Case(
             "stochastic-rounding",
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted import MUTATIONS
+from planted_cautious import CAUTIOUS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
 from planted_files import FILES
@@ -36,4 +37,5 @@ EVERYWHERE = (
     *OVERLAP,
     *NEWCOMER,
     *FUZZED,
+    *CAUTIOUS,
 )

@@ -88,13 +88,16 @@ def test_lion_follows_lion_pytorch_within_rounding(
         assert float(momentum_error) <= MOMENTUM_TOLERANCE * 4.0
 
 
+@pytest.mark.parametrize("cautious", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lion_equals_the_oracle_to_the_bit(dtype: str) -> None:
+def test_lion_equals_the_oracle_to_the_bit(dtype: str, cautious: bool) -> None:
     values = [oracle.values(SEED, i, n=n, dtype=dtype) for i, n in enumerate(SIZES)]
-    group = oracle.Group(list(values), oracle.Rule("majority"), 1e-3, (0.9, 0.99), 0.1, dtype)
+    group = oracle.Group(
+        list(values), oracle.Rule("majority"), 1e-3, (0.9, 0.99), 0.1, dtype, cautious
+    )
     cluster = oracle.OracleCluster([group], 1)
     params = [torch.nn.Parameter(torch.from_numpy(v).to(getattr(torch, dtype))) for v in values]
-    lion = distlion.Lion(params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+    lion = distlion.Lion(params, 1e-3, (0.9, 0.99), weight_decay=0.1, cautious=cautious)
     for step in range(20):
         grads = [oracle.gradient(SEED, step, 0, i, n, dtype) for i, n in enumerate(SIZES)]
         cluster.step([grads])

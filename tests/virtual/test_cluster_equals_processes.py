@@ -90,6 +90,13 @@ OTHER_CASES = [
         torch.bfloat16,
     ),
     Case("diagnosed", {"diagnose_every": 3, "aggregation": distlion.Average()}),
+    *(
+        Case(
+            f"cautious {name}",
+            {"cautious": True, "aggregation": SAMPLE[name], "diagnose_every": 5},
+        )
+        for name in matrix.first_of_each_class()
+    ),
     Case("small buckets", {"bucket_elements": 100, "seed": 5}),
     Case("bfloat16", {"rounding": "stochastic", "exp_avg_dtype": torch.float32}, torch.bfloat16),
     Case("bfloat16 momenta", {"momentum_sync": MomentumSync(every=4)}, torch.bfloat16),

@@ -52,11 +52,19 @@ def test_nothing_is_said_where_nobody_votes() -> None:
 
 @pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)
 @pytest.mark.parametrize("workers", [2, 5])
-def test_agreement_is_counted_on_what_was_really_applied(rule: Aggregation, workers: int) -> None:
+@pytest.mark.parametrize("cautious", [False, True])
+def test_agreement_is_counted_on_what_was_really_applied(
+    rule: Aggregation, workers: int, cautious: bool
+) -> None:
     """A parameter of 200 coordinates is its own sample; steps are read off the parameters."""
     param = nn.Parameter(torch.zeros(200))
     cluster = distlion.VirtualCluster(
-        [("w", param)], workers=workers, lr=1.0, aggregation=rule, diagnose_every=2
+        [("w", param)],
+        workers=workers,
+        lr=1.0,
+        cautious=cautious,
+        aggregation=rule,
+        diagnose_every=2,
     )
     generator = torch.Generator().manual_seed(workers)
     expected = []
@@ -64,6 +72,8 @@ def test_agreement_is_counted_on_what_was_really_applied(rule: Aggregation, work
         grads = torch.randn(workers, 200, generator=generator)
         momenta = torch.stack([cluster.exp_avg(worker)[0] for worker in range(workers)])
         directions = BETA1 * momenta.double() + (1 - BETA1) * grads.double()
+        if cautious:
+            directions[directions * grads.double() <= 0] = 0
         before = param.detach().clone()
         for worker, grad in enumerate(grads):
             param.grad = grad
@@ -71,7 +81,8 @@ def test_agreement_is_counted_on_what_was_really_applied(rule: Aggregation, work
         cluster.step()
         votes = directions.sign().sum(0)
         moved = (before - param.detach()).sign()
-        agreement = (moved == directions.sum(0).sign()).double().mean()
+        leads = directions.sum(0).sign()
+        agreement = (moved == leads)[leads != 0].double().mean()
         expected.append(
             (step, votes.abs().mean() / workers, (votes == 0).double().mean(), agreement)
         )

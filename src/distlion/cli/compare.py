@@ -62,8 +62,9 @@ _Methods = Annotated[
     str | None,
     typer.Option(
         help=f"Names with commas between: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits, 2 at most "
-        "for feedback; A and B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the "
-        "number of steps in which momenta are averaged once, or workers exchange once.",
+        "for feedback; cautious masks elements whose direction and gradient differ in sign; A and "
+        "B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of steps "
+        "in which momenta are averaged once, or workers exchange once.",
         show_default="majority,average,global-lion,global-adamw",
     ),
 ]

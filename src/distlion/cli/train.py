@@ -56,7 +56,8 @@ _Rule = Annotated[
     typer.Option(
         metavar="NAME",
         help=f"How workers agree, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits, 2 at most for "
-        "feedback; A and B are digits of betas: majority-betas-90-95 has (0.9, 0.95). Baselines: "
+        "feedback; cautious masks elements whose direction and gradient differ in sign; A and B "
+        "are digits of betas: majority-betas-90-95 has (0.9, 0.95). Baselines: "
         "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
         "terngrad and graddrop are followed by AdamW.",
     ),

@@ -8,13 +8,15 @@ Notation:
 
     g  = fl(gradient * grad_scale), left out where grad_scale is 1
     c  = fl(fl(beta1 * m) + fl((1 - beta1) * g))                       the direction
+    c  = c where c > 0 and g > 0, or c < 0 and g < 0; else +0          if cautious
     m' = fl(fl(beta2 * m) + fl((1 - beta2) * g))                       the new momentum
     x' = fl(fl(d * x) - fl(a * S))                                     the new parameter
 
     One final rounding takes m' and x' to their storage dtype. S is the integer of the reply; n = 1,
     except for a reply of counts: n = workers present. No fused multiply-add, no division inside an
     op. Given equal inputs, every backend returns equal bits, whatever its instruction set and
-    number of threads; only which NaN comes out is not fixed.
+    number of threads; only which NaN comes out is not fixed. Whether c is finite is checked before
+    the mask of a cautious parameter, which would hide a NaN.
 
 Dtypes:
     parameter and gradient float32, bfloat16 or float16; exp_avg float32 or bfloat16.
@@ -92,6 +94,7 @@ class Coefficients(NamedTuple):
         lr: Learning rate.
         weight_decay: Decoupled weight decay.
         grad_scale: What the raw gradient is multiplied by: 1, or 1 / the scale of a GradScaler.
+        cautious: Mask elements whose direction and gradient differ in sign (arXiv:2411.16085).
     """
 
     beta1: float
@@ -99,6 +102,7 @@ class Coefficients(NamedTuple):
     lr: float
     weight_decay: float
     grad_scale: float = 1.0
+    cautious: bool = False
 
 
 class Segment(NamedTuple):

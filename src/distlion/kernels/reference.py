@@ -12,30 +12,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distlion.kernels.coin import GOLDEN, Coin
+from distlion.kernels.coin import Coin
 from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Segment
 from distlion.kernels.feedback import add_steps as add_steps
 from distlion.kernels.feedback import add_steps_of_all as add_steps_of_all
 from distlion.kernels.feedback import encode_rests_by
 from distlion.kernels.words import (
+    CHUNK_ELEMENTS,
     Run,
     coin_bits,
     cut_blocks,
     cut_runs,
+    digest_bits,
     draw_words,
     interleave,
     mean_by_halving,
-    mix_words,
     pack,
-    signed,
     split_planes,
     sum_by_halving,
     unpack,
 )
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot
-
-# So many are widened at a time; whole blocks.
-CHUNK_ELEMENTS = 1 << 20
 
 
 def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
@@ -68,6 +65,14 @@ def _direction(segment: Segment, grad: Tensor) -> Tensor:
     return _blend(segment.coefficients.beta1, segment.exp_avg, g)
 
 
+def _mask(c: Tensor, segment: Segment, grad: Tensor) -> Tensor:
+    """Keep what a cautious parameter votes on: c where its sign is that of g, else +0."""
+    if not segment.coefficients.cautious:
+        return c
+    g = _widened_grad(grad, segment.coefficients)
+    return torch.where(((c > 0) & (g > 0)) | ((c < 0) & (g < 0)), c, 0.0)
+
+
 def _new_momentum(segment: Segment, grad: Tensor) -> Tensor:
     g = _widened_grad(grad, segment.coefficients)
     return _blend(segment.coefficients.beta2, segment.exp_avg, g).to(segment.exp_avg.dtype)
@@ -78,10 +83,12 @@ def _checked_direction(
 ) -> tuple[Tensor, Tensor]:
     """Compute the direction, rounded to ``dtype``, and () bool: it and the new momentum are finite.
 
-    A gradient that is not finite shows in the direction, since 1 - beta1 > 0.
+    A gradient that is not finite shows in the direction, since 1 - beta1 > 0; the mask, which would
+    hide it, comes last.
     """
-    c = _direction(segment, grad).to(dtype)
-    return c, c.isfinite().all() & _new_momentum(segment, grad).isfinite().all()
+    c = _direction(segment, grad)
+    finite = c.to(dtype).isfinite().all() & _new_momentum(segment, grad).isfinite().all()
+    return _mask(c, segment, grad).to(dtype), finite
 
 
 def check_finite(segments: Sequence[Segment]) -> Tensor:
@@ -356,7 +363,8 @@ def commit(
 def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
     for segment in segments:
         if segment.grad is not None:
-            _move(segment, _direction(segment, segment.grad).sign(), 1, rounding)
+            c = _mask(_direction(segment, segment.grad), segment, segment.grad)
+            _move(segment, c.sign(), 1, rounding)
             segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
 
 
@@ -366,19 +374,7 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
 def digests(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
-    return torch.stack([_digest(tensor) for tensor in tensors])
-
-
-def _digest(tensor: Tensor) -> Tensor:
-    unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    mask = (1 << 8 * tensor.element_size()) - 1
-    flat = tensor.view(-1)
-    total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
-    for start in range(0, tensor.numel(), CHUNK_ELEMENTS):
-        u = flat[start : start + CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
-        j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
-        total += mix_words(u + j * signed(GOLDEN)).sum()
-    return mix_words(total)
+    return torch.stack([digest_bits(tensor) for tensor in tensors])
 
 
 def square_sums(tensor: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ from distlion.kernels.coin import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
 
+# So many elements are widened at a time; whole blocks.
+CHUNK_ELEMENTS = 1 << 20
+
 # Integers modulo 2^64, held in int64, whose sums and products wrap around.
 
 
@@ -156,3 +159,16 @@ def cut_runs(
                 slot.first_word + skipped,
                 slot.first_bit,
             )
+
+
+def digest_bits(tensor: Tensor) -> Tensor:
+    """Digest the bits of a tensor, as ``contract.Kernels.digests`` says: () int64."""
+    unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    mask = (1 << 8 * tensor.element_size()) - 1
+    flat = tensor.view(-1)
+    total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
+    for start in range(0, tensor.numel(), CHUNK_ELEMENTS):
+        u = flat[start : start + CHUNK_ELEMENTS].view(unsigned).to(torch.int64) & mask
+        j = torch.arange(start + 1, start + 1 + u.numel(), dtype=torch.int64, device=u.device)
+        total += mix_words(u + j * signed(GOLDEN)).sum()
+    return mix_words(total)

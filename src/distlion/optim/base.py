@@ -259,7 +259,7 @@ class VotingBase(LionBase):
 
     Args:
         params: As for every torch optimizer.
-        lr, betas, weight_decay: Of Lion.
+        lr, betas, weight_decay, cautious: Of Lion.
         aggregation: The rule; None for ``MajorityVote()``.
         rounding: "nearest" or "stochastic".
         exp_avg_dtype: Of the momentum; None for the parameter's.
@@ -277,6 +277,7 @@ class VotingBase(LionBase):
         betas: tuple[float, float],
         *,
         weight_decay: float,
+        cautious: bool,
         aggregation: Aggregation | None,
         rounding: str,
         exp_avg_dtype: torch.dtype | None,
@@ -288,6 +289,7 @@ class VotingBase(LionBase):
             "lr": lr,
             "betas": betas,
             "weight_decay": weight_decay,
+            "cautious": cautious,
             "aggregation": MajorityVote() if aggregation is None else aggregation,
             # In the groups, where every checkpoint format keeps it.
             "step": 0,

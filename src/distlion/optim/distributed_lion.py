@@ -51,18 +51,17 @@ class DistributedLion(VotingBase):
         all        x = x - lr * (S / n + weight_decay * x)
                    S is what ``aggregation`` makes of the votes; n = 1, but for ``Average``
 
-        (Distributed Lion, arXiv:2404.00438, Algorithm 1.) Gradients stay local: no all-reduce, no
-        DistributedDataParallel. Every worker keeps its own momentum ``exp_avg``; parameters stay
-        bitwise identical.
+        (Distributed Lion, arXiv:2404.00438, Algorithm 1.) Gradients stay local, without
+        DistributedDataParallel. Each worker has its own ``exp_avg``; parameters stay identical.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups, in the same order on all workers;
-            float32, bfloat16 or float16. Groups may carry their own lr, betas, weight_decay and
-            aggregation. Those that do not require a gradient are skipped. All are overwritten by
-            those of the group's first rank.
+            float32, bfloat16 or float16. Groups may have lr, betas, weight_decay, cautious and
+            aggregation of their own. All parameters are overwritten by the first rank's.
         lr: Learning rate, 0 or more.
         betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
         weight_decay: Decoupled weight decay, 0 or more.
+        cautious: Vote on 0 where direction and gradient differ in sign (arXiv:2411.16085).
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
             ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
@@ -73,8 +72,7 @@ class DistributedLion(VotingBase):
             that replicates all. With no group, and WORLD_SIZE unset or 1, this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived;
             "auto" takes turns for 64 steps and keeps what is faster. Nothing may change gradients
-            or hyperparameters between backward and ``step()``, and all backward passes of a step
-            but the last one belong inside ``no_sync()``.
+            or hyperparameters between backward and ``step()``. See ``no_sync()``.
         nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or that worker's "abstain" for that parameter.
         on_divergence: "raise" where replicas differ, or "repair" from what most workers hold.
@@ -116,6 +114,7 @@ class DistributedLion(VotingBase):
         betas: tuple[float, float] = (0.9, 0.99),
         *,
         weight_decay: float = 0.0,
+        cautious: bool = False,
         aggregation: Aggregation | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
@@ -158,6 +157,7 @@ class DistributedLion(VotingBase):
             lr,
             betas,
             weight_decay=weight_decay,
+            cautious=cautious,
             aggregation=aggregation,
             rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
@@ -322,8 +322,7 @@ class DistributedLion(VotingBase):
         """Compare the parameters of all workers, bit by bit; every worker must call it.
 
         Raises:
-            ReplicaMismatchError: On every rank; names the parameters, and the ranks that left the
-                majority.
+            ReplicaMismatchError: On every rank; names parameters, and ranks of the minority.
             ConfigMismatchError: Another worker is at another call; on every rank.
             CorruptFrameError: Digests were damaged on the way here.
             ProcessGroupError: The group is gone.
@@ -340,8 +339,7 @@ class DistributedLion(VotingBase):
         """Add parameters; after construction, every worker must call it with the same group.
 
         Raises:
-            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: As in the constructor;
-                nothing has been changed then.
+            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed.
         """
         if not self._peers.lifecycle.is_ready:
             super().add_param_group(param_group)
@@ -366,8 +364,8 @@ class DistributedLion(VotingBase):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
 
-        It holds the momentum of this worker alone, which loads into any ``Lion``, and its estimate;
-        of DTensors those of all, (workers, *shape). ``save_checkpoint`` keeps those of all.
+        Its momentum loads into any ``Lion``. ``save_checkpoint`` keeps those of all workers, as the
+        state of DTensors does: (workers, *shape).
 
         Raises:
             CheckpointError: An exception cut a commit short.

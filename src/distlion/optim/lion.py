@@ -17,7 +17,7 @@ class Lion(LionBase):
     """Train with Lion on one worker.
 
     Equation:
-        c = beta1 * m + (1 - beta1) * g
+        c = beta1 * m + (1 - beta1) * g;  if cautious, 0 where c * g <= 0
         x = x - lr * (sign(c) + weight_decay * x)
         m = beta2 * m + (1 - beta2) * g        (Lion, arXiv:2302.06675, Algorithm 2)
         x parameter, g gradient, m ``exp_avg``; sign(0) = 0
@@ -29,6 +29,8 @@ class Lion(LionBase):
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD.
             In runs of a few thousand steps try (0.9, 0.95), with ``lr`` tuned anew.
         weight_decay: Decoupled weight decay, 0 or more; usually 3 to 10 times above AdamW's.
+        cautious: Leave an element where it is if its direction and its gradient have different
+            signs (Cautious Optimizers, arXiv:2411.16085); weight decay still applies.
 
     Raises:
         InvalidArgumentError: A value is out of range, or a parameter is given twice.
@@ -50,8 +52,10 @@ class Lion(LionBase):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        *,
+        cautious: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "cautious": cautious}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,14 @@ from distlion.baselines import (
 from distlion.optim import Lion
 from distlion.training.contender import Contender, MethodKind
 from distlion.training.virtual_method import Entry, VirtualAveraging
-from distlion.training.vote_names import ADAMW_BETAS, LION_BETAS, MEANS_WITH_BETAS, split_betas
+from distlion.training.vote_names import (
+    ADAMW_BETAS,
+    LION_BETAS,
+    MEANS_WITH_BETAS,
+    describe_variant,
+    split_betas,
+    split_cautious,
+)
 from distlion.training.voters import LION_LR, LION_WEIGHT_DECAY
 from distlion.virtual import VirtualBaseline
 
@@ -49,8 +56,11 @@ class Inner:
     weight_decay: float
 
 
-def _make_lion(entry: Entry, *, betas: tuple[float, float]) -> torch.optim.Optimizer:
-    return Lion(entry.params, entry.lr, betas, weight_decay=entry.weight_decay)
+def _make_lion(
+    entry: Entry, *, betas: tuple[float, float], cautious: bool
+) -> torch.optim.Optimizer:
+    decay = entry.weight_decay
+    return Lion(entry.params, entry.lr, betas, weight_decay=decay, cautious=cautious)
 
 
 def _make_adamw(entry: Entry, *, betas: tuple[float, float]) -> torch.optim.Optimizer:
@@ -58,9 +68,10 @@ def _make_adamw(entry: Entry, *, betas: tuple[float, float]) -> torch.optim.Opti
     return torch.optim.AdamW(params, entry.lr, betas, weight_decay=entry.weight_decay)
 
 
-def _choose_lion(betas: tuple[float, float]) -> Inner:
-    make = partial(_make_lion, betas=betas)
-    return Inner(f"Lion(betas={betas})", make, LION_LR, LION_WEIGHT_DECAY)
+def _choose_lion(betas: tuple[float, float], *, cautious: bool = False) -> Inner:
+    make = partial(_make_lion, betas=betas, cautious=cautious)
+    name = f"Lion(betas={betas}{', cautious=True' if cautious else ''})"
+    return Inner(name, make, LION_LR, LION_WEIGHT_DECAY)
 
 
 def _choose_adamw(betas: tuple[float, float]) -> Inner:
@@ -156,17 +167,26 @@ _ALL = (
 )
 BASELINES = {baseline.name: baseline for baseline in _ALL}
 """By name."""
-_WITH_BETAS = dict(zip(MEANS_WITH_BETAS, (_choose_lion, _choose_adamw), strict=True))
-AVERAGER_NAMES = (*BASELINES, *(f"{base}-betas-A-B" for base in _WITH_BETAS))
+_LION = "global-lion"
+AVERAGER_NAMES = (
+    *BASELINES,
+    f"{_LION}-cautious",
+    *(f"{base}-betas-A-B" for base in MEANS_WITH_BETAS),
+    f"{_LION}-cautious-betas-A-B",
+)
 """For messages and help; A and B are digits of betas."""
 
 
 def find_averager(name: str) -> Contender | None:
     """Return the method of a name; None if there is none."""
-    base, betas = split_betas(name)
-    if betas is None:
+    rest, betas = split_betas(name)
+    base, cautious = split_cautious(rest)
+    if betas is None and not cautious:
         return BASELINES.get(name)
-    if base not in _WITH_BETAS:
+    if base != _LION and (cautious or base not in MEANS_WITH_BETAS):
         return None
-    description = f"{BASELINES[base].description}, betas {betas}"
-    return _baseline(name, description, _WITH_BETAS[base](betas))
+    description = describe_variant(BASELINES[base].description, cautious, betas)
+    if base == _LION:
+        return _baseline(name, description, _choose_lion(betas or LION_BETAS, cautious=cautious))
+    assert betas is not None  # since it is not cautious
+    return _baseline(name, description, _choose_adamw(betas))

@@ -38,7 +38,13 @@ from distlion.training.train_settings import (
     BaselineName,
     TrainSettings,
 )
-from distlion.training.vote_names import ADAMW_BETAS, LION_BETAS, find_vote, split_betas
+from distlion.training.vote_names import (
+    ADAMW_BETAS,
+    LION_BETAS,
+    find_vote,
+    split_betas,
+    split_cautious,
+)
 
 _ONE_BUCKET_MB = 1 << 20
 
@@ -102,6 +108,7 @@ class VotingMethod:
             model.named_parameters(),
             lr=settings.lr,
             betas=vote.betas,
+            cautious=vote.cautious,
             weight_decay=settings.weight_decay,
             aggregation=vote.rule,
             exchange="auto" if settings.exchange == AUTO else PATTERNS[settings.exchange],
@@ -232,7 +239,7 @@ def _build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.O
     transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside.
     """
     params, lr, weight_decay = model.parameters(), settings.lr, settings.weight_decay
-    _, betas = split_betas(settings.rule)
+    base, betas = split_betas(settings.rule)
     match settings.baseline:
         case BaselineName.GLOBAL_ADAMW | BaselineName.TERNGRAD | BaselineName.GRADDROP:
             return torch.optim.AdamW(params, lr, betas or ADAMW_BETAS, weight_decay=weight_decay)
@@ -240,7 +247,9 @@ def _build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.O
             # Without momentum, its L2 term is decoupled weight decay.
             return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
         case _:
-            return Lion(params, lr, betas or LION_BETAS, weight_decay=weight_decay)
+            _, cautious = split_cautious(base)
+            betas = betas or LION_BETAS
+            return Lion(params, lr, betas, weight_decay=weight_decay, cautious=cautious)
 
 
 def _build_hook(

@@ -23,6 +23,7 @@ from distlion.training.vote_names import (
     list_plain_votes,
     list_vote_names,
     split_betas,
+    split_cautious,
 )
 
 DEFAULT_WORKERS = 4
@@ -54,6 +55,8 @@ RULE_NAMES = (
     *list_vote_names(),
     *BASELINE_NAMES,
     *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
+    f"{BaselineName.GLOBAL_LION.value}-cautious",
+    f"{BaselineName.GLOBAL_LION.value}-cautious-betas-A-B",
 )
 """For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
 
@@ -210,7 +213,7 @@ class TrainSettings:
             "device": "cpu",
             "partition": _PARTITIONS[task][0],
             **_DEFAULTS[task],
-            **_BASELINE_DEFAULTS.get(split_betas(rule)[0], {}),
+            **_BASELINE_DEFAULTS.get(split_cautious(split_betas(rule)[0])[0], {}),
         }
         if task is TaskName.TEXT:
             settings["tokenizer"] = Tokenizer.BYTE
@@ -246,8 +249,11 @@ class TrainSettings:
     @property
     def baseline(self) -> BaselineName | None:
         """Return the baseline of the rule; None if the rule votes."""
-        base, betas = split_betas(self.rule)
+        rest, betas = split_betas(self.rule)
+        base, cautious = split_cautious(rest)
         known = BASELINE_NAMES if betas is None else MEANS_WITH_BETAS
+        if cautious:
+            known = (BaselineName.GLOBAL_LION.value,)
         return BaselineName(base) if base in known else None
 
     def _check_names(self) -> None:

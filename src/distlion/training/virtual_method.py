@@ -85,6 +85,7 @@ class VirtualVoting:
         aggregation: Aggregation,
         *,
         betas: tuple[float, float] = LION_BETAS,
+        cautious: bool = False,
         momentum_sync: MomentumSync | None = None,
     ) -> VirtualVoting:
         """Build the workers of an entry that vote by a rule."""
@@ -95,6 +96,7 @@ class VirtualVoting:
             workers=entry.workers,
             weight_decay=entry.weight_decay,
             aggregation=aggregation,
+            cautious=cautious,
             momentum_sync=momentum_sync,
             seed=entry.seed,
         )

@@ -11,6 +11,7 @@ LION_BETAS = (0.9, 0.99)
 ADAMW_BETAS = (0.9, 0.999)
 MEANS_WITH_BETAS = ("global-lion", "global-adamw")
 """What averages gradients and may have betas in its name."""
+_CAUTIOUS = "-cautious"
 # A third digit is never 0: each pair of betas has one name.
 _DIGITS = r"\d\d[1-9]?"
 _BETAS = re.compile(rf"(?P<base>.+)-betas-(?P<first>{_DIGITS})-(?P<second>{_DIGITS})")
@@ -26,6 +27,7 @@ class NamedVote:
         rule: The rule.
         betas: Weights of the momentum; (0, 0) votes on gradients.
         description: A phrase for reports.
+        cautious: Mask directions whose sign is not that of the gradient.
         is_ours: Whether it is Distributed Lion; Signum and signSGD, which are its rule with other
             momenta, are methods of others.
     """
@@ -34,6 +36,7 @@ class NamedVote:
     betas: tuple[float, float]
     description: str
     is_ours: bool = True
+    cautious: bool = False
 
 
 _SIGNUM = {
@@ -59,13 +62,26 @@ def find_vote(name: str) -> NamedVote | None:
     """Return the vote of a name; None if there is none."""
     if name in _SIGNUM:
         return _SIGNUM[name]
-    base, betas = split_betas(name)
+    rest, betas = split_betas(name)
+    base, cautious = split_cautious(rest)
     named = RULES.get(base)
     if named is None:
         return None
-    if betas is None:
-        return NamedVote(named.rule, LION_BETAS, named.description)
-    return NamedVote(named.rule, betas, f"{named.description}, betas {betas}")
+    description = describe_variant(named.description, cautious, betas)
+    return NamedVote(named.rule, betas or LION_BETAS, description, cautious=cautious)
+
+
+def split_cautious(name: str) -> tuple[str, bool]:
+    """Take the word for masked directions from the end of a name: ``majority-cautious``."""
+    base = name.removesuffix(_CAUTIOUS)
+    return base, base != name
+
+
+def describe_variant(description: str, cautious: bool, betas: tuple[float, float] | None) -> str:
+    """Add to the description of a method what its name says of directions and momenta."""
+    if cautious:
+        description += ", cautious (arXiv:2411.16085)"
+    return description if betas is None else f"{description}, betas {betas}"
 
 
 def split_betas(name: str) -> tuple[str, tuple[float, float] | None]:
@@ -99,4 +115,5 @@ def list_plain_votes() -> list[str]:
 
 def list_vote_names() -> list[str]:
     """Return the names for messages and help: P is a number of bits, A and B digits of betas."""
-    return [*list_rule_names(), "RULE-betas-A-B", *_SIGNUM]
+    variants = ("RULE-cautious", "RULE-betas-A-B", "RULE-cautious-betas-A-B")
+    return [*list_rule_names(), *variants, *_SIGNUM]

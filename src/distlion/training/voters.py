@@ -71,10 +71,11 @@ def _make_lion_cub() -> Contender:
 def _make_voter(
     name: str, description: str, vote: NamedVote, momentum_sync: MomentumSync | None
 ) -> Contender:
+    masked = ", cautious=True" if vote.cautious else ""
     return Contender(
         name=name,
         description=description,
-        definition=f"{vote.rule!r}, betas={vote.betas}, {momentum_sync!r}",
+        definition=f"{vote.rule!r}, betas={vote.betas}{masked}, {momentum_sync!r}",
         kind=MethodKind.OURS if vote.is_ours else MethodKind.BASELINE,
         base_lr=LION_LR,
         weight_decay=LION_WEIGHT_DECAY,
@@ -82,6 +83,7 @@ def _make_voter(
             VirtualVoting.build,
             aggregation=vote.rule,
             betas=vote.betas,
+            cautious=vote.cautious,
             momentum_sync=momentum_sync,
         ),
     )

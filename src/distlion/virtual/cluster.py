@@ -48,8 +48,9 @@ class VirtualCluster(VotingBase):
     with ``ClipNorm(scope="global")`` not before ``step()``, since all of them decide).
 
     Args:
-        params, lr, betas, weight_decay, aggregation, momentum_sync: As for ``DistributedLion``.
-        clip_norm, rounding, exp_avg_dtype, bucket_elements, diagnose_every, seed: Likewise.
+        params, lr, betas, weight_decay, cautious, aggregation: As for ``DistributedLion``.
+        momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
+        bucket_elements, diagnose_every, seed: Likewise.
         workers: N, 1 or more.
         exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
         nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``, unless gradients
@@ -84,6 +85,7 @@ class VirtualCluster(VotingBase):
         *,
         workers: int,
         weight_decay: float = 0.0,
+        cautious: bool = False,
         aggregation: Aggregation | None = None,
         exchange: Exchange | None = None,
         momentum_sync: MomentumSync | None = None,
@@ -120,6 +122,7 @@ class VirtualCluster(VotingBase):
             lr,
             betas,
             weight_decay=weight_decay,
+            cautious=cautious,
             aggregation=aggregation,
             rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,

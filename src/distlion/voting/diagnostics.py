@@ -108,6 +108,8 @@ class Examiner:
                 hyper = segment.coefficients
                 g = segment.grad.view(-1)[index].double() * hyper.grad_scale
                 directions = hyper.beta1 * m + (1 - hyper.beta1) * g
+                if hyper.cautious:
+                    directions = directions.where(directions.sign() == g.sign(), 0.0)
             numbers += [directions, m]
         return read_together(numbers)
 

@@ -101,6 +101,9 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"weight_decay={weight_decay}: expected a finite number, 0 or more"
         )
+    cautious = group.get("cautious", False)
+    if not isinstance(cautious, bool):
+        raise UnsupportedTypeError(f"cautious={cautious!r}: expected True or False")
     if lr * weight_decay >= 1:
         raise InvalidArgumentError(
             f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
@@ -192,6 +195,7 @@ def read_coefficients(
                 float(group["lr"]),
                 float(group["weight_decay"]),
                 grad_scale,
+                group.get("cautious", False),
             )
         )
     return coefficients
@@ -206,6 +210,7 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
             f"lr of group {number}: {_as_taken(group.get('lr'))!r}",
             f"betas of group {number}: {_as_taken(group.get('betas'))!r}",
             f"weight_decay of group {number}: {_as_taken(group.get('weight_decay'))!r}",
+            f"cautious of group {number}: {group.get('cautious')!r}",
             f"aggregation of group {number}: {group.get('aggregation')!r}",
             f"step of group {number}: {_as_whole(group.get('step'))!r}",
         )

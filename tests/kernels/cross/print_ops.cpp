@@ -154,7 +154,8 @@ void print_segments(const Loops& loops) {
                 .n_elements = kElements, .first_word = 77, .bucket_word = kFirstWord,
                 .param_type = param_type, .exp_avg_type = exp_avg_type,
                 .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .beta2 = 0.99f, .one_minus_beta2 = 0.01f,
-                .decay = 0.999f, .step_width = 0.01f, .grad_scale = 0.3f, .n_present = 5,
+                .decay = 0.999f, .step_width = 0.01f, .grad_scale = 0.3f,
+                .is_cautious = number % 2 == 0, .n_present = 5,
                 .first_bit = number % 2 ? 0u : 43u};
             print_encodings(loops, segment, number);
             print_feedback(loops, segment, draws, number);

@@ -24,7 +24,7 @@ FIRST_BIT, FIRST_TILE, PRESENT = tl.constexpr(6), tl.constexpr(7), tl.constexpr(
 ALIGNED = tl.constexpr(9)
 # Two float32 in each of the last fields, numbered as float32.
 BETA1, REST1, BETA2, REST2 = (tl.constexpr(20 + i) for i in range(4))
-DECAY, STEP_WIDTH, GRAD_SCALE = (tl.constexpr(24 + i) for i in range(3))
+DECAY, STEP_WIDTH, GRAD_SCALE, CAUTIOUS = (tl.constexpr(24 + i) for i in range(4))
 
 
 @triton.jit
@@ -168,3 +168,16 @@ def draw_half_words(table, first_word, first_bit):
         bits = (bits >> first_bit.to(tl.uint64)) | (draw(table, word + 1) << above)
     half = bits >> ((row % 2) * 32).to(tl.uint64)
     return half.to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def blend_direction(numbers, m, g):
+    """Compute c, before the mask of a cautious parameter."""
+    return tl.load(numbers + BETA1) * m + tl.load(numbers + REST1) * g
+
+
+@triton.jit
+def mask_direction(numbers, c, g):
+    """Return c, or +0 where a cautious parameter's c has not the sign of g."""
+    agrees = ((c > 0) & (g > 0)) | ((c < 0) & (g < 0))
+    return tl.where(agrees | (tl.load(numbers + CAUTIOUS) == 0), c, 0.0)

@@ -5,7 +5,6 @@ import triton.language as tl
 
 from distlion.kernels.gpu.bits import (
     ALIGNED,
-    BETA1,
     BETA2,
     BFLOAT16,
     BUCKET_WORD,
@@ -21,14 +20,15 @@ from distlion.kernels.gpu.bits import (
     N_ELEMENTS,
     PARAM,
     PRESENT,
-    REST1,
     REST2,
     ROWS,
     STEP_WIDTH,
     TILE,
+    blend_direction,
     draw,
     find_half_words,
     load_half_words,
+    mask_direction,
     place_elements,
     read,
     unpack,
@@ -145,7 +145,7 @@ def move_tile(
             g = read(grad, first, inner, left, KIND, MASKED) * tl.load(numbers + GRAD_SCALE)
             m = read(exp_avg, first, inner, left, M_KIND, MASKED)
             if FORMAT == OWN:
-                c = tl.load(numbers + BETA1) * m + tl.load(numbers + REST1) * g
+                c = mask_direction(numbers, blend_direction(numbers, m, g), g)
                 s = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, 0.0))
                 step = s * tl.load(numbers + STEP_WIDTH)
                 move_param(

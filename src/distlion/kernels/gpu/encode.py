@@ -5,7 +5,6 @@ import triton.language as tl
 
 from distlion.kernels.gpu.bits import (
     ALIGNED,
-    BETA1,
     BETA2,
     BUCKET_WORD,
     EXP_AVG,
@@ -17,14 +16,15 @@ from distlion.kernels.gpu.bits import (
     GRAD,
     GRAD_SCALE,
     N_ELEMENTS,
-    REST1,
     REST2,
     ROWS,
     TILE,
     WIDTH,
+    blend_direction,
     draw_half_words,
     find_half_words,
     is_infinite_or_nan,
+    mask_direction,
     narrow,
     pack,
     place_elements,
@@ -102,15 +102,15 @@ def write_levels(
 
 
 @triton.jit
-def find_rare(c, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
-    """Return 2 if something may not be finite, else 1 if some c is 0, else 0: one for a tile.
+def find_rare(c, voted, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
+    """Return 2 if something may not be finite, else 1 if some vote is on 0, else 0: one for a tile.
 
     A sum is no smaller than its largest term, and NaN where a term is. Only where it is large, each
     element is asked.
     """
     limit = float("inf") if (M_KIND == FLOAT32 and DIRECTION == FLOAT32) else BFLOAT16_INFINITE
     total = tl.sum(tl.abs(c) + tl.abs(moved), axis=2)
-    least = tl.min(tl.abs(c), axis=2)
+    least = tl.min(tl.abs(voted), axis=2)
     return tl.max(tl.where(total < limit, tl.where(least == 0.0, 1, 0), 2))
 
 
@@ -136,29 +136,30 @@ def encode_tile(
     inner = place_elements(VEC)
     g = read(tl.load(row + GRAD), first, inner, left, KIND, MASKED) * tl.load(numbers + GRAD_SCALE)
     m = read(tl.load(row + EXP_AVG), first, inner, left, M_KIND, MASKED)
-    c = tl.load(numbers + BETA1) * m + tl.load(numbers + REST1) * g
+    c = blend_direction(numbers, m, g)
+    voted = mask_direction(numbers, c, g)
     moved = tl.load(numbers + BETA2) * m + tl.load(numbers + REST2) * g
 
-    rare = find_rare(c, moved, M_KIND, DIRECTION)
+    rare = find_rare(c, voted, moved, M_KIND, DIRECTION)
 
     first_word = tl.load(row + BUCKET_WORD) + first // 64
     if VOTE == DIRECTIONS:
         # In memory all values lie in order. Whether `out` is aligned, its launch knows.
         target = out + first_word * 64 + inner
         if MASKED:
-            tl.store(target, narrow(c, DIRECTION), mask=inner < left)
+            tl.store(target, narrow(voted, DIRECTION), mask=inner < left)
         else:
-            tl.store(target, narrow(c, DIRECTION))
+            tl.store(target, narrow(voted, DIRECTION))
     elif VOTE != NONE:
         halves = find_half_words(out, first_word, PLANES)
-        write_bits(halves, c > 0, left, VEC, MASKED)
+        write_bits(halves, voted > 0, left, VEC, MASKED)
         if VOTE == TERNARY:
-            write_bits(halves + 16, c != 0, left, VEC, MASKED)
+            write_bits(halves + 16, voted != 0, left, VEC, MASKED)
         else:
             if PLANES > 1:
-                write_levels(table, halves, c, left, VEC, PLANES, L1, MASKED)
+                write_levels(table, halves, voted, left, VEC, PLANES, L1, MASKED)
             if rare != 0:
-                write_coins(table, row, halves, c, inner, first, left, VEC, MASKED)
+                write_coins(table, row, halves, voted, inner, first, left, VEC, MASKED)
 
     if rare == 2:
         bad = is_infinite_or_nan(c, DIRECTION) | is_infinite_or_nan(moved, M_KIND)

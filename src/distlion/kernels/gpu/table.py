@@ -242,7 +242,7 @@ def _check_segment(segment: Segment, device: torch.device) -> None:
 def _round_coefficients(rows: Rows, segments: Sequence[Segment]) -> npt.NDArray[np.float64]:
     """Compute the constants in double and round them once; return lr."""
     numbers = np.array([segment.coefficients for segment in segments], dtype=np.float64)
-    beta1, beta2, lr, weight_decay, grad_scale = numbers.T.copy()
+    beta1, beta2, lr, weight_decay, grad_scale, cautious = numbers.T.copy()
     floats = rows.view(np.float32)[1:]
     for field, values in (
         (bits.BETA1, beta1),
@@ -252,6 +252,7 @@ def _round_coefficients(rows: Rows, segments: Sequence[Segment]) -> npt.NDArray[
         (bits.DECAY, 1.0 - lr * weight_decay),
         (bits.STEP_WIDTH, lr),
         (bits.GRAD_SCALE, grad_scale),
+        (bits.CAUTIOUS, cautious),
     ):
         with np.errstate(over="ignore"):
             floats[:, field.value] = values
