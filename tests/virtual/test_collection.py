@@ -63,6 +63,26 @@ def test_a_lone_worker_is_clipped_as_a_process_that_is_alone(scope: Any) -> None
     assert not any(map(torch.equal, unclipped.exp_avg(0), momenta))
 
 
+@pytest.mark.parametrize("scope", ["worker", "global"])
+def test_the_norm_of_each_worker_is_what_clipping_measured(scope: Any) -> None:
+    cluster, params = make_cluster(3, clip_norm=ClipNorm(0.5, scope=scope))
+    assert cluster.grad_norm(0) is None
+    squares = []
+    for worker in (0, 2):
+        set_grads(params, worker, 0)
+        grads = [param.grad for param in params.values() if param.grad is not None]
+        squares.append(sum(float(grad.double().square().sum()) for grad in grads))
+        cluster.collect(worker)
+    cluster.step()
+
+    first, third = squares
+    mean = (first + third) / 3  # the second has no gradient
+    expected = [mean] * 3 if scope == "global" else [first, 0.0, third]
+    found = [cluster.grad_norm(worker) for worker in range(3)]
+    assert found == pytest.approx([square**0.5 for square in expected], rel=1e-12)
+    assert make_cluster(3)[0].grad_norm(0) is None
+
+
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_of_several_bad_workers_the_first_is_named_in_whatever_order_they_come(
     nonfinite: Any, caplog: pytest.LogCaptureFixture
