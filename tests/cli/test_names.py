@@ -26,6 +26,21 @@ NEAR = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("train", ("majority-zero", "quantized-P", "global-adamw", "all-gather")),
+        ("compare", ("majority-zero", "lion-cub", "terngrad")),
+        ("netlab sweep", ("majority-zero", "quantized-P", "parameter-server", "ddp-powersgd")),
+        ("plan", ("h200", "rtx4090", "nvlink")),
+    ],
+)
+def test_help_lists_all_names_as_refusals_promise(command, names):
+    shown = CliRunner(env={"COLUMNS": "60"}).invoke(app, [*command.split(), "--help"]).stdout
+    text = "".join(shown.split())
+    assert all(name in text for name in names)
+
+
 @pytest.mark.parametrize(("words", "meant"), NEAR)
 def test_unknown_name_is_answered_with_the_nearest(words, meant, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -188,8 +188,10 @@ def test_global_lion_and_full_precision_votes_are_the_same_method():
         "majority-sync-10-betas-90-95",
     ],
 )
-def test_unknown_method_is_reported_with_the_known_ones(name):
-    with pytest.raises(InvalidArgumentError, match="global-adamw") as refused:
+def test_unknown_method_is_reported_with_the_place_where_all_are_listed(name):
+    with pytest.raises(
+        InvalidArgumentError, match="'distlion compare --help' lists all"
+    ) as refused:
         find_contender(name)
     assert ("90-95 for (0.9, 0.95)" in str(refused.value)) is ("-betas-" in name)
 

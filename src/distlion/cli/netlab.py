@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from distlion.aggregation import list_rule_names
 from distlion.cli.command import Command, Group
 from distlion.cli.failure import shown_failures
 from distlion.cli.progress import LiveDisplay
@@ -150,7 +151,8 @@ def sweep_command(
         list[str],
         typer.Option(
             help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN, such "
-            "as majority-all-reduce, with -overlap or -overlap-auto. Several may be given.",
+            "as majority-all-reduce, with -overlap or -overlap-auto. Several may be given. Rules: "
+            f"{', '.join(list_rule_names())}. Patterns: {', '.join(PATTERNS)}, auto.",
             default_factory=_list_methods,
             show_default=", ".join(_list_methods()),
         ),
