@@ -229,8 +229,8 @@ MUTATIONS = (
     Mutation(
         "headers do not carry this step's hyperparameters",
         "voting/description.py",
-        "[self._digest, *changing, *self.list_toggled()]",
-        "[self._digest, *self.list_toggled()]",
+        "[self._digest, *changing, *self.list_toggled(groups)]",
+        "[self._digest, *self.list_toggled(groups)]",
         ("voting/test_description.py",),
     ),
     Mutation(

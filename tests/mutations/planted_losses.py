@@ -77,7 +77,7 @@ LOSSES = (
     Mutation(
         "loss: replaced parameters go unnoticed",
         "voting/description.py",
-        "if list(map(id, params)) != list(map(id, held)):",
+        "if is_other or not all(map(operator.is_, params, held)):",
         "if False:",
         GROUPS,
     ),
@@ -97,8 +97,8 @@ LOSSES = (
     ),
     Mutation(
         "loss: names of some groups are let through",
-        "optim/base.py",
-        "if number and is_named != self._has_names:",
+        "optim/arguments.py",
+        "if number and is_named != has_names:",
         "if False:",
         GROUPS,
     ),
