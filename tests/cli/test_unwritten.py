@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import typer
-from tests.cli.test_doctor import LINKS, WORKER
 
+from cli.test_doctor import LINKS, WORKER
 from distlion.cli import app
 from distlion.link import LinkProbe
 from distlion.planning import Checkup

@@ -76,7 +76,7 @@ LOSSES = (
     ),
     Mutation(
         "loss: replaced parameters go unnoticed",
-        "voting/fixed_groups.py",
+        "voting/description.py",
         "if is_other or not all(map(operator.is_, params, held)):",
         "if False:",
         GROUPS,

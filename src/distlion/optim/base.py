@@ -328,16 +328,15 @@ class VotingBase(LionBase):
         raise NotImplementedError
 
     def _read_groups(self) -> GroupNumbers:
-        """Read the numbers of a step, if groups still say what it was laid out by."""
-        self._fixed.check(self.param_groups)
-        read_step(self.param_groups)
-        return super()._read_groups()
+        """Read the numbers of a step, and which one that is."""
+        numbers = super()._read_groups()
+        self._known_step = read_step(self.param_groups)
+        return numbers
 
     def _advance(self) -> None:
-        self._known_step = self.committed_step + 1
+        self._known_step += 1  # inputs of a step have read it
         for group in self.param_groups:
             group["step"] = self._known_step
-        self._fixed.note(self.param_groups)  # momenta may have been selected anew
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)

@@ -176,7 +176,7 @@ class DistributedLion(VotingBase):
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
         params, description = self._list_trainable(), self._describe()
-        step, begin = self.committed_step, self._gather_inputs
+        step, begin = self._find_step(), self._gather_inputs
         self._peers.lay_out(self.param_groups, params, description, step=step, begin=begin)
         self._fixed.note(self.param_groups)
 
@@ -215,6 +215,7 @@ class DistributedLion(VotingBase):
                 vote.commit(inputs)
             if follow_up is not None and followed is not None:
                 follow_up.commit(followed, votes, step)
+                self._fixed.note(self.param_groups)  # momenta may have been selected anew
             self._advance()
         if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
             peers.gradients.observe([vote.reply for vote in votes], peers.params)
@@ -229,14 +230,14 @@ class DistributedLion(VotingBase):
 
     def _gather_inputs(self) -> StepInputs:
         """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
-        peers, step, problem = self._peers, self._find_step(), None
-        coins = Coins(self._settings.seed, step, peers.network.voter)
+        peers, problem = self._peers, None
         try:
-            peers.description.check_unchanged(self.param_groups)
+            peers.description.check_groups(self.param_groups)
             numbers = self._read_groups()
         except Exception as error:  # noqa: BLE001
             numbers, problem = GroupNumbers(self.param_groups, [], found_inf=False), error
-        said = describe_hyperparameters(numbers.groups)
+        step, said = self._known_step, describe_hyperparameters(numbers.groups)
+        coins = Coins(self._settings.seed, step, peers.network.voter)
         digest = peers.description.digest(self.param_groups, said)
         inputs = StepInputs(
             rank=peers.group.rank,
@@ -255,9 +256,8 @@ class DistributedLion(VotingBase):
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        peers = self._peers
-        peers.lifecycle.check_usable()
-        inputs = self._gather_inputs()
+        self._peers.lifecycle.check_usable()
+        peers, inputs = self._peers, self._gather_inputs()
         verdict = step_alone(peers.params, inputs, self._settings.clip_norm)
         peers.meter.count_step(peers.n_elements)
         if verdict.status is Status.OK:

@@ -36,6 +36,7 @@ from distlion.voting import (
     describe_problem,
     describe_sparse,
     refuse_step,
+    take_gradients,
 )
 
 
@@ -165,9 +166,8 @@ class VirtualCluster(VotingBase):
         worker = self._check_worker(worker)
         self._collection.check_new(worker)
         with self._refusing(worker):
-            coefficients = self._read_inputs(lineup)
+            coefficients, grads = self._read_inputs(lineup)
             self._check_grads(lineup, worker)
-            grads = [param.grad() for param in lineup.params]
         for param in lineup.params:
             param.param.grad = None
         self._collection.add(worker, grads, coefficients)
@@ -178,7 +178,7 @@ class VirtualCluster(VotingBase):
         collection.check_whole()
         account = Account.draw_up(lineup, collection.polls, step=step)
         with self._refusing(0):
-            coefficients = self._read_inputs(lineup)
+            coefficients, _ = self._read_inputs(lineup)
         try:
             committed = collection.commit(coefficients)
             if committed and lineup.momenta is not None:
@@ -190,14 +190,14 @@ class VirtualCluster(VotingBase):
         self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:
             self._advance()
+            self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(lineup)
 
-    def _read_inputs(self, lineup: Lineup) -> list[Coefficients]:
-        """Check what a step reads, and read the hyperparameters."""
-        for param in lineup.params:
-            param.check_make()
-            param.check()
-        return self._read_groups().coefficients
+    def _read_inputs(self, lineup: Lineup) -> tuple[list[Coefficients], list[Tensor | None]]:
+        """Check what a step reads; return hyperparameters and gradients."""
+        self._fixed.check(self.param_groups)
+        grads = take_gradients(lineup.params)
+        return self._read_groups().coefficients, grads
 
     @contextmanager
     def _refusing(self, worker: int) -> Iterator[None]:

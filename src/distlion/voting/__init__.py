@@ -10,9 +10,8 @@ from distlion.voting.alone import (
 from distlion.voting.buffers import average_buffers
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
 from distlion.voting.custody import Custody, Gather, custody_among, name_worker
-from distlion.voting.description import Description
+from distlion.voting.description import Description, FixedGroups
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
-from distlion.voting.fixed_groups import FixedGroups
 from distlion.voting.gradients import GradientWatch, describe_sparse
 from distlion.voting.handshake import refuse_step
 from distlion.voting.hyperparameters import (
@@ -23,7 +22,6 @@ from distlion.voting.hyperparameters import (
     read_groups,
     read_step,
 )
-from distlion.voting.make import Make
 from distlion.voting.memory import check_own_memory, check_shared_memory
 from distlion.voting.momentum_stage import (
     SELECTED_KEY,
@@ -35,7 +33,7 @@ from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.nodes import NodePieces, Nodes
 from distlion.voting.outcome import describe_problem, log_abstention, log_skip
 from distlion.voting.overlap import Overlap
-from distlion.voting.param import VotingParam, is_dtensor, local_tensor
+from distlion.voting.param import Make, VotingParam, is_dtensor, local_tensor, take_gradients
 from distlion.voting.peers import Peers
 from distlion.voting.settings import Settings
 from distlion.voting.shard_pieces import ShardPieces
@@ -98,4 +96,5 @@ __all__ = [
     "read_step",
     "refuse_step",
     "step_alone",
+    "take_gradients",
 ]

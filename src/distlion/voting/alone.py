@@ -11,7 +11,7 @@ from distlion.exchange import Status, Verdict
 from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
 from distlion.voting.clipping import ClipNorm, NoteNorm, clip_alone
 from distlion.voting.gradients import describe_sparse
-from distlion.voting.param import VotingParam
+from distlion.voting.param import VotingParam, take_gradients
 from distlion.voting.vote import StepInputs, abstain
 
 
@@ -24,12 +24,14 @@ def gather_alone(
         SparseGradientError: A gradient is sparse; the error names ``step``.
         InvalidArgumentError: A parameter, gradient or momentum is of another make.
     """
+    grads = take_gradients(params)
     for param in params:
-        param.check_make()
-        param.check()
         if param.has_sparse_grad():
             raise SparseGradientError(describe_sparse(param.name), step=step)
-    return [param.segment(coefficients[param.group], param.grad()) for param in params]
+    return [
+        param.segment(coefficients[param.group], grad)
+        for param, grad in zip(params, grads, strict=True)
+    ]
 
 
 def step_alone(params: Sequence[VotingParam], inputs: StepInputs, clip: ClipNorm | None) -> Verdict:

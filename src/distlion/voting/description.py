@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.voting.fixed_groups import FixedGroups
 from distlion.voting.hyperparameters import describe_hyperparameters
-from distlion.voting.make import describe_make
-from distlion.voting.param import VotingParam, is_dtensor
+from distlion.voting.param import VotingParam, describe_make, is_dtensor
 
 
 def digest_lines(lines: Sequence[str]) -> bytes:
@@ -41,6 +40,84 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
                 kind += f", {param.placements}"
             lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")
     return lines
+
+
+READ_ONCE = ("aggregation", "momentum_selected", "param_names", "worker")
+"""Keys that no step reads: buckets, momenta and whose they are were settled by them."""
+
+
+class FixedGroups:
+    """Remember what an optimizer was laid out by, and notice what a user changed in place.
+
+    A change would be ignored by steps and be saved all the same, so that a resumed run would not be
+    the one that was saved.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[list[Any]] = []
+        self._said: list[dict[str, Any]] = []
+
+    def note(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Remember what param groups hold; call it whenever the optimizer itself changed them."""
+        self._held = [list(group["params"]) for group in groups]
+        self._said = [_copy_read_once(group) for group in groups]
+
+    def list_changed(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """One line for each param group with other parameters, and each key of another value."""
+        changed = [
+            f"changed since this optimizer was made: {key} of group {number} to {now!r}"
+            for number, key, now, _ in self._find_changed(groups)
+        ]
+        return self._list_replaced(groups) + changed
+
+    def _list_replaced(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        lines = []
+        for number in range(max(len(self._held), len(groups))):
+            held = self._held[number] if number < len(self._held) else []
+            params = groups[number].get("params", []) if number < len(groups) else []
+            is_other = (number < len(self._held)) != (number < len(groups))
+            is_other |= len(params) != len(held)
+            # By identity: tensors compare their elements.
+            if is_other or not all(map(operator.is_, params, held)):
+                lines.append(f"replaced since this optimizer was made: params of group {number}")
+        return lines
+
+    def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check that param groups still say what the optimizer was laid out by.
+
+        Raises:
+            InvalidArgumentError: They hold other parameters, or a key that is read once differs.
+        """
+        replaced = self._list_replaced(groups)
+        if replaced:
+            raise InvalidArgumentError(
+                f"{replaced[0]}; a step would move tensors that the model may not use any more. "
+                "Make the optimizer after the model is wrapped, sharded or moved, use "
+                "add_param_group() for more parameters, and load_state_dict() for momenta"
+            )
+        for number, key, now, before in self._find_changed(groups):
+            raise InvalidArgumentError(
+                f"{key} of group {number} is {now!r}, and was {before!r} when this optimizer was "
+                "made, which alone reads it. Set it back, or make a new optimizer"
+            )
+
+    def _find_changed(
+        self, groups: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[int, str, Any, Any]]:
+        """Yield number, key, present and former value of what is read once and has changed."""
+        for number, (group, said) in enumerate(zip(groups, self._said, strict=False)):
+            for key, before in said.items():
+                now = group.get(key)
+                if now is not before and now != before:
+                    yield number, key, now, before
+
+
+def _copy_read_once(group: Mapping[str, Any]) -> dict[str, Any]:
+    said = {}
+    for key in READ_ONCE:
+        value = group.get(key)
+        said[key] = list(value) if isinstance(value, list) else value
+    return said
 
 
 class Description:
@@ -104,22 +181,30 @@ class Description:
     def check_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Check that nothing of it was changed that buckets and momenta were laid out by.
 
-        Only trainable parameters have momentum and a place in a bucket, agreed between workers.
-
         Raises:
-            InvalidArgumentError: A parameter was unfrozen, replaced, cast or resized, or a group
-                says otherwise what it says once.
+            InvalidArgumentError: As ``check_groups``, or a parameter was cast, moved or resized; on
+                all workers alike, since their descriptions would differ otherwise.
         """
         try:
-            self._fixed.check(groups)
-            for trained in self._params:
-                trained.check_make()
-            for param, name in self._frozen.items():
-                if param.requires_grad:
-                    raise InvalidArgumentError(
-                        f"{name} was frozen when this optimizer was made and requires a gradient "
-                        "now; make a new optimizer on all workers and load the state into it"
-                    )
+            self.check_groups(groups)
+            for param in self._params:
+                param.check_make()
         except InvalidArgumentError as error:
             error.is_recoverable = True
             raise
+
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check that param groups say what they said, and that what was frozen still is.
+
+        Only trainable parameters have momentum and a place in a bucket, agreed between workers.
+
+        Raises:
+            InvalidArgumentError: A parameter was unfrozen or replaced, or a key has another value.
+        """
+        self._fixed.check(groups)
+        for param, name in self._frozen.items():
+            if param.requires_grad:
+                raise InvalidArgumentError(
+                    f"{name} was frozen when this optimizer was made and requires a gradient now; "
+                    "make a new optimizer on all workers and load the state into it"
+                )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,6 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coefficients, Segment
 from distlion.layout import Slot
-from distlion.voting.make import Make, describe_make
 from distlion.voting.memory import check_own_memory
 
 SPARSE = -1
@@ -32,6 +32,61 @@ def local_tensor(tensor: Tensor) -> Tensor:
     with torch.no_grad():  # where no graph is built, the shard itself and not a new view of it
         shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return shard
+
+
+class Make(NamedTuple):
+    """Shape, dtype and device of a dense tensor.
+
+    Attributes:
+        shape: Its sizes.
+        dtype: Of its elements.
+        device: Where they are.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Make:
+        """Return the make of a tensor."""
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def of_momentum(self, shape: torch.Size, asked: torch.dtype | None) -> Make:
+        """Return the make of what is kept of a parameter's momentum.
+
+        Args:
+            shape: Of what is kept.
+            asked: Its dtype; None for the parameter's, or float32 for float16, which would lose
+                small gradients.
+        """
+        chosen = torch.float32 if self.dtype == torch.float16 else self.dtype
+        return Make(shape, asked or chosen, self.device)
+
+    def fits(self, tensor: object) -> bool:
+        """Return whether a tensor is of this make."""
+        return (
+            isinstance(tensor, Tensor)
+            and tensor.dtype is self.dtype
+            and tensor.shape == self.shape
+            and tensor.device == self.device
+            and tensor.layout is torch.strided
+        )
+
+    def __str__(self) -> str:
+        return describe_make(self)
+
+
+def describe_make(found: object) -> str:
+    """Say what something is that may be no tensor: "float32 of shape (3, 4) on cpu"."""
+    if found is None:
+        return "missing"
+    if not isinstance(found, Tensor | Make):
+        return f"a {type(found).__name__}"
+    layout = torch.strided if isinstance(found, Make) else found.layout
+    prefix = "" if layout is torch.strided else f"{layout}, "
+    dtype = str(found.dtype).removeprefix("torch.")
+    return f"{prefix}{dtype} of shape {tuple(found.shape)} on {found.device}"
 
 
 class Copies(NamedTuple):
@@ -127,13 +182,14 @@ class VotingParam:
         return estimate
 
     def check(self) -> None:
-        """Check that what a step reads of it is what ``check_make`` found the parameter to be.
+        """Check that all that a step reads of it is what construction laid out.
 
         Raises:
-            InvalidArgumentError: Gradient, momentum or estimate is of another make, or shares or
+            InvalidArgumentError: Parameter, gradient, momentum or estimate is of another make, or
                 lacks memory.
             UnsupportedTypeError: The gradient is cut otherwise than the parameter.
         """
+        self.check_make()
         grad, kept = self.param.grad, self.state.get(self.param, {})
         own = local_tensor(self.param) if self.is_sharded else self.param
         if not own.is_contiguous():
@@ -145,6 +201,11 @@ class VotingParam:
             estimate = self.kept._replace(dtype=torch.float32)
             self._check_kept("estimate", kept.get("estimate"), estimate)
         _check_memory(own, self.name)
+
+    @cached_property
+    def n_kept_tensors(self) -> int:
+        """Entries of its state: a momentum, and an estimate where the rule keeps one."""
+        return 1 + self.rule.keeps_estimates
 
     def check_make(self) -> None:
         """Check that the parameter is what it was.
@@ -215,7 +276,7 @@ class VotingParam:
         if grad is None or grad.layout is not torch.strided:
             return None
         own = local_tensor(grad) if self.is_sharded else grad
-        return own.resolve_neg().contiguous()  # kernels read memory, which negative bits invert
+        return own.resolve_neg().contiguous()
 
     def has_sparse_grad(self) -> bool:
         """Return whether the gradient is sparse, which cannot be voted on element by element."""
@@ -232,7 +293,9 @@ class VotingParam:
             exp_avg: As ``local()``; None for the one in the state.
         """
         momentum = self.state[self.param]["exp_avg"] if exp_avg is None else exp_avg
-        return Segment(self.slot, self.local(), grad, momentum, coefficients)
+        is_plain = self.piece is None and not self.is_sharded and self.param.is_contiguous()
+        local = self.param if is_plain else self.local()
+        return Segment(self.slot, local, grad, momentum, coefficients)
 
     def at(self, slot: Slot, *, part: int | None = None) -> VotingParam:
         """Return the record of the same parameter, or of a part's piece of it, in a bucket."""
@@ -248,6 +311,48 @@ class VotingParam:
             return GradientMark(self, grad, SPARSE, 0)
         own = local_tensor(grad) if self.is_sharded else grad
         return GradientMark(self, grad, grad._version, own.data_ptr())
+
+
+def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:
+    """Check parameters, and return the gradient of each as ``VotingParam.grad`` does.
+
+    In one loop, and without calls: every step looks at every parameter. ``VotingParam.check`` looks
+    closer, and raises what it says.
+    """
+    grads: list[Tensor | None] = []
+    for param in params:
+        tensor, make, kept = param.param, param.make, param.kept
+        grad, entry = tensor.grad, param.state.get(tensor, {})
+        exp_avg = entry.get("exp_avg")
+        is_sound = bool(
+            tensor.dtype is make.dtype
+            and tensor.shape == make.shape
+            and tensor.device == make.device
+            and tensor.is_contiguous()
+            and tensor.data_ptr()
+            and isinstance(exp_avg, Tensor)
+            and exp_avg.dtype is kept.dtype
+            and exp_avg.shape == kept.shape
+            and exp_avg.device == kept.device
+            and exp_avg.layout is torch.strided
+            and exp_avg.data_ptr()
+            and len(entry) == 1 == param.n_kept_tensors
+        )
+        if is_sound and grad is not None:
+            is_sound = bool(
+                grad.dtype is make.dtype
+                and grad.shape == make.shape
+                and grad.device == make.device
+                and grad.layout is torch.strided
+                and grad.data_ptr()
+            )
+        if is_sound and not param.is_sharded:
+            # Kernels read memory, which a negative bit inverts.
+            grads.append(None if grad is None else grad.resolve_neg().contiguous())
+        else:
+            param.check()
+            grads.append(param.grad())
+    return grads
 
 
 def _check_memory(tensor: Tensor, what: str) -> None:

@@ -27,8 +27,12 @@ from distlion.exchange import (
 )
 from distlion.kernels import Coins
 from distlion.voting.custody import agree_alone
-from distlion.voting.description import Description, describe_params, digest_settings
-from distlion.voting.fixed_groups import FixedGroups
+from distlion.voting.description import (
+    Description,
+    FixedGroups,
+    describe_params,
+    digest_settings,
+)
 from distlion.voting.follow_up import FollowUp
 from distlion.voting.grad_scaler import note_overflow
 from distlion.voting.gradients import GradientWatch

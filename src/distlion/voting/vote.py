@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from distlion import faults
-from distlion.errors import DeviceError, DistlionError, GradientChangedError, InvalidArgumentError
+from distlion.errors import DeviceError, GradientChangedError
 from distlion.exchange import (
     Exchanging,
     Header,
@@ -24,7 +24,7 @@ from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.voting.clipping import Clipper, NoteNorm, find_factor, scale_segments
 from distlion.voting.gradients import digest_gradients, look_at_gradients
 from distlion.voting.outcome import describe_problem, log_abstention
-from distlion.voting.param import SPARSE, GradientMark, VotingParam
+from distlion.voting.param import SPARSE, GradientMark, VotingParam, take_gradients
 from distlion.voting.route import Route
 
 
@@ -93,12 +93,14 @@ class Draft:
         segments: What this rank votes with: those of ``route.own``, without gradient where it
             abstains; none where it cannot vote.
         header: This worker's header, with what was found so far.
+        can_vote: Whether there is a segment for each of them.
     """
 
     route: Route
     marks: Sequence[GradientMark]
     segments: Sequence[Segment]
     header: Header
+    can_vote: bool = True
 
     def scaled(self, factor: float, found: Header) -> Draft:
         """Return the draft with scaled gradients, and with what was found on the way, if worse."""
@@ -111,11 +113,6 @@ class Draft:
             return []
         own = zip(self.route.own, self.segments, strict=True)
         return [segment for param, segment in own if param.copies.is_first]
-
-    @property
-    def can_vote(self) -> bool:
-        """Whether there is a segment for each parameter."""
-        return len(self.segments) == len(self.route.own)
 
     def find_changed(self) -> VotingParam | None:
         """Find the first parameter whose gradient is not the one that was encoded."""
@@ -152,47 +149,26 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
     marks: list[GradientMark] = []
     try:
         marks += [param.mark() for param in route.params]
-        grads = [_take_gradient(param, inputs) for param in route.params]
+        grads = take_gradients(route.params)
     except Exception as error:  # noqa: BLE001
         return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)
     sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
     if sparse:
         header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
-    own_grads, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
-    try:
-        segments = _gather_segments(route, own_grads, inputs.coefficients, grad_scale=scale)
-    except Exception as error:  # noqa: BLE001
-        return Draft(route, marks, (), inputs.refuse(header, error))
-    return Draft(route, marks, segments, header)
-
-
-def _take_gradient(param: VotingParam, inputs: StepInputs) -> Tensor | None:
-    """Check a parameter and return its gradient, if it is voted with; errors name the parameter."""
-    try:
-        param.check()
-        grad = param.grad()
-    except DistlionError:
-        raise
-    except Exception as error:
-        raise InvalidArgumentError(f"{param.name}: {describe_problem(error)}") from error
-    return None if inputs.found_inf and inputs.nonfinite == "abstain" else grad
-
-
-def _gather_segments(
-    route: Route,
-    grads: Sequence[Tensor | None],
-    coefficients: Sequence[Coefficients],
-    *,
-    grad_scale: float,
-) -> Sequence[Segment]:
-    """Put together what this rank votes with."""
+    if inputs.found_inf and inputs.nonfinite == "abstain":
+        grads = [None] * len(grads)
+    means, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
     segments = []
-    for param, grad in zip(route.own, grads, strict=True):
-        scaled = coefficients[param.group]
-        if scaled.grad_scale != grad_scale:  # the node's first rank has another one
-            scaled = scaled._replace(grad_scale=grad_scale)
-        segments.append(param.segment(scaled, grad))
-    return route.kernels.gather(segments)
+    try:
+        for param, mean in zip(route.own, means, strict=True):
+            scaled = inputs.coefficients[param.group]
+            if scaled.grad_scale != scale:  # the node's first rank has another one
+                scaled = scaled._replace(grad_scale=scale)
+            segments.append(param.segment(scaled, mean))
+        gathered = route.kernels.gather(segments)
+    except Exception as error:  # noqa: BLE001
+        return Draft(route, marks, (), inputs.refuse(header, error), can_vote=False)
+    return Draft(route, marks, gathered, header)
 
 
 def cast_vote(
@@ -213,7 +189,8 @@ def cast_vote(
         except DeviceError:
             raise
         except Exception as error:  # noqa: BLE001
-            draft = replace(draft, segments=(), header=inputs.refuse(draft.header, error))
+            refused = inputs.refuse(draft.header, error)
+            draft = replace(draft, segments=(), header=refused, can_vote=False)
     if not draft.can_vote:
         if completion is not None:
             header = completion.complete(draft.header, completion.flags.cpu())
@@ -304,7 +281,7 @@ def draft_nothing(route: Route, header: Header) -> Draft:
     """Take part in what ``draft_vote`` exchanges, without a gradient."""
     header = replace(header, bucket=route.bucket.index)
     _, _, header = route.average([None] * len(route.params), header, 1.0)
-    return Draft(route, (), (), header)
+    return Draft(route, (), (), header, can_vote=False)
 
 
 def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[BucketVote]:
