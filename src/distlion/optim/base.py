@@ -156,13 +156,13 @@ class LionBase(Optimizer):
         return label_params(self.param_groups)
 
     def _list_trainable(self) -> list[VotingParam]:
-        """Place the parameters that require a gradient, in group order."""
+        """Place what is trained, in group order; what is frozen since keeps its place and coins."""
         names = self._param_names()
         found = [
             (param, number, self._makes.setdefault(param, Make.of(param)))
             for number, group in enumerate(self.param_groups)
             for param in group["params"]
-            if param.requires_grad
+            if param.requires_grad or "exp_avg" in self.state.get(param, {})
         ]
         for param, number, _ in found:
             if keeps_estimates(self.param_groups[number]) and "estimate" not in self.state[param]:

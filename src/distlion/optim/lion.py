@@ -82,7 +82,7 @@ class Lion(LionBase):
         numbers = self._read_groups()
         if numbers.found_inf:
             return
-        params = self._list_trainable()
+        params = [each for each in self._list_trainable() if each.param.requires_grad]
         for param in params:
             if "exp_avg" not in self.state[param.param]:  # it was frozen until now
                 self._create_momentum(param.param)

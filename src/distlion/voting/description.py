@@ -142,8 +142,10 @@ class Description:
         self._fixed, self._params = fixed, params
         self._lines = list(lines)
         self._digest = digest_lines(self._lines).hex()
-        self._frozen = {param: name for param, name in names.items() if not param.requires_grad}
-        self._trained = {param: name for param, name in names.items() if param.requires_grad}
+        trained = {each.param for each in params}
+        trained |= {param for param in names if param.requires_grad}
+        self._frozen = {param: name for param, name in names.items() if param not in trained}
+        self._trained = {param: name for param, name in names.items() if param in trained}
 
     def list_lines(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """Describe all that must be equal in a step with these param groups."""
