@@ -163,9 +163,17 @@ def test_an_array_of_an_impossible_shape_is_refused(shape: Any) -> None:
 
 @pytest.mark.parametrize(
     ("state", "said"),
-    [({"optimizer": 3}, "optimizer"), ({"step": None}, "step"), ([1], "a list"), (None, "no sch")],
+    [
+        ({"optimizer": 3}, "optimizer"),
+        ({"step": None}, "step"),
+        ([1], "a list"),
+        (None, "no scheduler"),
+        ({"last_epoch": "x"}, "last_epoch"),
+        ({"base_lrs": 1.0}, "base_lrs"),
+        ({"base_lrs": [None]}, "base_lrs"),
+    ],
 )
-def test_a_state_that_would_replace_parts_of_a_scheduler_is_refused(state: Any, said: str) -> None:
+def test_a_state_that_is_none_of_the_scheduler_is_refused(state: Any, said: str) -> None:
     run = Run()
     with pytest.raises(errors.CheckpointError, match=said):
         check_schedule(Path("x"), state, run.scheduler)

@@ -30,13 +30,6 @@ FILES = (
         PICKLE,
     ),
     Mutation(
-        "a pickle may have keys that cannot be hashed",
-        "tasks/plain_pickle.py",
-        "or not all(map(_is_key, keys))",
-        "",
-        PICKLE,
-    ),
-    Mutation(
         "a pickle may make more bytes than its file has",
         "tasks/plain_pickle.py",
         "if self.n_encoded > self.source.n_bytes:",

@@ -8,6 +8,8 @@ from typing import Any
 
 from distlion.errors import CheckpointError
 
+_PLAIN = (int, float, str, list, tuple, Mapping, type(None))
+
 
 def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
     """Check that a saved state sets nothing of a scheduler that is no part of its state.
@@ -22,9 +24,30 @@ def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
             f"{folder} holds a {type(saved).__name__} as the scheduler's state; expected a dict"
         )
     present = scheduler.state_dict()
-    wrong = [key for key in saved if key not in present and hasattr(scheduler, str(key))]
+    wrong = [
+        key
+        for key in saved
+        if key not in present and not isinstance(getattr(scheduler, str(key), None), _PLAIN)
+    ]
     if wrong:
         raise CheckpointError(
             f"{folder} would replace the scheduler's {str(wrong[0])[:80]!r}, which is no part of "
             "its state; expected what state_dict() returns"
         )
+    for key in present.keys() & saved.keys():
+        if not _is_alike(present[key], saved[key]):
+            raise CheckpointError(
+                f"{folder} holds {str(saved[key])[:80]!r} as the scheduler's {key!r}; expected a "
+                f"value like {str(present[key])[:80]!r}"
+            )
+
+
+def _is_alike(now: Any, then: Any) -> bool:
+    """Return whether one is a number, a list of such, or a dict where the other is."""
+    if isinstance(now, int | float):
+        return isinstance(then, int | float)
+    if isinstance(now, list | tuple):
+        return isinstance(then, list | tuple) and (
+            not now or all(_is_alike(now[0], each) for each in then)
+        )
+    return isinstance(then, Mapping) if isinstance(now, Mapping) else True
