@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-_INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-"""Where frames are ours or torch's: schedulers, profilers and compilers wrap ``step()``."""
+_INSIDE = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    contextlib.__file__,
+)
+"""Where frames are no user's: schedulers, profilers, compilers and decorators wrap ``step()``."""
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
