@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import NoReturn
 
 import pytest
 import torch
@@ -138,12 +139,18 @@ def keep_an_error_of_backward(rank: int, world_size: int) -> tuple[list[int], bo
     params = make_params()
     optimizer = make_optimizer(params, overlap=True, bucket_elements=64)
     thread = next(each for each in threading.enumerate() if each.name == "distlion votes")
-    optimizer.param_groups[0]["lr"] = -1.0
-    with pytest.raises(errors.InvalidArgumentError) as kept:
+    overlap = optimizer._peers.overlap
+    assert overlap is not None
+
+    def fail() -> NoReturn:
+        raise errors.InvalidArgumentError("in a hook")
+
+    overlap._begin_step = fail  # type: ignore[method-assign]
+    with pytest.raises(errors.InvalidArgumentError, match="in a hook") as kept:
         run_backward(params)
+    del overlap._begin_step, overlap
     frames = [entry.name for entry in kept.traceback]
     assert "note_arrival" in frames  # so that the overlap of now is kept with the error
-    optimizer.param_groups[0]["lr"] = 1e-2
     optimizer.zero_grad()
     params.append(("added", torch.nn.Parameter(torch.zeros(5))))
     optimizer.add_param_group({"params": params[-1:]})
