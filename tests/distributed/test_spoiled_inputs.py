@@ -266,6 +266,8 @@ EVERYWHERE = ("parameter cast", "gradient of one element", "no momentum")
 def test_what_one_worker_cannot_vote_with_is_one_error_on_all(form: str) -> None:
     world_size = 4 if "nodes" in FORMS[form] else 3
     names = tuple(CASES) if form == "plain" else EVERYWHERE
+    if form == "overlap":  # what a gradient becomes after its vote has left is another error
+        names = tuple(name for name in names if not name.startswith("gradient"))
     assert_one_error(run_workers(spoil_and_go_on, world_size, form, names, (1,)), (1,))
 
 
@@ -289,3 +291,21 @@ def test_a_number_of_all_workers_that_no_step_takes_is_named_and_they_go_on() ->
             if "step" in name:
                 assert "step of group 0 is" in raised.text
                 assert "expected an integer from 0 to 2^53" in raised.text
+
+
+def replace_after_backward(rank: int, world_size: int) -> tuple[Caught | None, bool]:
+    optimizer = make_optimizer(**FORMS["overlap"])
+    set_gradients(optimizer, 0, rank, hooks=True)
+    if rank == 1:
+        second = second_of(optimizer)
+        second.data = second.data.clone()
+    before = copy_held(optimizer)
+    return caught(None, optimizer.step), are_alike(copy_held(optimizer), before)
+
+
+def test_a_parameter_replaced_after_its_vote_has_left_is_one_error_on_all() -> None:
+    """A commit would write to memory that the parameter has left."""
+    for found, is_unchanged in run_workers(replace_after_backward, 3):
+        said = "second or its momentum was replaced between backward and step"
+        assert assert_raised(found, errors.StepInputError, said).culprits == (1,)
+        assert is_unchanged

@@ -50,4 +50,11 @@ INPUTS = (
         "pass",
         FIXED,
     ),
+    Mutation(
+        "a commit writes to memory that a parameter has left",
+        "voting/overlap.py",
+        "if param.find_addresses() != before:",
+        "if False:",
+        SPOILED,
+    ),
 )
