@@ -367,6 +367,6 @@ def test_a_hyperparameter_out_of_range_is_an_error_of_a_call_and_not_of_backward
         else:
             assert after == [None]  # no vote is under way any more
             if name.startswith("step"):
-                assert assert_raised(called, errors.InvalidArgumentError, "lr=nan").unchanged
+                assert assert_raised(called, errors.StepInputError, "lr=nan").unchanged
             else:
                 assert called is None

@@ -329,7 +329,7 @@ def refused_states() -> list[dict[str, tuple[str, str]]]:
         ("meta momentum", ("meta",)),
         ("no momentum", ("no momentum",)),
         ("list momentum", ("list",)),
-        ("huge step", ("step", "1180591620717411303424")),
+        ("huge step", ("step", "an integer above 2^53")),
         ("step that is a truth value", ("step", "True")),
         ("huge rule", ("13,000,000 characters",)),
         ("rule of no kind", ("aggregation", "7")),
