@@ -18,8 +18,8 @@ INPUTS = (
     Mutation(
         "a parameter that was cast is not noticed",
         "voting/param.py",
-        "            tensor.dtype is make.dtype\n            and tensor.shape == make.shape",
-        "            True",
+        "if not self.make.fits(self.param):",
+        "if False:",
         SPOILED,
     ),
     Mutation(
