@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz.equations import Equations, UnknownError
-from fuzz.judge import Outcome, absent, attempt, compare, judge
+from fuzz.judge import Outcome, absent, attempt, compare, have_committed, judge
 from fuzz.players import Player, Virtual
 from fuzz.program import MOST_OPERATIONS, Op, Program, Setup, draw_setup
 from fuzz.table import TABLE
@@ -95,11 +95,19 @@ def play(program: Program, crew: Crew) -> Verdict:
             outcomes = subject.play(op)
             verdict.endings.append((op.name, outcomes[0].error))
             violations = judge(setup, op, outcomes)
-            if violations or any(outcome.is_dead for outcome in outcomes):
+            if violations or _is_over(op, outcomes):
                 break
             model, violations = follow(model, op, outcomes)
         verdict.violations = violations
         return verdict
+
+
+def _is_over(op: Op, outcomes: list[Outcome]) -> bool:
+    """Whether there is nothing more to compare: dead workers, or what the program has spoiled."""
+    operation = TABLE[op.name]
+    is_spoiled = operation.is_last and not operation.is_modelled
+    is_dead = any(outcome.is_dead for outcome in outcomes)
+    return is_spoiled or (is_dead and not have_committed(outcomes))
 
 
 def follow(
@@ -108,7 +116,8 @@ def follow(
     """Let the model do what the others have done, and compare."""
     if model is None:
         return None, []
-    if TABLE[op.name].is_modelled and not any(outcome.error for outcome in outcomes):
+    is_done = have_committed(outcomes) or not any(outcome.error for outcome in outcomes)
+    if TABLE[op.name].is_modelled and is_done:
         try:
             TABLE[op.name].play(model, op.args)
         except UnknownError:

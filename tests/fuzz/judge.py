@@ -108,9 +108,20 @@ def judge(setup: Setup, op: Op, outcomes: Sequence[Outcome]) -> list[str]:
     return found
 
 
+def have_committed(outcomes: Sequence[Outcome]) -> bool:
+    """Whether all ranks have committed a step, and none has died."""
+    return all(
+        each.before and each.before[0]["committed_step"] != each.after[0]["committed_step"]
+        for each in outcomes
+    )
+
+
 def _judge_fault(op: Op, outcomes: Sequence[Outcome]) -> list[str]:
-    """Judge a step in which a rank failed: all have committed, or none, and all hear of it."""
-    victim, found = op.args["victim"], []
+    """Judge a step in which a rank failed: all have committed, or none, and then all hear of it.
+
+    What a signal handler raises waits for the end of the step, which may be a commit.
+    """
+    victim, found, is_committed = op.args["victim"], [], have_committed(outcomes)
     alive = {rank: each for rank, each in enumerate(outcomes) if each.error != DIED}
     steps = {rank: each.after[0]["committed_step"] for rank, each in alive.items()}
     if len(set(steps.values())) > 1:
@@ -119,12 +130,12 @@ def _judge_fault(op: Op, outcomes: Sequence[Outcome]) -> list[str]:
         is_victim = rank == victim and outcome.error in VICTIM_ERRORS
         if outcome.error is not None and not outcome.is_typed and not is_victim:
             found.append(f"rank {rank}: an error that is none of ours: {outcome.text}")
-        if outcome.error is not None and outcome.changed:
+        if outcome.error is not None and outcome.changed and not is_committed:
             found.append(f"rank {rank}: {outcome.error}, and yet it changed {outcome.changed}")
         if rank != victim and outcome.seconds > PROMPT_S:
             found.append(f"rank {rank} hears of it after {outcome.seconds:.1f} s: {outcome.error}")
     others = {each.error for rank, each in alive.items() if rank != victim}
-    if len(others) > 1 or others == {None}:
+    if len(others) > 1 or (others == {None}) != is_committed:
         found.append(f"the others end with {others}; rank {victim} failed")
     return found
 

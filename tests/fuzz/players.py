@@ -243,7 +243,7 @@ class Rank(Player):
         has_left = threading.Event()
         watch = faults.arm(
             rank=self.rank,
-            step=self.optimizer.committed_step,
+            step=self.optimizer.param_groups[-1]["step"],
             point="framed",
             action=lambda chunk: has_left.set(),
         )

@@ -37,6 +37,11 @@ WRONG: dict[str, tuple[Op, tuple[Outcome, ...], str]] = {
     "hangs": (STEP, (OK, replace(OK, error=HUNG)), "rank 1 hangs"),
     "half committed": (FAULT, (replace(MOVED, error="PeerLostError"), OK), "some have committed"),
     "late": (FAULT, (replace(ERROR, seconds=9.0), VICTIM), "hears of it after"),
+    "interrupted alone": (
+        FAULT,
+        (OK, replace(MOVED, error="KeyboardInterrupt", is_typed=False)),
+        "some have committed",
+    ),
     "not heard of": (FAULT, (MOVED, VICTIM), "the others end with"),
 }
 
@@ -51,6 +56,8 @@ def test_outcomes_that_were_promised_pass() -> None:
     assert judge(SETUP, STEP, (MOVED, MOVED)) == []
     assert judge(SETUP, REFUSED, (ERROR, ERROR)) == []
     assert judge(SETUP, FAULT, (ERROR, VICTIM)) == []
+    interrupted = replace(MOVED, error="KeyboardInterrupt", is_typed=False)
+    assert judge(SETUP, FAULT, (MOVED, interrupted)) == []
 
 
 def test_a_difference_from_the_model_is_noticed(tmp_path: Path) -> None:
