@@ -198,7 +198,8 @@ class DistributedLion(VotingBase):
         """Encode and exchange every bucket; then commit all of them, or none."""
         peers = self._peers
         inputs, votes = self._cast_votes()
-        verdict = peers.settle(worst_of([vote.reply.verdict for vote in votes]), inputs.header)
+        found = worst_of([vote.reply.verdict for vote in votes])
+        verdict = found if peers.sharding is None else peers.settle(found, inputs.header)
         follow_up, followed = peers.follow_up, None
         if follow_up is not None and verdict.status is Status.OK:
             followed = follow_up.exchange(votes, inputs.header)
@@ -324,8 +325,7 @@ class DistributedLion(VotingBase):
         Raises:
             ReplicaMismatchError: On every rank; names parameters, and ranks of the minority.
             ConfigMismatchError: Another worker is at another call; on every rank.
-            CorruptFrameError: Digests were damaged on the way here.
-            ProcessGroupError: The group is gone.
+            CorruptFrameError, ProcessGroupError: Digests were damaged, or the group is gone.
         """
         peers, step = self._peers, self._find_step()
         peers.check_idle("verify_replicas()")

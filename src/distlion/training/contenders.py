@@ -22,6 +22,8 @@ def find_contender(name: str) -> Contender:
     """
     contender = find_averager(name) or find_periodic(name) or find_voter(name)
     if contender is None:
-        hint = suggest(name, (*list_plain_votes(), *METHOD_NAMES), all_in="distlion compare --help")
+        # In those of a pattern, letters in capitals stand for something.
+        known = [*list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
+        hint = suggest(name, known, all_in="distlion compare --help")
         raise InvalidArgumentError(f"method {name!r} is unknown; {hint}{describe_betas(name)}")
     return contender

@@ -60,7 +60,7 @@ RULE_NAMES = (
 )
 """For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
 
-_KNOWN_RULES = (*list_plain_votes(), *BASELINE_NAMES)
+_KNOWN_RULES = (*list_plain_votes(), *BASELINE_NAMES, f"{BaselineName.GLOBAL_LION.value}-cautious")
 
 AUTO = "auto"
 

@@ -110,7 +110,7 @@ def describe_betas(name: str) -> str:
 
 def list_plain_votes() -> list[str]:
     """Return every name without betas, each number of bits a name of its own."""
-    return [*RULES, *_SIGNUM]
+    return [*RULES, *(f"{name}{_CAUTIOUS}" for name in RULES), *_SIGNUM]
 
 
 def list_vote_names() -> list[str]:

@@ -33,6 +33,7 @@ from distlion.voting import (
     Diagnosis,
     MomentumSync,
     Settings,
+    describe_hyperparameters,
     describe_problem,
     describe_sparse,
     refuse_step,
@@ -144,6 +145,7 @@ class VirtualCluster(VotingBase):
 
     def _begin_step(self, lineup: Lineup) -> None:
         self._collection = Collection(lineup, step=self.committed_step)
+        self._said: list[str] = []  # of the groups, when the first worker is collected
 
     @torch.no_grad()
     def collect(self, worker: int) -> None:
@@ -196,8 +198,16 @@ class VirtualCluster(VotingBase):
     def _read_inputs(self, lineup: Lineup) -> tuple[list[Coefficients], list[Tensor | None]]:
         """Check what a step reads; return hyperparameters and gradients."""
         self._fixed.check(self.param_groups)
-        grads = take_gradients(lineup.params)
-        return self._read_groups().coefficients, grads
+        grads, coefficients = take_gradients(lineup.params), self._read_groups().coefficients
+        said = describe_hyperparameters(self.param_groups)
+        self._said = self._said or said
+        for before, now in zip(self._said, said, strict=True):
+            if now != before:
+                raise InvalidArgumentError(
+                    f"{now}, but {before} when the first worker of this step was collected. "
+                    "Expected the same for all workers. Change groups after step()"
+                )
+        return coefficients, grads
 
     @contextmanager
     def _refusing(self, worker: int) -> Iterator[None]:

@@ -67,8 +67,8 @@ def _find_error(verdict: Verdict, params: Sequence[VotingParam]) -> tuple[type[S
         ),
         Status.SETTINGS_CHANGED: (
             GradientChangedError,
-            f"lr, betas, weight_decay or aggregation changed on {who} between the first vote, "
-            f"which left during backward, and step(); {NOT_COMMITTED}. With overlap call "
+            f"lr, betas, weight_decay, cautious or aggregation changed on {who} between the first "
+            f"vote, which left during backward, and step(); {NOT_COMMITTED}. With overlap call "
             "schedulers after step()",
         ),
         Status.CANCELLED: (
