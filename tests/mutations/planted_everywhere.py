@@ -7,7 +7,6 @@ from planted_cautious import CAUTIOUS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
 from planted_files import FILES
-from planted_fuzz import FUZZED
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_losses import LOSSES
@@ -36,6 +35,5 @@ EVERYWHERE = (
     *FILES,
     *OVERLAP,
     *NEWCOMER,
-    *FUZZED,
     *CAUTIOUS,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted import Mutation
 
 CHANGED = ("distributed/test_changed_gradients.py",)
+FOUND = "fuzz/test_fuzz.py::test_a_program_that_found_something_ends_as_it_must"
 PAUSES = ("distributed/test_pauses.py",)
 GROUPS = ("distributed/test_two_groups.py",)
 ARRIVALS = "voting/arrivals.py"
@@ -37,7 +38,7 @@ OVERLAP = (
         OVERLAP_FILE,
         "self._paused = before",
         "self._paused = False",
-        PAUSES,
+        (*PAUSES, f"{FOUND}[no_sync within no_sync]"),
     ),
     Mutation(
         "a pause ends with new routes",

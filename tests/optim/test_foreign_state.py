@@ -202,3 +202,9 @@ def test_a_step_that_is_no_count_is_refused_in_a_group_and_in_what_is_saved(
     optimizer.param_groups[0]["step"] = number
     with pytest.raises(CheckpointError, match="step of group 0"):
         optimizer.state_dict()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_number_of_another_optimizer_is_none_of_lion_even_if_it_is_zero(kind: str) -> None:
+    params = make_params()
+    refuse(kind, torch.optim.Adam(params, eps=0.0).state_dict(), "'eps'")

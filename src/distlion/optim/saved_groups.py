@@ -20,6 +20,8 @@ _OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, SELECTED
 _SCHEDULED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 # Say how another library computes what Lion does.
 _NEUTRAL = {"foreach", "fused", "capturable", "weight_decouple"}
+# Numbers of other optimizers, of which 0 is one as good as any.
+_NUMBERS = {"eps", "momentum", "dampening", "alpha", "rho", "lr_decay"}
 
 
 def check_ids(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
@@ -105,7 +107,7 @@ def _take_foreign(
         )
     accepted = {*_OF_EVERY_LION, *_OF_OURS, *_SCHEDULED, *known}
     foreign = [key for key in group if key not in accepted]
-    on = [key for key in foreign if key not in _NEUTRAL and _is_on(group[key])]
+    on = [key for key in foreign if key in _NUMBERS or (key not in _NEUTRAL and _is_on(group[key]))]
     if on:
         raise CheckpointError(
             f"saved group {number} holds {shorten(', '.join(map(repr, on)))}, which Lion does not "

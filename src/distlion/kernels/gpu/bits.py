@@ -179,5 +179,6 @@ def blend_direction(numbers, m, g):
 @triton.jit
 def mask_direction(numbers, c, g):
     """Return c, or +0 where a cautious parameter's c has not the sign of g."""
-    agrees = ((c > 0) & (g > 0)) | ((c < 0) & (g < 0))
-    return tl.where(agrees | (tl.load(numbers + CAUTIOUS) == 0), c, 0.0)
+    if tl.load(numbers + CAUTIOUS) != 0:  # for a whole tile alike
+        c = tl.where(((c > 0) & (g > 0)) | ((c < 0) & (g < 0)), c, 0.0)
+    return c
