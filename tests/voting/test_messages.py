@@ -14,7 +14,7 @@ import torch
 
 import distlion
 from distlion.exchange import Status, Verdict
-from distlion.voting.description import Description, describe_params
+from distlion.voting.description import Description, FixedGroups, describe_params
 from distlion.voting.handshake import find_difference
 from distlion.voting.outcome import _find_error
 
@@ -58,7 +58,9 @@ def list_descriptions() -> list[list[str]]:
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     params[1].requires_grad_(False)
     names, group = dict(zip(params, ("first", "second"), strict=True)), {**GROUP, "params": params}
-    found = Description(describe_params([group], names), names, [group])
+    fixed = FixedGroups()
+    fixed.note([group])
+    found = Description(describe_params([group], names), names, fixed)
     lines = [["call: step()", *found.list_lines([group])], found.list_lines([group])]
     for param in params:
         param.requires_grad_(not param.requires_grad)
@@ -76,7 +78,10 @@ def test_no_difference_of_descriptions_says_a_word_twice() -> None:
     assert [text for text in texts if DOUBLED.search(text)] == []
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
+# Of a worker that cannot vote, its own words travel.
+@pytest.mark.parametrize(
+    "status", [each for each in Status if each not in (Status.OK, Status.INPUT)]
+)
 @pytest.mark.parametrize("culprits", [(), (1,), (0, 2)])
 def test_no_verdict_says_a_word_twice(status: Status, culprits: tuple[int, ...]) -> None:
     params: Any = [SimpleNamespace(name="first")]
