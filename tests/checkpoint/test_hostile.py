@@ -199,3 +199,23 @@ def test_values_that_are_not_finite_load_as_they_are_and_are_met_by_the_policy(
     resumed.load(tmp_path)
     with pytest.raises(errors.NonFiniteError, match="worker 1"):
         resumed.train(0, 1)
+
+
+class Warmth:
+    """A schedule that keeps a state."""
+
+    def __init__(self) -> None:
+        self.warmth = 1.0
+
+    def __call__(self, step: int) -> float:
+        return self.warmth
+
+
+def test_a_scheduler_of_an_object_and_a_function_loads_its_own_state() -> None:
+    params = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [Warmth(), lambda step: 1.0])
+    check_schedule(Path("folder"), scheduler.state_dict(), scheduler)
+    other = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, Warmth()])
+    with pytest.raises(errors.CheckpointError, match="lr_lambdas"):
+        check_schedule(Path("folder"), scheduler.state_dict(), other)

@@ -54,15 +54,68 @@ def test_a_folder_of_another_optimizer_of_the_same_parameters_is_refused(
     refuse(tmp_path, second)
 
 
-def test_whoever_goes_on_from_a_folder_may_save_there_and_nowhere_else(tmp_path: Path) -> None:
+def test_whoever_goes_on_from_a_folder_may_save_there(tmp_path: Path) -> None:
     save_one(tmp_path / "first")
-    second = save_one(tmp_path / "second")
+    save_one(tmp_path / "third")
+    second = Run()
     second.load(tmp_path / "first")
     second.save(tmp_path / "first")
-    refuse(tmp_path / "second", second)
-    second.load(tmp_path / "second" / FIRST)
-    second.save(tmp_path / "second")
-    refuse(tmp_path / "first", second)
+    refuse(tmp_path / "third", second)
+    second.load(tmp_path / "third" / FIRST)
+    second.save(tmp_path / "third")
+
+
+def test_of_two_that_load_one_checkpoint_only_one_goes_on_in_a_folder(tmp_path: Path) -> None:
+    save_one(tmp_path / "start")
+    one, other = Run(), Run()
+    for run in (one, other):
+        run.load(tmp_path / "start")
+        run.train(1, 2)
+    one.save(tmp_path / "both")
+    refuse(tmp_path / "both", other)
+    one.save(tmp_path / "start")
+    refuse(tmp_path / "start", other)
+
+
+def test_a_run_goes_on_from_an_earlier_checkpoint_that_others_followed(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    later = Run()
+    later.load(tmp_path)
+    later.train(1, 2)
+    later.save(tmp_path)
+    again = Run()
+    again.load(tmp_path / FIRST)
+    again.train(1, 3)
+    again.save(tmp_path)
+    assert inspect_checkpoint(tmp_path)[1].step == 3
+
+
+@pytest.mark.parametrize("damaged", ["latest", "manifest"])
+def test_a_damaged_checkpoint_leaves_the_folder_to_its_optimizer(
+    tmp_path: Path, damaged: str
+) -> None:
+    first = save_one(tmp_path)
+    first.train(1, 2)
+    first.save(tmp_path)
+    path = tmp_path / "step-000000000002" / "manifest.json" if damaged == "manifest" else None
+    (path or tmp_path / "latest").write_bytes(b"damaged")
+    other = Run()
+    other.train(0, 3)
+    refuse(tmp_path, other, keep_last=1)
+    first.train(2, 3)
+    first.save(tmp_path)
+
+
+def test_a_folder_whose_owner_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    (tmp_path / FIRST / "manifest.json").write_bytes(b"damaged")
+    other = Run()
+    other.train(0, 2)
+    before = list_files(tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot be told whose.*overwrite=True"):
+        other.save(tmp_path)
+    assert list_files(tmp_path) == before
+    other.save(tmp_path, overwrite=True)
 
 
 def test_another_number_of_workers_goes_on_in_the_folder(tmp_path: Path) -> None:
@@ -71,8 +124,7 @@ def test_another_number_of_workers_goes_on_in_the_folder(tmp_path: Path) -> None
     fewer.load(tmp_path, on_world_change="map")
     fewer.train(1, 2)
     fewer.save(tmp_path)
-    identities = {inspect_checkpoint(path)[1].identity for path in (tmp_path, tmp_path / FIRST)}
-    assert len(identities) == 1
+    assert inspect_checkpoint(tmp_path)[1].step == 2
 
 
 def test_a_load_that_is_refused_leaves_the_folder_to_its_optimizer(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ PROTOCOL = (
     Mutation(
         "the last bucket's verdict is not heard, simulated",
         "optim/distributed_lion.py",
-        "worst_of([vote.reply.verdict for vote in votes]), inputs.header",
-        "worst_of([vote.reply.verdict for vote in votes[:1]]), inputs.header",
+        "found = worst_of([vote.reply.verdict for vote in votes])",
+        "found = worst_of([vote.reply.verdict for vote in votes[:1]])",
         SIMULATION,
     ),
     Mutation(

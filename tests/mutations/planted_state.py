@@ -75,14 +75,14 @@ STATES = (
     Mutation(
         "a folder of another optimizer is saved into",
         "checkpoint/writer.py",
-        "is_own = earlier.identity == self._identity",
+        "is_own = earlier.identity in {self._identity, *self._loaded}",
         "is_own = True",
         IDENTITY,
     ),
     Mutation(
         "an optimizer keeps its identity where it loads that of another",
         "checkpoint/load.py",
-        "adopt(self._optimizer, reader.manifest.identity)",
+        "note_loaded(self._optimizer, list_loaded(self._optimizer) | loaded)",
         "pass",
         IDENTITY,
     ),

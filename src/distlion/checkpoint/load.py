@@ -14,7 +14,7 @@ from torch import nn
 
 from distlion.checkpoint.contents import list_params
 from distlion.checkpoint.council import Council, attempt
-from distlion.checkpoint.identity import adopt, identify
+from distlion.checkpoint.identity import list_loaded, note_loaded, read_newest
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
 from distlion.checkpoint.save import custody_of, finish_pending
@@ -172,20 +172,22 @@ class Loading:
         with self._custody.meeting(CALL):
             _, problem = attempt(self._overwrite)
             self._custody.agree(CALL, problem)
-        self._before = self._optimizer.state_dict(), identify(self._optimizer)
+        self._before = self._optimizer.state_dict(), list_loaded(self._optimizer)
         # Last, as it compares with all workers once more, and refuses on all of them.
         self._optimizer.load_state_dict(self._parsed.optimizer)
         reader = self._reader
-        adopt(self._optimizer, reader.manifest.identity)
+        newest = read_newest(reader.folder.parent) or reader.manifest
+        loaded = frozenset({reader.manifest.identity, newest.identity})
+        note_loaded(self._optimizer, list_loaded(self._optimizer) | loaded)
         return LoadedCheckpoint(
             reader.folder, reader.manifest.step, reader.manifest.workers, self._parsed.extra
         )
 
     def take_back(self) -> None:
         """Load what the optimizer had before ``apply``, on all processes."""
-        state, identity = self._before
+        state, loaded = self._before
         self._optimizer.load_state_dict(state)
-        adopt(self._optimizer, identity)
+        note_loaded(self._optimizer, loaded)
 
     def _overwrite(self) -> None:
         if self._scheduler is not None:

@@ -16,7 +16,7 @@ from torch import nn
 from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import prune
-from distlion.checkpoint.identity import identify
+from distlion.checkpoint.identity import identify, list_loaded
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.writer import Writer
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
@@ -158,6 +158,7 @@ def save_checkpoint(
             custody,
             council,
             identity=identify(optimizer),
+            loaded=list_loaded(optimizer),
             keep_last=keep_last,
             only_trained=only_trained,
             overwrite=overwrite,

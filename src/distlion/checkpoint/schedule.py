@@ -35,10 +35,11 @@ def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
             "its state; expected what state_dict() returns"
         )
     for key in present.keys() & saved.keys():
-        if not _is_alike(present[key], saved[key]):
+        now, then = present[key], saved[key]
+        if now is not None and then is not None and not _is_alike(now, then):
             raise CheckpointError(
-                f"{folder} holds {str(saved[key])[:80]!r} as the scheduler's {key!r}; expected a "
-                f"value like {str(present[key])[:80]!r}"
+                f"{folder} holds {str(then)[:80]!r} as the scheduler's {key!r}; expected a value "
+                f"like {str(now)[:80]!r}"
             )
 
 
@@ -47,7 +48,9 @@ def _is_alike(now: Any, then: Any) -> bool:
     if isinstance(now, int | float):
         return isinstance(then, int | float)
     if isinstance(now, list | tuple):
-        return isinstance(then, list | tuple) and (
-            not now or all(_is_alike(now[0], each) for each in then)
-        )
+        if not isinstance(then, list | tuple):
+            return False
+        # Of other lengths, as milestones may be: each like the first one.
+        alike = now if len(now) == len(then) else now[:1] * len(then)
+        return all(map(_is_alike, alike, then))
     return isinstance(then, Mapping) if isinstance(now, Mapping) else True

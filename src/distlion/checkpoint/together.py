@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -19,6 +20,7 @@ from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError, DistlionError
+from distlion.exchange import carries_host_memory
 from distlion.optim import VotingBase
 from distlion.voting import Custody
 
@@ -162,9 +164,18 @@ def _read(
 
 
 def _gather(record: bytes) -> list[bytes]:
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, record)
-    return rows
+    group = dist.group.WORLD
+    assert group is not None  # whoever calls has looked
+    # Where the group carries no tensors of the CPU, they go through the accelerator.
+    device = (
+        torch.device("cpu")
+        if carries_host_memory(group)
+        else torch.accelerator.current_accelerator()
+    )
+    own = torch.frombuffer(bytearray(record), dtype=torch.uint8).clone().to(device)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return [row.cpu().numpy().tobytes() for row in rows]
 
 
 def _gather_alone(record: bytes) -> list[bytes]:

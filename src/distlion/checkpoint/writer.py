@@ -18,13 +18,13 @@ from distlion.checkpoint.folder import (
     PARTIAL,
     choose_name,
     discard,
-    find_checkpoint,
     prune,
     publish,
     write_file,
     write_pointer,
 )
-from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest, read_manifest
+from distlion.checkpoint.identity import read_newest
+from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 from distlion.errors import CheckpointError
 from distlion.voting import Custody
@@ -45,6 +45,7 @@ class Writer:
         custody: Whose momenta are here.
         council: All processes.
         identity: Of the optimizer, as this process knows it.
+        loaded: Those after which it may go on in a folder.
         keep_last: Complete checkpoints to keep; None for all.
         only_trained: Whether to leave out what is shared and not trained.
         overwrite: Whether to take over the folder of another optimizer.
@@ -59,6 +60,7 @@ class Writer:
         council: Council,
         *,
         identity: str,
+        loaded: frozenset[str],
         keep_last: int | None,
         only_trained: bool,
         overwrite: bool,
@@ -69,7 +71,7 @@ class Writer:
         self._left_out = shared.keys() - contents.replicated if only_trained else set()
         self._custody = custody
         self._council = council
-        self._identity = identity
+        self._identity, self._loaded = identity, loaded
         self._keep_last = keep_last
         self._overwrite = overwrite
 
@@ -145,17 +147,15 @@ class Writer:
         """
         if self._overwrite:
             return
-        try:
-            latest = find_checkpoint(self._root)
-            earlier = read_manifest(latest)
-        except CheckpointError:  # the first one, or damaged: nothing that a save could lose
+        earlier = read_newest(self._root)
+        if earlier is None:
             return
-        is_own = earlier.identity == self._identity
+        is_own = earlier.identity in {self._identity, *self._loaded}
         if not earlier.identity:  # of format 1
             is_own = earlier.layout == self._contents.layout_digest
         if not is_own:
             raise CheckpointError(
-                f"{latest} was saved from another optimizer, or by an earlier run. Expected a "
+                f"{self._root} was saved from another optimizer, or by an earlier run. Expected a "
                 "folder of its own for each optimizer. Call load_checkpoint before to go on from "
                 "there, choose another folder, or give overwrite=True to take this one over"
             )
