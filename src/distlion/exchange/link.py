@@ -24,7 +24,7 @@ from distlion.errors import (
     StepTimeoutError,
 )
 from distlion.exchange.finding import FailureKind, Finding
-from distlion.exchange.watch import PeerWatch, keep_forever
+from distlion.exchange.watch import READ_S, PeerWatch, keep_forever, within
 from distlion.kernels import choose_kernels
 
 _INCREASE, _DECREASE = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
@@ -306,8 +306,8 @@ class Link:
         """
         left = None
         if self.watch is not None:
-            with suppress(RuntimeError):  # a store that is gone says nothing
-                left = self.watch.read_left()
+            with suppress(RuntimeError):  # a store that is gone, or silent, says nothing
+                left = within(READ_S, self.watch.read_left)
         if left is not None:
             raise self.failure("left", step, "workers cannot connect")
 

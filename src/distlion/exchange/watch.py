@@ -118,7 +118,7 @@ class PeerWatch:
         """
         left = json.dumps({"rank": self._rank, "turn": turn, "why": why})
         with contextlib.suppress(RuntimeError):
-            _within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
+            within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
 
     def _waits_in_vain(self) -> bool:
         """Raise the alarm where somebody will not come to the call that this worker is at."""
@@ -192,7 +192,7 @@ class PeerWatch:
             return False
         heard = None
         with contextlib.suppress(RuntimeError):
-            heard = self.alarmed.is_set() or _within(ANSWER_S, self.look)
+            heard = self.alarmed.is_set() or within(ANSWER_S, self.look)
         unknown = heard is None and not self._has_host_left_first
         return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
@@ -203,7 +203,7 @@ class PeerWatch:
         self.has_settled, self._settled_s = True, time.monotonic()
         try:
             if self._finding is None:
-                _within(SETTLE_S, lambda: self._settle(kind))
+                within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
             self._note_store_gone()
             # Once all have agreed, who keeps the store may leave.
@@ -362,7 +362,7 @@ def _end(ended: threading.Event, thread: threading.Thread) -> None:
     thread.join(1.0)
 
 
-def _within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
+def within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
     """Return what ``function`` returns, or raise what it raises; None if it needs longer.
 
     A store whose host is silent may block for minutes.
