@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.distributed
 
 ODD_RANK = 1
 STEP_TIMEOUT_S = 3.0
+LONG_TIMEOUT_S = 40.0
 
 
 def make_pair(world_size: int, *, first_timeout_s: float) -> list[distlion.DistributedLion]:
@@ -40,7 +42,7 @@ def set_grads(pair: list[distlion.DistributedLion], rank: int) -> None:
             p.grad = torch.full_like(p, float(rank + 1))
 
 
-def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | None, bool]:
+def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | None, bool, float]:
     """Take a step with each; then let rank 1 swap the two calls."""
     pair = make_pair(world_size, first_timeout_s=first_timeout_s)
     set_grads(pair, rank)
@@ -48,25 +50,31 @@ def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | N
         optimizer.step()
     before = [freeze_state(optimizer) for optimizer in pair]
     first = pair[1] if rank == ODD_RANK else pair[0]
+    started_s = time.monotonic()
     found = caught(None, first.step)
+    took_s = time.monotonic() - started_s
     dist.barrier()
-    return found, [freeze_state(optimizer) for optimizer in pair] == before
+    return found, [freeze_state(optimizer) for optimizer in pair] == before, took_s
 
 
 @pytest.mark.parametrize(
-    "first_timeout_s", [STEP_TIMEOUT_S, 1.0, 40.0], ids=["alike", "first sooner", "first later"]
+    "first_timeout_s",
+    [STEP_TIMEOUT_S, 1.0, LONG_TIMEOUT_S],
+    ids=["alike", "first sooner", "first later"],
 )
 def test_swapped_steps_on_two_groups_are_one_error_that_names_both(first_timeout_s: float) -> None:
     outcomes = run_workers(swap, 3, first_timeout_s, timeout_s=90)
     assert_all_raised(
-        [found for found, _ in outcomes],
+        [found for found, *_ in outcomes],
         errors.StepMismatchError,
         "step 1 of optimizer 0 of process group 1 on ranks 0, 2",
         "step 1 of optimizer 0 of process group 2 on rank 1",
     )
-    assert len({found.text.split("]")[1] for found, _ in outcomes if found}) == 1
-    assert [found.culprits for found, _ in outcomes if found] == [(ODD_RANK,)] * 3
-    assert all(unchanged for _, unchanged in outcomes)
+    assert len({found.text.split("]")[1] for found, *_ in outcomes if found}) == 1
+    assert [found.culprits for found, *_ in outcomes if found] == [(ODD_RANK,)] * 3
+    assert all(unchanged for _, unchanged, _ in outcomes)
+    # The sooner of the two deadlines ends the wait on both groups.
+    assert max(took_s for *_, took_s in outcomes) < LONG_TIMEOUT_S / 2
 
 
 def come_late(rank: int, world_size: int) -> list[Any]:
