@@ -261,7 +261,6 @@ class VotingBase(LionBase):
         params: As for every torch optimizer.
         lr, betas, weight_decay, cautious: Of Lion.
         aggregation: The rule; None for ``MajorityVote()``.
-        rounding: "nearest" or "stochastic".
         exp_avg_dtype: Of the momentum; None for the parameter's.
         pieces: What is kept here of each parameter's momentum.
         worker: Whose momenta these are, as ``name_worker`` says.
@@ -279,7 +278,6 @@ class VotingBase(LionBase):
         weight_decay: float,
         cautious: bool,
         aggregation: Aggregation | None,
-        rounding: str,
         exp_avg_dtype: torch.dtype | None,
         pieces: NodePieces | ShardPieces | None = None,
         worker: str | None = None,
@@ -298,9 +296,13 @@ class VotingBase(LionBase):
             defaults[WORKER_KEY] = worker
         self._fixed = FixedGroups()
         super().__init__(
-            params, defaults, exp_avg_dtype=exp_avg_dtype, pieces=pieces, rounding=rounding
+            params,
+            defaults,
+            exp_avg_dtype=exp_avg_dtype,
+            pieces=pieces,
+            rounding=self._settings.rounding,
         )
-        check_rounding(rounding, {param.dtype for param in self._all_params()})
+        check_rounding(self._settings.rounding, {param.dtype for param in self._all_params()})
 
     @property
     def committed_step(self) -> int:

@@ -159,7 +159,6 @@ class DistributedLion(VotingBase):
             weight_decay=weight_decay,
             cautious=cautious,
             aggregation=aggregation,
-            rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
             pieces=self._peers.pieces,
             worker=name_worker(self._peers),

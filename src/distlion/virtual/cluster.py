@@ -126,7 +126,6 @@ class VirtualCluster(VotingBase):
             weight_decay=weight_decay,
             cautious=cautious,
             aggregation=aggregation,
-            rounding=rounding,
             exp_avg_dtype=exp_avg_dtype,
         )
         self._lay_out()

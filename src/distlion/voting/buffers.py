@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from hashlib import sha256
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlion.errors import ConfigMismatchError, UnsupportedTypeError
+from distlion.errors import (
+    ConfigMismatchError,
+    PeerLostError,
+    StepTimeoutError,
+    UnsupportedTypeError,
+)
 from distlion.exchange import Link, carries_host_memory, gather_bytes
+from distlion.signals import deferred_signals
 from distlion.voting.grid import own_group
 from distlion.voting.group import VotingGroup
 from distlion.voting.hyperparameters import check_positive
@@ -19,7 +26,8 @@ from distlion.voting.param import is_dtensor
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _CALL = "average_buffers()"
-_numbers = itertools.count()
+# Of calls on a group: on others a process may have made more of them than its peers.
+_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -58,15 +66,23 @@ def average_buffers(
     group = VotingGroup(process_group)
     if group.process_group is None or group.world_size == 1:
         return
-    members, number = group.process_group, next(_numbers)
-    if not carries_host_memory(members):
-        members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
-    link = Link(members, timeout_s=timeout_s, watch=group.watch)
+    members = group.process_group
+    number = _calls[members] = _calls.get(members, 0) + 1
     named = dict(model.named_buffers())
-    _agree(link, named)
-    averaged = [_average(link, buffer) for buffer in named.values()]
-    for buffer, values in zip(named.values(), averaged, strict=True):
-        buffer.copy_(values)
+    with deferred_signals(_CALL):
+        try:
+            if not carries_host_memory(members):
+                members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
+            link = Link(members, timeout_s=timeout_s, watch=group.watch)
+            _agree(link, named)
+            averaged = [_average(link, buffer) for buffer in named.values()]
+        except (PeerLostError, StepTimeoutError) as error:
+            error.args = (
+                f"{error}. {_CALL} must be called by every rank; its timeout_s= sets the limit",
+            )
+            raise
+        for buffer, values in zip(named.values(), averaged, strict=True):
+            buffer.copy_(values)
 
 
 def _agree(link: Link, named: dict[str, Tensor]) -> None:
