@@ -27,11 +27,13 @@ RAISED = {signal.SIGINT: None, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 @pytest.fixture(autouse=True)
-def hears_ctrl_c() -> Iterator[None]:
-    """Let SIGINT raise, wherever the tests themselves run."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def hears_signals() -> Iterator[None]:
+    """Let SIGINT raise and SIGHUP be heard, also where ``&`` or nohup has tests ignore them."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def interrupt_start(monkeypatch: pytest.MonkeyPatch, number: int, place: int) -> list[int]:
