@@ -6,7 +6,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.names import suggest
 from distlion.training.averagers import AVERAGER_NAMES, find_averager
 from distlion.training.contender import Contender
-from distlion.training.periodic import PERIODIC_NAMES, find_periodic
+from distlion.training.periodic import PERIODIC_NAMES, describe_steps, find_periodic
 from distlion.training.vote_names import describe_betas, list_plain_votes
 from distlion.training.voters import VOTER_NAMES, find_voter
 
@@ -25,5 +25,6 @@ def find_contender(name: str) -> Contender:
         # In those of a pattern, letters in capitals stand for something.
         known = [*list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
         hint = suggest(name, known, all_in="distlion compare --help")
-        raise InvalidArgumentError(f"method {name!r} is unknown; {hint}{describe_betas(name)}")
+        form = describe_betas(name) or describe_steps(name)
+        raise InvalidArgumentError(f"method {name!r} is unknown; {hint}{form}")
     return contender

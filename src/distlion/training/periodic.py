@@ -70,6 +70,16 @@ def find_periodic(name: str) -> Contender | None:
     )
 
 
+def describe_steps(name: str) -> str:
+    """Return what an unknown name with local steps must look like, for its error; or ""."""
+    if "diloco" not in name and "-every-" not in name:
+        return ""
+    return (
+        f"; methods with local steps are {' and '.join(PERIODIC_NAMES)}, where RULE is a rule and K "
+        "a number of steps, 1 or more"
+    )
+
+
 def _enter(
     entry: Entry, *, every: int, inner: Inner, outer: Inner, aggregation: Aggregation | None
 ) -> VirtualMethod:
