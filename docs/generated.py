@@ -27,7 +27,7 @@ def write_commands() -> str:
     """Write a section for each command: what its `--help` prints."""
     from typer.main import get_command
 
-    from distlion.cli import app
+    from distlion.lab.cli import app
 
     with mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
         return "\n".join(
@@ -64,7 +64,7 @@ def list_fields(described: type) -> list[tuple[str, str]]:
 
 def write_record() -> str:
     """Write what each field of `record.json` means."""
-    from distlion.training.record import Record
+    from distlion.lab.training.record import Record
 
     return "\n\n".join(f"`{name}`\n: {text}" for name, text in list_fields(Record))
 

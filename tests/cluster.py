@@ -48,7 +48,7 @@ PRELOAD = [
     "torch._dynamo",
     "torch.nn.parallel",
     "distlion",
-    "distlion.training.run",
+    "distlion.lab.training.run",
     "sklearn.datasets",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.vit.modeling_vit",

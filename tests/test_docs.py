@@ -163,7 +163,7 @@ def read_commands() -> dict[str, set[str]]:
     Commands of a group are named with it: "netlab run".
     """
     typer_main = pytest.importorskip("typer.main")
-    from distlion.cli import app
+    from distlion.lab.cli import app
 
     command = typer_main.get_command(app)
     known = {"": {option for param in command.params for option in param.opts}}

@@ -16,13 +16,13 @@ import rule_exam
 import toys
 from cluster import run_workers
 from distlion.aggregation import Aggregation
-from distlion.cli.netlab import netlab_app
+from distlion.cost import LinkModel, choose_exchange
 from distlion.exchange import Exchange
-from distlion.link import LinkModel, choose_exchange
-from distlion.netlab.method_names import parse_vote_method
-from distlion.planning import Scenario, compare_methods
-from distlion.training import TrainSettings
-from distlion.training.contenders import find_contender
+from distlion.lab.cli.netlab import netlab_app
+from distlion.lab.netlab.method_names import parse_vote_method
+from distlion.lab.planning import Scenario, compare_methods
+from distlion.lab.training import TrainSettings
+from distlion.lab.training.contenders import find_contender
 
 WORKERS, STEPS = 3, 5
 SIZES = (1, 65, 4133)

@@ -23,9 +23,10 @@ from distlion.aggregation import (
     QuantizedVote,
     TernaryVote,
 )
+from distlion.lab.baselines import VirtualBaseline
+from distlion.lab.tasks import Batch, ImageTask, score_batch, seeded_generator
 from distlion.optim import Lion
-from distlion.tasks import Batch, ImageTask, score_batch, seeded_generator
-from distlion.virtual import VirtualBaseline, VirtualCluster
+from distlion.virtual import VirtualCluster
 
 AVERAGING = "Lion on the mean gradient"
 METHODS: dict[str, Aggregation | None] = {

@@ -27,11 +27,11 @@ from typing import Any
 from claims import GAIN, PAR, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
-from distlion.link import LinkModel
-from distlion.planning import count_cores, parse_rate
-from distlion.report import read_comparison, write_comparison_report
-from distlion.report.comparison import Comparison
-from distlion.report.document import (
+from distlion.cost import LinkModel
+from distlion.lab.planning import count_cores, parse_rate
+from distlion.lab.report import read_comparison, write_comparison_report
+from distlion.lab.report.comparison import Comparison
+from distlion.lab.report.document import (
     Block,
     Code,
     Heading,
@@ -39,7 +39,7 @@ from distlion.report.document import (
     Table,
     render_markdown,
 )
-from distlion.training import CompareProgress, TaskName, compare
+from distlion.lab.training import CompareProgress, TaskName, compare
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "comparison"
 RATE = "1gbit"

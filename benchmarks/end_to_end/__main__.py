@@ -28,9 +28,9 @@ from tables import build_tables, list_missing, list_records, write_markdown
 from targets import judge
 
 from distlion.errors import DistlionError
-from distlion.netlab import SweepSettings, run_sweep
-from distlion.netlab.sweep import SweepProgress
-from distlion.report import draw_sweep_figure
+from distlion.lab.netlab import SweepSettings, run_sweep
+from distlion.lab.netlab.sweep import SweepProgress
+from distlion.lab.report import draw_sweep_figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
 PARTS = ("training", "pair", "exchange", "scaling")

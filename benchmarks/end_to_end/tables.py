@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from distlion.report import tabulate_sweep
+from distlion.lab.report import tabulate_sweep
 
 VERDICTS = {True: "yes", False: "NO", None: "not judged"}
 Tabulated = tuple[str, list[str], list[list[str]]]

@@ -15,7 +15,7 @@ from differences import Difference, Verdict
 from pictures import draw_distances
 from settings import BASES, FAMILIES, MARGINS
 
-from distlion.report.document import (
+from distlion.lab.report.document import (
     Block,
     Heading,
     Paragraph,

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from scoring import Result, predict
 from torch import Tensor, nn
 
-from distlion.tasks.base import digest_arrays, seeded_generator
-from distlion.tasks.cifar import read_cifar10
-from distlion.tasks.partition import ByClass
+from distlion.lab.tasks.base import digest_arrays, seeded_generator
+from distlion.lab.tasks.cifar import read_cifar10
+from distlion.lab.tasks.partition import ByClass
 
 VALIDATION_IMAGES = 5000
 PAD = 4

@@ -22,13 +22,13 @@ from distlion.aggregation import (
     QuantizedVote,
     TernaryVote,
 )
-from distlion.baselines import HalfPrecision, PowerSGD
 from distlion.errors import InvalidArgumentError
+from distlion.lab.baselines import HalfPrecision, PowerSGD, VirtualBaseline
+from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.virtual_method import Entry, VirtualVoting
+from distlion.lab.training.vote_names import LION_BETAS, split_betas
 from distlion.optim import Lion
-from distlion.training.contenders import find_contender
-from distlion.training.virtual_method import Entry, VirtualVoting
-from distlion.training.vote_names import LION_BETAS, split_betas
-from distlion.virtual import VirtualBaseline, VirtualCluster
+from distlion.virtual import VirtualCluster
 
 SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")

@@ -11,8 +11,8 @@ from schedule import DECAY_PER_STEP, WARM_UP_SHARE, Run, rate_factor
 from torch import nn
 
 from distlion.aggregation import RULES
-from distlion.tasks.base import seeded_generator
-from distlion.training.vote_names import LION_BETAS
+from distlion.lab.tasks.base import seeded_generator
+from distlion.lab.training.vote_names import LION_BETAS
 from distlion.virtual import VirtualCluster
 
 _NOISE = 0x6E6F6973

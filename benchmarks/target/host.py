@@ -29,7 +29,7 @@ from settings import FLOOR, HOSTS, METHODS, TIMED, make_cell
 from torch import nn
 
 from distlion.aggregation import RULES
-from distlion.netlab.ddp import wrap_in_ddp
+from distlion.lab.netlab.ddp import wrap_in_ddp
 from distlion.optim import DistributedLion
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.

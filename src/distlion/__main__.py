@@ -11,7 +11,7 @@ def main() -> None:
     """Run the command that the arguments name; the exit status is 0 only on success."""
     try:
         # Inside, so that a missing package is told in one line.
-        from distlion.cli import app
+        from distlion.lab.cli import app
     except MissingDependencyError as error:
         sys.exit(f"distlion: {error}")
     except ModuleNotFoundError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import distlion
-from distlion.tasks import batch_loss
+from distlion.lab.tasks import batch_loss
 from distlion.virtual import VirtualCluster
 from programs import imported_program
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from comparisons import make_record, make_text_comparison
-from distlion.report.comparison import Cell, Comparison
-from distlion.report.document import Table, render_markdown
-from distlion.training.contenders import find_contender
+from distlion.lab.report.comparison import Cell, Comparison
+from distlion.lab.report.document import Table, render_markdown
+from distlion.lab.training.contenders import find_contender
 from programs import imported_program
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/comparison"

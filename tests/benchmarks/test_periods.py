@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from cluster import run_workers
 from distlion.aggregation import MajorityVote
-from distlion.training.contenders import find_contender
-from distlion.training.local_steps import ScaledVotes
-from distlion.training.virtual_method import Entry
-from distlion.virtual import VirtualBaseline
+from distlion.lab.baselines import VirtualBaseline
+from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.local_steps import ScaledVotes
+from distlion.lab.training.virtual_method import Entry
 from programs import imported_by_name
 
 pytest.importorskip("matplotlib")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import distlion
-import distlion.link
+import distlion.cost
 from cluster import run_workers
 from distlion.voting import network
 from failures import params_of
@@ -20,7 +20,7 @@ UNIT = 4096
 
 def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     """Let each part of the nodes measure another link: buckets must be the same all the same."""
-    models = [distlion.link.LinkModel(1e-5, 1e6), distlion.link.LinkModel(1e-2, 1e9)]
+    models = [distlion.cost.LinkModel(1e-5, 1e6), distlion.cost.LinkModel(1e-2, 1e9)]
     network.probe_link = lambda link, step: models[rank % 2]
     params = [torch.nn.Parameter(torch.zeros(UNIT)) for _ in range(2)]
     optimizer = distlion.DistributedLion(params, nodes=distlion.Nodes(2), overlap=True)
@@ -57,7 +57,7 @@ def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
 
 def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
     """Step where a node's parts differ in size so much that each would have another pattern."""
-    network.probe_link = lambda link, step: distlion.link.LinkModel(1e-4, 1e7)
+    network.probe_link = lambda link, step: distlion.cost.LinkModel(1e-4, 1e7)
     params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
     optimizer = distlion.DistributedLion(
         params, lr=1e-3, nodes=distlion.Nodes(2), bucket_elements=1, step_timeout_s=20

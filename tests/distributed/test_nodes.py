@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import distlion
-import distlion.link
+import distlion.cost
 import matrix
 import oracle
 from cluster import run_workers

@@ -31,7 +31,7 @@ LIFECYCLE = ("distributed/test_lifecycle.py",)
 CLIPPING = ("voting/test_clipping.py",)
 VERDICT = ("exchange/test_verdict.py",)
 COLLECTION = ("virtual/test_collection.py",)
-CONTENDERS = ("training/test_contenders.py",)
+CONTENDERS = ("lab/training/test_contenders.py",)
 FIRST_BIT = ("kernels/test_first_bit.py",)
 
 MUTATIONS = (
@@ -79,59 +79,59 @@ MUTATIONS = (
     ),
     Mutation(
         "DGC without a warm-up, virtual workers",
-        "training/averagers.py",
+        "lab/training/averagers.py",
         "warmup_steps = round(_WARM_UP_SHARE * entry.steps)",
         "warmup_steps = 0",
         CONTENDERS,
     ),
     Mutation(
         "DGC without a warm-up, real workers",
-        "training/methods.py",
+        "lab/training/methods.py",
         "DeepGradientCompression(warmup_steps=settings.warmup_steps)",
         "DeepGradientCompression(warmup_steps=0)",
-        ("training/test_methods.py",),
+        ("lab/training/test_methods.py",),
     ),
     Mutation(
         "GradDrop keeps 0.1 %, virtual workers",
-        "training/averagers.py",
+        "lab/training/averagers.py",
         "GradDrop(keep=_KEPT)",
         "GradDrop(keep=0.001)",
         CONTENDERS,
     ),
     Mutation(
         "GradDrop keeps 0.1 %, real workers",
-        "training/methods.py",
+        "lab/training/methods.py",
         "return GradDrop()",
         "return GradDrop(keep=0.001)",
-        ("training/test_methods.py",),
+        ("lab/training/test_methods.py",),
     ),
     Mutation(
         "learning rates of baselines times 100",
-        "training/averagers.py",
+        "lab/training/averagers.py",
         "base_lr=inner.base_lr",
         "base_lr=100 * inner.base_lr",
         CONTENDERS,
     ),
     Mutation(
         "TernGrad's odds of the unclipped gradient",
-        "baselines/terngrad.py",
+        "lab/baselines/terngrad.py",
         "levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())",
         "levels = clipped.sign().mul_(draws.mul_(scalar) < grad.abs())",
-        ("baselines/test_terngrad.py",),
+        ("lab/baselines/test_terngrad.py",),
     ),
     Mutation(
         "advice compares with the slow ring only",
-        "planning/planner.py",
+        "lab/planning/planner.py",
         "next(forecast for forecast in self.ranked if not forecast.votes)",
         'next(each for each in self.ranked if not each.votes and each.pattern == "ring")',
-        ("planning/test_advice.py",),
+        ("lab/planning/test_advice.py",),
     ),
     Mutation(
         "regimes end where the slow ring does",
-        "planning/planner.py",
+        "lab/planning/planner.py",
         "for baseline in BASELINES\n        if",
         "for baseline in BASELINES[::2]\n        if",
-        ("planning/test_advice.py",),
+        ("lab/planning/test_advice.py",),
     ),
     Mutation(
         "groups at different steps are accepted",

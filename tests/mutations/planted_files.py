@@ -4,48 +4,48 @@ from __future__ import annotations
 
 from planted import Mutation
 
-PICKLE = ("tasks/test_plain_pickle.py",)
-JSON = ("test_json_file.py",)
+PICKLE = ("lab/tasks/test_plain_pickle.py",)
+JSON = ("lab/test_json_file.py",)
 
 FILES = (
     Mutation(
         "a pickle may name anything",
-        "tasks/plain_pickle.py",
+        "lab/tasks/plain_pickle.py",
         "return name if name in _KNOWN else",
         "return name if name.name else",
         PICKLE,
     ),
     Mutation(
         "an array of a data set is of any dtype",
-        "tasks/plain_pickle.py",
+        "lab/tasks/plain_pickle.py",
         "if not _is_uint8(dtype) or",
         "if",
         PICKLE,
     ),
     Mutation(
         "an array of a data set may have sizes below 0",
-        "tasks/plain_pickle.py",
+        "lab/tasks/plain_pickle.py",
         "0 <= size <= len(data)",
         "size <= len(data)",
         PICKLE,
     ),
     Mutation(
         "a pickle may make more bytes than its file has",
-        "tasks/plain_pickle.py",
+        "lab/tasks/plain_pickle.py",
         "if self.n_encoded > self.source.n_bytes:",
         "if False:",
         PICKLE,
     ),
     Mutation(
         "JSON may be nested as deeply as Python goes",
-        "json_file.py",
+        "lab/json_file.py",
         'raise DataError("it is nested too deeply")\n\n\ndef _check_text',
         "return\n\n\ndef _check_text",
         JSON,
     ),
     Mutation(
         "JSON may hold halves of characters",
-        "json_file.py",
+        "lab/json_file.py",
         "below += value\n                below += value.values()",
         "below += value.values()",
         JSON,
@@ -66,16 +66,16 @@ FILES = (
     ),
     Mutation(
         "a model config may name kernels of the hub",
-        "tasks/models.py",
+        "lab/tasks/models.py",
         "if fields.get(name) not in _LOCAL_ATTENTION:",
         "if False:",
-        ("tasks/test_models.py",),
+        ("lab/tasks/test_models.py",),
     ),
     Mutation(
         "the index of a comparison may name files outside of its folder",
-        "report/comparison_files.py",
+        "lab/report/comparison_files.py",
         "            runs=row(_name),",
         "            runs=row(text),",
-        ("report/test_comparison.py",),
+        ("lab/report/test_comparison.py",),
     ),
 )

@@ -6,7 +6,7 @@ from planted import Mutation
 
 UNIT = ("test_signals.py",)
 STEPS = ("distributed/test_interrupts.py",)
-STARTS = ("training/test_interrupted_starts.py",)
+STARTS = ("lab/training/test_interrupted_starts.py",)
 
 SIGNALS = (
     Mutation(
@@ -63,21 +63,21 @@ SIGNALS = (
     ),
     Mutation(
         "signals: the start of a process is cut short",
-        "training/processes.py",
+        "lab/training/processes.py",
         '@deferred_signals("the start of a process", gives_way=False)\n',
         "",
         STARTS,
     ),
     Mutation(
         "signals: the end of processes is cut short",
-        "training/processes.py",
+        "lab/training/processes.py",
         '@deferred_signals("the end of processes", gives_way=False)\n',
         "",
         STARTS,
     ),
     Mutation(
         "signals: a closed terminal ends no worker",
-        "training/processes.py",
+        "lab/training/processes.py",
         '("SIGTERM", "SIGHUP")',
         '("SIGTERM",)',
         STARTS,

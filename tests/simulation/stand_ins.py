@@ -24,7 +24,7 @@ import simulation.distributed as distributed_module
 from distlion.exchange.watch import keep_forever
 from simulation.kernel import Kernel, Task, running
 
-SIMULATED = ("distlion.exchange", "distlion.voting", "distlion.link")
+SIMULATED = ("distlion.exchange", "distlion.voting", "distlion.cost")
 """The packages whose modules see the stand-ins; what else they import is what it is."""
 
 

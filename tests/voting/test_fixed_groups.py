@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import distlion
 from distlion import errors
+from distlion.lab.baselines import VirtualBaseline
 from distlion.optim import VotingBase
-from distlion.virtual import VirtualBaseline
 from distlion.voting import MomentumSync, Settings
 from distlion.voting.hyperparameters import OF_THE_WHOLE
 from distlion.voting.momentum_sync import _FIRST_LOOK

@@ -1,6 +1,5 @@
 """Many workers inside one process: bitwise identical to real ones, without a network."""
 
-from distlion.virtual.baseline import VirtualBaseline
 from distlion.virtual.cluster import VirtualCluster
 
-__all__ = ["VirtualBaseline", "VirtualCluster"]
+__all__ = ["VirtualCluster"]

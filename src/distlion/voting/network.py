@@ -9,6 +9,13 @@ import torch
 import torch.distributed as dist
 
 from distlion.aggregation import Aggregation, TernaryVote
+from distlion.cost import (
+    LinkModel,
+    agree_on_model,
+    choose_exchange,
+    count_overlap_buckets,
+    probe_link,
+)
 from distlion.exchange import (
     AllReduce,
     ByteCount,
@@ -26,13 +33,6 @@ from distlion.exchange import (
 )
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
-from distlion.link import (
-    LinkModel,
-    agree_on_model,
-    choose_exchange,
-    count_overlap_buckets,
-    probe_link,
-)
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
 from distlion.voting.grid import Grid, GridGroups, own_group

@@ -1,0 +1,214 @@
+"""Measure the link between the workers that vote: together for the model, one by one for blame."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+from distlion.cost.link_model import LinkModel
+from distlion.exchange import Link
+
+_TINY_BYTES = 64
+_TINY_TRIES = 9
+# Sent by a rank in the first exchange, which also drains what a rate limiter had saved up.
+_FIRST_BYTES = 192 * 1024
+_MAX_CHUNK_BYTES = 4 * 1024 * 1024
+_TARGET_NS = 5_000_000
+_TRIES = 3
+# One by one, long enough that what a rate limiter saves up in between is little.
+_ALONE_TARGET_S = 0.02
+
+ALONE = LinkModel(latency_s=0.0, rate_bit_per_s=1e15)
+"""The model of a single worker, which sends nothing."""
+
+
+@dataclass(frozen=True)
+class LinkProbe:
+    """What a probe found; equal on all ranks.
+
+    Attributes:
+        combined: The link when all ranks send at once, by the slowest of them.
+        ranks: The link of each rank when it alone exchanges with all others.
+    """
+
+    combined: LinkModel
+    ranks: tuple[LinkModel, ...]
+
+    @property
+    def slowest(self) -> int:
+        """The rank with the lowest rate; the first of equal ones."""
+        return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].rate_bit_per_s)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times the rate of the median rank is that of the slowest."""
+        rates = [model.rate_bit_per_s for model in self.ranks]
+        return statistics.median(rates) / min(rates)
+
+
+def probe_link(link: Link, *, step: int) -> LinkModel:
+    """Measure latency and rate with all ranks sending at once; every rank must call it.
+
+    1 all-to-alls of 64 bytes: the fastest is the latency. 2 one of 192 KiB to all peers together. 3
+    three of a size that should take 5 ms, at least that of 2 and at most 4 MiB a peer: the rate is
+    that of the fastest. Each exchange takes the time of its slowest rank.
+
+    The fastest counts because what else runs on a machine can only make an exchange slower.
+
+    Args:
+        link: The network; its count of bytes stays as it was.
+        step: The step that errors name.
+
+    Returns:
+        The model, equal on all ranks; ``ALONE`` for a single worker.
+
+    Raises:
+        PeerLostError: A peer's connection closed.
+        StepTimeoutError: A peer did not answer in time.
+    """
+    if link.world_size == 1:
+        return ALONE
+    with _uncounted(link):
+        # 1 latency
+        _time_exchange(link, _TINY_BYTES, step)  # connections may have to be made
+        latency_ns = min(_measure(link, _TINY_BYTES, _TINY_TRIES, step))
+
+        # 2 a first size
+        chunk_bytes = _first_chunk_bytes(link.world_size)
+        first_ns = min(_measure(link, chunk_bytes, 1, step))
+
+        # 3 the rate
+        chunk_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
+        taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
+    return _model(latency_ns, (link.world_size - 1) * chunk_bytes, taken_ns)
+
+
+def agree_on_model(link: Link, model: LinkModel, *, step: int) -> LinkModel:
+    """Take the highest latency and the lowest rate of all ranks' models; every rank calls it.
+
+    Args:
+        link: All that must agree; its count of bytes stays as it was.
+        model: This rank's.
+        step: The step that errors name.
+    """
+    mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
+    with _uncounted(link):
+        rows = gather_integers(link, mine, step=step)
+    latencies_ns, rates = zip(*rows, strict=True)
+    return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
+
+
+def probe_ranks(link: Link, *, step: int) -> LinkProbe:
+    """Measure all ranks together, then each one while the others only answer it.
+
+    A slow rank makes every exchange slow, so that only measuring one by one shows which it is. With
+    two workers it is unknown. Takes as many rounds as there are ranks.
+
+    Args:
+        link: As for ``probe_link``.
+        step: As for ``probe_link``.
+
+    Raises:
+        PeerLostError: A peer's connection closed or it did not answer in time.
+        StepTimeoutError: A peer did not answer in time.
+    """
+    combined = probe_link(link, step=step)
+    if link.world_size == 1:
+        return LinkProbe(combined, (combined,))
+    peers = link.world_size - 1
+    chunk_bytes = int(combined.rate_bit_per_s * _ALONE_TARGET_S / 8 / peers)
+    chunk_bytes = min(_MAX_CHUNK_BYTES, max(_first_chunk_bytes(link.world_size), chunk_bytes))
+    mine = (0, 0)
+    for rank in range(link.world_size):
+        tiny_ns = min(_time_alone(link, rank, _TINY_BYTES, step) for _ in range(_TINY_TRIES))
+        _time_alone(link, rank, chunk_bytes, step)
+        taken_ns = min(_time_alone(link, rank, chunk_bytes, step) for _ in range(_TRIES))
+        if rank == link.rank:
+            mine = (tiny_ns, taken_ns)
+    with _uncounted(link):
+        rows = gather_integers(link, mine, step=step)
+    return LinkProbe(
+        combined, tuple(_model(tiny, peers * chunk_bytes, taken) for tiny, taken in rows)
+    )
+
+
+def gather_integers(link: Link, values: tuple[int, ...], *, step: int) -> list[tuple[int, ...]]:
+    """Gather a few integers below 2**63 from every rank, in rank order."""
+    row = torch.tensor(values, dtype=torch.int64)
+    rows = torch.empty(link.world_size, len(values), dtype=torch.int64)
+    link.all_gather(rows, row, step=step).wait()
+    return [tuple(each) for each in rows.tolist()]
+
+
+@contextmanager
+def _uncounted(link: Link) -> Iterator[None]:
+    before = link.counted
+    try:
+        yield
+    finally:
+        link.counted = before
+
+
+def _first_chunk_bytes(world_size: int) -> int:
+    return max(1024, _FIRST_BYTES // (world_size - 1))
+
+
+def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int:
+    """Size a chunk for the target time; integers only, so that all ranks agree."""
+    transfer_ns = max(1, taken_ns - latency_ns)
+    wanted = chunk_bytes * _TARGET_NS // transfer_ns
+    return min(_MAX_CHUNK_BYTES, max(chunk_bytes, wanted))
+
+
+def _time_exchange(link: Link, chunk_bytes: int, step: int) -> int:
+    """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds.
+
+    All begin together, as large votes do: a worker that finds the other one ready sends at once,
+    and its own word of being ready waits behind its bytes (see ``Link``).
+    """
+    chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
+    received = torch.zeros_like(chunks)
+    link.all_to_all(received[:, :1].contiguous(), chunks[:, :1].contiguous(), step=step).wait()
+    return _time(lambda: link.all_to_all(received, chunks, step=step).wait())
+
+
+def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:
+    """Time an all-to-all in which only ``rank`` sends to all and all send to it alone."""
+    is_alone = rank == link.rank
+    sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.world_size)]
+    chunks = torch.zeros(sum(sizes), dtype=torch.uint8)
+    received = torch.zeros_like(chunks)
+
+    def exchange() -> None:
+        try:
+            work = link.process_group.alltoall_base(received, chunks, sizes, sizes)
+            work.wait(timedelta(seconds=link.timeout_s))
+        except RuntimeError as error:
+            raise link.broken(error, step, f"probe of rank {link.ranks[rank]}") from error
+
+    return _time(exchange)
+
+
+def _time(exchange: Callable[[], None]) -> int:
+    start_ns = time.perf_counter_ns()
+    exchange()
+    return time.perf_counter_ns() - start_ns
+
+
+def _measure(link: Link, chunk_bytes: int, tries: int, step: int) -> list[int]:
+    """Time some all-to-alls, each by its slowest rank, in nanoseconds; equal on all ranks."""
+    times_ns = tuple(_time_exchange(link, chunk_bytes, step) for _ in range(tries))
+    rows = gather_integers(link, times_ns, step=step)
+    return [max(column) for column in zip(*rows, strict=True)]
+
+
+def _model(latency_ns: int, n_bytes: int, taken_ns: int) -> LinkModel:
+    """Turn nanoseconds into a model; noise may not leave less than half the time to the bytes."""
+    transfer_ns = max(taken_ns - latency_ns, taken_ns // 2, 1)
+    return LinkModel(latency_ns / 1e9, 8e9 * n_bytes / transfer_ns)

@@ -1,0 +1,1 @@
+"""Beside the library: what trains demos, compares, emulates networks, forecasts and draws."""

@@ -1,0 +1,114 @@
+"""Commands as typer has them, but that refuse in one line and fit into narrow terminals."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import sys
+from typing import Any, TextIO
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+
+from distlion.lab.cli.failure import FAILED, MISUSED, named_options, show_message
+from distlion.lab.names import suggest
+
+# typer brings a copy of click whose classes have no public name, or uses click itself, by version.
+_ClickError: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+_CHOICES = re.compile(r"(?:Value error, )?'(?P<given>[^']*)' is not one of (?P<known>'.+')")
+# Narrower, the frames that typer draws cut the names of options.
+_FRAMED_COLUMNS = 80
+
+
+class Command(TyperCommand):
+    """A command whose errors name its options."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.rich_markup_mode = _choose_markup()
+        super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        with named_options({param.name: param.opts[0] for param in self.params}):
+            return super().invoke(ctx)
+
+
+class Group(TyperGroup):
+    """A group of commands that tells what it does not understand in one line."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.rich_markup_mode = _choose_markup()
+        super().format_help(ctx, formatter)
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run a command and, unless asked for its result, end the process with its status."""
+        ends, more["standalone_mode"] = more.get("standalone_mode", True), False
+        if not ends:
+            return super().main(*args, **more)
+        try:
+            status = super().main(*args, **more)
+            # What a buffer still holds may be refused too, and nobody would hear of it at exit.
+            sys.stdout.flush()
+            sys.exit(status)
+        except _ClickError as error:
+            _show_misuse(error)
+            sys.exit(MISUSED)
+        except typer.Abort:
+            show_message(Console(stderr=True), "aborted")
+            sys.exit(FAILED)
+        except OSError as error:
+            if not _tell_of_output(error):
+                raise
+            sys.exit(FAILED)
+
+
+def _tell_of_output(error: OSError) -> bool:
+    """Say in one line that output cannot be written; return whether that is what happened.
+
+    A reader that has gone, such as ``head``, has what it wanted: nothing is said then.
+    """
+    streams = (("standard output", sys.stdout), ("standard error", sys.stderr))
+    refused = [name for name, stream in streams if _is_refused(stream)]
+    if error.errno == errno.EPIPE or refused == ["standard output"]:
+        if error.errno != errno.EPIPE:
+            message = f"standard output cannot be written: {error.strerror}"
+            show_message(Console(stderr=True), message)
+        return True
+    return bool(refused)
+
+
+def _is_refused(stream: TextIO) -> bool:
+    """Return whether a stream refuses one more character; it is let go then."""
+    try:
+        stream.write("\n")
+        stream.flush()
+    except OSError:
+        # Or the interpreter, which flushes at exit, would complain of it once more.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+        return True
+    return False
+
+
+def _show_misuse(error: Any) -> None:
+    message = _CHOICES.sub(_name_nearest, " ".join(error.format_message().split()).rstrip("."))
+    # Without any argument the message is the help, which has been shown.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    show_message(Console(stderr=True), f"{message}{hint}")
+
+
+def _name_nearest(choices: re.Match[str]) -> str:
+    """Say of a choice that does not exist which one was meant, or what there is."""
+    known = re.findall("'([^']*)'", choices["known"])
+    return f"{choices['given']!r} is unknown; {suggest(choices['given'], known, all_in='--help')}"
+
+
+def _choose_markup() -> Any:
+    return "rich" if shutil.get_terminal_size().columns >= _FRAMED_COLUMNS else None

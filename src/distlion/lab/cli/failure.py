@@ -1,0 +1,153 @@
+"""Errors as users see them: one clear line and an exit status, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from distlion.errors import (
+    DistlionError,
+    InvalidArgumentError,
+    PeerLostError,
+    StepError,
+    WorkerFailedError,
+)
+from distlion.lab.training import torchrun_world_size
+
+FAILED = 1
+"""Exit status: the command line is right, and what it asks for failed."""
+
+MISUSED = 2
+"""Exit status: the command line is wrong, and nothing was begun."""
+
+_INTERRUPTED = 130
+
+# What the library calls an argument, where the option has another name than it.
+_ALIASES = {
+    "n_params": "params",
+    "n_elements": "vector",
+    "latency_s": "latency_us",
+    "message_s": "message_us",
+    "step_timeout_s": "step_timeout",
+    "every": "checkpoint_every",
+    "keep": "keep_checkpoints",
+    "rates": "rate",
+    "method": "methods",
+    "methods": "method",
+}
+_options: ContextVar[Mapping[str, str]] = ContextVar("_options", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def named_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Let refusals name the options of a command.
+
+    Args:
+        options: By the name of the argument, such as ``compute_s``: ``--compute-s``.
+    """
+    token = _options.set(options)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+@contextlib.contextmanager
+def refusing(option: str) -> Iterator[None]:
+    """Put the option in front of what is said of its value."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{option}: {error}") from error
+
+
+@contextlib.contextmanager
+def shown_failures(console: Console) -> Iterator[None]:
+    """Turn distlion's errors and Ctrl-C into a line and an exit status.
+
+    The status is 2 where the command line is wrong, 1 where it failed, 130 after Ctrl-C.
+
+    Of workers that torchrun or the network lab started, one tells what all of them know. Any other
+    exception is a bug and keeps its traceback; so does one that broke a worker.
+    """
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if is_first_rank():
+            show_message(console, _name_option(str(error)))
+        raise typer.Exit(MISUSED) from None
+    except DistlionError as error:
+        # Any other cause is in the message already.
+        if isinstance(error, WorkerFailedError) and error.__cause__ is not None:
+            console.print(Text(str(error.__cause__).strip()))
+        if _tells(error):
+            show_message(console, f"{type(error).__name__}: {error}")
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        if is_first_rank():
+            show_message(console, "interrupted; all workers have ended")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is none of torchrun's workers, or the first of them."""
+    return torchrun_world_size() is None or os.environ["RANK"] == "0"
+
+
+def show_message(console: Console, message: str) -> None:
+    """Write a line that no width of a terminal breaks, so that it can be searched and copied."""
+    console.print(Text(f"distlion: {message}", style="red"), soft_wrap=True)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once: what was written is flushed, no cleanup of the interpreter runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def leave_torchrun() -> None:
+    """End a worker of torchrun at once, its work done; any other process goes on.
+
+    A thread of Gloo may still have to free a tensor, which aborts a process whose interpreter is
+    shutting down; torch keeps these threads even after destroy_process_group.
+    """
+    if torchrun_world_size() is not None:
+        leave(0)
+
+
+def _tells(error: DistlionError) -> bool:
+    """Return whether this rank is the one to tell: the first that has not gone, if all know it."""
+    if is_first_rank() or not isinstance(error, StepError) or not error.culprits:
+        return True
+    if not isinstance(error, PeerLostError):
+        return False
+    rank = int(os.environ["RANK"])
+    return rank not in error.culprits and all(other in error.culprits for other in range(rank))
+
+
+def _name_option(message: str) -> str:
+    """Write the option in place of the argument with which a message begins.
+
+    ``compute_s is 0`` becomes ``--compute-s is 0``; where the argument is that of a class, as in
+    ``LinkModel(latency_s=-1)``, the option comes first.
+    """
+    match = re.match(r"(?:(?P<argument>\w+)\b(?!\()|\w+\((?P<field>\w+)=)", message)
+    if match is None:
+        return message
+    name = match["argument"] or match["field"]
+    options = _options.get()
+    option = options.get(name) or options.get(_ALIASES.get(name, ""))
+    if option is None:
+        return message
+    return f"{option}{message[match.end() :]}" if match["argument"] else f"{option}: {message}"

@@ -1,0 +1,255 @@
+"""``distlion netlab``: several hosts on one machine, with links of chosen rates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from distlion.aggregation import list_rule_names
+from distlion.errors import DataError, ReplicaMismatchError
+from distlion.exchange import PATTERNS
+from distlion.lab.cli.command import Command, Group
+from distlion.lab.cli.failure import shown_failures
+from distlion.lab.cli.progress import LiveDisplay
+from distlion.lab.cli.quantity import read_count, read_seconds
+from distlion.lab.cli.table import build_table, print_table
+
+if TYPE_CHECKING:
+    from distlion.lab.netlab import Lab
+    from distlion.lab.netlab.sweep import SweepProgress
+
+# Commands import the package: it needs pyroute2, which is optional and takes half a second.
+
+netlab_app = typer.Typer(
+    cls=Group,
+    help="Make hosts in network namespaces, with links of chosen rates, and run commands on them. "
+    "Needs Linux and root rights.",
+    no_args_is_help=True,
+)
+
+_RATE_HELP = (
+    "Rate of each link: 100mbit, 1gbit, unlimited; up and down apart: 100mbit/20mbit; one for each "
+    "host: 1gbit,1gbit,100mbit."
+)
+_Hosts = Annotated[int, typer.Option(help="Number of hosts, 1 to 250.")]
+_Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
+_Name = Annotated[str, typer.Option(help="Name of the lab.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+
+
+@netlab_app.command(
+    "up", cls=Command, epilog="Example: distlion netlab up --hosts 4 --rate 100mbit --name lab"
+)
+def up_command(
+    *,
+    hosts: _Hosts = 4,
+    rate: _Rate = "unlimited",
+    name: _Name = "lab",
+    as_json: _AsJson = False,
+) -> None:
+    """Make a lab that stays until `distlion netlab down`."""
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        from distlion.lab.netlab import Lab, parse_host_rates
+
+        with messages.status(f"making {hosts} hosts"):
+            lab = Lab(hosts, rate, name=name, stays=True)
+        rates = [str(each) for each in parse_host_rates(rate, hosts)]
+        description = _describe(lab, rates)
+        lab.close()
+    if as_json:
+        typer.echo(json.dumps(description, indent=1))
+    else:
+        _show_lab(description)
+
+
+@netlab_app.command("down", cls=Command, epilog="Example: distlion netlab down --name lab")
+def down_command(*, name: _Name = "lab") -> None:
+    """Remove a lab: one that stays, or one that a killed command left."""
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        from distlion.lab.netlab import remove_lab
+
+        running = remove_lab(name)
+    messages.print(f"lab {name} is removed")
+    if running:
+        numbers = ", ".join(map(str, running))
+        messages.print(f"these processes still run in it, now without a network: {numbers}")
+
+
+@netlab_app.command(
+    "run",
+    cls=Command,
+    epilog="Example: distlion netlab run --hosts 4 --rate 100mbit -- python train.py",
+)
+def run_command(
+    command: Annotated[list[str], typer.Argument(help="What to run on every host, after --.")],
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(help="A lab that stays.", show_default="a new one, removed at the end"),
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(help="Number of hosts of the new lab.", show_default="4")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help=_RATE_HELP + " Of a lab that stays, it is changed.")
+    ] = None,
+    per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
+    master_port: Annotated[int, typer.Option(help="MASTER_PORT of the processes.")] = 29500,
+) -> None:
+    """Run a command on every host with the environment that torchrun gives.
+
+    Lines of output begin with the rank. If one process fails, the others are ended, a last line
+    says which rank it was and how it ended, and its status is that of this command.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        from distlion.lab import netlab
+
+        if name is not None and hosts is not None:
+            raise typer.BadParameter("--hosts is for a new lab; the one of --name has its own")
+        with netlab.temporary_or_named(name, hosts or 4, rate) as lab:
+            status = netlab.run_command(
+                lab,
+                command,
+                per_host=per_host,
+                master_port=master_port,
+                blame=lambda rank, how: messages.print(
+                    Text(f"distlion: rank {rank} {how}"), soft_wrap=True
+                ),
+            )
+    if status:
+        raise typer.Exit(status)
+
+
+def _list_methods() -> list[str]:
+    votes = [f"majority-{pattern}" for pattern in PATTERNS]
+    return ["none", "ddp-fp32", "ddp-fp16", *votes, f"{votes[0]}-overlap"]
+
+
+@netlab_app.command(
+    "sweep",
+    cls=Command,
+    epilog="Example: distlion netlab sweep --hosts 4 --rate 100mbit --rate 1gbit "
+    "--method none --method ddp-fp32 --method majority-all-reduce",
+)
+def sweep_command(
+    *,
+    hosts: _Hosts = 4,
+    rate: Annotated[list[str], typer.Option(help=_RATE_HELP + " Several: one after the other.")] = [  # noqa: B006
+        "100mbit",
+        "1gbit",
+    ],
+    method: Annotated[
+        list[str],
+        typer.Option(
+            help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN, such "
+            "as majority-all-reduce, with -overlap or -overlap-auto. Several may be given. Rules: "
+            f"{', '.join(list_rule_names())}. Patterns: {', '.join(PATTERNS)}, auto.",
+            default_factory=_list_methods,
+            show_default=", ".join(_list_methods()),
+        ),
+    ],
+    vector: Annotated[
+        str | None,
+        typer.Option(
+            help="Exchange a vector of so many elements, such as 16M, instead of training; then "
+            "also all-reduce-fp32."
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the GPT.")] = 4,
+    width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary of the GPT.")] = 1024,
+    repetitions: Annotated[int, typer.Option(help="Blocks of each method at each rate.")] = 5,
+    block_s: Annotated[str, typer.Option(help="Time that a block should take: 1, 500ms.")] = "1",
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder for sweep.json and sweep.png.", show_default="none is written"),
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Time training steps of methods at rates, all in one lab, and compare them.
+
+    Ratios are taken within a repetition, in which the methods take turns.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        from distlion.lab.netlab import GptWorkload, SweepSettings, VectorWorkload, run_sweep
+
+        settings = SweepSettings(
+            hosts=hosts,
+            rates=tuple(rate),
+            methods=tuple(method),
+            workload=GptWorkload(layers=layers, width=width, vocabulary=vocabulary)
+            if vector is None
+            else VectorWorkload(read_count("--vector", vector)),
+            repetitions=repetitions,
+            block_s=read_seconds("--block-s", block_s),
+        )
+        with _SweepDisplay(messages) as display:
+            record = run_sweep(settings, display)
+        _show_sweep(record, results, messages, as_json=as_json)
+
+
+class _SweepDisplay(LiveDisplay):
+    """Show where a sweep is."""
+
+    def __init__(self, console: Console) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        super().__init__(console, *columns, TimeRemainingColumn())
+
+    def __call__(self, progress: SweepProgress) -> None:
+        done, total, what = progress.done, progress.total, progress.what
+        self.show(f"{done}/{total}  {what}", completed=done, total=total, description=what)
+
+
+def _show_sweep(
+    record: dict[str, Any], folder: Path | None, messages: Console, *, as_json: bool
+) -> None:
+    from distlion.lab.report import draw_sweep_figure, tabulate_sweep
+
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "sweep.json").write_text(json.dumps(record, indent=1) + "\n")
+        except OSError as error:
+            raise DataError(f"{folder} cannot be written: {error.strerror}") from error
+        draw_sweep_figure(record, folder / "sweep.png")
+    if as_json:
+        typer.echo(json.dumps(record, indent=1))
+    else:
+        head, rows = tabulate_sweep(record)
+        title = f"{record['settings']['hosts']} hosts, medians"
+        print_table(Console(), build_table(head, rows, left=("method",), title=title))
+    for name, reason in record["missing"].items():
+        messages.print(Text(f"{name} was left out: {reason}"), soft_wrap=True)
+    unequal = [name for name, equal in record["replicas_equal"].items() if not equal]
+    if unequal:
+        raise ReplicaMismatchError(f"workers ended with different parameters: {', '.join(unequal)}")
+
+
+def _describe(lab: Lab, rates: list[str]) -> dict[str, Any]:
+    return {
+        "name": lab.name,
+        "hosts": [
+            {"host": host, "namespace": namespace, "address": lab.plan.address(host), "rate": rate}
+            for host, (namespace, rate) in enumerate(
+                zip(lab.plan.host_namespaces, rates, strict=True)
+            )
+        ],
+    }
+
+
+def _show_lab(description: dict[str, Any]) -> None:
+    name, head = description["name"], ("host", "namespace", "address", "rate")
+    rows = [[str(value) for value in host.values()] for host in description["hosts"]]
+    console = Console()
+    print_table(console, build_table(head, rows, left=head, title=f"lab {name}"))
+    console.print(Text(f"distlion netlab run --name {name} -- COMMAND"), soft_wrap=True)

@@ -1,0 +1,173 @@
+"""``distlion plan``: what a step would take by every method, and whether to compress at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from distlion.cost import LinkModel
+from distlion.errors import InvalidArgumentError
+from distlion.lab.cli.failure import shown_failures
+from distlion.lab.cli.plan_table import print_plan
+from distlion.lab.cli.quantity import read_count, read_rate, read_seconds
+from distlion.lab.names import suggest
+from distlion.lab.planning import (
+    CPU,
+    GPU,
+    GPUS,
+    NVLINK,
+    PCIE,
+    THRESHOLD,
+    Machine,
+    Scenario,
+    advise,
+    build_page_model,
+    build_record,
+    compare_methods,
+)
+from distlion.lab.report import draw_plan_figure, write_plan_page
+
+EXAMPLE = (
+    "Example: distlion plan --params 1e9 --nodes 16 --gpus-per-node 8 --link 10gbit --compute-s 0.8"
+)
+
+
+_HELP = "distlion plan --help"
+_MACHINES = {"cpu": CPU, "gpu": GPU, **GPUS}
+_NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
+
+# The options, in the order of the help.
+_Params = Annotated[str, typer.Option(help="Trainable parameters, such as 1e9 or 125M.")]
+_Nodes = Annotated[int, typer.Option(help="Machines, up to 100,000.")]
+_GpusPerNode = Annotated[int, typer.Option(help="Workers of a machine that share its link.")]
+_LinkRate = Annotated[str, typer.Option(help="Ethernet between machines: 100mbit, 10gbit, 1Gbps.")]
+_ComputeS = Annotated[
+    str, typer.Option(help="Time of forward and backward in a step: 0.5 (in seconds), 500ms.")
+]
+_LatencyUs = Annotated[
+    str,
+    typer.Option(
+        help="Of a round between machines: 100 (in us), 0.1ms; 'distlion doctor' measures it."
+    ),
+]
+_MessageUs = Annotated[str, typer.Option(help="Of every further message of a round: 10, 10us.")]
+_HalfDuplex = Annotated[
+    bool, typer.Option("--half-duplex", help="The link cannot send and receive at once.")
+]
+_NodeLink = Annotated[str, typer.Option(help="Inside a machine: nvlink, pcie or a rate.")]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"What encodes and commits: {', '.join(_MACHINES)}; gpu is an a100. Beside a GPU, one "
+        "thread of the host frames and counts votes.",
+    ),
+]
+_OverlapShare = Annotated[
+    float, typer.Option(help="Share of backward that communication can hide behind.")
+]
+_SyncEvery = Annotated[
+    int | None,
+    typer.Option(help="Steps in which every momentum is averaged once.", show_default="never"),
+]
+_SyncBits = Annotated[int, typer.Option(help="Bits of a momentum on the way up: 32, 16 or 8.")]
+_Threshold = Annotated[
+    float, typer.Option(help="Gain over all-reduce below which compression is not advised.")
+]
+_PricePerGpuHour = Annotated[float, typer.Option(help="Money for a worker and hour.")]
+_PricePerGb = Annotated[float, typer.Option(help="Money for 10^9 bytes sent by a machine.")]
+_Figure = Annotated[
+    Path | None,
+    typer.Option(help="PNG of efficiency against rate and machines.", show_default="none"),
+]
+_Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        help="One HTML page with this plan on sliders and as curves; it needs no network.",
+        show_default="none",
+    ),
+]
+_All = Annotated[bool, typer.Option("--all", help="Show every exchange, with overlap and without.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
+
+
+def plan_command(
+    *,
+    params: _Params,
+    nodes: _Nodes,
+    link: _LinkRate,
+    compute_s: _ComputeS,
+    gpus_per_node: _GpusPerNode = 1,
+    latency_us: _LatencyUs = "100",
+    message_us: _MessageUs = "10",
+    half_duplex: _HalfDuplex = False,
+    node_link: _NodeLink = "nvlink",
+    device: _Device = "gpu",
+    overlap_share: _OverlapShare = 0.9,
+    sync_every: _SyncEvery = None,
+    sync_bits: _SyncBits = 32,
+    threshold: _Threshold = THRESHOLD,
+    price_per_gpu_hour: _PricePerGpuHour = 0.0,
+    price_per_gb: _PricePerGb = 0.0,
+    figure: _Figure = None,
+    page: _Page = None,
+    all_rows: _All = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Forecast a step by every rule and exchange and by all-reduce; say whether to compress.
+
+    The forecasts are closed forms; nothing is measured. The latencies are assumptions for TCP.
+    """
+    with shown_failures(Console(stderr=True)):
+        scenario = Scenario(
+            n_params=read_count("--params", params),
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            link=LinkModel.of_line(
+                read_rate("--link", link),
+                latency_s=read_seconds("--latency-us", latency_us, unit="us"),
+                message_s=read_seconds("--message-us", message_us, unit="us"),
+                full_duplex=not half_duplex,
+            ),
+            node_link=_parse_node_link(node_link),
+            compute_s=read_seconds("--compute-s", compute_s),
+            machine=_find_machine(device),
+            overlap_share=overlap_share,
+            sync_every=sync_every,
+            sync_bits=sync_bits,
+            price_per_gpu_hour=price_per_gpu_hour,
+            price_per_gb=price_per_gb,
+        )
+        forecasts = compare_methods(scenario)
+        advice = advise(forecasts, threshold=threshold)
+        if figure is not None:
+            draw_plan_figure(build_record(forecasts, advice), figure)
+        if page is not None:
+            model = build_page_model()
+            write_plan_page(scenario.to_json(), model, page, threshold=threshold)
+        if as_json:
+            typer.echo(json.dumps(build_record(forecasts, advice), indent=1, allow_nan=False))
+        else:
+            print_plan(Console(), forecasts, advice, all_rows=all_rows)
+
+
+def _find_machine(name: str) -> Machine:
+    if name.lower() not in _MACHINES:
+        raise InvalidArgumentError(
+            f"--device {name}: no figures for it; {suggest(name, _MACHINES, all_in=_HELP)}. For "
+            "another GPU take the one whose memory is as fast"
+        )
+    return _MACHINES[name.lower()]
+
+
+def _parse_node_link(text: str) -> LinkModel:
+    known = _NODE_LINKS.get(text.lower())
+    if known is None and text.isalpha():
+        hint = suggest(text, _NODE_LINKS, all_in=_HELP)
+        raise InvalidArgumentError(f"--node-link {text!r} is neither a link nor a rate; {hint}")
+    return known or LinkModel(NVLINK.latency_s, read_rate("--node-link", text))

@@ -1,0 +1,339 @@
+"""``distlion train``: train a model with workers that vote, and account for every byte."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
+from distlion.exchange import PATTERNS
+from distlion.lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
+from distlion.lab.cli.progress import ProgressDisplay
+from distlion.lab.cli.quantity import read_seconds
+from distlion.lab.cli.summary import print_summary
+from distlion.lab.tasks import Tokenizer
+from distlion.lab.training import (
+    AUTO,
+    RULE_NAMES,
+    CheckpointSettings,
+    Overlap,
+    PartitionName,
+    Schedule,
+    TaskName,
+    TrainSettings,
+    torchrun_world_size,
+    train,
+)
+
+EXAMPLE = (
+    "Example: distlion train --task text --workers 4 --rule majority --steps 200 --data my_text.txt"
+)
+_RUNS = Path("runs")
+
+
+class WorldChangeName(str, Enum):
+    """What ``--on-world-change`` takes."""
+
+    MAP = "map"
+    MEAN = "mean"
+    RESET = "reset"
+
+
+# The options, in the order of the help.
+_Task = Annotated[TaskName, typer.Option(help="What to train.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
+]
+_Rule = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"How workers agree, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits, 2 at most for "
+        "feedback; cautious masks elements whose direction and gradient differ in sign; A and B "
+        "are digits of betas: majority-betas-90-95 has (0.9, 0.95). Baselines: "
+        "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
+        "terngrad and graddrop are followed by AdamW.",
+    ),
+]
+_Exchange = Annotated[
+    str,
+    typer.Option(metavar="NAME", help=f"Who sends votes to whom: {AUTO}, {', '.join(PATTERNS)}."),
+]
+_Overlap = Annotated[
+    Overlap,
+    typer.Option(help="Send votes during backward; auto: both are tried, the faster one stays."),
+]
+_SyncEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps in which every momentum is averaged over workers once.", show_default="never"
+    ),
+]
+_DiagnoseEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps between looks at how far votes agree; draws diagnosis.png.",
+        show_default="never",
+    ),
+]
+_Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
+_Lr = Annotated[
+    float | None, typer.Option(help="Highest learning rate.", show_default="by the rule")
+]
+_WeightDecay = Annotated[
+    float | None, typer.Option(help="Decoupled weight decay.", show_default="by the rule")
+]
+_Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
+_WarmupSteps = Annotated[
+    int | None, typer.Option(help="Steps of linear warm-up.", show_default="20")
+]
+_BatchSize = Annotated[
+    int | None,
+    typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
+]
+_Seed = Annotated[int, typer.Option(help="Of weights, data order and random tie-breaking.")]
+_Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Where workers compute: cpu, cuda. For rules that vote.",
+    ),
+]
+_Oversubscribe = Annotated[
+    bool,
+    typer.Option(
+        "--oversubscribe",
+        help="Start more local workers than fit: 4 threads on a core (4 workers always do), and "
+        "256 MiB and 16 bytes a parameter of free memory for each.",
+    ),
+]
+_StepTimeout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long a step waits for a worker that is silent: 60, 5min. For rules that vote.",
+        show_default="60",
+    ),
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Text: a file, a folder of .txt books, hf:NAME or hf:NAME:CONFIGURATION. "
+        "Images: cifar-10-batches-py.",
+        show_default="Python's standard library; scikit-learn's digits",
+    ),
+]
+_Partition = Annotated[
+    PartitionName | None,
+    typer.Option(
+        help="Who owns which data. Text: contiguous, even or by-book. Images: even or by-class.",
+        show_default="text contiguous, images even",
+    ),
+]
+_Alpha = Annotated[
+    float | None,
+    typer.Option(
+        help="Dirichlet concentration of the partition by-class; small is skewed.",
+        show_default="0.1",
+    ),
+]
+_Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
+_ModelConfig = Annotated[
+    Path | None,
+    typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
+]
+_EvalEvery = Annotated[
+    int | None, typer.Option(help="Steps between validations.", show_default="50")
+]
+_RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder for record and figure.", show_default="a new one in runs"),
+]
+_CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps between checkpoints, in checkpoints of the run folder; one after the last step "
+        "too. For rules that vote.",
+        show_default="none",
+    ),
+]
+_KeepCheckpoints = Annotated[int, typer.Option(help="Latest checkpoints to keep.")]
+_Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the latest checkpoint of --run-dir; from the beginning where there is "
+        "none, as the first start under torchrun --max-restarts needs it.",
+    ),
+]
+_OnWorldChange = Annotated[
+    WorldChangeName | None,
+    typer.Option(
+        help="Momenta that a resumed run of another number of workers begins with: the mean of "
+        "each neighborhood, the mean of all, or zeros.",
+        show_default="refuse",
+    ),
+]
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the record without its series to standard output.")
+]
+
+
+# Options that are settings of the run by the same name.
+_SETTINGS = (
+    "workers",
+    "exchange",
+    "overlap",
+    "sync_every",
+    "diagnose_every",
+    "steps",
+    "lr",
+    "weight_decay",
+    "schedule",
+    "warmup_steps",
+    "batch_size",
+    "seed",
+    "threads",
+    "device",
+    "data",
+    "partition",
+    "alpha",
+    "tokenizer",
+    "model_config",
+    "eval_every",
+)
+
+
+def train_command(
+    context: typer.Context,
+    *,
+    task: _Task = TaskName.TEXT,
+    workers: _Workers = None,
+    rule: _Rule = "majority",
+    exchange: _Exchange = AUTO,
+    overlap: _Overlap = Overlap.OFF,
+    sync_every: _SyncEvery = None,
+    diagnose_every: _DiagnoseEvery = None,
+    steps: _Steps = None,
+    lr: _Lr = None,
+    weight_decay: _WeightDecay = None,
+    schedule: _Schedule = Schedule.COSINE,
+    warmup_steps: _WarmupSteps = None,
+    batch_size: _BatchSize = None,
+    seed: _Seed = 0,
+    threads: _Threads = 1,
+    device: _Device = "cpu",
+    oversubscribe: _Oversubscribe = False,
+    step_timeout: _StepTimeout = None,
+    data: _Data = None,
+    partition: _Partition = None,
+    alpha: _Alpha = None,
+    tokenizer: _Tokenizer = None,
+    model_config: _ModelConfig = None,
+    eval_every: _EvalEvery = None,
+    run_dir: _RunDir = None,
+    checkpoint_every: _CheckpointEvery = None,
+    keep_checkpoints: _KeepCheckpoints = 3,
+    resume: _Resume = False,
+    on_world_change: _OnWorldChange = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Train a model from random weights and show what it reached and what it cost.
+
+    Alone it starts local workers; under torchrun it joins that world.
+
+    The run folder gets record.json and loss.png.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        # All ranks have the same to tell, but for failures.
+        progress = messages if is_first_rank() else Console(stderr=True, quiet=True)
+        given = {name: context.params[name] for name in _SETTINGS}
+        if step_timeout is not None:
+            given["step_timeout_s"] = read_seconds("--step-timeout", step_timeout)
+        settings = TrainSettings.with_defaults(task, rule, **given)
+        checkpoints = CheckpointSettings(
+            every=checkpoint_every,
+            keep=keep_checkpoints,
+            resume=resume,
+            on_world_change="error" if on_world_change is None else on_world_change.value,
+        )
+        checkpoints.check(settings)
+        _check_folder(run_dir, checkpoints)
+        _train_and_show(
+            settings,
+            run_dir or _choose_run_dir(settings),
+            progress,
+            checkpoints=checkpoints,
+            oversubscribe=oversubscribe,
+            as_json=as_json,
+        )
+    leave_torchrun()
+
+
+def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None:
+    """Refuse a folder of a new name where workers, or a later start, must find the same one."""
+    if run_dir is not None:
+        return
+    if checkpoints.resume:
+        raise InvalidArgumentError("--resume needs the --run-dir of the run that it goes on with")
+    if checkpoints.every is not None and torchrun_world_size() is not None:
+        raise InvalidArgumentError(
+            "under torchrun, --checkpoint-every needs a --run-dir: one for all workers and restarts"
+        )
+
+
+def _choose_run_dir(settings: TrainSettings) -> Path:
+    """Name a folder that does not exist yet."""
+    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{moment}-{settings.task.value}-{settings.rule}-{settings.workers}-workers"
+    attempt = 1
+    while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
+        attempt += 1
+    return folder
+
+
+def _train_and_show(
+    settings: TrainSettings,
+    run_dir: Path,
+    messages: Console,
+    *,
+    checkpoints: CheckpointSettings,
+    oversubscribe: bool,
+    as_json: bool,
+) -> None:
+    with ProgressDisplay(messages, workers=settings.workers) as display:
+        try:
+            record = train(
+                settings,
+                run_dir=run_dir,
+                observe=display,
+                checkpoints=checkpoints,
+                oversubscribe=oversubscribe,
+                starting=display.announce,
+            )
+        except UnwrittenRunError as error:
+            _save_what_is_left(error)
+            raise
+    if record is None:  # another rank of torchrun's world shows it
+        return
+    if as_json:
+        typer.echo(json.dumps(record.summary() | {"run_dir": str(run_dir)}, indent=1))
+    else:
+        print_summary(Console(), record, run_dir)
+    if not record.replicas_equal:
+        raise ReplicaMismatchError(f"the workers ended with different parameters; see {run_dir}")
+
+
+def _save_what_is_left(error: UnwrittenRunError) -> None:
+    """Print a record that has no place on the disk: a run may have taken days."""
+    if not error.is_record_written:
+        typer.echo(json.dumps(error.record.to_json(), indent=1))

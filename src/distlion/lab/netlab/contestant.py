@@ -1,0 +1,171 @@
+"""A method at work inside one worker: what a step is, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import GPT2Config
+
+from distlion.aggregation import RULES
+from distlion.cost import wire_bytes
+from distlion.lab.netlab.ddp import wrap_in_ddp
+from distlion.lab.netlab.method_names import (
+    ALL_REDUCE,
+    BASELINES,
+    FLOOR,
+    parse_vote_method,
+)
+from distlion.lab.netlab.workload import GptWorkload, VectorWorkload, Workload
+from distlion.lab.tasks.base import Batch, batch_loss, seeded_generator
+from distlion.lab.tasks.models import build_language_model
+from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_step
+
+_LR = 1e-4
+_WEIGHT_DECAY = 0.1
+_SEED = 0
+# Batches that a worker goes through again and again.
+_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with a model, optimizer and state of its own.
+
+    Attributes:
+        step: Do one step.
+        optimizer: One of ours; None for a baseline.
+        n_parameters: Trainable elements.
+    """
+
+    step: Callable[[], None]
+    optimizer: DistributedLion | None
+    n_parameters: int
+
+    def sent_bytes(self) -> int | None:
+        """Return what the last step handed to the network; None if nobody counts it."""
+        return None if self.optimizer is None else self.optimizer.traffic.last_sent_bytes
+
+    def wire_bytes(self) -> int | None:
+        """Return what the interface should count for that, by the cost model."""
+        return None if self.optimizer is None else wire_bytes(self.optimizer.plan)
+
+    def verify_replicas(self) -> None:
+        """Check that all workers hold the same parameters, for one of ours.
+
+        Raises:
+            ReplicaMismatchError: They do not.
+        """
+        if self.optimizer is not None:
+            self.optimizer.verify_replicas()
+
+
+def build_contestant(name: str, workload: Workload, *, rank: int) -> Contestant:
+    """Build a method; every rank calls it, in the same order.
+
+    Args:
+        name: As in ``distlion.lab.netlab.method_names``.
+        workload: What it works on.
+        rank: Of this worker, whose data differs from that of the others.
+    """
+    if isinstance(workload, VectorWorkload):
+        return _build_exchange(name, workload, rank)
+    return _build_training(name, workload, rank)
+
+
+def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
+    """Draw the random tokens that a worker goes through."""
+    batches = []
+    for number in range(_BATCHES):
+        generator = seeded_generator(_SEED, number, rank)
+        shape = (workload.batch_size, workload.context + 1)
+        tokens = torch.randint(workload.vocabulary, shape, generator=generator)
+        batches.append(
+            Batch({"input_ids": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous())
+        )
+    return batches
+
+
+def _build_training(name: str, workload: GptWorkload, rank: int) -> Contestant:
+    model = build_language_model(_describe_model(workload), seed=_SEED)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    batches = make_batches(workload, rank=rank)
+    if name == FLOOR or name in BASELINES:
+        optimizer = Lion(model.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
+        model = model if name == FLOOR else wrap_in_ddp(model, name, seed=_SEED)
+        return Contestant(_training_step(model, optimizer, batches), None, n_parameters)
+    voting = _build_optimizer(name, model)
+    step = _training_step(model, voting, batches)
+    while is_trying_overlap(voting):
+        step()
+    return Contestant(step, voting, n_parameters)
+
+
+def _describe_model(workload: GptWorkload) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=workload.vocabulary,
+        n_positions=workload.context,
+        n_embd=workload.width,
+        n_layer=workload.layers,
+        n_head=workload.heads,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's, in one operation
+        tie_word_embeddings=False,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+
+
+def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
+    method = parse_vote_method(name)
+    return DistributedLion(
+        model.named_parameters(),
+        lr=_LR,
+        weight_decay=_WEIGHT_DECAY,
+        aggregation=RULES[method.rule].rule,
+        exchange=method.exchange,
+        overlap=method.overlap,
+        # A comparison now and then would make a few steps longer; there is one at the end.
+        check_every=None,
+        seed=_SEED,
+    )
+
+
+def _training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Batch]
+) -> Callable[[], None]:
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        batch_loss(model, batches[done % len(batches)]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+
+    return step
+
+
+def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> Contestant:
+    n_elements = workload.n_elements
+    if name == ALL_REDUCE:
+        # Sums would overflow before long; zeros take as long.
+        vector = torch.zeros(n_elements)
+        return Contestant(lambda: _all_reduce(vector), None, n_elements)
+    param = nn.Parameter(torch.zeros(n_elements))
+    param.grad = torch.randn(n_elements, generator=seeded_generator(_SEED, rank))
+    holder = nn.ParameterDict({"vector": param})
+    optimizer = _build_optimizer(name, holder)
+    # The commit would be none of the exchange.
+    return Contestant(partial(rehearse_step, optimizer), optimizer, n_elements)
+
+
+def _all_reduce(vector: Tensor) -> None:
+    dist.all_reduce(vector)

@@ -1,0 +1,105 @@
+"""The workers of a sweep, as their parent sees them: one call goes to all, all answer."""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, NoReturn
+
+from distlion.errors import NetlabError, WorkerFailedError
+from distlion.lab.netlab.calls import Answer, Call
+from distlion.lab.netlab.lab import Lab
+from distlion.lab.netlab.launch import MASTER_PORT, HostProcesses, place_ranks, show_line
+
+_POLL_S = 0.2
+# The worker's module brings transformers, which the parent does without.
+_COMMAND = "from distlion.lab.netlab.sweep_worker import main; main()"
+# c10d warns that hosts have no names.
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+class Crew:
+    """One worker on each host of a lab; leaving the ``with`` block ends them.
+
+    Args:
+        lab: Where they run.
+
+    Raises:
+        WorkerFailedError: One died.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self._processes = HostProcesses(show_line)
+        self._connections: list[Connection] = []
+        try:
+            for placement in place_ranks(lab.n_hosts, 1):
+                ours, theirs = Pipe()
+                command = [sys.executable, "-c", _COMMAND, str(theirs.fileno())]
+                self._connections.append(ours)
+                self._processes.start(
+                    lab,
+                    placement,
+                    command,
+                    placement.environment(lab.plan.address(0), MASTER_PORT) | _QUIET,
+                    pass_fds=[theirs.fileno()],
+                )
+                # Ours must be closed, or a worker's death would not end the pipe.
+                theirs.close()
+            self._collect()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def ask(self, verb: str, *arguments: Any) -> list[Any]:
+        """Let all workers do something, and return what each found, in rank order.
+
+        Raises:
+            NetlabError: One could not do it; the message is what the first of them said.
+            WorkerFailedError: One died.
+        """
+        for connection in self._connections:
+            try:
+                connection.send(Call(verb, arguments))
+            except (BrokenPipeError, ConnectionResetError):
+                self._blame()
+        answers = self._collect()
+        for answer in answers:
+            if answer.refusal:
+                raise NetlabError(answer.refusal)
+        return [answer.value for answer in answers]
+
+    def _collect(self) -> list[Answer]:
+        answers: dict[Connection, Answer] = {}
+        while len(answers) < len(self._connections):
+            waiting = [each for each in self._connections if each not in answers]
+            for connection in wait(waiting, _POLL_S):
+                assert isinstance(connection, Connection)
+                try:
+                    answers[connection] = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    self._blame()
+            self._processes.serve(timeout_s=0)
+        return [answers[connection] for connection in self._connections]
+
+    def _blame(self) -> NoReturn:
+        status = self._processes.wait()
+        raise WorkerFailedError(f"a worker of the sweep ended with status {status}; see above")
+
+    def close(self) -> None:
+        """End all workers."""
+        for connection in self._connections:
+            connection.close()
+        self._processes.end()

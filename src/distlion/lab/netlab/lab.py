@@ -1,0 +1,217 @@
+"""A lab: hosts on one machine, joined by a bridge, each link with a rate of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.netlab.lab_plan import LabPlan
+from distlion.lab.netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
+from distlion.lab.netlab.state import LabState, list_states, read_state
+from distlion.lab.netlab.wires import (
+    Counters,
+    Wires,
+    check_names_free,
+    check_rights,
+    create_namespaces,
+    list_processes,
+    remove_namespaces,
+)
+from distlion.lab.training.processes import leaving_in_order
+from distlion.signals import deferred_signals
+
+
+class Lab:
+    """Make hosts in network namespaces of their own, each with one interface, ``eth0``.
+
+    The bridge lives in a namespace too, so that nothing appears among the machine's own interfaces.
+    A lab is removed when its ``with`` block is left, by Ctrl-C, SIGTERM and SIGHUP too, or else
+    when it is collected or the interpreter ends. What a killed process leaves is removed when the
+    next lab is made.
+
+    Args:
+        n_hosts: 1 to 250; host i has the address 10.77.0.(i + 1).
+        rates: One for all hosts, as in "100mbit", "unlimited" or, up and down, "100mbit/20mbit"; or
+            one for each, as in "1gbit,1gbit,1gbit,100mbit".
+        name: Of the lab; None for a random one.
+        stays: Whether the lab stays after this process, until ``remove_lab``.
+
+    Raises:
+        InvalidArgumentError: A rate, the name or the number of hosts is wrong.
+        NetlabError: No root rights, no Linux, the name is taken, or the kernel refuses.
+
+    Example:
+        >>> with Lab(4, "100mbit") as lab:
+        ...     run_command(lab, ["python", "train.py"])
+        ...     lab.set_rates("1gbit")
+    """
+
+    def __init__(
+        self,
+        n_hosts: int,
+        rates: str = UNLIMITED,
+        *,
+        name: str | None = None,
+        stays: bool = False,
+    ) -> None:
+        plan = LabPlan(secrets.token_hex(4) if name is None else name, n_hosts)
+        parsed = parse_host_rates(rates, n_hosts)
+        check_rights()
+        remove_abandoned_labs()
+        state = LabState.of(plan, stays=stays)
+        check_names_free(plan)
+        state.claim()
+        removal = weakref.finalize(self, _remove, state, os.getpid())
+        self._remove: Callable[[], object] = removal
+        try:
+            create_namespaces(plan)
+            self._attach(plan)
+            self._wires.build()
+            self._wires.set_rates(parsed)
+        except BaseException:
+            self.close()
+            raise
+        if stays:
+            removal.detach()
+
+    def _attach(self, plan: LabPlan) -> None:
+        self.plan = plan
+        self._wires = Wires(plan)
+        self._close_wires = weakref.finalize(self, _close, self._wires, os.getpid())
+
+    @classmethod
+    def find(cls, name: str) -> Lab:
+        """Find a lab that stays; closing it leaves the lab in place.
+
+        Raises:
+            NetlabError: There is no such lab.
+        """
+        check_rights()
+        state = read_state(name)
+        lab = cls.__new__(cls)
+        lab._remove = _keep
+        lab._attach(state.plan)
+        return lab
+
+    def __enter__(self) -> Lab:
+        self._signals = leaving_in_order()
+        self._signals.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        self._signals.__exit__(None, None, None)
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+        return self.plan.name
+
+    @property
+    def n_hosts(self) -> int:
+        """The number of hosts."""
+        return self.plan.n_hosts
+
+    def set_rates(self, rates: str) -> None:
+        """Change the rates, as given to the constructor; connections stay.
+
+        Raises:
+            InvalidArgumentError: A rate is wrong.
+            NetlabError: The kernel refuses.
+        """
+        self._wires.set_rates(parse_host_rates(rates, self.n_hosts))
+
+    def read_buckets(self) -> list[tuple[TokenBucket | None, TokenBucket | None]]:
+        """Read back from the kernel what limits each host, up and down; None is unlimited."""
+        return self._wires.read_buckets()
+
+    def set_link(self, host: int, *, up: bool) -> None:
+        """Pull or plug the cable of a host.
+
+        Raises:
+            InvalidArgumentError: There is no such host.
+            NetlabError: The kernel refuses.
+        """
+        if not 0 <= host < self.n_hosts:
+            raise InvalidArgumentError(f"host {host}: expected 0 to {self.n_hosts - 1}")
+        self._wires.set_link(host, up=up)
+
+    def read_counters(self) -> list[Counters]:
+        """Read what the interface of each host has sent and received since the lab was made."""
+        return self._wires.read_counters()
+
+    @deferred_signals("the end of a lab", gives_way=False)
+    def close(self) -> None:
+        """Remove the lab, unless it stays or is another process's; twice does no harm."""
+        if hasattr(self, "_close_wires"):
+            self._close_wires()
+        self._remove()
+
+
+def remove_lab(name: str) -> list[int]:
+    """Remove a lab that stays, or that an ended process left.
+
+    Returns:
+        Processes that still run inside, now without a network.
+
+    Raises:
+        NetlabError: There is no such lab, or the kernel refuses.
+    """
+    check_rights()
+    state = read_state(name)
+    running = list_processes(state.plan)
+    _remove(state, os.getpid())
+    return running
+
+
+def remove_abandoned_labs() -> None:
+    """Remove the labs that have outlived the process that they belong to."""
+    for state in list_states():
+        if state.is_abandoned:
+            _remove(state, os.getpid())
+
+
+# A forked child inherits the finalizers, but not the lab.
+
+
+def _close(wires: Wires, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        wires.close()
+
+
+def _remove(state: LabState, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        remove_namespaces(state.plan)
+        state.forget()
+
+
+def _keep() -> None:
+    """Remove nothing."""
+
+
+@contextlib.contextmanager
+def temporary_or_named(name: str | None, n_hosts: int, rates: str | None) -> Iterator[Lab]:
+    """Find the lab of a name, or make one for the time of a ``with`` block.
+
+    Args:
+        name: Of a lab that stays; None makes one.
+        n_hosts: Of the lab to make.
+        rates: None leaves those of a lab that stays, and does not limit a new one.
+    """
+    with (
+        leaving_in_order(),  # while it is made, too
+        Lab(n_hosts, rates or UNLIMITED) if name is None else Lab.find(name) as lab,
+    ):
+        if name is not None and rates is not None:
+            lab.set_rates(rates)
+        yield lab

@@ -1,0 +1,104 @@
+"""What the cost model expects of a method, to stand beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from distlion.aggregation import RULES
+from distlion.cost import LinkModel
+from distlion.exchange import PATTERNS, AllGather, Exchange, ParameterServer
+from distlion.lab.netlab.method_names import (
+    DDP_FP16,
+    DDP_FP32,
+    FLOOR,
+    is_baseline,
+    parse_vote_method,
+)
+from distlion.lab.netlab.traffic import Traffic
+from distlion.lab.planning import (
+    GradientAllReduce,
+    Machine,
+    Scenario,
+    forecast_all_reduce,
+    forecast_votes,
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a prediction depends on beside the method.
+
+    Attributes:
+        n_parameters: Of the model.
+        hosts: Workers, one on each.
+        cores: Of this machine, on which all hosts run.
+        link: As probed between the workers, all sending at once: its latency counts.
+        machine: The kernels of one worker, as measured.
+        votes: What sending takes where all send to all, as measured.
+        gradients: Where each sends to the next one.
+        server: Where all send to one, or one to all.
+        floor_s: Seconds of a step without communication, Lion's arithmetic included.
+    """
+
+    n_parameters: int
+    hosts: int
+    cores: int
+    link: LinkModel
+    machine: Machine
+    votes: Traffic
+    gradients: Traffic
+    server: Traffic
+    floor_s: float
+
+
+def predict_step(name: str, surroundings: Surroundings) -> float | None:
+    """Predict the seconds of a method's step; None where there is no closed form.
+
+    The compute is what the floor leaves when the arithmetic of a lone worker is taken off it.
+    """
+    if name == FLOOR:
+        return surroundings.floor_s
+    if name in (DDP_FP32, DDP_FP16):
+        bits = GradientAllReduce(32 if name == DDP_FP32 else 16, "ring")
+        scenario = _describe(surroundings, surroundings.gradients)
+        return forecast_all_reduce(scenario, bits).step_s
+    if is_baseline(name):
+        return None
+    method = parse_vote_method(name)
+    patterns = list(PATTERNS.values()) if method.exchange == "auto" else [method.exchange]
+    return min(
+        forecast_votes(
+            _describe(surroundings, _find_traffic(surroundings, pattern)),
+            RULES[method.rule].rule,
+            pattern,
+            overlap=overlap,
+        ).step_s
+        for pattern in patterns
+        for overlap in ((True, False) if method.overlap == "auto" else (method.overlap,))
+    )
+
+
+def _find_traffic(surroundings: Surroundings, pattern: Exchange) -> Traffic:
+    """Return what the messages of a pattern take; large all-gathers go along a ring."""
+    if isinstance(pattern, ParameterServer):
+        return surroundings.server
+    return surroundings.gradients if isinstance(pattern, AllGather) else surroundings.votes
+
+
+def _describe(surroundings: Surroundings, traffic: Traffic) -> Scenario:
+    # Hosts that share the cores of one machine slow each other down.
+    crowding = max(1.0, surroundings.hosts / surroundings.cores)
+    machine = replace(
+        surroundings.machine,
+        vote_wire_s_per_byte=traffic.core_s_per_byte,
+        gradient_wire_s_per_byte=traffic.core_s_per_byte,
+    ).slowed(crowding)
+    n_parameters = surroundings.n_parameters
+    lion_s = machine.commit_s(n_parameters, n_parameters, 0)
+    return Scenario(
+        n_params=n_parameters,
+        nodes=surroundings.hosts,
+        link=replace(surroundings.link, rate_bit_per_s=traffic.rate_bit_per_s),
+        compute_s=max(surroundings.floor_s - lion_s, lion_s),
+        machine=machine,
+    )

@@ -1,0 +1,81 @@
+"""What the methods of a sweep work on: a small GPT, or a bare vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.netlab.method_names import (
+    ALL_REDUCE,
+    BASELINES,
+    FLOOR,
+    is_baseline,
+    parse_vote_method,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptWorkload:
+    """Training steps of a GPT-2 with random weights and tokens, without dropout.
+
+    Args:
+        layers, width, heads, vocabulary: Of the model, whose input and output embedding are two.
+        batch_size: Sequences of a worker in a step.
+        context: Tokens of a sequence.
+    """
+
+    layers: int = 8
+    width: int = 256
+    heads: int = 4
+    vocabulary: int = 4096
+    batch_size: int = 2
+    context: int = 64
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise InvalidArgumentError(f"{name} is {value}; expected 1 or more")
+        if self.width % self.heads:
+            raise InvalidArgumentError(f"width {self.width} is no multiple of {self.heads} heads")
+
+    def check_methods(self, names: Sequence[str]) -> None:
+        """Check that each method can train a model.
+
+        Raises:
+            InvalidArgumentError: One cannot.
+        """
+        for name in names:
+            if name not in (FLOOR, *BASELINES):
+                parse_vote_method(name)
+
+
+@dataclass(frozen=True)
+class VectorWorkload:
+    """The exchange alone: steps of the optimizer for one parameter whose gradient is set once.
+
+    Args:
+        n_elements: Length of the vector.
+    """
+
+    n_elements: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.n_elements < 1:
+            raise InvalidArgumentError(f"n_elements is {self.n_elements}; expected 1 or more")
+
+    def check_methods(self, names: Sequence[str]) -> None:
+        """Check that each method can exchange a vector.
+
+        Raises:
+            InvalidArgumentError: One cannot.
+        """
+        for name in names:
+            if name != ALL_REDUCE and (is_baseline(name) or parse_vote_method(name).overlap):
+                raise InvalidArgumentError(
+                    f"method {name!r} cannot exchange a bare vector; expected {ALL_REDUCE} or "
+                    "RULE-PATTERN"
+                )
+
+
+Workload = GptWorkload | VectorWorkload

@@ -1,0 +1,80 @@
+"""Bytes and seconds of whole steps in closed form: of votes, and of what one could do instead."""
+
+from distlion.lab.planning.accelerator import (
+    Accelerators,
+    explain_missing_cuda,
+    find_accelerators,
+)
+from distlion.lab.planning.advice import (
+    DO_NOT_COMPRESS,
+    Advice,
+    Regime,
+    advise,
+    build_record,
+    find_regimes,
+)
+from distlion.lab.planning.bench import KernelRates, measure_kernels
+from distlion.lab.planning.checkup import Checkup, count_cores, examine, find_faults
+from distlion.lab.planning.forecast import Forecast
+from distlion.lab.planning.gradient_all_reduce import (
+    BASELINES,
+    GradientAllReduce,
+    forecast_all_reduce,
+)
+from distlion.lab.planning.machine import CPU, GPU, GPUS, Machine
+from distlion.lab.planning.page_model import build_page_model
+from distlion.lab.planning.planner import (
+    THRESHOLD,
+    Forecasts,
+    compare_methods,
+    find_rate,
+    speed_up,
+    sweep,
+)
+from distlion.lab.planning.quantity import parse_count, parse_rate, parse_seconds
+from distlion.lab.planning.rate import format_rate
+from distlion.lab.planning.scenario import NVLINK, PCIE, Scenario
+from distlion.lab.planning.votes import forecast_votes
+from distlion.lab.planning.worker_report import WorkerReport
+
+__all__ = [
+    "BASELINES",
+    "CPU",
+    "DO_NOT_COMPRESS",
+    "GPU",
+    "GPUS",
+    "NVLINK",
+    "PCIE",
+    "THRESHOLD",
+    "Accelerators",
+    "Advice",
+    "Checkup",
+    "Forecast",
+    "Forecasts",
+    "GradientAllReduce",
+    "KernelRates",
+    "Machine",
+    "Regime",
+    "Scenario",
+    "WorkerReport",
+    "advise",
+    "build_page_model",
+    "build_record",
+    "compare_methods",
+    "count_cores",
+    "examine",
+    "explain_missing_cuda",
+    "find_accelerators",
+    "find_faults",
+    "find_rate",
+    "find_regimes",
+    "forecast_all_reduce",
+    "forecast_votes",
+    "format_rate",
+    "measure_kernels",
+    "parse_count",
+    "parse_rate",
+    "parse_seconds",
+    "speed_up",
+    "sweep",
+]

@@ -1,0 +1,98 @@
+"""Numbers with units as people write them: ``125M`` parameters, ``1Gbps``, ``500ms``."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.planning.rate import format_rate
+
+_NUMBER = r"(?P<number>(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)"
+_COUNT = re.compile(rf"{_NUMBER}\s*(?P<unit>[kmbgt]?)", re.IGNORECASE)
+_RATE = re.compile(
+    rf"{_NUMBER}\s*(?P<prefix>[kmgt]?)i?(?P<noun>b(?:it|yte)?s?)?(?:ps|/s(?:ec)?)?", re.IGNORECASE
+)
+_TIME = re.compile(rf"{_NUMBER}\s*(?P<unit>[a-zµ]*)", re.IGNORECASE)
+
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+_NANOSECONDS = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "sec": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
+_MOST = Decimal(10) ** 18
+# A bare number below is rather one of Gbit/s whose unit was forgotten.
+_LEAST_BARE_BIT_PER_S = 1000
+
+COUNT_FORMS = "a whole number above 0, such as 1e9, 125M or 1.3B (K, M, B or G, T)"
+RATE_FORMS = "a number of bits a second above 0, such as 100mbit, 10gbit, 1Gbps, 2.5Gbit/s or 1e9"
+TIME_FORMS = "a number with ns, us, ms, s, min or h, such as 500ms"
+
+
+def parse_count(text: str) -> int:
+    """Read a whole number such as ``1e9``, ``125M``, ``1.3B`` or ``1,000,000``.
+
+    Suffixes are decimal, and their case does not matter: K, M, B or G, T.
+
+    Raises:
+        InvalidArgumentError: It is none, below 1, or above 10^18.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    count = _read(match["number"]) * _THOUSANDS[match["unit"].lower()] if match else Decimal(0)
+    if not 1 <= count <= _MOST or count != count.to_integral_value():
+        raise InvalidArgumentError(f"count {text!r}: expected {COUNT_FORMS}")
+    return int(count)
+
+
+def parse_rate(text: str) -> float:
+    """Read a rate such as ``100mbit``, ``2.5Gbit/s``, ``1Gbps`` or ``1e9``, in bit/s.
+
+    Prefixes are decimal. Case does not matter, but for a lone letter: b is a bit, B a byte. Rates
+    in bytes are refused, and the message says what they are in bits.
+
+    Raises:
+        InvalidArgumentError: It is no rate, in bytes, or not above 0.
+    """
+    match = _RATE.fullmatch(text.strip())
+    rate = _read(match["number"]) * _THOUSANDS[match["prefix"].lower()] if match else Decimal(0)
+    if match is None or not 0 < rate <= _MOST:
+        raise InvalidArgumentError(f"rate {text!r}: expected {RATE_FORMS}")
+    noun = match["noun"] or ""
+    if noun.lower().startswith("byte") or (noun.startswith("B") and len(noun) < len("bit")):
+        raise InvalidArgumentError(
+            f"rate {text!r} is in bytes; expected {RATE_FORMS}. In bits it is "
+            f"{format_rate(float(8 * rate))}"
+        )
+    is_bare = not noun and not match["prefix"]
+    if is_bare and rate < _LEAST_BARE_BIT_PER_S:
+        raise InvalidArgumentError(f"rate {text!r} has no unit; expected {RATE_FORMS}")
+    return float(rate)
+
+
+def parse_seconds(text: str, *, unit: str = "s") -> float:
+    """Read a time such as ``500ms``, ``0.5``, ``100us`` or ``2min``, in seconds.
+
+    Args:
+        text: What was written.
+        unit: That of a number without one.
+
+    Raises:
+        InvalidArgumentError: It is no time, or negative.
+    """
+    match = _TIME.fullmatch(text.strip())
+    nanoseconds = _NANOSECONDS.get(match["unit"].lower() or unit) if match else None
+    if match is None or nanoseconds is None or _read(match["number"]) > _MOST:
+        raise InvalidArgumentError(
+            f"time {text!r}: expected {TIME_FORMS}; without a unit it is in {unit}"
+        )
+    return float(_read(match["number"]) * nanoseconds / 10**9)
+
+
+def _read(number: str) -> Decimal:
+    return Decimal(re.sub("[,_]", "", number))

@@ -1,0 +1,103 @@
+"""Where a step is to run: the model, the workers, the links, the machine, the prices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+
+from distlion.cost.link_model import LinkModel
+from distlion.errors import InvalidArgumentError
+from distlion.lab.planning.machine import GPU, Machine
+
+MAX_NODES = 100_000
+
+NVLINK = LinkModel(latency_s=10e-6, rate_bit_per_s=2.4e12)
+"""300 GB/s each way, NVIDIA's data sheet of the A100; the latency is that of a small NCCL call."""
+
+PCIE = LinkModel(latency_s=10e-6, rate_bit_per_s=0.2e12)
+"""PCIe 4.0 x16: 31.5 GB/s each way on paper, of which 25 GB/s arrive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Everything that a forecast depends on.
+
+    Args:
+        n_params: Trainable parameters, 1 or more.
+        nodes: Machines, 1 to 100,000; each has one link to the others.
+        gpus_per_node: Workers that share a node; with more than one, gradients are averaged inside.
+        link: The network between nodes.
+        node_link: The network inside a node, for each of its workers.
+        compute_s: Seconds of forward and backward in a step; above 0.
+        machine: What the arithmetic costs.
+        backward_share: Share of ``compute_s`` that is backward. A backward pass does twice the
+            work of the forward pass.
+        overlap_share: Share of backward that overlapped communication can hide behind; the
+            gradients of the first bucket must have been computed before.
+        sync_every: Steps in which votes' workers average every momentum once, a part in each step
+            (``MomentumSync``); None for never.
+        sync_bits: 32, 16 or 8 bits of a momentum on the way up; means come back in 32.
+        price_per_gpu_hour: Money for one worker and hour.
+        price_per_gb: Money for 10^9 bytes sent by a node.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+    """
+
+    n_params: int
+    nodes: int
+    link: LinkModel
+    compute_s: float
+    gpus_per_node: int = 1
+    node_link: LinkModel = NVLINK
+    machine: Machine = GPU
+    backward_share: float = 2 / 3
+    overlap_share: float = 0.9
+    sync_every: int | None = None
+    sync_bits: int = 32
+    price_per_gpu_hour: float = 0.0
+    price_per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check("n_params", 1 <= self.n_params < 1 << 53, "1 to 2^53")
+        self._check("nodes", 1 <= self.nodes <= MAX_NODES, f"1 to {MAX_NODES:,}")
+        self._check("gpus_per_node", 1 <= self.gpus_per_node <= 1024, "1 to 1,024")
+        self._check("compute_s", 0 < self.compute_s < math.inf, "a number of seconds above 0")
+        self._check("sync_every", self.sync_every is None or self.sync_every >= 1, "1 or more")
+        self._check("sync_bits", self.sync_bits in (8, 16, 32), "8, 16 or 32")
+        for name in ("backward_share", "overlap_share"):
+            self._check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
+        for name in ("price_per_gpu_hour", "price_per_gb"):
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+
+    def _check(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+
+    @property
+    def hideable_s(self) -> float:
+        """Seconds of communication that overlap can hide."""
+        return self.overlap_share * self.backward_share * self.compute_s
+
+    @property
+    def own_params(self) -> int:
+        """Parameters that one worker of a node votes for."""
+        return -(-self.n_params // self.gpus_per_node)
+
+    @property
+    def worker_link(self) -> LinkModel:
+        """A worker's part of its node's link."""
+        return replace(self.link, rate_bit_per_s=self.link.rate_bit_per_s / self.gpus_per_node)
+
+    def with_rate(self, rate_bit_per_s: float) -> Scenario:
+        """Return the same with another rate between nodes."""
+        return replace(self, link=replace(self.link, rate_bit_per_s=rate_bit_per_s))
+
+    def with_nodes(self, nodes: int) -> Scenario:
+        """Return the same with another number of nodes."""
+        return replace(self, nodes=nodes)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as JSON can hold them."""
+        return dataclasses.asdict(self)

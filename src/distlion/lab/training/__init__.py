@@ -1,0 +1,51 @@
+"""Training runs: settings, local workers or torchrun's, the loop, and its record."""
+
+from distlion.lab.training.checkpoints import CHECKPOINTS_NAME, CheckpointSettings
+from distlion.lab.training.compare import CompareProgress, compare
+from distlion.lab.training.compare_settings import CompareSettings
+from distlion.lab.training.contenders import METHOD_NAMES
+from distlion.lab.training.local_workers import run_workers
+from distlion.lab.training.loop import Progress
+from distlion.lab.training.presets import PRESETS, Preset, make_quick
+from distlion.lab.training.record import RECORD_NAME, Record
+from distlion.lab.training.run import FIGURE_NAME, train
+from distlion.lab.training.train_settings import (
+    AUTO,
+    BASELINE_NAMES,
+    RULE_NAMES,
+    BaselineName,
+    Overlap,
+    PartitionName,
+    Schedule,
+    TaskName,
+    TrainSettings,
+    torchrun_world_size,
+)
+
+__all__ = [
+    "AUTO",
+    "BASELINE_NAMES",
+    "CHECKPOINTS_NAME",
+    "FIGURE_NAME",
+    "METHOD_NAMES",
+    "PRESETS",
+    "RECORD_NAME",
+    "RULE_NAMES",
+    "BaselineName",
+    "CheckpointSettings",
+    "CompareProgress",
+    "CompareSettings",
+    "Overlap",
+    "PartitionName",
+    "Preset",
+    "Progress",
+    "Record",
+    "Schedule",
+    "TaskName",
+    "TrainSettings",
+    "compare",
+    "make_quick",
+    "run_workers",
+    "torchrun_world_size",
+    "train",
+]

@@ -1,0 +1,96 @@
+"""How many local workers a machine holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.planning import count_cores
+from distlion.lab.tasks import Task
+from distlion.lab.training.train_settings import DEFAULT_WORKERS, TrainSettings
+
+THREADS_PER_CORE = 4
+"""Threads of all workers together, for each core; more only wait for each other."""
+
+# Measured with forked workers that share the modules of their server: 0.2 GiB each.
+WORKER_BYTES = 256 << 20
+# Parameter, gradient and momentum, and what a step has of them for a moment.
+PARAMETER_BYTES = 16
+
+_MEMORY_FILE = Path("/proc/meminfo")
+_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What local workers share.
+
+    Attributes:
+        cores: That this process may use.
+        memory_bytes: That are free; None where the system does not tell.
+    """
+
+    cores: int
+    memory_bytes: int | None
+
+
+def read_machine() -> Machine:
+    """Look at the machine, and at the limits of the control group that this process is in."""
+    found = [size for size in (_read_available(), _read_limit()) if size is not None]
+    return Machine(count_cores(), min(found, default=None))
+
+
+def _read_available() -> int | None:
+    try:
+        lines = _MEMORY_FILE.read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kilobytes[0]) << 10 if kilobytes else None
+
+
+def _read_limit() -> int | None:
+    try:
+        limit, current = (path.read_text().strip() for path in _LIMIT_FILES)
+    except OSError:
+        return None
+    return max(0, int(limit) - int(current)) if limit.isdigit() and current.isdigit() else None
+
+
+def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> None:
+    """Refuse more local workers than the machine has cores and memory for.
+
+    Cores hold 4 threads each, or 4 workers in all. Memory holds workers of 256 MiB and 16 bytes
+    for each parameter; activations are not counted.
+
+    Raises:
+        InvalidArgumentError: They are too many; names the number that fits.
+    """
+    by_cores = max(DEFAULT_WORKERS, THREADS_PER_CORE * machine.cores // settings.threads)
+    if settings.workers > by_cores:
+        raise InvalidArgumentError(
+            f"workers is {settings.workers} with {_count(settings.threads, 'thread')} each, and "
+            f"{_count(machine.cores, 'core')} hold {by_cores}; take as many, or --oversubscribe"
+        )
+    if machine.memory_bytes is None or settings.workers <= 1:
+        return
+    needed_bytes = WORKER_BYTES + PARAMETER_BYTES * _count_parameters(task, settings.seed)
+    by_memory = max(1, machine.memory_bytes // needed_bytes)
+    if settings.workers > by_memory:
+        raise InvalidArgumentError(
+            f"workers is {settings.workers} of about {needed_bytes / 1e9:.1f} GB each, and "
+            f"{machine.memory_bytes / 1e9:.1f} GB of free memory hold {by_memory}; take as many, "
+            "or --oversubscribe"
+        )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _count_parameters(task: Task, seed: int) -> int:
+    with torch.device("meta"):
+        return sum(param.numel() for param in task.build_model(seed=seed).parameters())

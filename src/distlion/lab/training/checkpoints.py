@@ -1,0 +1,184 @@
+"""When a run is saved, and from where it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
+from distlion.errors import CheckpointError, InvalidArgumentError
+from distlion.lab.training.history import History
+from distlion.lab.training.methods import Method, gather_rows
+from distlion.lab.training.train_settings import TrainSettings
+from distlion.optim import VotingBase
+
+CHECKPOINTS_NAME = "checkpoints"
+"""The folder, inside that of the run."""
+
+_LATEST = "latest"
+# What a resumed run may change: losses do not depend on it, or --on-world-change says how.
+_FREE = {"workers", "exchange", "overlap", "diagnose_every", "eval_every", "step_timeout_s"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Say when to save and whether to resume.
+
+    Args:
+        every: Steps between checkpoints, at least 1; there is one after the last step too. None
+            for no checkpoints.
+        keep: Complete checkpoints to keep, at least 1.
+        resume: Whether to go on from the latest checkpoint; without one a run starts anew.
+        on_world_change: What workers begin with where their number has changed: see
+            ``load_checkpoint``.
+
+    Raises:
+        InvalidArgumentError: A number is out of its range.
+    """
+
+    every: int | None = None
+    keep: int = 3
+    resume: bool = False
+    on_world_change: WorldChange = "error"
+
+    def __post_init__(self) -> None:
+        for name, value in (("every", self.every), ("keep", self.keep)):
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"{name} is {value}; expected a number of at least 1")
+
+    @property
+    def are_used(self) -> bool:
+        """Whether anything is saved or loaded."""
+        return self.every is not None or self.resume
+
+    def check(self, settings: TrainSettings) -> None:
+        """Check that what is trained can be saved.
+
+        Raises:
+            InvalidArgumentError: It cannot.
+        """
+        if self.are_used and settings.baseline is not None:
+            raise InvalidArgumentError(
+                f"checkpoints are asked for with the rule {settings.rule}, a baseline whose state "
+                "they cannot hold; --checkpoint-every and --resume belong to rules that vote"
+            )
+
+    def check_folder(self, run_dir: Path) -> None:
+        """Check that what is saved does not follow what another run has left.
+
+        Raises:
+            InvalidArgumentError: It would.
+        """
+        if self.every is not None and not self.resume and has_checkpoint(run_dir):
+            raise InvalidArgumentError(
+                f"{run_dir} holds checkpoints of an earlier run, and this one begins anew. "
+                "Expected a folder of its own for each run. Give --resume to go on from there, "
+                f"another --run-dir, or remove {run_dir / CHECKPOINTS_NAME}"
+            )
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Return whether a run's folder names a latest checkpoint, whole or not."""
+    return (run_dir / CHECKPOINTS_NAME / _LATEST).exists()
+
+
+class RunCheckpoints:
+    """The checkpoints of a run, as one worker sees them.
+
+    Args:
+        settings: When to save, and whether to resume.
+        run_dir: Folder of the run.
+        training: What is trained.
+        method: Has model and optimizer.
+        schedule: Of the learning rate.
+        history: What the record will say.
+    """
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        run_dir: Path,
+        *,
+        training: TrainSettings,
+        method: Method,
+        schedule: LRScheduler,
+        history: History,
+    ) -> None:
+        assert isinstance(method.optimizer, VotingBase)  # CheckpointSettings.check has looked
+        self._settings = settings
+        self._run_dir = run_dir
+        self._folder = run_dir / CHECKPOINTS_NAME
+        self._training = training
+        self._model = method.model
+        self._optimizer: VotingBase = method.optimizer
+        self._schedule = schedule
+        self._history = history
+
+    def resume(self) -> tuple[int, str]:
+        """Go on from the latest checkpoint, if so asked; every worker must call it.
+
+        Returns:
+            Steps done, and what to tell the user.
+
+        Raises:
+            CheckpointError: It is damaged, or is that of another run; on every rank.
+        """
+        if not self._settings.resume:
+            return 0, ""
+        # Of hosts that share no folder, one may have lost its checkpoints: a load will say so.
+        if not gather_rows(torch.tensor(has_checkpoint(self._run_dir))).any():
+            return 0, f"no checkpoint in {self._folder}: starting from the beginning"
+        loaded = load_checkpoint(
+            self._folder,
+            self._model,
+            self._optimizer,
+            self._schedule,
+            on_world_change=self._settings.on_world_change,
+        )
+        extra = loaded.extra if isinstance(loaded.extra, dict) else {}
+        self._check_settings(extra.get("settings", {}), loaded.path)
+        self._history.restore(extra)
+        return loaded.step, (
+            f"resumed from {loaded.path}: step {loaded.step} of {self._training.steps}"
+        )
+
+    def _check_settings(self, saved: dict[str, Any], path: Path) -> None:
+        for name, now in self._training.to_json().items():
+            then = saved.get(name)
+            if name not in _FREE and then != now:
+                raise CheckpointError(
+                    f"{path} was saved by a run with {name} {then}, and this one has {now}; "
+                    "resume with the settings of the run, or start another in another --run-dir"
+                )
+
+    def save_if_due(self, done: int) -> str:
+        """Save after ``done`` steps, if it is time to; every worker must call it.
+
+        Returns:
+            What to tell the user: why nothing could be saved, on all ranks. The last checkpoint is
+            as it was, and training may go on.
+
+        Raises:
+            ReplicaMismatchError: Parameters are not equal on all workers.
+            StepError: A worker is gone.
+        """
+        every = self._settings.every
+        if every is None or (done % every and done != self._training.steps):
+            return ""
+        extra = {"settings": self._training.to_json(), **self._history.to_extra()}
+        try:
+            save_checkpoint(
+                self._folder,
+                self._model,
+                self._optimizer,
+                self._schedule,
+                extra,
+                keep_last=self._settings.keep,
+            )
+        except CheckpointError as error:
+            return f"no checkpoint after step {done}, training goes on: {error}"
+        return ""

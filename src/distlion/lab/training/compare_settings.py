@@ -1,0 +1,222 @@
+"""The settings of a comparison, checked when made, and the runs that they ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.tasks import Tokenizer
+from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.device import check_device
+from distlion.lab.training.grid import make_grid
+from distlion.lab.training.run_settings import RunSettings
+from distlion.lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
+
+_METHODS = ("majority", "average", "global-lion", "global-adamw")
+_WORKERS = (4, 8)
+_STEPS = 200
+# Of a run: warm-up, and from one evaluation to the next.
+_PARTS = 10
+
+TUNING_SEED = 0
+"""Chooses learning rates and is reported nowhere; seeds 1, 2, ... are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """Say what to compare, and on what.
+
+    Args:
+        task: What to train.
+        methods: Names of contenders, each once.
+        workers: Numbers of virtual workers, each once; 1 or more.
+        seeds: Runs of each method and number of workers that are reported, at least 1.
+        lrs: Learning rates that each method may try, at least 1. With 1 nothing is tuned.
+        lr_factor: Ratio of neighbors on the grid, above 1.
+        lr_scale: What the centers of all grids are multiplied by, above 0: larger models and longer
+            runs want smaller learning rates, whatever the method.
+        steps: Optimizer steps of a reported run, at least 1.
+        tuning_steps: Those of a run that only chooses the learning rate, at least 1.
+        schedule: Course of the learning rate.
+        warmup_steps: Steps of linear rise, at least 0.
+        batch_size: Examples of one worker in a step, at least 1.
+        eval_every: Steps between evaluations, at least 1.
+        weight_decay: Of all methods; None for each method's own.
+        data: What to train on; None for the task's embedded data.
+        partition: How the training data is shared out among workers.
+        alpha: Concentration of the partition ``by-class``; None for other partitions.
+        tokenizer: Level of text; None for other tasks.
+        model_config: A transformers config; None for the task's preset.
+        device: Where to train, such as ``cpu`` or ``cuda``.
+
+    Raises:
+        InvalidArgumentError: A value is out of its range, or a method unknown.
+    """
+
+    task: TaskName
+    methods: tuple[str, ...]
+    workers: tuple[int, ...]
+    seeds: int
+    lrs: int
+    lr_factor: float
+    lr_scale: float
+    steps: int
+    tuning_steps: int
+    schedule: Schedule
+    warmup_steps: int
+    batch_size: int
+    eval_every: int
+    weight_decay: float | None
+    data: str | None
+    partition: PartitionName
+    alpha: float | None
+    tokenizer: Tokenizer | None
+    model_config: Path | None
+    device: str
+
+    @classmethod
+    def with_defaults(cls, task: TaskName, **given: Any) -> CompareSettings:
+        """Fill what is absent or None; what a run of ``distlion train`` has too, as that does.
+
+        Raises:
+            InvalidArgumentError: As the class.
+            TypeError: A name is not a setting.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        fields = {field.name for field in dataclasses.fields(cls)} - {"workers"}
+        shared = fields & {field.name for field in dataclasses.fields(TrainSettings)}
+        one = {name: value for name, value in given.items() if name in shared}
+        steps = given.get("steps", _STEPS)
+        one = {"steps": steps, "warmup_steps": steps // _PARTS, **one}
+        one = {"eval_every": max(1, steps // _PARTS), **one}
+        trained = TrainSettings.with_defaults(task, **one)
+        settings = {name: getattr(trained, name) for name in shared} | {
+            "methods": _METHODS,
+            "workers": _WORKERS,
+            "seeds": 3,
+            "lrs": 3,
+            "lr_factor": 3.0,
+            "lr_scale": 1.0,
+            "tuning_steps": steps,
+            # Each method has its own.
+            "weight_decay": None,
+            "device": "cpu",
+        }
+        return cls(**settings | given)
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "lrs", "steps", "tuning_steps"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if not 1 < self.lr_factor < math.inf:
+            raise InvalidArgumentError(f"lr_factor is {self.lr_factor}; expected a number above 1")
+        if not 0 < self.lr_scale < math.inf:
+            raise InvalidArgumentError(f"lr_scale is {self.lr_scale}; expected a number above 0")
+        for name in ("methods", "workers"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise InvalidArgumentError(
+                    f"{name} are {', '.join(map(str, values)) or 'none'}; expected one or more, "
+                    "each once"
+                )
+        check_device(self.device)
+        for cell in self.cells():
+            if len(set(cell.grid())) < self.lrs:
+                raise InvalidArgumentError(
+                    f"lr_factor is {self.lr_factor}; two of {self.lrs} learning rates are equal to "
+                    "three digits: expected a larger factor"
+                )
+            cell.tuning_runs()
+            cell.reported_runs(1e-3)
+
+    def cells(self) -> list[Cell]:
+        """Return each method with each number of workers, in the order in which they are given."""
+        return [Cell(self, method, workers) for method in self.methods for workers in self.workers]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        return {
+            field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method with a number of workers: the runs that tune it and those that are reported."""
+
+    settings: CompareSettings
+    method: str
+    workers: int
+
+    def tuning_runs(self) -> list[RunSettings]:
+        """Return one run for each learning rate of the grid; none where there is nothing to tune.
+
+        Raises:
+            InvalidArgumentError: The settings do not make a run.
+        """
+        grid = self.grid()
+        if len(grid) == 1:
+            return []
+        return [self._make_run(lr, TUNING_SEED, self.settings.tuning_steps) for lr in grid]
+
+    def reported_runs(self, lr: float) -> list[RunSettings]:
+        """Return one run for each reported seed.
+
+        Raises:
+            InvalidArgumentError: The settings do not make a run.
+        """
+        seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + self.settings.seeds)
+        return [self._make_run(lr, seed, self.settings.steps) for seed in seeds]
+
+    def grid(self) -> tuple[float, ...]:
+        """Return the learning rates to try, from the lowest on."""
+        return make_grid(
+            find_contender(self.method).base_lr * self.settings.lr_scale,
+            points=self.settings.lrs,
+            factor=self.settings.lr_factor,
+        )
+
+    def _make_run(self, lr: float, seed: int, steps: int) -> RunSettings:
+        given = self.settings
+        weight_decay = given.weight_decay
+        if weight_decay is None:
+            weight_decay = find_contender(self.method).weight_decay
+        return RunSettings(
+            task=given.task,
+            data=given.data,
+            partition=given.partition,
+            alpha=given.alpha,
+            tokenizer=given.tokenizer,
+            model_config=given.model_config,
+            method=self.method,
+            workers=self.workers,
+            seed=seed,
+            lr=lr,
+            weight_decay=weight_decay,
+            steps=steps,
+            schedule=given.schedule,
+            # As large a part of a shorter run.
+            warmup_steps=round(given.warmup_steps * steps / given.steps),
+            batch_size=given.batch_size,
+            eval_every=given.eval_every,
+            device=given.device,
+        )
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return list(value)
+    return _shorten(value) if isinstance(value, Path) else value
+
+
+def _shorten(path: Path) -> str:
+    """Write a path as seen from the working directory where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

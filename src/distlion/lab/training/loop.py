@@ -1,0 +1,242 @@
+"""The run loop of one worker: forward, backward, step, and now and then an evaluation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
+
+from distlion.errors import NonFiniteError
+from distlion.lab.tasks import Task, batch_loss, score_batch
+from distlion.lab.training.checkpoints import CheckpointSettings, RunCheckpoints
+from distlion.lab.training.device import find_device, move_batch
+from distlion.lab.training.dropout import seeded_dropout
+from distlion.lab.training.history import History
+from distlion.lab.training.methods import build_method, gather_rows
+from distlion.lab.training.record import Record, describe_versions
+from distlion.lab.training.train_settings import Schedule, TrainSettings
+
+_FINAL_LOSS_STEPS = 20
+_COSINE_FLOOR = 0.1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, as rank 0 sees it.
+
+    Args:
+        step: Steps done, 0 before the first.
+        steps: Steps in all.
+        seconds: Since the start of the loop.
+        train_loss: Of the last batch of rank 0, in nats; None before the first step. Where a run
+            has just been resumed, the mean over all ranks.
+        validation_loss: In nats, if the model has just been evaluated.
+        unit: What throughput counts.
+        units: That all workers have trained on since this process began, or was resumed.
+        training_s: Seconds of their steps, without evaluations and checkpoints.
+        sent_bytes: By this worker so far.
+        bits_per_parameter: Of the last step.
+        note: What the user should be told at this point; mostly empty.
+    """
+
+    step: int
+    steps: int
+    seconds: float
+    train_loss: float | None
+    validation_loss: float | None
+    unit: str
+    units: int
+    training_s: float
+    sent_bytes: int
+    bits_per_parameter: float
+    note: str = ""
+
+
+Observer = Callable[[Progress], None]
+
+
+def lr_factor(step: int, *, settings: TrainSettings) -> float:
+    """Return the factor of ``lr`` at a step counted from 0.
+
+    Equation:
+        (s + 1) / w while s < w, then 1, or 0.1 + 0.9 (1 + cos(pi (s - w) / (T - w))) / 2
+        s is ``step``, w is ``warmup_steps``, T is ``steps``.
+    """
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule is Schedule.CONSTANT:
+        return 1.0
+    done = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    return _COSINE_FLOOR + (1 - _COSINE_FLOOR) * (1 + math.cos(math.pi * done)) / 2
+
+
+class TrainingLoop:
+    """Train a task over the default process group.
+
+    Args:
+        settings: The run's settings; ``workers`` is the group's size.
+        task: The data and model.
+        observe: Called on rank 0 after every step and evaluation.
+        checkpoints: When to save, and whether to resume; None for neither.
+        run_dir: Where checkpoints are.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        task: Task,
+        observe: Observer,
+        *,
+        checkpoints: CheckpointSettings | None = None,
+        run_dir: Path | None = None,
+    ) -> None:
+        self._settings = settings
+        self._task = task
+        self._observe = observe
+        self._rank = dist.get_rank()
+        self._world_size = dist.get_world_size()
+        self._device = find_device(settings.device, self._rank)
+        model = task.build_model(seed=settings.seed).to(self._device)
+        self._method = build_method(settings, model)
+        self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
+        self._history = History(self._method, self._world_size)
+        self._own_steps = 0
+        self._training_s = 0.0
+        self._checkpoints: RunCheckpoints | None = None
+        if checkpoints is not None and checkpoints.are_used and run_dir is not None:
+            self._checkpoints = RunCheckpoints(
+                checkpoints,
+                run_dir,
+                training=settings,
+                method=self._method,
+                schedule=self._schedule,
+                history=self._history,
+            )
+
+    def run(self) -> Record:
+        """Train from the first step, or the one after the latest checkpoint, to the last.
+
+        Returns:
+            The record; all ranks return equal ones but for times and rank 0's account of traffic.
+
+        Raises:
+            NonFiniteError: The loss is no longer finite.
+            CheckpointError: The run cannot be resumed.
+            StepError: A step failed, as DistributedLion reports it.
+        """
+        self._history.start_clock()
+        start, note = self._checkpoints.resume() if self._checkpoints else (0, "")
+        if start == 0:
+            self._evaluate(0)
+        self._report(start, validation_loss=self._history.evaluations["loss"][-1], note=note)
+        for step in range(start, self._settings.steps):
+            self._step(step)
+            done = step + 1
+            due = done % self._settings.eval_every == 0 or done == self._settings.steps
+            self._report(done, validation_loss=self._evaluate(done) if due else None)
+            problem = self._checkpoints.save_if_due(done) if self._checkpoints else ""
+            if problem:
+                self._report(done, note=problem)
+        return self._conclude()
+
+    def _step(self, step: int) -> None:
+        start_s = time.perf_counter()
+        seed, device = self._settings.seed, self._device
+        batch = self._task.training_batch(
+            seed=seed, step=step, rank=self._rank, world_size=self._world_size
+        )
+        with seeded_dropout(seed=seed, step=step, rank=self._rank, device=device):
+            batch = move_batch(batch, device)
+            loss = batch_loss(self._method.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        lr = float(self._schedule.get_last_lr()[0])
+        self._method.optimizer.step()
+        self._method.optimizer.zero_grad()
+        self._schedule.step()
+        # Checked after the step, in which the ranks agree on errors of their gradients.
+        self._check_finite(float(loss.detach()), "training", step)
+        self._history.add_step(step, loss=float(loss.detach()), lr=lr)
+        self._own_steps += 1
+        self._training_s += time.perf_counter() - start_s
+
+    def _evaluate(self, done: int) -> float:
+        """Score held-out batch i on rank i mod N and add the sums in batch order.
+
+        The result is bitwise identical for any number of ranks.
+        """
+        batches = self._task.heldout_batches()
+        sums = torch.zeros(len(batches), 3, dtype=torch.float64)
+        for index in range(self._rank, len(batches), self._world_size):
+            score = score_batch(self._method.model, move_batch(batches[index], self._device))
+            sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
+        # One rank fills a row, the others add zeros to it: exact.
+        rows = gather_rows(sums).sum(dim=0).tolist()
+        loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
+        self._check_finite(loss_sum, "validation", done)
+        self._history.add_evaluation(done, loss=loss_sum / count, accuracy=correct / count)
+        return loss_sum / count
+
+    def _check_finite(self, loss: float, kind: str, step: int) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the {kind} loss is {loss}; try a smaller lr than {self._settings.lr}",
+                rank=self._rank,
+                step=step,
+            )
+
+    def _report(self, done: int, *, validation_loss: float | None = None, note: str = "") -> None:
+        if self._rank != 0:
+            return
+        history, seconds = self._history, self._history.seconds
+        units = self._own_steps * self._task.units_per_batch * self._world_size
+        self._observe(
+            Progress(
+                step=done,
+                steps=self._settings.steps,
+                seconds=seconds,
+                train_loss=history.losses["loss"][-1] if done else None,
+                validation_loss=validation_loss,
+                unit=self._task.unit,
+                units=units,
+                training_s=self._training_s,
+                sent_bytes=history.sent_bytes,
+                bits_per_parameter=history.bits_per_parameter,
+                note=note,
+            )
+        )
+
+    def _conclude(self) -> Record:
+        history = self._history
+        wall_s = history.seconds
+        history.settle()
+        losses = torch.tensor(history.losses["loss"], dtype=torch.float64)
+        sent = gather_rows(torch.tensor(history.sent_bytes, dtype=torch.int64)).max()
+        params = [p for p in self._method.model.parameters() if p.requires_grad]
+        trainable = sum(param.numel() for param in params)
+        return Record(
+            settings=self._settings.to_json(),
+            versions=describe_versions(),
+            task=self._task.describe(),
+            trainable_parameters=trainable,
+            world_size=self._world_size,
+            first_heldout_loss=history.evaluations["loss"][0],
+            final_heldout_loss=history.evaluations["loss"][-1],
+            final_heldout_accuracy=history.evaluations["accuracy"][-1],
+            final_train_loss=float(losses[-_FINAL_LOSS_STEPS:].mean()),
+            wall_s=wall_s,
+            sent_bytes_per_worker=int(sent),
+            full_precision_bytes_per_worker=history.full_precision_bytes(trainable),
+            bits_per_parameter=history.bits_per_parameter,
+            replicas_equal=self._method.replicas_equal(),
+            traffic=history.traffic(),
+            losses=history.losses,
+            evaluations=history.evaluations,
+            diagnostics=history.diagnostics(),
+        )

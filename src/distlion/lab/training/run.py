@@ -1,0 +1,246 @@
+"""Train: join the world that torchrun made, or start local workers; then write the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from distlion.errors import InvalidArgumentError, UnwrittenRunError
+from distlion.lab.report import draw_diagnosis_figure, draw_loss_figure
+from distlion.lab.tasks import (
+    ByBook,
+    ByClass,
+    Contiguous,
+    Even,
+    ImageTask,
+    Task,
+    TextPartition,
+    TextTask,
+    Tokenizer,
+)
+from distlion.lab.training.capacity import check_capacity, read_machine
+from distlion.lab.training.checkpoints import CheckpointSettings, has_checkpoint
+from distlion.lab.training.local_workers import Emit, run_workers
+from distlion.lab.training.loop import Observer, TrainingLoop
+from distlion.lab.training.record import RECORD_NAME, Record, claim_run_dir, write_record
+from distlion.lab.training.train_settings import (
+    PartitionName,
+    TaskName,
+    TrainSettings,
+    torchrun_world_size,
+)
+
+FIGURE_NAME = "loss.png"
+DIAGNOSIS_NAME = "diagnosis.png"
+_TEXT_PARTITIONS: Mapping[PartitionName, TextPartition] = {
+    PartitionName.EVEN: Even(),
+    PartitionName.CONTIGUOUS: Contiguous(),
+    PartitionName.BY_BOOK: ByBook(),
+}
+
+
+def train(
+    settings: TrainSettings,
+    *,
+    run_dir: Path,
+    observe: Observer,
+    checkpoints: CheckpointSettings | None = None,
+    oversubscribe: bool = False,
+    starting: Callable[[], None] | None = None,
+) -> Record | None:
+    """Train and write ``record.json`` and ``loss.png`` into the run folder.
+
+    With ``diagnose_every``, ``diagnosis.png`` too; checkpoints go to ``checkpoints/``.
+
+    Args:
+        settings: What to train and how.
+        run_dir: Folder of the run; made if need be.
+        observe: Called with the progress of rank 0, in the process that calls this function.
+        checkpoints: When to save, and whether to resume; None for neither. A run that was resumed
+            has the bits, and the record, of one that was not interrupted.
+        oversubscribe: Whether local workers may be more than cores and memory hold.
+        starting: Called when all is checked, before the first local worker is started.
+
+    Returns:
+        The record; under torchrun only on rank 0, None on the other ranks.
+
+    Raises:
+        InvalidArgumentError: The folder holds a record, or checkpoints beside which others are to
+            be saved, and the run is not resumed; ``workers`` is not torchrun's world or more than
+            the machine holds; or checkpoints are asked for with a baseline.
+        CheckpointError: Under torchrun, the run cannot be resumed.
+        DataError: Data or model config cannot be used.
+        WorkerFailedError: A local worker died or raised.
+        StepError: Under torchrun, a step failed.
+        UnwrittenRunError: The run has ended, and its files cannot be written; it has the record.
+    """
+    joined = torchrun_world_size()
+    if joined is not None and joined != settings.workers:
+        raise InvalidArgumentError(
+            f"workers is {settings.workers}, but torchrun started {joined}; leave --workers away"
+        )
+    checkpoints = checkpoints or CheckpointSettings()
+    checkpoints.check(settings)
+    checkpoints.check_folder(run_dir)
+    # A worker may be lost when the record is already there: whoever resumes writes it once more.
+    is_resumed = checkpoints.resume and has_checkpoint(run_dir)
+    work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe)
+    begin = starting or (lambda: None)
+    writes = joined is None or int(os.environ["RANK"]) == 0
+    with _claimed(run_dir, again=is_resumed) if writes else contextlib.nullcontext():
+        if joined is None:
+            record = _train_locally(work, observe, begin)
+        else:
+            begin()
+            record = _train_joined(work, observe)
+        if writes:
+            _write_folder(record, run_dir)
+    return record if writes else None
+
+
+def _write_folder(record: Record, run_dir: Path) -> None:
+    """Write record and figures.
+
+    Raises:
+        UnwrittenRunError: The disk refuses; the record is with the error.
+    """
+    path, is_record_written = run_dir / RECORD_NAME, False
+    try:
+        write_record(record, run_dir)
+        is_record_written = True
+        path = run_dir / FIGURE_NAME
+        draw_loss_figure(run_dir / RECORD_NAME, path)
+        if record.diagnostics:
+            path = run_dir / DIAGNOSIS_NAME
+            settings = record.settings
+            title = f"{settings['task']}, {settings['rule']}, {settings['workers']} workers"
+            draw_diagnosis_figure(record.diagnostics, path, title=title)
+    except OSError as error:
+        raise UnwrittenRunError(
+            f"the run has ended, and {path} cannot be written: {error.strerror}",
+            record=record,
+            is_record_written=is_record_written,
+        ) from error
+
+
+def load_task(settings: TrainSettings) -> Task:
+    """Load the data of a run and check that it fits its model and its number of workers.
+
+    Raises:
+        DataError: It does not.
+    """
+    task: Task
+    if settings.task is TaskName.TEXT:
+        task = TextTask(
+            data=settings.data,
+            tokenizer=settings.tokenizer or Tokenizer.BYTE,
+            model_config=settings.model_config,
+            batch_size=settings.batch_size,
+            partition=_TEXT_PARTITIONS[settings.partition],
+        )
+    else:
+        task = ImageTask(
+            data=settings.data,
+            model_config=settings.model_config,
+            batch_size=settings.batch_size,
+            partition=Even() if settings.alpha is None else ByClass(settings.alpha),
+        )
+    last = settings.workers - 1
+    task.training_batch(seed=settings.seed, step=0, rank=last, world_size=settings.workers)
+    return task
+
+
+@contextlib.contextmanager
+def _claimed(run_dir: Path, *, again: bool) -> Iterator[None]:
+    """Make the run folder; a failed run does not leave an empty one."""
+    if not again:
+        claim_run_dir(run_dir)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            run_dir.rmdir()
+        raise
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker has to do.
+
+    Args:
+        settings: What to train and how.
+        checkpoints: When to save, and whether to resume.
+        run_dir: Folder of the run, absolute.
+        oversubscribe: Whether there may be more than the machine holds.
+    """
+
+    settings: TrainSettings
+    checkpoints: CheckpointSettings
+    run_dir: Path
+    oversubscribe: bool
+
+
+def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) -> Record:
+    task = load_task(work.settings)  # so that a mistake shows before any worker is started
+    if not work.oversubscribe:
+        check_capacity(work.settings, task, read_machine())
+    begin()
+    record = run_workers(
+        _work,
+        work,
+        world_size=work.settings.workers,
+        observe=observe,
+        preload=list_slow_imports(work.settings, task),
+    )
+    assert isinstance(record, Record)
+    return record
+
+
+def list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
+    """List modules that every worker imports; the launcher passes over those that do not exist."""
+    model_type = task.describe()["model_type"]
+    digits = settings.task is TaskName.IMAGES and settings.data is None
+    return [
+        __name__,
+        "torch._dynamo",  # by the first optimizer
+        f"transformers.models.{model_type}.modeling_{model_type}",
+        *(["sklearn.datasets"] if digits else []),
+    ]
+
+
+def _train_joined(work: _Work, observe: Observer) -> Record:
+    # torchrun's agent keeps one store through all restarts: Gloo would connect to the addresses
+    # that workers of an earlier start have left there.
+    store, rank, world_size = next(iter(rendezvous("env://")))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore(f"start {start}", store),
+        rank=rank,
+        world_size=world_size,
+    )
+    record = _work(observe, work)
+    # Not after an error: a collective that a peer left open could keep this from returning.
+    dist.destroy_process_group()
+    return record
+
+
+def _work(observe: Emit, work: _Work) -> Record:
+    settings = work.settings
+    torch.set_num_threads(settings.threads)
+    loop = TrainingLoop(
+        settings,
+        load_task(settings),
+        observe,
+        checkpoints=work.checkpoints,
+        run_dir=work.run_dir,
+    )
+    return loop.run()

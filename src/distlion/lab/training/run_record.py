@@ -1,0 +1,116 @@
+"""The record of one run of a comparison, and the folder that keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distlion.errors import DataError
+from distlion.lab.json_file import read_json
+from distlion.lab.report import check_run
+from distlion.lab.training.record import describe_versions, write_whole
+from distlion.lab.training.run_settings import RunSettings
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Hold everything that is known of a run with virtual workers.
+
+    Equal settings give equal records but for ``timing`` and ``versions``.
+
+    Args:
+        format: Version of this layout.
+        settings: As ``RunSettings.to_json``.
+        versions: Of distlion, torch, transformers, Python and the platform.
+        task: Facts about data and model.
+        trainable_parameters: Their number.
+        diverged: None, or the ``step`` that was abandoned and a ``message``: the loss or a gradient
+            was not finite. Then the series end before it.
+        up_bits_per_parameter: Worker to server, for each parameter and step, as papers count.
+        down_bits_per_parameter: Server to worker.
+        sent_bytes_per_step: What one worker sends in a step over a network, the mean of all steps.
+        rounds: Messages of a step that wait for each other.
+        parameters_sha256: Digest of the final parameters.
+        series: At each evaluation: ``step`` (steps done), ``train_loss`` (mean over workers and the
+            steps since the last evaluation; None before the first step), ``validation_loss``,
+            ``validation_accuracy``, ``test_loss``, ``test_accuracy`` (nats per prediction, shares)
+            and ``sent_bytes`` (of one worker so far).
+        timing: ``wall_s`` of the run, and ``compute_s``, the median seconds of forward and backward
+            of one worker; None before there was any.
+    """
+
+    format: int = FORMAT
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    task: dict[str, str | int]
+    trainable_parameters: int
+    diverged: dict[str, Any] | None
+    up_bits_per_parameter: float
+    down_bits_per_parameter: float
+    sent_bytes_per_step: float
+    rounds: int
+    parameters_sha256: str
+    series: dict[str, list[Any]]
+    timing: dict[str, float | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the record file."""
+        return dataclasses.asdict(self)
+
+
+class RecordFolder:
+    """A folder with one file for each run, named by ``RunSettings.name_record``.
+
+    A record counts if it was made with equal settings, on equal data, by the same versions.
+
+    Args:
+        folder: Made if need be.
+        task: Facts about data and model of the runs that are looked for.
+
+    Raises:
+        DataError: It cannot be made.
+    """
+
+    def __init__(self, folder: Path, task: dict[str, str | int]) -> None:
+        self._folder = folder
+        self._task = task
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"folder {str(folder)!r} cannot be made ({error.strerror}); choose another --out"
+            ) from error
+
+    def path(self, settings: RunSettings) -> Path:
+        """Return where the record of a run is, or will be."""
+        return self._folder / f"{settings.name_record()}.json"
+
+    def read(self, settings: RunSettings) -> dict[str, Any] | None:
+        """Return the record of a run; None where there is none that is whole and counts."""
+        try:
+            record: dict[str, Any] = read_json(self.path(settings))
+            check_run(record)
+        except DataError:
+            return None
+        if record.get("format") != FORMAT:
+            return None
+        found = record.get("settings"), record.get("task"), _software(record.get("versions"))
+        wanted = settings.to_json(), self._task, _software(describe_versions())
+        return record if found == wanted else None
+
+    def write(self, settings: RunSettings, record: RunRecord) -> None:
+        """Write a record atomically."""
+        text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
+        write_whole(self.path(settings), text)
+
+
+def _software(versions: Any) -> dict[str, str] | None:
+    """Leave out the platform, which a folder may be moved between."""
+    if not isinstance(versions, dict):
+        return None
+    return {name: version for name, version in versions.items() if name != "platform"}

@@ -1,0 +1,333 @@
+"""The settings of a training run, checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import PATTERNS
+from distlion.lab.names import suggest
+from distlion.lab.tasks import ByClass, Tokenizer
+from distlion.lab.training.device import check_device
+from distlion.lab.training.vote_names import (
+    MEANS_WITH_BETAS,
+    describe_betas,
+    find_vote,
+    list_plain_votes,
+    list_vote_names,
+    split_betas,
+    split_cautious,
+)
+
+DEFAULT_WORKERS = 4
+DEFAULT_ALPHA = 0.1
+DEFAULT_STEP_TIMEOUT_S = 60.0
+
+
+class TaskName(str, Enum):
+    """What to train."""
+
+    TEXT = "text"
+    IMAGES = "images"
+
+
+class BaselineName(str, Enum):
+    """What a vote is compared with: an optimizer on the mean of all workers' gradients."""
+
+    GLOBAL_LION = "global-lion"
+    GLOBAL_ADAMW = "global-adamw"
+    DDP_FP16 = "ddp-fp16"
+    DDP_POWERSGD = "ddp-powersgd"
+    TERNGRAD = "terngrad"
+    GRADDROP = "graddrop"
+    DGC = "dgc"
+
+
+BASELINE_NAMES = tuple(name.value for name in BaselineName)
+RULE_NAMES = (
+    *list_vote_names(),
+    *BASELINE_NAMES,
+    *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
+    f"{BaselineName.GLOBAL_LION.value}-cautious",
+    f"{BaselineName.GLOBAL_LION.value}-cautious-betas-A-B",
+)
+"""For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
+
+_KNOWN_RULES = (*list_plain_votes(), *BASELINE_NAMES, f"{BaselineName.GLOBAL_LION.value}-cautious")
+
+AUTO = "auto"
+
+
+class PartitionName(str, Enum):
+    """How the training data is shared out among workers: the same mix for all, or skewed."""
+
+    EVEN = "even"
+    CONTIGUOUS = "contiguous"
+    BY_BOOK = "by-book"
+    BY_CLASS = "by-class"
+
+
+class Schedule(str, Enum):
+    """The course of the learning rate after the warm-up."""
+
+    COSINE = "cosine"
+    CONSTANT = "constant"
+
+
+class Overlap(str, Enum):
+    """Whether votes leave during backward."""
+
+    OFF = "off"
+    ON = "on"
+    AUTO = "auto"
+
+    @property
+    def choice(self) -> bool | Literal["auto"]:
+        """What ``DistributedLion(overlap=...)`` takes."""
+        return "auto" if self is Overlap.AUTO else self is Overlap.ON
+
+
+_DEFAULTS: Mapping[TaskName, Mapping[str, Any]] = {
+    TaskName.TEXT: {"steps": 200, "batch_size": 8, "eval_every": 50, "warmup_steps": 20},
+    TaskName.IMAGES: {"steps": 200, "batch_size": 32, "eval_every": 50, "warmup_steps": 20},
+}
+_PARTITIONS: Mapping[TaskName, tuple[PartitionName, ...]] = {
+    # The first is the default.
+    TaskName.TEXT: (PartitionName.CONTIGUOUS, PartitionName.EVEN, PartitionName.BY_BOOK),
+    TaskName.IMAGES: (PartitionName.EVEN, PartitionName.BY_CLASS),
+}
+# Small sweeps of one seed, in docs/explanation/lab-notebook.md.
+_LION_LR = 5e-4
+_ADAMW_LR = 1e-3
+_SGD_LR = 0.1
+_WEIGHT_DECAY = 0.1
+# Per step the weights then shrink as much as Lion's: lr * weight_decay is the same.
+_SGD_WEIGHT_DECAY = 5e-4
+_BASELINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    BaselineName.GLOBAL_ADAMW.value: {"lr": _ADAMW_LR},
+    BaselineName.TERNGRAD.value: {"lr": _ADAMW_LR},
+    BaselineName.GRADDROP.value: {"lr": _ADAMW_LR},
+    BaselineName.DGC.value: {"lr": _SGD_LR, "weight_decay": _SGD_WEIGHT_DECAY},
+}
+
+
+def torchrun_world_size() -> int | None:
+    """Return the number of workers if torchrun or its like started this process, else None."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Say all that the losses of a run depend on.
+
+    Args:
+        task: What to train.
+        workers: Processes that train together, at least 1.
+        rule: How they agree on a step: a vote, or a baseline.
+        exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
+        overlap: Whether votes leave during backward, or what is faster; off for a baseline.
+        sync_every: Steps in which every momentum is averaged over workers once; None for never, as
+            for a baseline.
+        diagnose_every: Steps between looks at how far votes agree; None for never, as for a
+            baseline.
+        steps: Optimizer steps, at least 1.
+        lr: Highest learning rate, above 0.
+        weight_decay: Decoupled weight decay, at least 0.
+        schedule: Course of the learning rate: cosine falls to a tenth of ``lr`` at the last step.
+        warmup_steps: Steps of linear rise to ``lr``, at least 0.
+        batch_size: Examples of one worker in a step, at least 1.
+        eval_every: Steps between validations, at least 1; there is always one before the
+            first step and one after the last.
+        seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
+        threads: Threads of a worker, at least 1. With as many, losses are bitwise identical.
+        device: Where workers compute, such as ``cpu`` or ``cuda``; of several GPUs of a machine,
+            its workers take turns. ``cpu`` for a baseline.
+        step_timeout_s: Seconds that a step waits for a peer, above 0; None for 60, as for
+            a baseline.
+        data: What to train on; None for the task's embedded data.
+        partition: How the training data is shared out among workers.
+        alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
+        tokenizer: Level of text; None for other tasks.
+        model_config: A transformers config; None for the task's preset.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, a number is out of its range, or two settings do
+            not go together.
+    """
+
+    task: TaskName
+    workers: int
+    rule: str
+    exchange: str
+    overlap: Overlap
+    sync_every: int | None
+    diagnose_every: int | None
+    steps: int
+    lr: float
+    weight_decay: float
+    schedule: Schedule
+    warmup_steps: int
+    batch_size: int
+    eval_every: int
+    seed: int
+    threads: int
+    device: str
+    step_timeout_s: float | None
+    data: str | None
+    partition: PartitionName
+    alpha: float | None
+    tokenizer: Tokenizer | None
+    model_config: Path | None
+
+    @classmethod
+    def with_defaults(
+        cls, task: TaskName = TaskName.TEXT, rule: str = "majority", **given: Any
+    ) -> TrainSettings:
+        """Fill what is absent or None by the defaults of the task and the rule.
+
+        Raises:
+            InvalidArgumentError: As the class.
+            TypeError: A name is not a setting.
+        """
+        settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(cls))
+        settings |= {
+            "task": task,
+            "workers": torchrun_world_size() or DEFAULT_WORKERS,
+            "rule": rule,
+            "exchange": AUTO,
+            "overlap": Overlap.OFF,
+            "lr": _LION_LR,
+            "weight_decay": _WEIGHT_DECAY,
+            "schedule": Schedule.COSINE,
+            "seed": 0,
+            "threads": 1,
+            "device": "cpu",
+            "partition": _PARTITIONS[task][0],
+            **_DEFAULTS[task],
+            **_BASELINE_DEFAULTS.get(split_cautious(split_betas(rule)[0])[0], {}),
+        }
+        if task is TaskName.TEXT:
+            settings["tokenizer"] = Tokenizer.BYTE
+        if given.get("partition") is PartitionName.BY_CLASS:
+            settings["alpha"] = DEFAULT_ALPHA
+        return cls(**settings | {name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        check_device(self.device)
+        for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
+            self._check_least(name, 1)
+        for name in ("sync_every", "diagnose_every"):
+            if getattr(self, name) is not None:
+                self._check_least(name, 1)
+        for name in ("warmup_steps", "seed", "weight_decay"):
+            self._check_least(name, 0)
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise InvalidArgumentError(f"lr is {self.lr}; expected a finite number above 0")
+        timeout_s = self.step_timeout_s
+        if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise InvalidArgumentError(
+                f"step_timeout_s is {timeout_s}; expected a finite number above 0"
+            )
+        self._check_pairs()
+        self._check_partition()
+
+    def _check_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not (math.isfinite(value) and value >= least):
+            raise InvalidArgumentError(f"{name} is {value}; expected a number of at least {least}")
+
+    @property
+    def baseline(self) -> BaselineName | None:
+        """Return the baseline of the rule; None if the rule votes."""
+        rest, betas = split_betas(self.rule)
+        base, cautious = split_cautious(rest)
+        known = BASELINE_NAMES if betas is None else MEANS_WITH_BETAS
+        if cautious:
+            known = (BaselineName.GLOBAL_LION.value,)
+        return BaselineName(base) if base in known else None
+
+    def _check_names(self) -> None:
+        if find_vote(self.rule) is None and self.baseline is None:
+            raise InvalidArgumentError(
+                f"rule {self.rule!r} is unknown; "
+                f"{suggest(self.rule, _KNOWN_RULES, all_in='distlion train --help')}"
+                f"{describe_betas(self.rule)}"
+            )
+        if self.exchange != AUTO and self.exchange not in PATTERNS:
+            raise InvalidArgumentError(
+                f"exchange {self.exchange!r} is unknown; "
+                f"{suggest(self.exchange, (AUTO, *PATTERNS), all_in='distlion train --help')}"
+            )
+
+    def _check_pairs(self) -> None:
+        if self.baseline is not None:
+            self._check_baseline()
+        if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
+            raise InvalidArgumentError(
+                f"tokenizer is {_show(self.tokenizer)} with the task {self.task.value}; it belongs "
+                f"to the task {TaskName.TEXT.value} and to no other"
+            )
+
+    def _check_baseline(self) -> None:
+        if self.exchange != AUTO:
+            raise InvalidArgumentError(
+                f"exchange is {self.exchange} with the rule {self.rule}, which averages gradients "
+                f"and exchanges no votes; leave exchange at {AUTO}"
+            )
+        if self.overlap is not Overlap.OFF:
+            raise InvalidArgumentError(
+                f"overlap is {self.overlap.value} with the rule {self.rule}, which averages during "
+                "backward anyway; it belongs to rules that vote"
+            )
+        if self.device != "cpu":
+            raise InvalidArgumentError(
+                f"device is {self.device} with the rule {self.rule}, whose gradients Gloo "
+                "averages on the CPU; 'distlion compare --device' has baselines on a GPU"
+            )
+        for name in ("sync_every", "diagnose_every", "step_timeout_s"):
+            if getattr(self, name) is not None:
+                raise InvalidArgumentError(
+                    f"{name} is {getattr(self, name)} with the rule {self.rule}, whose workers "
+                    "have neither votes nor momenta; it belongs to rules that vote"
+                )
+
+    def _check_partition(self) -> None:
+        known = _PARTITIONS[self.task]
+        if self.partition not in known:
+            raise InvalidArgumentError(
+                f"partition is {self.partition.value} with the task {self.task.value}; expected "
+                f"{' or '.join(name.value for name in known)}"
+            )
+        if (self.alpha is not None) != (self.partition is PartitionName.BY_CLASS):
+            raise InvalidArgumentError(
+                f"alpha is {self.alpha} with the partition {self.partition.value}; it belongs to "
+                f"the partition {PartitionName.BY_CLASS.value} and to no other"
+            )
+        if self.alpha is not None:
+            ByClass(self.alpha)  # checks its range
+
+    def to_json(self) -> dict[str, str | int | float | None]:
+        """Return the settings as JSON can hold them."""
+        return {
+            field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def _show(value: Any) -> str:
+    return str(_to_json(value))

@@ -1,0 +1,74 @@
+import functools
+
+import pytest
+import torch.distributed as dist
+
+from cluster import run_workers
+from distlion.cost import LinkModel, LinkProbe, probe_link, probe_ranks
+from distlion.exchange import ByteCount, Link
+
+pytestmark = pytest.mark.distributed
+
+
+def probe(rank, world_size):
+    link = Link(dist.group.WORLD, timeout_s=30)
+    link.counted = ByteCount(1, 2, 3)
+    model = probe_link(link, step=0)
+    found = probe_ranks(link, step=0)
+    return model, found, link.counted
+
+
+@functools.cache
+def probes_of(world_size):
+    return run_workers(probe, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_result_is_equal_on_all_ranks(world_size):
+    probes = probes_of(world_size)
+    assert all(each == probes[0] for each in probes)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_probe_is_not_counted(world_size):
+    assert all(counted == ByteCount(1, 2, 3) for _, _, counted in probes_of(world_size))
+
+
+def exchanged_bytes(rank, world_size):
+    link, sizes = Link(dist.group.WORLD, timeout_s=30.0), []
+
+    class Recorded(Link):
+        def all_to_all(self, out, chunks, *, step):
+            sizes.append(chunks[0].nbytes)
+            return super().all_to_all(out, chunks, step=step)
+
+    link.__class__ = Recorded
+    probe_link(link, step=0)
+    return sizes
+
+
+def test_workers_meet_before_every_exchange_that_is_timed():
+    sizes = run_workers(exchanged_bytes, 2)[0]
+    # 64 bytes for the latency, larger chunks for the rate; the rest gathers results.
+    timed = [place for place, n_bytes in enumerate(sizes) if n_bytes == 64 or n_bytes >= 1024]
+    assert len(timed) > 10
+    assert all(sizes[place - 1] == 1 for place in timed)
+
+
+def test_network_takes_time():
+    model, _, _ = probes_of(3)[0]
+    assert model.latency_s > 0
+    assert 0 < model.rate_bit_per_s < 1e15
+
+
+def test_each_rank_has_a_model():
+    for world_size in (1, 2, 3):
+        _, found, _ = probes_of(world_size)[0]
+        assert len(found.ranks) == world_size
+
+
+def test_slowest_rank_is_the_one_with_the_lowest_rate():
+    models = tuple(LinkModel(1e-4, rate) for rate in (1e9, 1e9, 2e8, 9e8))
+    found = LinkProbe(models[2], models)
+    assert found.slowest == 2
+    assert found.slowdown == pytest.approx(4.75)

@@ -1,0 +1,32 @@
+import pytest
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.netlab import GptWorkload, VectorWorkload
+
+
+def test_a_gpt_is_trained_by_baselines_and_votes():
+    GptWorkload().check_methods(["none", "ddp-fp32", "ddp-powersgd", "majority-all-reduce-overlap"])
+
+
+def test_a_gpt_is_not_trained_by_a_bare_all_reduce():
+    with pytest.raises(InvalidArgumentError, match="all-reduce-fp32"):
+        GptWorkload().check_methods(["all-reduce-fp32"])
+
+
+@pytest.mark.parametrize("name", ["none", "ddp-fp32", "majority-all-reduce-overlap"])
+def test_a_vector_has_no_backward(name):
+    with pytest.raises(InvalidArgumentError, match="bare vector"):
+        VectorWorkload(10).check_methods(["all-reduce-fp32", name])
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"layers": 0}, {"batch_size": -1}, {"width": 10, "heads": 3}]
+)
+def test_a_gpt_that_cannot_be_is_an_error(arguments):
+    with pytest.raises(InvalidArgumentError, match=r"expected|multiple"):
+        GptWorkload(**arguments)
+
+
+def test_an_empty_vector_is_an_error():
+    with pytest.raises(InvalidArgumentError, match="n_elements is 0"):
+        VectorWorkload(0)
