@@ -22,10 +22,7 @@ import oracle
 from distlion.aggregation import (
     RULES,
     Aggregation,
-    FeedbackVote,
-    RuleTally,
     parse_rule,
-    say_nothing,
 )
 from distlion.kernels import (
     FLOAT_PLANES,
@@ -37,6 +34,7 @@ from distlion.kernels import (
     choose_kernels,
 )
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.vote import RuleTally, make_worker_state
 
 WORLD_SIZES = (1, 2, 3, 8)
 # 4,133 is a prime above 4,096: the second, shorter block of a scale.
@@ -154,24 +152,23 @@ def encode(
         assert torch.as_tensor(told).tolist() == list(finite or [True] * len(segments))
         votes.append(out)
     assert torch.equal(*votes)
-    if isinstance(rule, FeedbackVote):
+    if rule.worker_state:
         return say(rule, bucket, segments, votes[0], Coins(SEED, step, worker))
     return votes[0]
 
 
 def say(
-    rule: FeedbackVote, bucket: Bucket, segments: list[Segment], votes: Tensor, coins: Coins
+    rule: Aggregation, bucket: Bucket, segments: list[Segment], votes: Tensor, coins: Coins
 ) -> Tensor:
-    """Return what estimates are after a first vote, with its scales, packed."""
-    scales = torch.full((len(segments), rule.n_scales), torch.nan)
-    again, nothing = torch.empty_like(votes), say_nothing(segments)
-    rule.encode_rests(KERNELS, segments, nothing, coins, out=again, scales=scales)
-    assert torch.equal(again, votes)
-    present = torch.tensor([[segment.grad is not None for segment in segments]])
-    zeros = torch.zeros(1, 512 * bucket.n_blocks)
-    after = torch.full_like(zeros, torch.nan)
-    KERNELS.add_steps_of_all(zeros, votes[None], scales[None], present, bucket, 0, out=after)
-    return after[0].view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
+    """Return what a worker keeps after a first vote that is committed, packed: float32 values."""
+    vote = rule.start(bucket)
+    kept = [make_worker_state(rule, segment.param) for segment in segments]
+    row, _ = vote.encode(KERNELS, segments, kept, coins, device=votes.device)
+    bits = row[:, : row.shape[1] - vote.shape.scales_bytes].contiguous()
+    assert torch.equal(bits.view(-1), votes.view(-1).view(torch.uint8))
+    assert not any(kept_of.any() for state in kept for kept_of in state.values())
+    vote.note()
+    return vote.tell(kept).view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
 
 def count(
@@ -288,7 +285,7 @@ def unpack_votes(rule: Aggregation, votes: Tensor) -> Bits:
 
 def check_absent_votes_do_not_count(rule: Aggregation) -> None:
     """What lies in the place of an absent worker's vote changes no bit of the reply."""
-    if rule.keeps_estimates:
+    if rule.worker_state:
         pytest.skip("what an absent worker said before still counts: kernels/test_feedback.py")
     poll = hold_poll(rule, 3)
     votes = poll.votes.clone()

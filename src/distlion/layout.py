@@ -219,9 +219,8 @@ class BucketShape:
         """
         if self.tally_bytes is None:
             raise InvalidArgumentError(
-                "this pattern counts votes in parts, but floats (rules FullPrecision and "
-                "FeedbackVote, averaged momenta) are added in rank order: use another rule, or "
-                "AllReduce()"
+                "this pattern counts votes in parts, and these are floats, which are added in "
+                "rank order. Expected votes of integers: use a rule that has them, or AllReduce()"
             )
         return ChunkShape(self.n_params, self.tally_bytes, has_counts=True)
 

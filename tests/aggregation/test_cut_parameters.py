@@ -25,7 +25,7 @@ RULES = {
     name: rule
     for name, rule in matrix.RULES.items()
     if (not isinstance(rule, QuantizedVote) or rule.bits == 1 or rule.norm == "linf")
-    and not rule.keeps_estimates
+    and not rule.worker_state
 }
 Row = tuple[Tensor, Tensor, Tensor]
 

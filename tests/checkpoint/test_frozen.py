@@ -87,7 +87,7 @@ def assert_same(case: Case, other: Case) -> None:
 
 
 def keeps_estimates(case: Case) -> bool:
-    return bool(case.optimizer.param_groups[0]["aggregation"].keeps_estimates)
+    return bool(case.optimizer.param_groups[0]["aggregation"].worker_state)
 
 
 @EVERY

@@ -81,7 +81,7 @@ def load(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], i
     }
     weights = [param.detach().clone() for param in params.values()]
     train(optimizer, params, rank, AT, STEPS)
-    assert optimizer.traffic.estimates_sent_bytes == 0
+    assert optimizer.traffic.rule_state_sent_bytes == 0
     with torch.no_grad():
         for param, weight in zip(params.values(), weights, strict=True):
             param.copy_(weight)
@@ -92,7 +92,7 @@ def load(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], i
     assert traffic.last_sent_bytes == optimizer.plan.sent_bytes
     sent = traffic.sent_bytes - before
     values = [param.detach() for param in params.values()]
-    return values, traffic.estimates_sent_bytes, sent, optimizer.plan.sent_bytes
+    return values, traffic.rule_state_sent_bytes, sent, optimizer.plan.sent_bytes
 
 
 @PATTERNS
@@ -216,13 +216,13 @@ def repair(rank: int, world_size: int) -> int:
     train(optimizer, params, rank, 0, AT)
     if rank == 1:
         (route,) = optimizer._peers.network.routes
-        route.feedback._everybody[0] += 100  # type: ignore[union-attr]
+        route.parts[0].vote._everybody[0] += 100  # type: ignore[attr-defined]
     train(optimizer, params, rank, AT, AT + 2)
     repaired = optimizer.traffic.check_sent_bytes
     train(optimizer, params, rank, AT + 2, STEPS)
     optimizer.verify_replicas()
     (route,) = optimizer._peers.network.routes
-    assert float(route.feedback._everybody.abs().max()) < 100  # type: ignore[union-attr]
+    assert float(route.parts[0].vote._everybody.abs().max()) < 100  # type: ignore[attr-defined]
     return repaired
 
 
@@ -309,7 +309,7 @@ def hold_drafts(rank: int, world_size: int) -> list[bool]:
     for param in params_of(optimizer):
         param.grad = torch.full_like(param, float(rank + 1))
     optimizer.step()
-    kept = [route.feedback for route in optimizer._peers.network.routes]
+    kept: list[Any] = [route.parts[0].vote for route in optimizer._peers.network.routes]
     return [bool(each._drafted) or each._note_votes is not None for each in kept]
 
 

@@ -42,7 +42,7 @@ SHAPES = [(2, 1), (2, 2), (4, 2), (6, 2), (6, 3)]
 
 
 def case_of(rule: Aggregation, name: str) -> Case:
-    sizes = UNCUT_SIZES if rule.keeps_estimates else SIZES
+    sizes = UNCUT_SIZES if rule.worker_state else SIZES
     groups = (
         GroupSpec(rule, sizes, lr=2e-3, weight_decay=0.1),
         GroupSpec(distlion.MajorityVote(), (300, 9001), lr=1e-3, dtype="bfloat16"),

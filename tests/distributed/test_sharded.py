@@ -28,7 +28,7 @@ pytestmark = pytest.mark.distributed
 WHOLE = {
     name: rule
     for name, rule in matrix.RULES.items()
-    if (not isinstance(rule, distlion.QuantizedVote) or rule.bits == 1) and not rule.keeps_estimates
+    if (not isinstance(rule, distlion.QuantizedVote) or rule.bits == 1) and not rule.worker_state
 }
 EVERY_RULE = tuple(matrix.RULES)
 # (voters, shards of each), rules and steps: the first one in the quick tier.

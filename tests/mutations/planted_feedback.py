@@ -10,21 +10,21 @@ OPS = ("kernels/test_feedback.py", "kernels/test_conformance_feedback.py")
 FEEDBACK = (
     Mutation(
         "a worker forgets what its vote has said",
-        "voting/feedback.py",
-        "param.estimate.copy_(after)",
+        "aggregation/feedback.py",
+        "estimate.copy_(after)",
         "pass",
         ESTIMATES,
     ),
     Mutation(
         "who counts forgets what votes have said",
-        "voting/feedback.py",
+        "aggregation/feedback.py",
         "self._note_votes()",
         "pass",
         ESTIMATES,
     ),
     Mutation(
         "votes that are never committed have been heard",
-        "voting/feedback.py",
+        "aggregation/feedback.py",
         "kernels.add_steps_of_all(estimates[own], *said, out=after)",
         "kernels.add_steps_of_all(estimates[own], *said, out=(after := estimates[own]))",
         ESTIMATES,
@@ -53,15 +53,15 @@ FEEDBACK = (
     Mutation(
         "ranks of a node do not commit what they have said",
         "voting/node_route.py",
-        "if is_own and part.feedback is not None:",
-        "if False:",
+        "apply = part.vote.commit if is_own else part.vote.apply",
+        "part.vote.note = lambda: None; apply = part.vote.commit if is_own else part.vote.apply",
         ESTIMATES,
     ),
     Mutation(
         "a loaded state has no estimates",
         "optim/saved_state.py",
-        "keys = KEPT if keeps_estimates(saved) else KEPT[:1]",
-        "keys = KEPT[:1]",
+        'keys = ("exp_avg", *find_rule(saved).worker_state)',
+        'keys = ("exp_avg",)',
         ESTIMATES,
     ),
     Mutation(

@@ -56,7 +56,7 @@ OVERLAP = (
     ),
     Mutation(
         "drafts of estimates are held until the next step",
-        "voting/feedback.py",
+        "aggregation/feedback.py",
         "self._drafted, self._note_votes = (), None",
         "pass",
         ("distributed/test_estimates.py",),

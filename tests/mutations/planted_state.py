@@ -117,8 +117,8 @@ STATES = (
     Mutation(
         "estimates that a worker's file lacks begin with 0",
         "checkpoint/reader.py",
-        'if key == "exp_avg" or rules[index].keeps_estimates',
-        'if key == "exp_avg" or self._has(f"{key}.{index}")',
+        "                for key in rules[index].worker_state:\n",
+        "                for key in rules[index].worker_state[: self._has(f'estimate.{index}')]:\n",
         (f"{ALL}an_estimate_that_one_workers_file_lacks_is_refused_on_every_rank",),
     ),
     Mutation(

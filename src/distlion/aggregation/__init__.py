@@ -2,16 +2,22 @@
 
 from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation
-from distlion.aggregation.feedback import FeedbackVote, say_nothing
+from distlion.aggregation.feedback import FeedbackVote
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
-from distlion.aggregation.parts import RuleTally
 from distlion.aggregation.quantized import QuantizedVote
-from distlion.aggregation.registry import RULES, NamedRule, list_rule_names, parse_rule
+from distlion.aggregation.registry import (
+    RULES,
+    WORKER_STATE,
+    NamedRule,
+    list_rule_names,
+    parse_rule,
+)
 from distlion.aggregation.ternary import TernaryVote
 
 __all__ = [
     "RULES",
+    "WORKER_STATE",
     "Aggregation",
     "Average",
     "FeedbackVote",
@@ -19,9 +25,7 @@ __all__ = [
     "MajorityVote",
     "NamedRule",
     "QuantizedVote",
-    "RuleTally",
     "TernaryVote",
     "list_rule_names",
     "parse_rule",
-    "say_nothing",
 ]

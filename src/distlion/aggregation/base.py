@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape, bucket_of_one
+from distlion.vote import BucketVote
 
 
 class Aggregation(ABC):
     """A rule: what a worker sends, how votes combine, what comes back.
 
-    Rules are frozen dataclasses without state; a rule's ``repr`` rebuilds it. Tensors are packed as
-    ``distlion.layout`` says, (blocks, planes, 8) int64.
+    Rules are frozen dataclasses; a rule's ``repr`` rebuilds it. Tensors are packed as
+    ``distlion.layout`` says, (blocks, planes, 8) int64. A rule that remembers names what a worker
+    keeps in ``worker_state``, and ``start`` returns what keeps it for one bucket.
     """
+
+    worker_state: ClassVar[tuple[str, ...]] = ()
+    """What a worker keeps of each parameter beside its momentum: names in the optimizer's state."""
 
     @property
     @abstractmethod
@@ -42,10 +48,9 @@ class Aggregation(ABC):
         """Numbers that a vote says of each parameter, behind its bits."""
         return 0
 
-    @property
-    def keeps_estimates(self) -> bool:
-        """Whether workers, and who counts, keep what votes have said; see ``FeedbackVote``."""
-        return False
+    def start(self, bucket: Bucket) -> BucketVote:
+        """Start the votes on a bucket: what a worker, and who counts, does for it and keeps."""
+        return BucketVote(self, bucket)
 
     def shape(self, bucket: Bucket) -> BucketShape:
         """Size a bucket's votes and replies on the wire."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import (
+    FLOAT_PLANES,
     Coins,
     Kernels,
     ReplyFormat,
@@ -18,9 +20,11 @@ from distlion.kernels import (
     VoteFormat,
     count_estimates,
 )
-from distlion.layout import Bucket
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.vote import BucketVote, WorkerState, make_worker_state
 
 MOST_BITS = 2
+_ESTIMATE = "estimate"
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class FeedbackVote(Aggregation):
         d_i is exactly 0 says plus or minus by its worker's coin, a sum of exactly 0 by everybody's.
     """
 
+    worker_state: ClassVar[tuple[str, ...]] = (_ESTIMATE,)
+
     bits: int = 2
 
     def __post_init__(self) -> None:
@@ -83,30 +89,16 @@ class FeedbackVote(Aggregation):
     def n_scales(self) -> int:
         return self.bits
 
-    @property
-    def keeps_estimates(self) -> bool:
-        return True
+    def start(self, bucket: Bucket) -> BucketVote:
+        return _FeedbackBucket(self, bucket)
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
         """Write the bits of a first vote, before which all estimates are 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, device=out.device)
-        nothing = say_nothing(segments)
-        return self.encode_rests(kernels, segments, nothing, coins, out=out, scales=scales)
-
-    def encode_rests(
-        self,
-        kernels: Kernels,
-        segments: Sequence[Segment],
-        estimates: Sequence[Tensor],
-        coins: Coins,
-        *,
-        out: Tensor,
-        scales: Tensor,
-    ) -> Tensor:
-        """Write a vote on what estimates lack of directions: bits and scales, as the op says."""
-        return kernels.encode_rests(segments, estimates, coins.zero, out=out, scales=scales)
+        nothing = [make_worker_state(self, segment.param)[_ESTIMATE] for segment in segments]
+        return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
 
     def count(
         self,
@@ -127,6 +119,104 @@ class FeedbackVote(Aggregation):
         count_estimates(kernels, votes, present, bucket, first_block, coins.tie, out=out)
 
 
-def say_nothing(segments: Sequence[Segment]) -> list[Tensor]:
-    """Return the estimates before any vote: zeros."""
-    return [torch.zeros_like(segment.param, dtype=torch.float32) for segment in segments]
+class _FeedbackBucket(BucketVote):
+    """One bucket: the estimates of all workers where they are counted, and those of a draft.
+
+    A worker's own estimates are in the optimizer's state, which it hands in with every vote.
+    """
+
+    def __init__(self, rule: FeedbackVote, bucket: Bucket) -> None:
+        super().__init__(rule, bucket)
+        self._n_scales = rule.n_scales
+        # (estimate, what it is after the vote) of each parameter.
+        self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
+        # (workers, elements counted here) float32; None before the first vote is counted.
+        self._everybody: Tensor | None = None
+        self._note_votes: Callable[[], None] | None = None
+
+    def encode(
+        self,
+        kernels: Kernels,
+        segments: Sequence[Segment],
+        kept: Sequence[WorkerState],
+        coins: Coins,
+        *,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        """Encode what estimates lack of directions: for each shard its bits, and all scales."""
+        estimates = [state[_ESTIMATE] for state in kept]
+        votes, slots = self._make_votes(device), self.bucket.slots
+        scales = torch.zeros(len(slots), self._n_scales, device=device)
+        finite = kernels.encode_rests(
+            segments, estimates, coins.zero, out=votes, scales=scales[: len(segments)]
+        )
+        present = [segment.grad is not None for segment in segments]
+        after = kernels.add_steps(estimates, slots, present, votes, scales)
+        self._drafted = list(zip(estimates, after, strict=True))
+        return self._join(votes, scales), finite
+
+    def count(
+        self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
+    ) -> Tensor:
+        bucket = self.bucket
+        first_block = first_shard * bucket.shard_blocks
+        packed, scales = self._split(votes)
+        n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
+        if self._everybody is None:
+            self._everybody = torch.zeros(len(votes), n_elements, device=votes.device)
+        estimates, total = self._everybody, torch.zeros(1, n_elements, device=votes.device)
+        after = torch.empty_like(total)
+        for worker in range(len(votes)):  # one at a time, since estimates change in note() only
+            own = slice(worker, worker + 1)
+            said = (packed[own], scales[own], present[own], bucket, first_block)
+            kernels.add_steps_of_all(estimates[own], *said, out=after)
+            total += after
+
+        def note_votes() -> None:
+            kernels.add_steps_of_all(
+                estimates, packed, scales, present, bucket, first_block, out=estimates
+            )
+
+        self._note_votes = note_votes
+        out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
+        anybody, summed = present.any(0, keepdim=True), _as_votes(total, packed.shape[1])
+        self.rule.count(kernels, summed, anybody, bucket, first_block, coins, out=out)
+        return out.view(-1).view(torch.uint8)
+
+    def note(self) -> None:
+        for estimate, after in self._drafted:
+            if after is not estimate:
+                estimate.copy_(after)
+        if self._note_votes is not None:
+            self._note_votes()
+        # Until the next step they would hold a copy of the estimates, and everybody's votes.
+        self._drafted, self._note_votes = (), None
+
+    def hear(self, told: Tensor) -> None:
+        self._everybody = told.contiguous().view(torch.float32).clone()
+
+    def _join(self, votes: Tensor, scales: Tensor) -> Tensor:
+        shape = self.shape
+        row = torch.zeros(shape.scales_bytes, dtype=torch.uint8, device=votes.device)
+        found = scales.view(-1).view(torch.uint8)
+        row[: found.numel()] = found
+        bits = votes.view(-1).view(torch.uint8).view(shape.n_shards, -1)
+        return torch.cat([bits, row.expand(shape.n_shards, -1)], dim=1)
+
+    def _split(self, votes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bits, (workers, blocks, planes, 8), and the scales, (workers, n_params, p)."""
+        shape, n_params, n_scales = self.shape, len(self.bucket.slots), self._n_scales
+        rows = votes.view(len(votes), -1, shape.vote_bytes)
+        n_bytes = shape.vote_bytes - shape.scales_bytes
+        bits = rows[:, :, :n_bytes].contiguous().view(torch.int64)
+        scales = rows[:, 0, n_bytes:].contiguous().view(torch.float32)
+        return (
+            bits.view(len(votes), -1, self.vote_planes, BLOCK_WORDS),
+            scales[:, : n_params * n_scales].view(len(votes), n_params, n_scales),
+        )
+
+
+def _as_votes(estimates: Tensor, n_blocks: int) -> Tensor:
+    """View (workers, 512 blocks) float32 as packed, (workers, blocks, 32, 8) int64."""
+    words = estimates.view(-1).view(torch.int64)
+    return words.view(len(estimates), n_blocks, FLOAT_PLANES, BLOCK_WORDS)

@@ -73,6 +73,11 @@ RULES: dict[str, NamedRule] = {
 A new rule is one line here; its class is then known to checkpoints too.
 """
 
+WORKER_STATE = tuple(
+    dict.fromkeys(key for named in RULES.values() for key in named.rule.worker_state)
+)
+"""What rules may keep of a parameter, by its name in the optimizer's state."""
+
 # What ast and the rules raise on text that is none of ours, absurdly nested text included.
 REFUSALS = (
     ValueError,

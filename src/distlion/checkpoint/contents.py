@@ -30,7 +30,7 @@ class Contents:
         replicated: Those of them that the optimizer keeps equal on all processes.
         tree: All else, as JSON; its tensors are in ``tensors``.
         tensors: By name.
-        momenta: For each worker that is kept here, its momenta by name, and its estimates.
+        momenta: For each worker that is kept here, its momenta by name, and what rules keep.
     """
 
     step: int

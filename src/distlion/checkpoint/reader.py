@@ -28,7 +28,7 @@ from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
-from distlion.optim import KEPT, VotingBase, describe_move
+from distlion.optim import VotingBase, describe_move
 from distlion.voting import Custody
 
 
@@ -241,12 +241,9 @@ class Reader:
         for index, (_, size, _, exp_avg_dtype) in enumerate(tree["layout"]):
             shape = torch.Size(size)
             if exp_avg_dtype is not None or self._has(f"exp_avg.{index}"):
-                dtypes = {"exp_avg": exp_avg_dtype, "estimate": str(torch.float32)}
-                state[index] = {
-                    key: self._build(f"{key}.{index}", shape, dtypes[key])
-                    for key in KEPT
-                    if key == "exp_avg" or rules[index].keeps_estimates
-                }
+                state[index] = {"exp_avg": self._build(f"exp_avg.{index}", shape, exp_avg_dtype)}
+                for key in rules[index].worker_state:
+                    state[index][key] = self._build(f"{key}.{index}", shape, str(torch.float32))
             elif index in present["state"]:  # frozen then, and trained now
                 state[index] = {"exp_avg": torch.zeros(shape)}
         return {"state": state, "param_groups": joined}
@@ -256,7 +253,7 @@ class Reader:
         return any(name in file.names for files in self._momenta.values() for file in files)
 
     def _build(self, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
-        """Return what the workers of this process begin with of one momentum or estimate."""
+        """Return what the workers of this process begin with of one tensor that each has."""
         rows = []
         for shares in self._shares.values():
             momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]

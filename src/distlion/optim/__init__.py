@@ -6,11 +6,10 @@ from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
-from distlion.optim.saved_state import KEPT, list_kept
+from distlion.optim.saved_state import list_kept
 from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
 
 __all__ = [
-    "KEPT",
     "WORKER_KEY",
     "ClipNorm",
     "Diagnosis",

@@ -39,7 +39,6 @@ from distlion.optim.saved_state import (
     fill_absent_keys,
     find_rule,
     forget_worker,
-    keeps_estimates,
     map_momenta,
     parse_groups,
     reading_state,
@@ -67,8 +66,8 @@ from distlion.voting import (
 class LionBase(Optimizer):
     """Parameters, momenta and hyperparameters of Lion: checked, flattened, saved and loaded.
 
-    Momentum lives in ``state[param]["exp_avg"]``, and what votes with error feedback have said in
-    ``state[param]["estimate"]``; both are created in the constructor.
+    Momentum lives in ``state[param]["exp_avg"]``, and what a rule keeps beside it under names of
+    its own; both are created in the constructor.
     """
 
     _step_supports_amp_scaling = True
@@ -165,8 +164,9 @@ class LionBase(Optimizer):
             if param.requires_grad or "exp_avg" in self.state.get(param, {})
         ]
         for param, number, _ in found:
-            if keeps_estimates(self.param_groups[number]) and "estimate" not in self.state[param]:
-                self.state[param]["estimate"] = self._make_kept(param, "estimate")
+            for key in find_rule(self.param_groups[number]).worker_state:
+                if key not in self.state[param]:
+                    self.state[param][key] = self._make_kept(param, key)
         slots = place_parameters(
             [names[param] for param, *_ in found], [make.shape.numel() for *_, make in found]
         )

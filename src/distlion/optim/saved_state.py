@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import Aggregation, TernaryVote, parse_rule
+from distlion.aggregation import WORKER_STATE, Aggregation, TernaryVote, parse_rule
 from distlion.errors import CheckpointError, DistlionError
 from distlion.optim.saved_groups import (
     WORKER_KEY,
@@ -22,7 +22,7 @@ from distlion.optim.saved_groups import (
     take_lions,
 )
 
-KEPT = ("exp_avg", "estimate")
+KEPT = ("exp_avg", *WORKER_STATE)
 """Keys of a parameter's state that each worker has its own tensor of."""
 
 
@@ -56,7 +56,7 @@ def export_state(
     Args:
         state_dict: That of torch.
         params: All parameters, in order.
-        export: Makes of a momentum or an estimate what is saved of it.
+        export: Makes of a momentum, or of what a rule keeps, what is saved of it.
         step: The one that all groups are at.
     """
     groups = [
@@ -148,11 +148,6 @@ def find_rule(group: Mapping[str, Any]) -> Aggregation:
     """Return how a group is voted on: alone, as in Lion, a reply is the worker's own direction."""
     rule = group.get("aggregation")
     return rule if isinstance(rule, Aggregation) else TernaryVote()
-
-
-def keeps_estimates(group: Mapping[str, Any]) -> bool:
-    """Return whether the rule of a param group keeps what votes have said; Lion's has none."""
-    return find_rule(group).keeps_estimates
 
 
 def map_momenta(
@@ -296,11 +291,11 @@ def restore_kept(
     make: Callable[[Tensor, str], Tensor],
     take: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Put the saved momenta and estimates into the optimizer's state in their own dtype, alone.
+    """Put momenta, and what rules keep, into the optimizer's state in their own dtype, alone.
 
     torch casts a loaded state to the dtype of its parameter, which would round float32 momenta of
-    bfloat16 parameters. Estimates are restored where the rule keeps them, and are 0 where the state
-    has none: that of another rule, or of another Lion.
+    bfloat16 parameters. What a rule keeps is 0 where the state has none: that of another rule, or
+    of another Lion.
 
     Args:
         optimizer: Whose state is replaced.
@@ -309,7 +304,7 @@ def restore_kept(
         take: Takes from what was saved of a parameter what is kept here.
     """
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        keys = KEPT if keeps_estimates(saved) else KEPT[:1]
+        keys = ("exp_avg", *find_rule(saved).worker_state)
         for index, param in zip(saved["params"], group["params"], strict=True):
             entry = state_dict["state"].get(index, {})
             if not list_kept(entry) and not param.requires_grad:
@@ -323,7 +318,7 @@ def restore_kept(
 
 @contextmanager
 def restoring(optimizer: Optimizer) -> Iterator[None]:
-    """Put state and groups back where a load fails: of the network, which estimates cross."""
+    """Put state and groups back where a load fails: of the network too."""
     before = optimizer.state, optimizer.param_groups
     try:
         yield

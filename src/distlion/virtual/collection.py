@@ -52,8 +52,7 @@ class Collection:
         self.polls: list[Poll] = []
         if lineup.n_workers > 1:
             self.polls = [
-                Poll.open(bucket, lineup.params, workers=lineup.n_workers)
-                for bucket in lineup.buckets
+                Poll(bucket, lineup.params, workers=lineup.n_workers) for bucket in lineup.buckets
             ]
 
     def check_whole(self) -> None:
@@ -119,18 +118,18 @@ class Collection:
         if clip is not None and clip.scope == "worker":
             segments = clip_alone(segments, clip, partial(self._note_norm, worker))
         coins = Coins(self._lineup.settings.seed, self._step, worker)
-        segments, notes = list(segments), []
+        segments = list(segments)
         for poll in self.polls:
             placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
-            finite, note = poll.encode(worker, placed, coins)
-            notes.append(note)
-            for index, is_finite in enumerate(finite.tolist()):
+            finite = poll.encode(worker, placed, coins).tolist()
+            for index, is_finite in enumerate(finite):
                 if not is_finite:
                     position = poll.params[index].position
                     segments[position] = self._refuse(segments[position], worker)
-        for poll, note in zip(self.polls, notes, strict=True):
+        for poll in self.polls:
             # Not before all are encoded, since _refuse may raise.
-            note([segments[param.position].grad is not None for param in poll.params])
+            present = [segments[param.position].grad is not None for param in poll.params]
+            poll.note(worker, present)
         self._note_sample(worker, segments)
         for poll in self.polls:
             mine = [segments[param.position] for param in poll.params]
@@ -205,15 +204,7 @@ class Collection:
             ]
             reply, present = poll.count(coins), poll.present.sum(0).tolist()
             replies += poll.list_replies(reply, present)
-            poll.kernels.apply_reply(
-                segments,
-                present,
-                reply,
-                reply_format=poll.rule.reply_format,
-                rounding=self._rounding(coins),
-            )
-            for index, param in enumerate(poll.params):
-                param.write_back(segments[index].param)
+            poll.apply(segments, present, reply, self._rounding(coins))
         self._examine(replies, coefficients)
 
     def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:

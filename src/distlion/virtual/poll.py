@@ -2,103 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation, FeedbackVote
-from distlion.kernels import FLOAT_PLANES, Coins, Kernels, Segment, choose_kernels
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.kernels import Coin, Coins, Segment, choose_kernels
+from distlion.layout import Bucket
+from distlion.vote import WorkerState
 from distlion.voting import ParameterReply, VotingParam
 
 
-@dataclass
 class Poll:
-    """The votes on one bucket.
+    """The votes on one bucket in one step.
+
+    Args:
+        bucket: Where parameters lie.
+        params: All trainable ones; what they keep has shape (workers, *param.shape).
+        workers: Their number.
 
     Attributes:
-        bucket, params: Where the parameters lie, and their records.
+        params: Those of the bucket, in order.
         rule, kernels: How they are voted on, and by which arithmetic.
-        votes: (workers, n_blocks, planes, 8) int64.
         present: (workers, n_params) bool on the CPU.
     """
 
-    bucket: Bucket
-    params: tuple[VotingParam, ...]
-    rule: Aggregation
-    kernels: Kernels
-    votes: Tensor
-    present: Tensor
-
-    @classmethod
-    def open(cls, bucket: Bucket, params: Sequence[VotingParam], *, workers: int) -> Poll:
-        """Open a poll without votes; ``params`` are all trainable ones."""
-        members = tuple(
+    def __init__(self, bucket: Bucket, params: Sequence[VotingParam], *, workers: int) -> None:
+        self.bucket = bucket
+        self.params = tuple(
             params[position].at(bucket.slots[index])
             for index, position in enumerate(bucket.members)
         )
-        rule, _, device = members[0].kind
-        shape = (workers, bucket.n_blocks, rule.vote_planes, BLOCK_WORDS)
-        votes = torch.zeros(shape, dtype=torch.int64, device=device)
-        present = torch.zeros(workers, len(members), dtype=torch.bool)
-        return cls(bucket, members, rule, choose_kernels(device), votes, present)
+        self.rule, _, self._device = self.params[0].kind
+        self.kernels = choose_kernels(self._device)
+        self.present = torch.zeros(workers, len(self.params), dtype=torch.bool)
+        self._workers = [self.rule.start(bucket) for _ in range(workers)]
+        # Apart from those of workers, which note what they say before all have been heard.
+        self._counter = self.rule.start(bucket)
+        n_bytes = bucket.n_shards * self._counter.shape.vote_bytes
+        self._votes = torch.zeros(workers, n_bytes, dtype=torch.uint8, device=self._device)
+        self._has_heard = False
 
-    def encode(
-        self, worker: int, segments: Sequence[Segment], coins: Coins
-    ) -> tuple[Tensor, Callable[[Sequence[bool]], None]]:
-        """Encode a worker's vote.
-
-        Returns:
-            Whether segments are finite; and what notes, once it is known for which parameters the
-            worker votes, that it has said so.
-        """
-        votes = self.votes[worker]
-        if not isinstance(self.rule, FeedbackVote):
-            finite = self.rule.encode(self.kernels, segments, coins, out=votes)
-            return finite, partial(self._note, worker)
-        estimates = [param.estimate[worker] for param in self.params]
-        scales = torch.empty(len(segments), self.rule.n_scales, device=votes.device)
-        finite = self.rule.encode_rests(
-            self.kernels, segments, estimates, coins, out=votes, scales=scales
+    def encode(self, worker: int, segments: Sequence[Segment], coins: Coins) -> Tensor:
+        """Encode a worker's vote; return whether segments are finite, (n_params,) bool."""
+        self._hear()
+        votes, finite = self._workers[worker].encode(
+            self.kernels, segments, self._recall(worker), coins, device=self._device
         )
+        self._votes[worker] = votes.view(-1)
+        return finite
 
-        def note(present: Sequence[bool]) -> None:
-            after = self.kernels.add_steps(estimates, self.bucket.slots, present, votes, scales)
-            for estimate, added in zip(estimates, after, strict=True):
-                estimate.copy_(added)
-            self._note(worker, present)
-
-        return finite, note
-
-    def _note(self, worker: int, present: Sequence[bool]) -> None:
+    def note(self, worker: int, present: Sequence[bool]) -> None:
+        """Note which parameters a worker votes for, and what its vote has said."""
+        self._workers[worker].note()
         self.present[worker] = torch.tensor(present, dtype=torch.bool)
 
     def count(self, coins: Coins) -> Tensor:
-        """Return the reply, (n_blocks, reply_planes, 8) int64."""
-        planes = self.rule.reply_planes(len(self.votes))
-        out = self.votes.new_empty(self.bucket.n_blocks, planes, BLOCK_WORDS)
-        counted = self._place_estimates() if self.rule.keeps_estimates else self.votes
-        self.rule.count(self.kernels, counted, self.present, self.bucket, 0, coins, out=out)
-        return out
+        """Return the reply, bytes."""
+        self._hear()
+        return self._counter.count(self.kernels, self._votes, self.present, 0, coins)
 
-    def _place_estimates(self) -> Tensor:
-        """Put all workers' estimates where the bucket has their parameters: packed float32."""
-        n_workers, n_blocks = len(self.votes), self.bucket.n_blocks
-        n_elements = n_blocks * BLOCK_WORDS * WORD_ELEMENTS
-        values = torch.zeros(n_workers, n_elements, device=self.votes.device)
-        for slot, param in zip(self.bucket.slots, self.params, strict=True):
-            start = slot.bucket_word * WORD_ELEMENTS
-            values[:, start : start + slot.n_elements] = param.estimate.view(n_workers, -1)
-        return values.view(torch.int64).view(n_workers, n_blocks, FLOAT_PLANES, BLOCK_WORDS)
+    def apply(
+        self,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        reply: Tensor,
+        rounding: Coin | None,
+    ) -> None:
+        """Apply a reply to the parameters; momenta have moved when workers were collected."""
+        self._counter.apply(self.kernels, segments, present, reply, rounding)
+        for index, param in enumerate(self.params):
+            param.write_back(segments[index].param)
+
+    def _hear(self) -> None:
+        """Let the counter begin with what all workers keep before the step."""
+        if self.rule.worker_state and not self._has_heard:
+            told = [worker.tell(self._recall(n)) for n, worker in enumerate(self._workers)]
+            everything = torch.stack([each.view(-1) for each in told])
+            self._counter.hear(everything.to(self._device))
+        self._has_heard = True
+
+    def _recall(self, worker: int) -> list[WorkerState]:
+        if not self.rule.worker_state:
+            return []
+        states = [param.worker_state for param in self.params]
+        return [{key: kept[worker] for key, kept in state.items()} for state in states]
 
     def list_replies(self, reply: Tensor, present: Sequence[int]) -> list[ParameterReply]:
         """List the replies, one for each parameter."""
+        packed, reply_format = self._counter.read_reply(reply), self._counter.reply_format
         return [
-            ParameterReply(
-                param.position, param.slot, reply, self.rule.reply_format, present[index]
-            )
+            ParameterReply(param.position, param.slot, packed, reply_format, present[index])
             for index, param in enumerate(self.params)
         ]

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation, FeedbackVote, RuleTally
+from distlion.aggregation import Aggregation
 from distlion.exchange import (
     Ballot,
     ByteCount,
@@ -17,13 +17,14 @@ from distlion.exchange import (
     Exchanging,
     Header,
     Link,
+    PartialReducer,
     Reply,
     gather_flags,
 )
-from distlion.kernels import Coefficients, Coin, Coins, Kernels, ReplyFormat, Segment
-from distlion.layout import BLOCK_WORDS, Bucket, BucketShape
+from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.layout import Bucket
+from distlion.vote import BucketCount, BucketVote
 from distlion.voting.diagnostics import ParameterReply
-from distlion.voting.feedback import Feedback
 from distlion.voting.param import VotingParam
 from distlion.voting.staging import bring_down, bring_up, name_failure
 
@@ -56,31 +57,17 @@ class FlatRoute:
     def own(self) -> tuple[VotingParam, ...]:
         return self.params
 
-    @cached_property
-    def shape(self) -> BucketShape:
-        """Sizes on the wire."""
-        return self.rule.shape(self.bucket)
+    @property
+    def parts(self) -> tuple[FlatRoute, ...]:
+        return (self,)
 
     @cached_property
-    def feedback(self) -> Feedback | None:
-        """What votes have said so far, where the rule keeps that."""
-        if not self.rule.keeps_estimates:
-            return None
-        assert isinstance(self.rule, FeedbackVote)  # the only such rule
-        return Feedback(self.rule, self.bucket, self.params)
-
-    @cached_property
-    def reply_planes(self) -> int:
-        """Bits per element of a reply."""
-        return self.rule.reply_planes(self.bucket.n_shards)
-
-    @cached_property
-    def reply_format(self) -> ReplyFormat:
-        """How a reply writes S."""
-        return self.rule.reply_format
+    def vote(self) -> BucketVote:
+        """The vote on the bucket, and what is kept for it from step to step."""
+        return self.rule.start(self.bucket)
 
     def plan(self) -> ByteCount:
-        return self.pattern.plan(self.shape, self.link.rank)
+        return self.pattern.plan(self.vote.shape, self.link.rank)
 
     def average(
         self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
@@ -99,11 +86,13 @@ class FlatRoute:
             return bring_down([*self._encode(segments, coins), *more])
 
     def _encode(self, segments: Sequence[Segment], coins: Coins) -> tuple[Tensor, Tensor]:
-        if self.feedback is not None:
-            return self.feedback.encode(self.kernels, segments, coins, self.device)
-        shape = self.bucket.n_blocks, self.rule.vote_planes, BLOCK_WORDS
-        votes = torch.empty(shape, dtype=torch.int64, device=self.device)
-        return votes, self.rule.encode(self.kernels, segments, coins, out=votes)
+        kept = [param.worker_state for param in self.params] if segments and self._keeps else ()
+        return self.vote.encode(self.kernels, segments, kept, coins, device=self.device)
+
+    @cached_property
+    def _keeps(self) -> bool:
+        """Whether the rule keeps anything from step to step."""
+        return bool(self.rule.worker_state)
 
     def agree(
         self, finite: Sequence[bool], header: Header, *, overflow: bool
@@ -118,9 +107,9 @@ class FlatRoute:
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
     ) -> Exchanging[Reply]:
         sent = replace(header, sender=self.link.rank)
-        shards = votes.view(-1).view(torch.uint8).view(self.bucket.n_shards, -1)
-        ballot = Ballot(sent, shards, torch.tensor(present, dtype=torch.bool))
-        return self.pattern.exchange(self.link, self.shape, ballot, _RuleReducer(self, coins))
+        ballot = Ballot(sent, votes, torch.tensor(present, dtype=torch.bool))
+        counted = BucketCount(self.vote, self.link.kernels, coins)
+        return self.pattern.exchange(self.link, self.vote.shape, ballot, counted)
 
     def commit(
         self,
@@ -129,71 +118,48 @@ class FlatRoute:
         coefficients: Sequence[Coefficients],
         rounding: Coin | None,
     ) -> None:
-        self.kernels.commit(
-            segments,
-            reply.present.tolist(),
-            self.place_reply(reply.payload),
-            reply_format=self.reply_format,
-            rounding=rounding,
-        )
-        if self.feedback is not None:
-            self.feedback.commit()
+        payload, present = self.place_reply(reply.payload), reply.present.tolist()
+        self.vote.commit(self.kernels, segments, present, payload, rounding)
         for index, param in enumerate(self.params):
             if segments[index].param is not param.param:
                 param.write_back(segments[index].param)
 
-    def gather_estimates(self, link: Link, header: Header) -> Exchanging[Reply]:
-        """Send estimates to whom they are counted by, over a link like this one with more time."""
-        assert self.feedback is not None
-        return self.feedback.gather(link, self.pattern, header)
+    def tell_counters(self, link: Link, header: Header) -> Exchanging[Reply] | None:
+        if not (self._keeps and self.params):
+            return None
+        vote, bucket = self.vote, self.bucket
+        ballot = Ballot(
+            replace(header, bucket=bucket.index, sender=link.rank),
+            vote.tell([param.worker_state for param in self.params]),
+            torch.ones(len(bucket.slots), dtype=torch.bool),
+        )
+        return self.pattern.exchange(link, vote.told_shape, ballot, _Hearing(vote))
 
     def place_reply(self, payload: Tensor) -> Tensor:
-        """Return what ``packed_reply`` does, where the parameters are."""
-        packed = self.packed_reply(payload)
-        return packed if self._is_on_host else bring_up(packed, self.device)
-
-    def packed_reply(self, payload: Tensor) -> Tensor:
-        """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
-        n_bytes = self.shape.n_shards * self.shape.reply_bytes
-        row = payload.reshape(-1)[:n_bytes]
-        return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
+        """Return a reply's bytes where the parameters are."""
+        return payload if self._is_on_host else bring_up(payload, self.device)
 
     def list_replies(self, reply: Reply) -> list[ParameterReply]:
-        packed, present = self.packed_reply(reply.payload), reply.present.tolist()
+        packed, present = self.vote.read_reply(reply.payload), reply.present.tolist()
+        reply_format = self.rule.reply_format
         return [
-            ParameterReply(param.position, param.slot, packed, self.reply_format, present[index])
+            ParameterReply(param.position, param.slot, packed, reply_format, present[index])
             for index, param in enumerate(self.params)
         ]
 
 
 @dataclass(frozen=True)
-class _RuleReducer:
-    """A rule as the pattern sees it: bytes in, bytes out."""
+class _Hearing:
+    """Hands what a pattern brings to whom it is for, and replies zeros."""
 
-    route: FlatRoute
-    coins: Coins
+    vote: BucketVote
 
     @property
-    def parts(self) -> RuleTally | None:
-        route = self.route
-        if route.shape.tally_bytes is None:
-            return None
-        return RuleTally(route.rule, route.bucket, self.coins)
+    def parts(self) -> PartialReducer | None:
+        return None
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        route, bucket = self.route, self.route.bucket
-        if route.feedback is not None:
-            return route.feedback.reduce(
-                route.link.kernels, votes, present, first_shard, self.coins
-            )
-        packed = (
-            votes.contiguous()
-            .view(torch.int64)
-            .view(votes.shape[0], -1, route.rule.vote_planes, BLOCK_WORDS)
-        )
-        out = packed.new_empty(packed.shape[1], route.reply_planes, BLOCK_WORDS)
-        first_block = first_shard * bucket.shard_blocks
-        route.rule.count(
-            route.link.kernels, packed, present, bucket, first_block, self.coins, out=out
-        )
-        return out.view(-1).view(torch.uint8)
+        self.vote.hear(votes)
+        shape = self.vote.told_shape
+        n_shards = votes.shape[1] // shape.vote_bytes
+        return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8)

@@ -88,11 +88,11 @@ class VotingNetwork:
         self.clipper: Clipper | None = None
         self.grad_norm: float | None = None
         self.trial = OverlapTrial(settings.overlap)
-        self._estimates_sent_bytes = 0
+        self._told_sent_bytes = 0
 
     def complete(self, traffic: Traffic) -> Traffic:
         """Add to the traffic of an optimizer what is counted here."""
-        return replace(traffic, estimates_sent_bytes=self._estimates_sent_bytes)
+        return replace(traffic, rule_state_sent_bytes=self._told_sent_bytes)
 
     def note_norm(self, norm: float) -> None:
         """Keep the norm of a step."""
@@ -186,29 +186,25 @@ class VotingNetwork:
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
         if not is_first:  # at construction nothing has been said
-            self.gather_estimates(step=step)
+            self.tell_counters(step=step)
 
-    def gather_estimates(self, *, step: int) -> None:
-        """Let those who count have what everybody's votes have said; every worker must call it.
+    def tell_counters(self, *, step: int) -> None:
+        """Tell those who count what workers keep for rules with state; every worker must call it.
 
-        Of rules that keep it. Bytes are counted apart. In 32 bits an element this takes as long as
-        many steps do, so that it has the time of construction.
+        Bytes are counted apart. In 32 bits an element this takes as long as many steps do, so that
+        it has the time of construction.
 
         Raises:
             CorruptFrameError: Bytes were damaged on the way; on all ranks of a worker.
             PeerLostError, StepTimeoutError: A peer is gone, or did not answer in time.
         """
-        if not any(route.rule.keeps_estimates for route in self.routes):
+        if not any(route.rule.worker_state for route in self.routes):
             return
         header = Header(ChunkKind.VOTE, step, 0, 0, 0)
         link = self._make_link(inside=False, timeout_s=self._settings.init_timeout_s)
-        own = [route.part if isinstance(route, NodeRoute) else route for route in self.routes]
-        replies = run_all(
-            route.gather_estimates(link, header)
-            for route in own
-            if isinstance(route, FlatRoute) and route.feedback is not None and route.params
-        )
-        self._estimates_sent_bytes += link.take_counted().sent_bytes
+        told = (route.tell_counters(link, header) for route in self.routes)
+        replies = run_all(exchanging for exchanging in told if exchanging is not None)
+        self._told_sent_bytes += link.take_counted().sent_bytes
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
         if self._groups is not None:  # what other ranks of this worker have heard
             inside = self._make_link(inside=True, timeout_s=self._settings.init_timeout_s)

@@ -51,7 +51,7 @@ class NodeRoute:
     def frames(self) -> NodeFrames:
         """What carries bytes among the ranks of the node."""
         buckets = tuple(part.bucket for part in self.parts)
-        shapes = tuple(part.shape for part in self.parts)
+        shapes = tuple(part.vote.shape for part in self.parts)
         dtype = self.params[0].param.dtype
         return NodeFrames(self.link, shape_node(len(self.params), buckets, shapes, dtype))
 
@@ -174,26 +174,23 @@ class NodeRoute:
         for number, part in enumerate(self.parts):
             if not part.params:
                 continue
-            is_own = number == self.link.rank
             # Only this rank's part has its momentum here.
-            apply = self.kernels.commit if is_own else self.kernels.apply_reply
+            is_own = number == self.link.rank
+            apply = part.vote.commit if is_own else part.vote.apply
             moved = list(segments) if is_own else []
             for index, param in enumerate(part.params):
                 if is_own:  # a part before it may have been written back
                     moved[index] = moved[index]._replace(param=param.local())
                 else:
                     moved.append(_without_momentum(param, coefficients[param.group]))
-            apply(
-                moved,
-                reply.present[number][: len(part.params)].tolist(),
-                part.place_reply(reply.payload[number]),
-                reply_format=self.rule.reply_format,
-                rounding=rounding,
-            )
-            if is_own and part.feedback is not None:
-                part.feedback.commit()
+            present = reply.present[number][: len(part.params)].tolist()
+            payload = part.place_reply(reply.payload[number])
+            apply(self.kernels, moved, present, payload, rounding)
             for index, param in enumerate(part.params):
                 param.write_back(moved[index].param)
+
+    def tell_counters(self, link: Link, header: Header) -> Exchanging[Reply] | None:
+        return self.part.tell_counters(link, header)
 
     def list_replies(self, reply: Reply) -> list[ParameterReply]:
         rank = self.link.rank

@@ -14,6 +14,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coefficients, Segment
 from distlion.layout import Slot
+from distlion.vote import WorkerState
 from distlion.voting.memory import check_own_memory
 
 SPARSE = -1
@@ -119,10 +120,10 @@ class VotingParam:
         group: The number of its param group.
         slot: Its name, size and place; that of the piece for a piece, of the shard for a DTensor.
         rule: How it is voted on.
-        state: The optimizer's, which holds ``exp_avg``, and ``estimate`` under error feedback.
+        state: The optimizer's, which holds ``exp_avg``, and what the rule keeps.
         pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
         make: What ``param`` was when the optimizer was made, and its gradients must be.
-        kept: What ``exp_avg`` must be; an estimate is that in float32.
+        kept: What ``exp_avg`` must be; what the rule keeps is that in float32.
         part: The number of this rank among them.
         piece: (start, stop) for the record of a piece; None for one of all that is here.
         is_sharded: Whether ``param`` is a DTensor.
@@ -176,17 +177,17 @@ class VotingParam:
         return exp_avg
 
     @property
-    def estimate(self) -> Tensor:
-        """What this process keeps of what its votes have said, where the rule keeps that."""
-        estimate: Tensor = self.state[self.param]["estimate"]
-        return estimate
+    def worker_state(self) -> WorkerState:
+        """What this process keeps of it for its rule."""
+        entry = self.state[self.param]
+        return {key: entry[key] for key in self.rule.worker_state}
 
     def check(self) -> None:
         """Check that all that a step reads of it is what construction laid out.
 
         Raises:
-            InvalidArgumentError: Parameter, gradient, momentum or estimate is of another make, or
-                lacks memory.
+            InvalidArgumentError: Parameter, gradient, momentum or rule's state is of another make,
+                or lacks memory.
             UnsupportedTypeError: The gradient is cut otherwise than the parameter.
         """
         self.check_make()
@@ -197,15 +198,14 @@ class VotingParam:
         if grad is not None and grad.layout is torch.strided:
             self._check_grad(grad)
         self._check_kept("momentum", kept.get("exp_avg"), self.kept)
-        if self.rule.keeps_estimates:
-            estimate = self.kept._replace(dtype=torch.float32)
-            self._check_kept("estimate", kept.get("estimate"), estimate)
+        for key in self.rule.worker_state:
+            self._check_kept(key, kept.get(key), self.kept._replace(dtype=torch.float32))
         _check_memory(own, self.name)
 
     @cached_property
     def n_kept_tensors(self) -> int:
-        """Entries of its state: a momentum, and an estimate where the rule keeps one."""
-        return 1 + self.rule.keeps_estimates
+        """Entries of its state: a momentum, and what the rule keeps."""
+        return 1 + len(self.rule.worker_state)
 
     def check_make(self) -> None:
         """Check that the parameter is what it was.

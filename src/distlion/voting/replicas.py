@@ -79,9 +79,9 @@ class Replicas:
         was_repaired = False
         with self._as_one(timeout_s, step=step):
             was_repaired = verify_replicas(link, params, self._settings.on_divergence, step=step)
-        # Copies of estimates may be why they differed. Of shards, some ranks have repaired none.
+        # What counters keep may be why they differed. Of shards, some ranks have repaired none.
         if was_repaired and not self._is_sharded:
-            self._network.gather_estimates(step=step)
+            self._network.tell_counters(step=step)
         self.are_compared = True
         return link.take_counted().sent_bytes
 

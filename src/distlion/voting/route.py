@@ -8,10 +8,11 @@ from typing import Protocol
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import ByteCount, Exchanging, Header, Reply
+from distlion.exchange import ByteCount, Exchanging, Header, Link, Reply
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
 from distlion.voting.diagnostics import ParameterReply
+from distlion.voting.flat_route import FlatRoute
 from distlion.voting.param import VotingParam
 
 
@@ -43,6 +44,11 @@ class Route(Protocol):
         """The arithmetic."""
         ...
 
+    @property
+    def parts(self) -> Sequence[FlatRoute]:
+        """For each rank of the node the route of what it votes for; without nodes, this one."""
+        ...
+
     def plan(self) -> ByteCount:
         """Declare what this rank will hand to the network between those who vote."""
         ...
@@ -72,8 +78,8 @@ class Route(Protocol):
             more: Tensors that are to be read with it, so that the device is waited for once.
 
         Returns:
-            (n_blocks, planes, 8) int64; for each segment whether it is finite, (n,) bool; ``more``.
-            All on the CPU.
+            (n_shards, vote_bytes) uint8; for each segment whether it is finite, (n,) bool;
+            ``more``. All on the CPU.
 
         Raises:
             DeviceError: The device failed.
@@ -107,6 +113,17 @@ class Route(Protocol):
         rounding: Coin | None,
     ) -> None:
         """Apply the reply to the parameters, and move the momenta that are kept here."""
+        ...
+
+    def tell_counters(self, link: Link, header: Header) -> Exchanging[Reply] | None:
+        """Tell those who count what this rank keeps, over a link like this one with more time.
+
+        Needed where that is not what earlier votes over the same link have led to: once a state was
+        loaded, parameters were placed anew, or replicas repaired. Every rank must call it.
+
+        Returns:
+            The exchange; None where the rule, or this rank, keeps nothing.
+        """
         ...
 
     def list_replies(self, reply: Reply) -> list[ParameterReply]:

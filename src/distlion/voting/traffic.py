@@ -19,7 +19,7 @@ class Traffic:
         check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
             figures. Construction (handshake, broadcast of the initial parameters) is not counted,
             nor is the end of the trial of ``overlap="auto"``, 24 bytes to each rank, once.
-        estimates_sent_bytes: Bytes of estimates of ``FeedbackVote``, sent where a state was loaded
+        rule_state_sent_bytes: Bytes of what a rule with state keeps, sent where a state was loaded
             or parameters were placed anew; in none of the other figures either.
         node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
             in none of the other figures either.
@@ -34,7 +34,7 @@ class Traffic:
     last_messages: int = 0
     bits_per_parameter: float = 0.0
     check_sent_bytes: int = 0
-    estimates_sent_bytes: int = 0
+    rule_state_sent_bytes: int = 0
     node_sent_bytes: int = 0
 
     def add_step(self, step: ByteCount, inside: ByteCount, n_elements: int) -> Traffic:
@@ -55,7 +55,7 @@ class Traffic:
             last_messages=step.messages,
             bits_per_parameter=8.0 * step.sent_bytes / n_elements if n_elements else 0.0,
             check_sent_bytes=self.check_sent_bytes,
-            estimates_sent_bytes=self.estimates_sent_bytes,
+            rule_state_sent_bytes=self.rule_state_sent_bytes,
             node_sent_bytes=self.node_sent_bytes + inside.sent_bytes,
         )
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from distlion.kernels import Coefficients, Coins, Segment
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
 from distlion.layout import Slot, fill_buckets
+from distlion.vote import make_worker_state
 from distlion.voting.flat_route import FlatRoute
 from distlion.voting.gradients import look_at_gradients
-from distlion.voting.node_route import NodeRoute
 from distlion.voting.route import Route
 from distlion.voting.settings import Settings
-from distlion.voting.staging import bring_up, name_failure
+from distlion.voting.staging import bring_down, bring_up, name_failure
 
 _STILL = Coefficients(beta1=0.9, beta2=0.99, lr=0.0, weight_decay=0.0, grad_scale=1.0)
 
@@ -35,8 +34,7 @@ def compile_kernels(routes: Sequence[Route], settings: Settings) -> None:
     """
     done = set()
     for route in routes:
-        for flat in route.parts if isinstance(route, NodeRoute) else (route,):
-            assert isinstance(flat, FlatRoute)  # a Route is either
+        for flat in route.parts:
             if flat.device.type != "cuda":
                 continue
             for param in flat.params:
@@ -62,24 +60,25 @@ def _launch_all(
     )
     param, grad = torch.zeros((2, slot.n_elements), dtype=dtype, device=route.device)
     exp_avg = torch.zeros(slot.n_elements, dtype=exp_avg_dtype, device=route.device)
-    scratch, kernels = replace(route, bucket=bucket, params=()), route.kernels
+    vote, kernels = route.rule.start(bucket), route.kernels
     segments = kernels.gather([Segment(slot, param, grad.clone(), exp_avg, _STILL)])
+    kept = [make_worker_state(route.rule, param)]
     coins = Coins(settings.seed, 0, route.link.rank)
     rounding = coins.rounding if settings.rounding == "stochastic" else None
 
-    scratch.encode(segments, coins, look_at_gradients(kernels, segments))
+    votes, finite = vote.encode(kernels, segments, kept, coins, device=route.device)
+    bring_down([votes, finite, look_at_gradients(kernels, segments)])
     kernels.digests([param])
     if settings.clip_norm is not None:
         kernels.square_sums(grad)
     if settings.momentum_sync is not None:
         kernels.update_momentum(segments, [1])
-    shape = scratch.shape
-    n_bytes = shape.n_shards * shape.reply_bytes
-    reply = scratch.packed_reply(torch.zeros(n_bytes, dtype=torch.uint8))
+    n_bytes = vote.shape.n_shards * vote.shape.reply_bytes
+    reply = vote.read_reply(torch.zeros(n_bytes, dtype=torch.uint8))
     moves = [(kernels.commit, segments)]
     if is_split:  # the parts of other ranks come without a momentum
         bare = segments[0]._replace(exp_avg=torch.zeros_like(param, dtype=torch.float32))
         moves.append((kernels.apply_reply, [bare]))
     for op, moved in moves:
         there = bring_up(reply, route.device)
-        op(moved, [1], there, reply_format=route.reply_format, rounding=rounding)
+        op(moved, [1], there, reply_format=route.rule.reply_format, rounding=rounding)

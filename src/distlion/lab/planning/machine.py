@@ -16,11 +16,11 @@ MOMENTUM_BYTES = 12
 APPLY_BYTES = 8
 """Parameter read and written."""
 
-ESTIMATE_BYTES = 24
-"""Under error feedback: float32 estimates read twice to encode, drafted, and taken over."""
+STATE_BYTES = 24
+"""Of a rule with state: float32 values read twice to encode, drafted, and taken over."""
 
-COUNTED_ESTIMATE_BYTES = 24
-"""Of each worker's element that is counted: its estimate read, added up by way of a row of its own,
+COUNTED_STATE_BYTES = 24
+"""Of each worker's element that is counted: its value read, added up by way of a row of its own,
 and written in the end."""
 
 _RATE = "bytes_per_s"

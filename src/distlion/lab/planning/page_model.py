@@ -45,8 +45,8 @@ def build_page_model() -> dict[str, Any]:
         "read_to_encode_bytes": machine.READ_TO_ENCODE_BYTES,
         "momentum_bytes": machine.MOMENTUM_BYTES,
         "apply_bytes": machine.APPLY_BYTES,
-        "estimate_bytes": machine.ESTIMATE_BYTES,
-        "counted_estimate_bytes": machine.COUNTED_ESTIMATE_BYTES,
+        "state_bytes": machine.STATE_BYTES,
+        "counted_state_bytes": machine.COUNTED_STATE_BYTES,
     }
 
 
@@ -57,7 +57,7 @@ def _describe_rule(rule: Any) -> dict[str, Any]:
         "method": votes.name_rule(rule),
         "vote_planes": rule.vote_planes,
         "n_scales": rule.n_scales,
-        "keeps_estimates": rule.keeps_estimates,
+        "keeps_state": bool(rule.worker_state),
         "reply_planes": None if grows else rule.reply_planes(_A_FEW),
         "has_counts": rule.reply_format is ReplyFormat.COUNT,
     }

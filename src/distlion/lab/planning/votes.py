@@ -11,7 +11,7 @@ from distlion.aggregation import Aggregation
 from distlion.cost.choice import count_overlap_buckets, exchange_seconds, stream_seconds
 from distlion.exchange import Exchange
 from distlion.lab.planning.forecast import Forecast, Load, make_forecast
-from distlion.lab.planning.machine import COUNTED_ESTIMATE_BYTES, ESTIMATE_BYTES, Machine
+from distlion.lab.planning.machine import COUNTED_STATE_BYTES, STATE_BYTES, Machine
 from distlion.lab.planning.scenario import Scenario
 from distlion.layout import BucketShape, shape_momenta
 
@@ -106,10 +106,10 @@ def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
     if scenario.nodes == 1:
         return machine.commit_s(scenario.n_params, scenario.n_params, 0)
     planes = rule.reply_planes(scenario.nodes)
-    estimates_s = machine.pass_s(own * ESTIMATE_BYTES) if rule.keeps_estimates else 0.0
+    state_s = machine.pass_s(own * STATE_BYTES) if rule.worker_state else 0.0
     return (
         machine.encode_s(own, rule.vote_planes)
-        + estimates_s
+        + state_s
         + machine.commit_s(scenario.n_params, own, planes)
     )
 
@@ -119,10 +119,10 @@ def _host_s(machine: Machine, rule: Aggregation, pattern: Exchange, shape: Bucke
     if shape.n_shards == 1:
         return 0.0
     work, plan = pattern.work(shape), pattern.plan(shape, 0)
-    counted = work.counted_bytes * 8 / rule.vote_planes if rule.keeps_estimates else 0.0
+    counted = work.counted_bytes * 8 / rule.vote_planes if rule.worker_state else 0.0
     return (
         work.counted_bytes / machine.count_bytes_per_s
-        + machine.pass_s(counted * COUNTED_ESTIMATE_BYTES)
+        + machine.pass_s(counted * COUNTED_STATE_BYTES)
         + (plan.sent_bytes + plan.received_bytes) / machine.frame_bytes_per_s
         + work.frames_written * machine.write_frame_s
         + work.frames_read * machine.read_frame_s

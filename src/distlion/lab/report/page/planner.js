@@ -162,13 +162,13 @@ const planner = (() => {
     let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0), host = 0;
     if (workers > 1) {
       const work = pattern.work(shape), bytes = pattern.plan(model, shape, 0);
-      const estimates = rule.keeps_estimates ? (work.counted * 8) / rule.vote_planes : 0;
+      const counted = rule.keeps_state ? (work.counted * 8) / rule.vote_planes : 0;
       host = buckets * (work.counted / machine.count_bytes_per_s
-        + (estimates * model.counted_estimate_bytes) / machine.commit_bytes_per_s
+        + (counted * model.counted_state_bytes) / machine.commit_bytes_per_s
         + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
         + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
       arithmetic = encodeS(model, machine, own, rule.vote_planes)
-        + (rule.keeps_estimates ? (own * model.estimate_bytes) / machine.commit_bytes_per_s : 0)
+        + (rule.keeps_state ? (own * model.state_bytes) / machine.commit_bytes_per_s : 0)
         + commitS(model, machine, scenario.n_params, own, planes) + host;
     }
     const peers = scenario.gpus_per_node - 1, inside = own * peers * (4 + planes / 8);

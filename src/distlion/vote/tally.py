@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion.aggregation.base import Aggregation
 from distlion.kernels import Coins, settle_tally, tally_votes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.vote.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RuleTally:
         coins: The coins of this step; only those that are equal on all workers are used.
     """
 
-    rule: Aggregation
+    rule: Rule
     bucket: Bucket
     coins: Coins
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import matrix
-from distlion.aggregation import Aggregation, FullPrecision, RuleTally
+from distlion.aggregation import Aggregation, FullPrecision
 from distlion.kernels import Coins, choose_kernels
 from distlion.kernels.words import interleave, pack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.vote import RuleTally
 
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=3, step=5, rank=0)

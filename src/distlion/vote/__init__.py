@@ -1,0 +1,6 @@
+"""The vote on one bucket without a network: votes to bytes, bytes of votes to bytes of a reply."""
+
+from distlion.vote.bucket_vote import BucketCount, BucketVote, WorkerState, make_worker_state
+from distlion.vote.tally import RuleTally
+
+__all__ = ["BucketCount", "BucketVote", "RuleTally", "WorkerState", "make_worker_state"]

@@ -1,0 +1,47 @@
+"""What the vote on a bucket needs of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.layout import Bucket, BucketShape
+
+
+class Rule(Protocol):
+    """The part of ``aggregation.Aggregation`` that a bucket calls; described there."""
+
+    @property
+    def vote_planes(self) -> int: ...
+
+    def reply_planes(self, n_workers: int) -> int: ...
+
+    @property
+    def vote_format(self) -> VoteFormat: ...
+
+    @property
+    def reply_format(self) -> ReplyFormat: ...
+
+    @property
+    def worker_state(self) -> Sequence[str]: ...
+
+    def shape(self, bucket: Bucket) -> BucketShape: ...
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> Tensor: ...
+
+    def count(
+        self,
+        kernels: Kernels,
+        votes: Tensor,
+        present: Tensor,
+        bucket: Bucket,
+        first_block: int,
+        coins: Coins,
+        *,
+        out: Tensor,
+    ) -> None: ...
