@@ -31,7 +31,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all simulate fuzz bench gpu lint docs sanitize soak wheel format clean
+.PHONY: help train test test-all simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -67,6 +67,9 @@ simulate: $(VENV)/.ready-test  ## play SEEDS schedules of failing workers in sim
 
 fuzz: $(VENV)/.ready-test  ## play random programs over the public API for MINUTES; with SEED=17 only that one, cut down to what it takes to fail
 	@PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) $(ARGS)
+
+bits: $(VENV)/.ready-test  ## compare the bits of short training runs with those on record; ARGS="check nodes" only some, ARGS=record writes them anew
+	@PYTHONPATH=tests $(BIN)/python -m bits $(or $(ARGS),check)
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	@shopt -s nullglob

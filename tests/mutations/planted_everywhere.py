@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted import MUTATIONS
+from planted_bits import BITS
 from planted_cautious import CAUTIOUS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
@@ -36,4 +37,5 @@ EVERYWHERE = (
     *OVERLAP,
     *NEWCOMER,
     *CAUTIOUS,
+    *BITS,
 )

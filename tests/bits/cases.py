@@ -1,0 +1,168 @@
+"""The table of cases: every rule with every pattern and every option, as far as they combine."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import distlion
+
+N_RANKS = 4
+N_STEPS = 20
+VIRTUAL = "virtual"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a worker votes.
+
+    Attributes:
+        aggregation: The rule, as the optimizer takes it.
+        cautious: Whether elements abstain where direction and gradient differ in sign.
+    """
+
+    aggregation: Any
+    cautious: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a case trains.
+
+    Attributes:
+        arguments: Further arguments of the optimizer.
+        dtype: Of parameters.
+        is_sharded: Whether two workers hold FSDP2 shards of parameters on two ranks each.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    is_sharded: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``pattern`` is "virtual" for workers in one process."""
+
+    rule: str
+    pattern: str
+    option: str
+
+    @property
+    def name(self) -> str:
+        """The key of the case in digests.json."""
+        return f"{self.rule} / {self.pattern} / {self.option}"
+
+
+RULES: dict[str, Rule] = {
+    "majority": Rule(distlion.MajorityVote()),
+    "majority-zero": Rule(distlion.MajorityVote(tie="zero")),
+    "ternary": Rule(distlion.TernaryVote()),
+    "average": Rule(distlion.Average()),
+    **{f"quantized-{bits}": Rule(distlion.QuantizedVote(bits=bits)) for bits in range(1, 9)},
+    **{
+        f"quantized-{bits}-linf": Rule(distlion.QuantizedVote(bits=bits, norm="linf"))
+        for bits in range(1, 9)
+    },
+    "quantized-3-wide": Rule(distlion.QuantizedVote(bits=3, step=0.9)),
+    "feedback-1": Rule(distlion.FeedbackVote(1)),
+    "feedback-2": Rule(distlion.FeedbackVote(2)),
+    "full": Rule(distlion.FullPrecision()),
+    "full-bf16": Rule(distlion.FullPrecision(torch.bfloat16)),
+    "majority, cautious": Rule(distlion.MajorityVote(), cautious=True),
+    "ternary, cautious": Rule(distlion.TernaryVote(), cautious=True),
+    "average, cautious": Rule(distlion.Average(), cautious=True),
+    "quantized-4, cautious": Rule(distlion.QuantizedVote(4), cautious=True),
+    "feedback-2, cautious": Rule(distlion.FeedbackVote(2), cautious=True),
+    "full, cautious": Rule(distlion.FullPrecision(), cautious=True),
+}
+
+PATTERNS: dict[str, Any] = {
+    "all-reduce": distlion.AllReduce(),
+    "all-gather": distlion.AllGather(),
+    "parameter-server": distlion.ParameterServer(),
+}
+
+_OVERLAP = {"overlap": True}
+_NODES = {"nodes": distlion.Nodes(size=2)}
+_CLIPPED = {"clip_norm": distlion.ClipNorm(0.5)}
+_CLIPPED_BY_ALL = {"clip_norm": distlion.ClipNorm(0.5, scope="global")}
+_SYNC = {"momentum_sync": distlion.MomentumSync(every=4)}
+_SYNC_IN_BYTES = {"momentum_sync": distlion.MomentumSync(every=5, dtype=torch.int8, stagger=False)}
+_STOCHASTIC = {"rounding": "stochastic", "exp_avg_dtype": torch.float32}
+
+OPTIONS: dict[str, Option] = {
+    "plain": Option(),
+    "overlap": Option(_OVERLAP),
+    "clipped": Option(_CLIPPED),
+    "momentum sync": Option(_SYNC),
+    "nodes": Option(_NODES),
+    "mesh": Option(is_sharded=True),
+}
+"""Options of every rule."""
+
+FURTHER_OPTIONS: dict[str, Option] = {
+    "clipped by all": Option(_CLIPPED_BY_ALL),
+    "momentum sync in 8 bits": Option(_SYNC_IN_BYTES),
+    "bfloat16, stochastic": Option(_STOCHASTIC, dtype=torch.bfloat16),
+    "nodes, overlap": Option({**_NODES, **_OVERLAP}),
+    "nodes, clipped": Option({**_NODES, **_CLIPPED}),
+    "nodes, momentum sync": Option({**_NODES, **_SYNC}),
+    "mesh, overlap": Option(_OVERLAP, is_sharded=True),
+    "mesh, clipped": Option(_CLIPPED, is_sharded=True),
+    "mesh, momentum sync": Option(_SYNC, is_sharded=True),
+}
+"""Options of ``REPRESENTATIVES`` only."""
+
+ALL_OPTIONS = OPTIONS | FURTHER_OPTIONS
+
+REPRESENTATIVES = (
+    "majority",
+    "ternary",
+    "average",
+    "quantized-4",
+    "quantized-4-linf",
+    "feedback-1",
+    "feedback-2",
+    "full",
+    "majority, cautious",
+)
+"""At least one rule of each class: the others differ from them in a number of bits."""
+
+
+def list_cases() -> list[Case]:
+    """Return every case."""
+    return [
+        Case(rule, pattern, name)
+        for rule in RULES
+        for name, option in _options_of(rule).items()
+        for pattern in _patterns_of(option)
+    ]
+
+
+def pick_quick_cases() -> list[Case]:
+    """Return few cases with every rule, option and pattern, and some of virtual workers."""
+    picked = list(zip(REPRESENTATIVES, FURTHER_OPTIONS, strict=True))
+    others = [rule for rule in RULES if rule not in REPRESENTATIVES]
+    picked += zip(others, itertools.cycle(OPTIONS), strict=False)
+    cases = [
+        # Each round over the options goes on with the next pattern.
+        Case(rule, list(PATTERNS)[(number + number // len(OPTIONS)) % len(PATTERNS)], option)
+        for number, (rule, option) in enumerate(picked)
+    ]
+    virtual = [name for name, option in ALL_OPTIONS.items() if VIRTUAL in _patterns_of(option)]
+    pairs = zip(REPRESENTATIVES, itertools.cycle(virtual), strict=False)
+    return cases + [Case(rule, VIRTUAL, option) for rule, option in pairs]
+
+
+def _options_of(rule: str) -> dict[str, Option]:
+    return ALL_OPTIONS if rule in REPRESENTATIVES else OPTIONS
+
+
+def _patterns_of(option: Option) -> list[str]:
+    """Return the patterns; virtual workers know no nodes, no overlap and no shards."""
+    is_real = option.is_sharded or option.arguments.keys() & {"nodes", "overlap"}
+    return [*PATTERNS] if is_real else [*PATTERNS, VIRTUAL]

@@ -1,0 +1,50 @@
+"""Short training runs end with the bits that they always had."""
+
+from __future__ import annotations
+
+import pytest
+
+from bits import ledger
+from bits.cases import ALL_OPTIONS, PATTERNS, RULES, VIRTUAL, Case, list_cases, pick_quick_cases
+
+pytestmark = pytest.mark.distributed
+
+QUICK = pick_quick_cases()
+OTHERS = [case for case in list_cases() if case not in set(QUICK)]
+BATCHES = [OTHERS[start : start + 150] for start in range(0, len(OTHERS), 150)]
+
+
+def list_differences(cases: list[Case], **environment: str) -> list[str]:
+    return ledger.compare(ledger.play(cases, environment=environment), ledger.read())
+
+
+def test_every_rule_pattern_and_option_has_the_recorded_bits() -> None:
+    assert {case.rule for case in QUICK} == RULES.keys()
+    assert {case.pattern for case in QUICK} == PATTERNS.keys() | {VIRTUAL}
+    assert {case.option for case in QUICK} == ALL_OPTIONS.keys()
+    assert list_differences(QUICK) == []
+
+
+def test_every_case_is_recorded_and_nothing_else() -> None:
+    assert list(ledger.read()) == [case.name for case in list_cases()]
+
+
+def test_a_case_that_differs_is_named_with_what_differs() -> None:
+    recorded = ledger.read()
+    name, digests = next(iter(recorded.items()))
+    moved = ledger.Digests("0", (*digests.states[:-1], "0"))
+    assert ledger.compare({name: digests}, recorded) == []
+    assert ledger.compare({name: moved}, recorded) == [f"{name}: parameters, state of 3"]
+    assert ledger.compare({"new": moved}, recorded) == ["new: not recorded"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", BATCHES, ids=lambda cases: cases[0].name)
+def test_all_other_cases_have_the_recorded_bits(cases: list[Case]) -> None:
+    assert list_differences(cases) == []
+
+
+@pytest.mark.slow
+def test_plain_kernels_have_the_recorded_bits() -> None:
+    real = [case for case in QUICK if case.pattern != VIRTUAL]
+    assert list_differences(real, DISTLION_KERNELS="reference") == []

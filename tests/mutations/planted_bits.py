@@ -1,0 +1,31 @@
+"""Bugs to plant that leave replicas equal and training sound: only recorded bits tell."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+RECORDED = ("bits/test_bits.py::test_every_rule_pattern_and_option_has_the_recorded_bits",)
+
+BITS = (
+    Mutation(
+        "bits: coins of ties have the key of another domain",
+        "kernels/coin.py",
+        "return self._paired(TIE_DOMAIN)",
+        "return self._paired(TIE_DOMAIN + 77)",
+        RECORDED,
+    ),
+    Mutation(
+        "bits: coins of zeros have the key of the next worker",
+        "kernels/coin.py",
+        "return self._paired(ZERO_DOMAIN + self.rank)",
+        "return self._paired(ZERO_DOMAIN + self.rank + 1)",
+        RECORDED,
+    ),
+    Mutation(
+        "bits: momenta are rounded to the mean of what was sent",
+        "voting/momentum_exchange.py",
+        "mean = row + (mean - self.decode(self.encode(row)))",
+        "mean = mean + 0 * row",
+        RECORDED,
+    ),
+)
