@@ -34,7 +34,7 @@ from distlion.kernels import (
     choose_kernels,
 )
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
-from distlion.vote import RuleTally, make_worker_state
+from distlion.vote import Roster, RuleTally, make_worker_state
 
 WORLD_SIZES = (1, 2, 3, 8)
 # 4,133 is a prime above 4,096: the second, shorter block of a scale.
@@ -161,7 +161,7 @@ def say(
     rule: Aggregation, bucket: Bucket, segments: list[Segment], votes: Tensor, coins: Coins
 ) -> Tensor:
     """Return what a worker keeps after a first vote that is committed, packed: float32 values."""
-    vote = rule.start(bucket)
+    vote = rule.start(bucket, Roster.of(bucket.n_shards))
     kept = [make_worker_state(rule, segment.param) for segment in segments]
     row, _ = vote.encode(KERNELS, segments, kept, coins, device=votes.device)
     bits = row[:, : row.shape[1] - vote.shape.scales_bytes].contiguous()
@@ -336,9 +336,12 @@ def check_parts_add_up(rule: Aggregation) -> None:
     """Votes that are counted in parts give the reply to all; those of floats cannot be."""
     poll = hold_poll(rule, 3)
     if not rule.vote_format.has_partial_sums:
-        assert rule.shape(poll.bucket).tally_bytes is None
+        assert rule.shape(poll.bucket, len(poll.present)).tally_bytes is None
         return
-    tally, sent = RuleTally(rule, poll.bucket, Coins(SEED, STEPS[0], 0)), poll.votes.flatten(1)
+    tally, sent = (
+        RuleTally(rule, poll.bucket, Coins(SEED, STEPS[0], 0), len(poll.present)),
+        poll.votes.flatten(1),
+    )
     parts = [
         tally.tally(sent[part].view(torch.uint8), poll.present[part], 0)
         for part in (slice(0, 1), slice(1, 3))

@@ -2,7 +2,7 @@
 
 A parameter is a flat row of elements, padded to whole words of 64. Parameters that share a rule, a
 dtype and a device lie one after the other in a *bucket*, which is padded to ``n_shards`` equal
-*shards* of whole *blocks*; shard i is counted by its *owner*, rank i. A vote of several bits an
+*shards* of whole *blocks*; shard i is counted by its *owner*. A vote of several bits an
 element is cut into bit *planes*.
 
     word    64 elements of one parameter: element j is bit j % 64, lowest first, of word j // 64
@@ -83,7 +83,7 @@ class Bucket:
         index: Number of the bucket, in the order in which buckets are exchanged.
         members: For each slot, the position of its parameter among the trainable ones.
         slots: Their places, in the order in which they are packed.
-        n_shards: Number of owners, the world size.
+        n_shards: Into how many parts it is cut, each of which has an owner that counts it.
     """
 
     index: int
@@ -173,7 +173,7 @@ class BucketShape:
     """Sizes of a bucket on the wire.
 
     Attributes:
-        n_shards: Owners, the world size.
+        n_shards: Shards, each of which has an owner.
         n_params: Parameters.
         vote_bytes: Bytes of a vote on one shard, its scales included.
         reply_bytes: Bytes of the reply on one shard.
@@ -259,7 +259,7 @@ def fill_buckets(
         slots: All trainable parameters.
         kinds: What must be equal within a bucket, for each slot. Buckets come in the order in which
             kinds appear.
-        n_shards: The world size.
+        n_shards: Shards of a bucket.
         bucket_elements: A bucket takes no further parameter once it would hold more elements
             than this. A parameter is never cut: a larger one has a bucket of its own.
         backwards: Take parameters from the last to the first, as their gradients arrive, and let
@@ -344,7 +344,7 @@ def take_part(
         pieces: (start, stop) of each part, for all trainable parameters. Those that are not empty
             start at multiples of 64.
         part: Which part.
-        n_shards: Owners of the new bucket.
+        n_shards: Shards of the new bucket.
     """
     members, slots = [], []
     for position, slot in zip(bucket.members, bucket.slots, strict=True):

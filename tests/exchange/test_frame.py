@@ -116,6 +116,19 @@ def test_junk_is_no_chunk(junk: bytes) -> None:
     assert read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, bucket=2, sender=1) is None
 
 
+def test_a_chunk_of_another_epoch_is_refused() -> None:
+    shape, ours = ChunkShape(n_params=3, payload_bytes=128), {"kind": ChunkKind.VOTE, "bucket": 2}
+    late = replace(HEADER, epoch=(1 << 32) - 1)
+    chunk = make_chunk(shape, late, torch.tensor([1, 0, 1]))
+    assert read_chunk(KERNELS, chunk, shape, **ours, sender=1) is None
+    read = read_chunk(KERNELS, chunk, shape, **ours, sender=1, epoch=late.epoch)
+    assert read is not None
+    assert read.header == late
+    rows = torch.stack([make_chunk(shape, replace(late, sender=n), torch.ones(3)) for n in (0, 1)])
+    assert not read_chunks(KERNELS, rows, shape, **ours, epoch=late.epoch - 1).whole.any()
+    assert read_chunks(KERNELS, rows, shape, **ours, epoch=late.epoch).whole.all()
+
+
 def test_a_chunk_of_another_sender_bucket_or_kind_is_refused() -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))

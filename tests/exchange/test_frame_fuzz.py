@@ -37,12 +37,13 @@ SHAPES = st.builds(
 FIELDS_OF_ANY_KIND = {
     "step": st.integers(-(2**63), 2**63 - 1),
     "bucket": st.integers(0, 2**32 - 1),
-    "sender": st.integers(0, 2**32 - 1),
+    "sender": st.integers(0, 2**16 - 1),
     "settings": st.integers(0, 2**64 - 1),
     "status": st.sampled_from(Status),
     "culprit": st.integers(-(2**31), 2**31 - 1),
     "position": st.integers(-(2**31), 2**31 - 1),
     "cancelled_by_all": st.booleans(),
+    "epoch": st.integers(0, 2**32 - 1),
 }
 # The gradients' scale and their digest share a place.
 HEADERS = st.builds(
@@ -69,7 +70,13 @@ def write(shape: ChunkShape, header: Header, seed: int) -> Tensor:
 
 def read(chunk: Tensor, shape: ChunkShape, header: Header) -> Chunk | None:
     return read_chunk(
-        BACKENDS[0], chunk, shape, kind=header.kind, bucket=header.bucket, sender=header.sender
+        BACKENDS[0],
+        chunk,
+        shape,
+        kind=header.kind,
+        bucket=header.bucket,
+        epoch=header.epoch,
+        sender=header.sender,
     )
 
 
@@ -138,7 +145,8 @@ def test_frames_of_random_bytes_or_of_another_shape_are_refused() -> None:
             assert read(cut, other, header) is None
         rows = torch.stack([write(shape, replace(header, sender=rank), rank) for rank in range(3)])
         rows[1] = torch.frombuffer(bytearray(repeated[: shape.n_bytes]), dtype=torch.uint8)
-        found = read_chunks(BACKENDS[0], rows, shape, kind=header.kind, bucket=header.bucket)
+        expected = {"kind": header.kind, "bucket": header.bucket, "epoch": header.epoch}
+        found = read_chunks(BACKENDS[0], rows, shape, **expected)
         assert [chunk is not None for chunk in found] == [True, False, True]
 
     keep_on(fuzz)

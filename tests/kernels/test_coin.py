@@ -34,7 +34,7 @@ def test_kernels_draw_the_test_vectors(
 
 @over_all
 def test_a_run_of_words_is_the_words_one_by_one(backend: Backend) -> None:
-    coin = Coins(seed=5, step=3, rank=2).zero
+    coin = Coins(seed=5, step=3, voter=2).zero
     run = backend.kernels.coin(coin, 7, 100, device=backend.device).tolist()
     assert [word & MASK for word in run] == [coin.word(w) for w in range(7, 107)]
 

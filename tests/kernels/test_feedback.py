@@ -21,7 +21,7 @@ from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
 KERNELS = choose_kernels(torch.device("cpu"))
-COINS = Coins(seed=4, step=7, rank=1)
+COINS = Coins(seed=4, step=7, voter=1)
 HYPER = Coefficients(0.9, 0.99, 1e-3, 0.0)
 # The direction is the gradient.
 FIRST = Coefficients(0.0, 0.9, 1e-3, 0.0)

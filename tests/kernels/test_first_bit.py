@@ -21,7 +21,7 @@ from distlion.kernels import (
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 
-COINS = Coins(seed=11, step=5, rank=2)
+COINS = Coins(seed=11, step=5, voter=2)
 SIZES = (70, 1, 64, 0, 63, 65, 130)
 
 

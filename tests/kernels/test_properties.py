@@ -19,7 +19,7 @@ from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
 HYPER = Coefficients(beta1=0.9, beta2=0.99, lr=0.01, weight_decay=0.1)
 SIZES = (1, 7, 63, 64, 65, 1000)
-COINS = Coins(seed=3, step=4, rank=0)
+COINS = Coins(seed=3, step=4, voter=0)
 
 
 def make_bucket(sizes: tuple[int, ...] = SIZES, n_shards: int = 1) -> Bucket:

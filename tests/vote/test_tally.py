@@ -16,7 +16,7 @@ from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 from distlion.vote import RuleTally
 
 KERNELS = choose_kernels(torch.device("cpu"))
-COINS = Coins(seed=3, step=5, rank=0)
+COINS = Coins(seed=3, step=5, voter=0)
 INTEGER_RULES = {
     name: rule for name, rule in matrix.LISTED.items() if rule.vote_format.has_partial_sums
 }
@@ -52,7 +52,8 @@ def test_any_split_of_the_workers_gives_the_reply_to_all(
     generator = torch.Generator().manual_seed(seed)
     votes = draw_votes(bucket, n_workers, rule.vote_planes, generator)
     present = torch.rand(n_workers, len(sizes), generator=generator) < 0.8
-    shape, tally = rule.shape(bucket), RuleTally(rule, bucket, COINS)
+    shape = rule.shape(bucket, n_workers)
+    tally = RuleTally(rule, bucket, COINS, n_workers)
 
     for shard in range(n_workers):
         block = shard * bucket.shard_blocks

@@ -10,6 +10,8 @@ from distlion.aggregation import Aggregation
 from distlion.exchange import ChunkKind, Exchange, Header, Status, Verdict
 from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import Bucket, Slot
+from distlion.vote import Roster, make_worker_state
+from distlion.voting import Make, VotingParam
 from distlion.voting.flat_route import FlatRoute
 from loopback import CPU, make_links, run_together
 from two_levels import TwoLevels
@@ -27,10 +29,25 @@ CASES = {
 }
 
 
+def make_params(rule: Aggregation) -> tuple[VotingParam, ...]:
+    """Make the parameters of ``EMPTY``: shards without elements, with what the rule keeps."""
+    params = []
+    for position, slot in enumerate(EMPTY.slots):
+        values = torch.zeros(0)
+        kept = {"exp_avg": torch.zeros(0), **make_worker_state(rule, values)}
+        make = Make.of(values)
+        params.append(
+            VotingParam(values, position, 0, slot, rule, {values: kept}, ((0, 0),), make, make)
+        )
+    return tuple(params)
+
+
 @pytest.mark.parametrize(("rule", "pattern"), CASES.values(), ids=CASES)
 def test_a_bucket_without_elements_takes_part(rule: Aggregation, pattern: Exchange) -> None:
+    roster = Roster.of(N_WORKERS)
     routes = [
-        FlatRoute(EMPTY, (), rule, pattern, CPU, KERNELS, link) for link in make_links(N_WORKERS)
+        FlatRoute(EMPTY, make_params(rule), rule, pattern, CPU, KERNELS, link, roster)
+        for link in make_links(N_WORKERS)
     ]
     segments = [Segment(slot, *torch.zeros(3, 0), HYPER) for slot in EMPTY.slots]
     exchanges = []

@@ -29,8 +29,8 @@ class Average(Aggregation):
     def vote_planes(self) -> int:
         return 1
 
-    def reply_planes(self, n_workers: int) -> int:
-        return n_workers.bit_length()
+    def reply_planes(self, n_votes: int) -> int:
+        return n_votes.bit_length()
 
     @property
     def vote_format(self) -> VoteFormat:

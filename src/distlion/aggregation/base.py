@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape, bucket_of_one
-from distlion.vote import BucketVote
+from distlion.vote import BucketVote, Roster
 
 
 class Aggregation(ABC):
@@ -30,8 +30,8 @@ class Aggregation(ABC):
         """Bits an element on the way up."""
 
     @abstractmethod
-    def reply_planes(self, n_workers: int) -> int:
-        """Bits an element on the way down."""
+    def reply_planes(self, n_votes: int) -> int:
+        """Bits an element on the way down, where an element can get so many votes."""
 
     @property
     @abstractmethod
@@ -48,15 +48,15 @@ class Aggregation(ABC):
         """Numbers that a vote says of each parameter, behind its bits."""
         return 0
 
-    def start(self, bucket: Bucket) -> BucketVote:
+    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
         """Start the votes on a bucket: what a worker, and who counts, does for it and keeps."""
-        return BucketVote(self, bucket)
+        return BucketVote(self, bucket, roster)
 
-    def shape(self, bucket: Bucket) -> BucketShape:
-        """Size a bucket's votes and replies on the wire."""
+    def shape(self, bucket: Bucket, n_votes: int) -> BucketShape:
+        """Size a bucket's votes and replies on the wire, where an element can get so many votes."""
         return bucket.shape(
             vote_planes=self.vote_planes,
-            reply_planes=self.reply_planes(bucket.n_shards),
+            reply_planes=self.reply_planes(n_votes),
             has_counts=self.reply_format is ReplyFormat.COUNT,
             has_tally=self.vote_format.has_partial_sums,
             n_scales=self.n_scales,
@@ -64,7 +64,7 @@ class Aggregation(ABC):
 
     def shape_of(self, n_elements: int, n_workers: int) -> BucketShape:
         """Size a bucket of one parameter of ``n_elements``, as it would travel."""
-        return self.shape(bucket_of_one(n_elements, n_workers))
+        return self.shape(bucket_of_one(n_elements, n_workers), n_workers)
 
     @abstractmethod
     def encode(
@@ -99,8 +99,8 @@ class Aggregation(ABC):
 
         Args:
             kernels: The arithmetic.
-            votes: (workers, blocks, vote_planes, 8) int64, in rank order.
-            present: (workers, n_params) bool on the CPU: who votes for which parameter.
+            votes: (voters, blocks, vote_planes, 8) int64.
+            present: (voters, n_params) bool on the CPU: who votes for which parameter.
             bucket: Where parameters lie.
             first_block: The bucket's block that ``votes`` begin with.
             coins: The coins of this step; only those that are equal on all workers are used.

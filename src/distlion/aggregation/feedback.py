@@ -21,7 +21,7 @@ from distlion.kernels import (
     count_estimates,
 )
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
-from distlion.vote import BucketVote, WorkerState, make_worker_state
+from distlion.vote import BucketVote, Roster, WorkerState, make_worker_state
 
 MOST_BITS = 2
 _ESTIMATE = "estimate"
@@ -74,7 +74,7 @@ class FeedbackVote(Aggregation):
     def vote_planes(self) -> int:
         return self.bits
 
-    def reply_planes(self, n_workers: int) -> int:
+    def reply_planes(self, n_votes: int) -> int:
         return 1
 
     @property
@@ -89,8 +89,8 @@ class FeedbackVote(Aggregation):
     def n_scales(self) -> int:
         return self.bits
 
-    def start(self, bucket: Bucket) -> BucketVote:
-        return _FeedbackBucket(self, bucket)
+    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
+        return _FeedbackBucket(self, bucket, roster)
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
@@ -125,8 +125,8 @@ class _FeedbackBucket(BucketVote):
     A worker's own estimates are in the optimizer's state, which it hands in with every vote.
     """
 
-    def __init__(self, rule: FeedbackVote, bucket: Bucket) -> None:
-        super().__init__(rule, bucket)
+    def __init__(self, rule: FeedbackVote, bucket: Bucket, roster: Roster) -> None:
+        super().__init__(rule, bucket, roster)
         self._n_scales = rule.n_scales
         # (estimate, what it is after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
@@ -170,7 +170,8 @@ class _FeedbackBucket(BucketVote):
             own = slice(worker, worker + 1)
             said = (packed[own], scales[own], present[own], bucket, first_block)
             kernels.add_steps_of_all(estimates[own], *said, out=after)
-            total += after
+            weight = self.roster.weights[worker]
+            total += after if weight == 1 else after * weight
 
         def note_votes() -> None:
             kernels.add_steps_of_all(

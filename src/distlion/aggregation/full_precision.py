@@ -44,7 +44,7 @@ class FullPrecision(Aggregation):
     def vote_planes(self) -> int:
         return 8 * self.dtype.itemsize
 
-    def reply_planes(self, n_workers: int) -> int:
+    def reply_planes(self, n_votes: int) -> int:
         return 2
 
     @property

@@ -47,7 +47,7 @@ class MajorityVote(Aggregation):
     def vote_planes(self) -> int:
         return 1
 
-    def reply_planes(self, n_workers: int) -> int:
+    def reply_planes(self, n_votes: int) -> int:
         return 1 if self.tie == "random" else 2
 
     @property

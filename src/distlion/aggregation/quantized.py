@@ -78,7 +78,7 @@ class QuantizedVote(Aggregation):
     def vote_planes(self) -> int:
         return self.bits
 
-    def reply_planes(self, n_workers: int) -> int:
+    def reply_planes(self, n_votes: int) -> int:
         return 1
 
     @property

@@ -29,7 +29,7 @@ class TernaryVote(Aggregation):
     def vote_planes(self) -> int:
         return 2
 
-    def reply_planes(self, n_workers: int) -> int:
+    def reply_planes(self, n_votes: int) -> int:
         return 2
 
     @property

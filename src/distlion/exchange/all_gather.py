@@ -102,6 +102,7 @@ def count_whole_votes(
         shape.whole_vote_chunk,
         kind=ChunkKind.VOTE,
         bucket=ballot.header.bucket,
+        epoch=ballot.header.epoch,
     )
     verdict = judge_chunks(chunks, link.ranks)
     if faults.armed:

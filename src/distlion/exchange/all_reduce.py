@@ -81,7 +81,12 @@ class AllReduce(Exchange):
 
         # 2 count
         votes = read_chunks(
-            link.kernels, received, vote_shape, kind=ChunkKind.VOTE, bucket=ballot.header.bucket
+            link.kernels,
+            received,
+            vote_shape,
+            kind=ChunkKind.VOTE,
+            bucket=ballot.header.bucket,
+            epoch=ballot.header.epoch,
         )
         header = find_errors(votes, replace(ballot.header, kind=ChunkKind.REPLY), link.ranks)
         present, payload = _count(votes, reply_shape, header, link, reducer)
@@ -112,7 +117,9 @@ def _count(
 
 
 def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -> Reply:
-    chunks = read_chunks(link.kernels, replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket)
+    chunks = read_chunks(
+        link.kernels, replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket, epoch=own.epoch
+    )
     verdict = judge_chunks(chunks, link.ranks)
     present = chunks.present[0]
     if verdict.status is Status.OK and bool((chunks.present != present).any()):

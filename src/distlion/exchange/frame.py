@@ -14,11 +14,12 @@
     24  settings          8   digest
     32  n_bytes           8   of the whole chunk
     40  bucket            4
-    44  sender            4
+    44  sender            2
+    46  cancelled_by_all  1   0 or 1
+    47  spare             1   0
     48  culprit           4   -1: nobody
     52  position          4   -1: no parameter in particular
-    56  cancelled_by_all  1   0 or 1
-    57  spare             3   0
+    56  epoch             4   of the roster of those who vote
     60  checksum          4   CRC-32 of all the rest, the payload included
 
 Frames detect accidents: a rank that left out a step, other settings, flipped bits. They are no
@@ -42,8 +43,8 @@ from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 7
-FIELDS = struct.Struct("<4sHBBq8sQQIIiiB3x")
+PROTOCOL_VERSION = 8
+FIELDS = struct.Struct("<4sHBBq8sQQIHBxiiI")
 CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)
 DIGEST = struct.Struct("<q")
@@ -60,11 +61,12 @@ HEADER_TYPE = np.dtype(
         ("settings", "<u8"),
         ("n_bytes", "<u8"),
         ("bucket", "<u4"),
-        ("sender", "<u4"),
+        ("sender", "<u2"),
+        ("cancelled_by_all", "u1"),
+        ("spare", "V1"),
         ("culprit", "<i4"),
         ("position", "<i4"),
-        ("cancelled_by_all", "u1"),
-        ("spare", "V3"),
+        ("epoch", "<u4"),
         ("checksum", "<u4"),
     ]
 )
@@ -127,6 +129,7 @@ class Header:
             up.
         gradient_digest: Digest, signed 64 bits, of the sender's raw gradients; 0 where none is
             wanted. GRADIENT chunks do not carry it.
+        epoch: Of the roster of those who vote; see ``vote.Roster``.
         grad_scale: What the gradients of a GRADIENT chunk are to be multiplied by. Other kinds do
             not carry it.
     """
@@ -142,6 +145,7 @@ class Header:
     cancelled_by_all: bool = False
     gradient_digest: int = 0
     grad_scale: float = 1.0
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,9 +229,10 @@ def _pack_fields(header: Header, n_bytes: int) -> bytes:
         n_bytes,
         header.bucket,
         header.sender,
+        header.cancelled_by_all,
         header.culprit,
         header.position,
-        header.cancelled_by_all,
+        header.epoch,
     )
 
 
@@ -283,6 +288,7 @@ class Chunks:
             cancelled_by_all=bool(fields["cancelled_by_all"]),
             gradient_digest=0 if is_gradient else int(fields["gradients"]),
             grad_scale=self.grad_scales[member] if is_gradient else 1.0,
+            epoch=int(fields["epoch"]),
         )
 
     @property
@@ -308,6 +314,7 @@ def read_chunk(
     kind: ChunkKind,
     bucket: int,
     sender: int,
+    epoch: int = 0,
 ) -> Chunk | None:
     """Check a chunk and take it apart; None where it is not what ``sender`` must have sent.
 
@@ -316,7 +323,9 @@ def read_chunk(
     if chunk.numel() != shape.n_bytes:
         return None
     rows = chunk.unsqueeze(0)
-    return read_chunks(kernels, rows, shape, kind=kind, bucket=bucket, senders=[sender])[0]
+    return read_chunks(
+        kernels, rows, shape, kind=kind, bucket=bucket, epoch=epoch, senders=[sender]
+    )[0]
 
 
 def read_chunks(
@@ -326,6 +335,7 @@ def read_chunks(
     *,
     kind: ChunkKind,
     bucket: int,
+    epoch: int = 0,
     senders: Sequence[int] | None = None,
 ) -> Chunks:
     """Check chunks and take them apart.
@@ -336,6 +346,7 @@ def read_chunks(
         shape: Their sizes.
         kind: What each must be.
         bucket: What each must belong to.
+        epoch: Of which each must be.
         senders: Who must have sent each; None for one from each member of a link, in order.
     """
     fronts = np.ascontiguousarray(raw[:, : shape.front_bytes].cpu().numpy())
@@ -348,6 +359,7 @@ def read_chunks(
         ("version", PROTOCOL_VERSION),
         ("kind", int(kind)),
         ("bucket", bucket),
+        ("epoch", epoch),
         ("sender", np.arange(len(fields)) if senders is None else np.array(senders)),
         ("n_bytes", shape.n_bytes),
     ):

@@ -80,7 +80,12 @@ class NodeFrames:
         received = torch.empty_like(chunks)
         self.link.all_to_all(received, chunks, step=header.step).wait()
         read = read_chunks(
-            self.link.kernels, received, chunk_shape, kind=kind, bucket=header.bucket
+            self.link.kernels,
+            received,
+            chunk_shape,
+            kind=kind,
+            bucket=header.bucket,
+            epoch=header.epoch,
         )
         header = find_errors(read, header, self.link.ranks)
         return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
@@ -171,4 +176,6 @@ def _gather(
     write_chunk(link.kernels, own, shape, sent, present, payload)
     everybody = link.empty(link.world_size, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
-    return read_chunks(link.kernels, everybody, shape, kind=kind, bucket=header.bucket)
+    return read_chunks(
+        link.kernels, everybody, shape, kind=kind, bucket=header.bucket, epoch=header.epoch
+    )

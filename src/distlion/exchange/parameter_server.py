@@ -119,6 +119,7 @@ def _read_reply(raw: Tensor, link: Link, shape: BucketShape, own: Header) -> Rep
         shape.whole_reply_chunk,
         kind=ChunkKind.REPLY,
         bucket=own.bucket,
+        epoch=own.epoch,
         sender=SERVER,
     )
     if chunk is None:

@@ -66,12 +66,12 @@ class Coins:
     Attributes:
         seed: The optimizer's seed, equal on all workers.
         step: The step, counted from 0.
-        rank: The worker's rank in the voting group.
+        voter: The worker's id among those who vote.
     """
 
     seed: int
     step: int
-    rank: int
+    voter: int
 
     @property
     def tie(self) -> Coin:
@@ -81,7 +81,7 @@ class Coins:
     @property
     def zero(self) -> Coin:
         """Vote for directions that are 0; each worker has its own."""
-        return self._paired(ZERO_DOMAIN + self.rank)
+        return self._paired(ZERO_DOMAIN + self.voter)
 
     @property
     def rounding(self) -> Coin:

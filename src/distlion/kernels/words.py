@@ -120,7 +120,7 @@ class Run:
     """The part of one parameter that lies in the blocks at hand.
 
     Attributes:
-        voters: (n_present,) int64 on the device of the votes: ranks of those present, one or more.
+        voters: (n_present,) int64 on the device of the votes: rows of those present, one or more.
         words: Its words within the blocks.
         n_elements: Its elements there.
         first_word, first_bit: Where it begins among the coins, as in its slot.

@@ -241,7 +241,7 @@ class DistributedLion(VotingBase):
         digest = peers.description.digest(self.param_groups, said)
         inputs = StepInputs(
             rank=peers.group.rank,
-            header=Header(ChunkKind.VOTE, step, 0, 0, digest),
+            header=Header(ChunkKind.VOTE, step, 0, 0, digest, epoch=peers.network.roster.epoch),
             coins=coins,
             rounding=coins.rounding if self._settings.rounding == "stochastic" else None,
             coefficients=numbers.coefficients,

@@ -38,7 +38,7 @@ class Account:
         assert isinstance(pattern, Exchange)  # the constructor refuses "auto"
         account = cls()
         for poll in polls:
-            account.votes += pattern.plan(poll.rule.shape(poll.bucket), last)
+            account.votes += pattern.plan(poll.rule.shape(poll.bucket, workers), last)
             n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
             account.up_bits += n_elements * poll.rule.vote_planes
             account.up_bits += len(poll.bucket.slots) * poll.rule.n_scales * 8 * FLOAT_BYTES

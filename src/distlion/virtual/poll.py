@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distlion.kernels import Coin, Coins, Segment, choose_kernels
 from distlion.layout import Bucket
-from distlion.vote import WorkerState
+from distlion.vote import Roster, WorkerState
 from distlion.voting import ParameterReply, VotingParam
 
 
@@ -36,9 +36,10 @@ class Poll:
         self.rule, _, self._device = self.params[0].kind
         self.kernels = choose_kernels(self._device)
         self.present = torch.zeros(workers, len(self.params), dtype=torch.bool)
-        self._workers = [self.rule.start(bucket) for _ in range(workers)]
+        roster = Roster.of(workers)
+        self._workers = [self.rule.start(bucket, roster) for _ in range(workers)]
         # Apart from those of workers, which note what they say before all have been heard.
-        self._counter = self.rule.start(bucket)
+        self._counter = self.rule.start(bucket, roster)
         n_bytes = bucket.n_shards * self._counter.shape.vote_bytes
         self._votes = torch.zeros(workers, n_bytes, dtype=torch.uint8, device=self._device)
         self._has_heard = False

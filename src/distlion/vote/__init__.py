@@ -1,6 +1,7 @@
 """The vote on one bucket without a network: votes to bytes, bytes of votes to bytes of a reply."""
 
 from distlion.vote.bucket_vote import BucketCount, BucketVote, WorkerState, make_worker_state
+from distlion.vote.roster import Roster
 from distlion.vote.tally import RuleTally
 
-__all__ = ["BucketCount", "BucketVote", "RuleTally", "WorkerState", "make_worker_state"]
+__all__ = ["BucketCount", "BucketVote", "Roster", "RuleTally", "WorkerState", "make_worker_state"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distlion.kernels import FLOAT_PLANES, Coin, Coins, Kernels, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
+from distlion.vote.roster import Roster
 from distlion.vote.rule import Rule
 from distlion.vote.tally import RuleTally
 
@@ -27,6 +28,7 @@ class BucketVote:
     Args:
         rule: How the bucket is voted on.
         bucket: Where its parameters lie.
+        roster: Who votes.
 
     Attributes:
         shape: Sizes on the wire.
@@ -34,11 +36,11 @@ class BucketVote:
         reply_format: How a reply writes S.
     """
 
-    def __init__(self, rule: Rule, bucket: Bucket) -> None:
-        self.rule, self.bucket = rule, bucket
-        self.shape = rule.shape(bucket)
+    def __init__(self, rule: Rule, bucket: Bucket, roster: Roster) -> None:
+        self.rule, self.bucket, self.roster = rule, bucket, roster
+        self.shape = rule.shape(bucket, roster.n_votes)
         self.vote_planes = rule.vote_planes
-        self.reply_planes = rule.reply_planes(bucket.n_shards)
+        self.reply_planes = rule.reply_planes(roster.n_votes)
         self.reply_format = rule.reply_format
 
     def encode(
@@ -75,20 +77,28 @@ class BucketVote:
 
         Args:
             kernels: The arithmetic where ``votes`` are.
-            votes: (workers, n_shards * vote_bytes) uint8, of some shards that follow each other.
-            present: (workers, n_params) bool on the CPU: who votes for which parameter.
+            votes: (voters, n_shards * vote_bytes) uint8, of some shards that follow each other; a
+                row for each voter, in the order of the roster.
+            present: (voters, n_params) bool on the CPU: who votes for which parameter.
             first_shard: The shard that ``votes`` begin with.
             coins: Of this step; only those that are equal on all workers are used.
 
         Returns:
             (n_shards * reply_bytes,) uint8.
         """
+        if self.roster.is_weighted:
+            rows = list(self.roster.ballots)
+            votes, present = votes[rows], present[rows]
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks
         self.rule.count(kernels, packed, present, self.bucket, first_block, coins, out=out)
         return out.view(-1).view(torch.uint8)
+
+    def count_present(self, present: Tensor) -> Tensor:
+        """Return how many votes each parameter gets, (n_params,) int64, as ``apply`` wants them."""
+        return present[list(self.roster.ballots)].sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
@@ -161,7 +171,7 @@ class BucketVote:
         """Begin to count anew, with what all workers tell.
 
         Args:
-            told: (workers, n_shards * told_bytes) uint8, of the shards that are counted here.
+            told: (voters, n_shards * told_bytes) uint8, of the shards that are counted here.
         """
 
     def _make_votes(self, device: torch.device) -> Tensor:
@@ -187,11 +197,9 @@ class BucketCount:
     def parts(self) -> RuleTally | None:
         """How to count in parts; None for rules that cannot."""
         vote = self.vote
-        return (
-            None
-            if vote.shape.tally_bytes is None
-            else RuleTally(vote.rule, vote.bucket, self.coins)
-        )
+        if vote.shape.tally_bytes is None or vote.roster.is_weighted:
+            return None
+        return RuleTally(vote.rule, vote.bucket, self.coins, vote.roster.n_votes)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments are those of ``BucketVote.count``."""

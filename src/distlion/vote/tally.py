@@ -24,11 +24,13 @@ class RuleTally:
         rule: Any whose votes are integers.
         bucket: Where parameters lie.
         coins: The coins of this step; only those that are equal on all workers are used.
+        n_votes: The most votes that a parameter can get.
     """
 
     rule: Rule
     bucket: Bucket
     coins: Coins
+    n_votes: int
 
     def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         packed = votes.contiguous().view(torch.int64)
@@ -45,7 +47,7 @@ class RuleTally:
     def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
         sums, bucket = tally.contiguous().view(torch.int32), self.bucket
         n_blocks = sums.numel() // (BLOCK_WORDS * WORD_ELEMENTS)
-        planes = self.rule.reply_planes(bucket.n_shards)
+        planes = self.rule.reply_planes(self.n_votes)
         out = torch.empty(n_blocks, planes, BLOCK_WORDS, dtype=torch.int64, device=sums.device)
         settle_tally(
             sums,

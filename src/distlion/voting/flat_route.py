@@ -23,7 +23,7 @@ from distlion.exchange import (
 )
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
-from distlion.vote import BucketCount, BucketVote
+from distlion.vote import BucketCount, BucketVote, Roster
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.param import VotingParam
 from distlion.voting.staging import bring_down, bring_up, name_failure
@@ -41,6 +41,7 @@ class FlatRoute:
         device: Where they are.
         kernels: The arithmetic there.
         link: The network between those who vote.
+        roster: Who they are.
         inside: The ranks that hold other shards of the same parameters; None for none.
     """
 
@@ -51,6 +52,7 @@ class FlatRoute:
     device: torch.device
     kernels: Kernels
     link: Link
+    roster: Roster
     inside: Link | None = None
 
     @property
@@ -64,7 +66,7 @@ class FlatRoute:
     @cached_property
     def vote(self) -> BucketVote:
         """The vote on the bucket, and what is kept for it from step to step."""
-        return self.rule.start(self.bucket)
+        return self.rule.start(self.bucket, self.roster)
 
     def plan(self) -> ByteCount:
         return self.pattern.plan(self.vote.shape, self.link.rank)

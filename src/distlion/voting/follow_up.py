@@ -82,7 +82,7 @@ class FollowUp:
         Raises:
             InvalidArgumentError: ``momentum_sync`` selects nothing.
         """
-        n_voters, seed = network.n_voters, settings.seed
+        n_voters, seed = network.roster.n_voters, settings.seed
         momenta = examiner = None
         if settings.momentum_sync is not None:
             _refuse_copies(params)

@@ -33,6 +33,7 @@ from distlion.exchange import (
 )
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
+from distlion.vote import Roster
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
 from distlion.voting.grid import Grid, GridGroups, own_group
@@ -59,8 +60,8 @@ class VotingNetwork:
         is_sharded: Whether these hold shards of the parameters, and not whole ones.
 
     Attributes:
-        n_voters: Workers that vote.
-        voter: The number of this one, which its coins depend on.
+        roster: Who votes.
+        voter: The id of this worker among them, which its coins depend on.
         routes: What carries each bucket, in the order in which they are exchanged.
         between: The link between those who vote, since ``lay_out``.
         inside: The link between the ranks of this worker; None where it has one.
@@ -75,8 +76,8 @@ class VotingNetwork:
         self._settings = settings
         self._grid = grid
         self._is_sharded = is_sharded
-        self.n_voters = len(grid.between)
-        self.voter = grid.between.index(group.rank)
+        self.roster = Roster.of(len(grid.between))
+        self.voter = self.roster.ids[grid.between.index(group.rank)]
         self._name = name
         self._everybody = group.process_group
         self._for_checkpoints: dist.ProcessGroup | None = None
@@ -163,14 +164,14 @@ class VotingNetwork:
                 self.inside = self._make_link(inside=True, timeout_s=timeout_s)
         if self._model is None and self._wants_model():
             self._model = self._measure_link(step)
-        if self.n_voters == 1:
+        if self.roster.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
         # Of whole parameters, so that all ranks of a worker have the same buckets.
         buckets = fill_buckets(
             [param.whole_slot for param in params],
             [param.kind for param in params],
-            n_shards=self.n_voters,
+            n_shards=self.roster.n_shards,
             bucket_elements=self._bucket_elements(params),
             backwards=self.trial.overlaps,
         )
@@ -200,7 +201,7 @@ class VotingNetwork:
         """
         if not any(route.rule.worker_state for route in self.routes):
             return
-        header = Header(ChunkKind.VOTE, step, 0, 0, 0)
+        header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=self.roster.epoch)
         link = self._make_link(inside=False, timeout_s=self._settings.init_timeout_s)
         told = (route.tell_counters(link, header) for route in self.routes)
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
@@ -208,7 +209,7 @@ class VotingNetwork:
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
         if self._groups is not None:  # what other ranks of this worker have heard
             inside = self._make_link(inside=True, timeout_s=self._settings.init_timeout_s)
-            verdict = share_verdict(inside, verdict, header, n_voters=self.n_voters)
+            verdict = share_verdict(inside, verdict, header, n_voters=self.roster.n_voters)
         if verdict.status is not Status.OK:
             params = [param for route in self.routes for param in route.params]
             raise_verdict(params, verdict, rank=self._group.rank, step=step)
@@ -256,11 +257,14 @@ class VotingNetwork:
         whole = fill_buckets(
             [param.whole_slot for param in params],
             [param.kind for param in params],
-            n_shards=self.n_voters,
+            n_shards=self.roster.n_shards,
             bucket_elements=limit,
         )
         assert self._model is not None  # ``_wants_model`` says so
-        shapes = [(params[bucket.members[0]].rule.shape(bucket), self._model) for bucket in whole]
+        n_votes = self.roster.n_votes
+        shapes = [
+            (params[bucket.members[0]].rule.shape(bucket, n_votes), self._model) for bucket in whole
+        ]
         n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
@@ -271,16 +275,19 @@ class VotingNetwork:
         ]
         rule, _, device = members[0].kind
         if self._groups is None or self._is_sharded:
-            pattern = self._choose_pattern(rule.shape(bucket))
+            pattern = self._choose_pattern(rule.shape(bucket, self.roster.n_votes))
             return self._build_flat(bucket, members, rule, device, pattern)
         all_pieces = [param.pieces for param in params]
         cuts = [
-            take_part(bucket, all_pieces, part, n_shards=self.n_voters)
+            take_part(bucket, all_pieces, part, n_shards=self.roster.n_shards)
             for part in range(len(self._grid.inside))
         ]
         # One pattern for all parts: its rounds are interleaved with exchanges inside the node.
         pattern = self._choose_pattern(
-            max((rule.shape(cut) for cut in cuts), key=lambda shape: shape.vote_bytes)
+            max(
+                (rule.shape(cut, self.roster.n_votes) for cut in cuts),
+                key=lambda shape: shape.vote_bytes,
+            )
         )
         parts = []
         for part, cut in enumerate(cuts):
@@ -311,7 +318,15 @@ class VotingNetwork:
         inside = self.inside if self._is_sharded else None
         assert self.between is not None
         return FlatRoute(
-            bucket, tuple(params), rule, pattern, device, kernels, self.between, inside
+            bucket,
+            tuple(params),
+            rule,
+            pattern,
+            device,
+            kernels,
+            self.between,
+            self.roster,
+            inside,
         )
 
     def _build_clipper(self, params: Sequence[VotingParam], *, step: int) -> Clipper | None:

@@ -138,7 +138,7 @@ class Peers:
             f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.group.world_size}",
             f"node size: {self.node_size}",
-            f"workers that vote: {self.network.n_voters}",
+            f"workers that vote: {self.network.roster.n_voters}",
             *self.settings.describe(),
             f"exp_avg_dtype: {exp_avg_dtype}",
             *describe_params(groups, names),
@@ -290,7 +290,14 @@ class Peers:
             return
         lines = [f"call: {call}", *lines]
         agreed = step if next_step is None else next_step
-        header = Header(ChunkKind.VOTE, agreed, 0, 0, digest_settings(lines))
+        header = Header(
+            ChunkKind.VOTE,
+            agreed,
+            0,
+            0,
+            digest_settings(lines),
+            epoch=self.network.roster.epoch,
+        )
         coins = Coins(self.settings.seed, agreed, self.network.voter)
         votes = abstain_from_all(
             self.network.routes,
@@ -317,7 +324,7 @@ class Peers:
         inside = self.network.inside
         if self.sharding is None or inside is None:
             return verdict
-        return share_verdict(inside, verdict, header, n_voters=self.network.n_voters)
+        return share_verdict(inside, verdict, header, n_voters=self.network.roster.n_voters)
 
     def meet_to_load(
         self, groups: Sequence[Mapping[str, Any]], cuts: Sequence[str], *, step: int

@@ -60,10 +60,10 @@ def _launch_all(
     )
     param, grad = torch.zeros((2, slot.n_elements), dtype=dtype, device=route.device)
     exp_avg = torch.zeros(slot.n_elements, dtype=exp_avg_dtype, device=route.device)
-    vote, kernels = route.rule.start(bucket), route.kernels
+    vote, kernels = route.rule.start(bucket, route.roster), route.kernels
     segments = kernels.gather([Segment(slot, param, grad.clone(), exp_avg, _STILL)])
     kept = [make_worker_state(route.rule, param)]
-    coins = Coins(settings.seed, 0, route.link.rank)
+    coins = Coins(settings.seed, 0, route.roster.ids[route.link.rank])
     rounding = coins.rounding if settings.rounding == "stochastic" else None
 
     votes, finite = vote.encode(kernels, segments, kept, coins, device=route.device)

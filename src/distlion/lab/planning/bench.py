@@ -55,7 +55,7 @@ def measure_kernels() -> KernelRates:
     generator = torch.Generator().manual_seed(0)
     param, grad, exp_avg = torch.randn(3, _N_ELEMENTS, generator=generator)
     segments = kernels.gather([Segment(bucket.slots[0], param, grad, exp_avg, _COEFFICIENTS)])
-    coins = Coins(seed=0, step=0, rank=0)
+    coins = Coins(seed=0, step=0, voter=0)
     vote = torch.zeros(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64)
     votes = torch.zeros(_N_WORKERS, *vote.shape, dtype=torch.int64)
     present = torch.ones(_N_WORKERS, 1, dtype=torch.bool)

@@ -1,0 +1,87 @@
+"""Who votes: ids, rows, owners and weights, which are five numbers and not one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from distlion.errors import InvalidArgumentError
+
+MOST_EPOCHS = 1 << 32
+"""What a frame has room for."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Those who vote, until membership changes.
+
+    Attributes:
+        ids: A number for each voter that it keeps while others come and go, and that its coins
+            depend on. The place of an id is its row in tensors of votes.
+        owners: For each shard of a bucket, the id of who counts it.
+        weights: For each voter, how many votes its vote counts as; an integer, 1 or more.
+        epoch: Grows with every change of membership. Bytes of another epoch are refused.
+
+    Raises:
+        InvalidArgumentError: Ids repeat, an owner does not vote, or a number is out of its range.
+    """
+
+    ids: tuple[int, ...]
+    owners: tuple[int, ...]
+    weights: tuple[int, ...]
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.ids or min(self.ids) < 0 or len(set(self.ids)) < len(self.ids):
+            raise InvalidArgumentError(
+                f"a roster has the ids {self.ids}; expected one or more, all different, from 0 on"
+            )
+        if not self.owners or not set(self.owners) <= set(self.ids):
+            raise InvalidArgumentError(
+                f"shards are counted by {self.owners}; expected some of the voters, {self.ids}"
+            )
+        if len(self.weights) != len(self.ids) or min(self.weights) < 1:
+            raise InvalidArgumentError(
+                f"{len(self.ids)} voters have the weights {self.weights}; expected one each, of at "
+                "least 1"
+            )
+        if not 0 <= self.epoch < MOST_EPOCHS:
+            raise InvalidArgumentError(
+                f"the epoch is {self.epoch}; expected 0 to {MOST_EPOCHS - 1:,}"
+            )
+
+    @classmethod
+    def of(cls, n_voters: int, *, epoch: int = 0) -> Roster:
+        """Return that of voters 0 to N - 1, each with one vote and one shard."""
+        everybody = tuple(range(n_voters))
+        return cls(everybody, everybody, (1,) * n_voters, epoch)
+
+    @cached_property
+    def n_voters(self) -> int:
+        """Rows of a tensor of votes."""
+        return len(self.ids)
+
+    @property
+    def n_shards(self) -> int:
+        """Shards of a bucket."""
+        return len(self.owners)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether some vote counts as more than one."""
+        return self.n_votes > self.n_voters
+
+    @cached_property
+    def n_votes(self) -> int:
+        """The most that a parameter can get: the sum of weights."""
+        return sum(self.weights)
+
+    @cached_property
+    def ballots(self) -> tuple[int, ...]:
+        """Rows of votes as they are counted: each as often as its voter has votes."""
+        rows = enumerate(self.weights)
+        return tuple(row for row, weight in rows for _ in range(weight))
+
+    def find_row(self, voter: int) -> int:
+        """Return the row of a voter's votes, by its id."""
+        return self.ids.index(voter)
