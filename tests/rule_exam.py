@@ -152,7 +152,7 @@ def encode(
         assert torch.as_tensor(told).tolist() == list(finite or [True] * len(segments))
         votes.append(out)
     assert torch.equal(*votes)
-    if rule.worker_state:
+    if rule.n_scales:
         return say(rule, bucket, segments, votes[0], Coins(SEED, step, worker))
     return votes[0]
 
@@ -285,7 +285,7 @@ def unpack_votes(rule: Aggregation, votes: Tensor) -> Bits:
 
 def check_absent_votes_do_not_count(rule: Aggregation) -> None:
     """What lies in the place of an absent worker's vote changes no bit of the reply."""
-    if rule.worker_state:
+    if rule.n_scales:
         pytest.skip("what an absent worker said before still counts: kernels/test_feedback.py")
     poll = hold_poll(rule, 3)
     votes = poll.votes.clone()

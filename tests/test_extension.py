@@ -23,6 +23,7 @@ from distlion.lab.netlab.method_names import parse_vote_method
 from distlion.lab.planning import Scenario, compare_methods
 from distlion.lab.training import TrainSettings
 from distlion.lab.training.contenders import find_contender
+from leaning_vote import LeaningVote
 
 WORKERS, STEPS = 3, 5
 SIZES = (1, 65, 4133)
@@ -35,9 +36,13 @@ def registered() -> Iterator[None]:
     toys.forget()
 
 
+NEW_RULES = [toys.CautiousVote(), LeaningVote()]
+
+
 @pytest.mark.parametrize("check", rule_exam.CHECKS, ids=lambda check: check.__name__)
-def test_a_new_rule_is_examined(check: Callable[[Aggregation], None]) -> None:
-    check(toys.CautiousVote())
+@pytest.mark.parametrize("rule", NEW_RULES, ids=repr)
+def test_a_new_rule_is_examined(check: Callable[[Aggregation], None], rule: Aggregation) -> None:
+    check(rule)
 
 
 @pytest.mark.parametrize("check", pattern_exam.CHECKS, ids=lambda check: check.__name__)
@@ -55,7 +60,9 @@ def set_grads(params: list[tuple[str, torch.nn.Parameter]], worker: int, step: i
         param.grad = torch.randn(param.shape, generator=generator)
 
 
-def train_really(rank: int, world_size: int) -> tuple[list[Tensor], int]:
+def train_really(
+    rank: int, world_size: int, rule: Aggregation
+) -> tuple[list[Tensor], list[dict[str, Tensor]], int]:
     """Train with both; in the middle, go on from a saved state."""
     toys.register()
     params = make_params()
@@ -63,32 +70,34 @@ def train_really(rank: int, world_size: int) -> tuple[list[Tensor], int]:
     def make_optimizer(**arguments: Any) -> distlion.DistributedLion:
         return distlion.DistributedLion(params, lr=1e-2, exchange=toys.AtOnce(), **arguments)
 
-    optimizer = make_optimizer(aggregation=toys.CautiousVote())
+    optimizer = make_optimizer(aggregation=rule)
     for step in range(STEPS):
         if step == 2:
             state, optimizer = optimizer.state_dict(), make_optimizer()
             optimizer.load_state_dict(state)
         set_grads(params, rank, step)
         optimizer.step()
-    return [param.detach() for _, param in params], optimizer.traffic.sent_bytes
+    kept = [dict(optimizer.state[param]) for _, param in params]
+    return [param.detach() for _, param in params], kept, optimizer.traffic.sent_bytes
 
 
 @pytest.mark.distributed
-def test_workers_that_vote_by_them_equal_virtual_ones() -> None:
+@pytest.mark.parametrize("rule", NEW_RULES, ids=repr)
+def test_workers_that_vote_by_them_equal_virtual_ones(rule: Aggregation) -> None:
     params = make_params()
-    cluster = distlion.VirtualCluster(
-        params, workers=WORKERS, lr=1e-2, aggregation=toys.CautiousVote()
-    )
+    cluster = distlion.VirtualCluster(params, workers=WORKERS, lr=1e-2, aggregation=rule)
     for step in range(STEPS):
         for worker in range(WORKERS):
             set_grads(params, worker, step)
             cluster.collect(worker)
         cluster.step()
-    for found, sent_bytes in run_workers(train_really, WORKERS):
-        assert all(
-            torch.equal(mine, param.detach())
-            for mine, (_, param) in zip(found, params, strict=True)
-        )
+    for rank, (found, kept, sent_bytes) in enumerate(run_workers(train_really, WORKERS, rule)):
+        for mine, entry, (_, param) in zip(found, kept, params, strict=True):
+            assert torch.equal(mine, param.detach())
+            assert set(entry) == {"exp_avg", *rule.worker_state}
+            for key, value in entry.items():
+                assert bool(value.any())
+                assert torch.equal(value, cluster.state[param][key][rank])
         assert sent_bytes > 0
 
 

@@ -24,6 +24,7 @@ from distlion.exchange import (
 from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape
+from leaning_vote import LeaningVote
 from oracle import Rule
 
 
@@ -93,6 +94,8 @@ class AtOnce(Exchange):
 
 def register() -> None:
     """Give both a name, and the oracle its account of the rule."""
+    RULES["leaning"] = NamedRule(LeaningVote(), "majority vote that leans to the last one")
+    matrix.ORACLES[LeaningVote] = lambda rule: Rule("majority", tie="random")
     RULES["cautious"] = NamedRule(CautiousVote(), "majority vote of one bit, 0 on a tie")
     PATTERNS["at-once"] = AtOnce()
     matrix.ORACLES[CautiousVote] = lambda rule: Rule("majority", tie="zero")
@@ -101,3 +104,4 @@ def register() -> None:
 def forget() -> None:
     """Undo ``register``."""
     del RULES["cautious"], PATTERNS["at-once"], matrix.ORACLES[CautiousVote]
+    del RULES["leaning"], matrix.ORACLES[LeaningVote]

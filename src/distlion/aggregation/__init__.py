@@ -8,16 +8,15 @@ from distlion.aggregation.majority import MajorityVote
 from distlion.aggregation.quantized import QuantizedVote
 from distlion.aggregation.registry import (
     RULES,
-    WORKER_STATE,
     NamedRule,
     list_rule_names,
+    list_worker_state,
     parse_rule,
 )
 from distlion.aggregation.ternary import TernaryVote
 
 __all__ = [
     "RULES",
-    "WORKER_STATE",
     "Aggregation",
     "Average",
     "FeedbackVote",
@@ -27,5 +26,6 @@ __all__ = [
     "QuantizedVote",
     "TernaryVote",
     "list_rule_names",
+    "list_worker_state",
     "parse_rule",
 ]

@@ -73,11 +73,6 @@ RULES: dict[str, NamedRule] = {
 A new rule is one line here; its class is then known to checkpoints too.
 """
 
-WORKER_STATE = tuple(
-    dict.fromkeys(key for named in RULES.values() for key in named.rule.worker_state)
-)
-"""What rules may keep of a parameter, by its name in the optimizer's state."""
-
 # What ast and the rules raise on text that is none of ours, absurdly nested text included.
 REFUSALS = (
     ValueError,
@@ -94,6 +89,11 @@ REFUSALS = (
 def list_rule_names() -> list[str]:
     """Return the names for help and messages; those with a number of bits are one, with a P."""
     return list(dict.fromkeys(re.sub(r"-\d\b", "-P", name) for name in RULES))
+
+
+def list_worker_state() -> list[str]:
+    """Return what rules may keep of a parameter, by its name in the optimizer's state."""
+    return list(dict.fromkeys(key for named in RULES.values() for key in named.rule.worker_state))
 
 
 def parse_rule(text: str) -> Aggregation:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import WORKER_STATE, Aggregation, TernaryVote, parse_rule
+from distlion.aggregation import Aggregation, TernaryVote, list_worker_state, parse_rule
 from distlion.errors import CheckpointError, DistlionError
 from distlion.optim.saved_groups import (
     WORKER_KEY,
@@ -21,9 +21,6 @@ from distlion.optim.saved_groups import (
     shorten,
     take_lions,
 )
-
-KEPT = ("exp_avg", *WORKER_STATE)
-"""Keys of a parameter's state that each worker has its own tensor of."""
 
 
 @contextmanager
@@ -140,8 +137,8 @@ def _refuse_worker(saved_by: object, worker: str | None) -> CheckpointError:
 
 
 def list_kept(entry: Mapping[str, Any]) -> list[str]:
-    """List those keys of ``KEPT`` that a parameter's state has."""
-    return [key for key in KEPT if key in entry]
+    """List those keys of a parameter's state of which each worker has its own tensor."""
+    return [key for key in ("exp_avg", *list_worker_state()) if key in entry]
 
 
 def find_rule(group: Mapping[str, Any]) -> Aggregation:
@@ -246,7 +243,7 @@ def _check_momentum(
     entry = state.get(key, {})
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"{name}: the saved state is a {type(entry).__name__}; expected keys")
-    foreign = sorted(set(map(str, entry)) - {*KEPT, "step"})
+    foreign = sorted(set(map(str, entry)) - {"exp_avg", *list_worker_state(), "step"})
     if foreign:
         raise CheckpointError(
             f"{name}: the saved state holds {shorten(', '.join(foreign))}, which Lion does not "
