@@ -305,7 +305,7 @@ class DistributedLion(VotingBase):
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm that ``clip_norm`` found in the last step, of this worker or "global"; or None."""
+        """Norm that ``clip_norm`` found in the last committed step, own or "global"; or None."""
         return self._peers.network.grad_norm
 
     @property

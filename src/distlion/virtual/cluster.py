@@ -187,9 +187,9 @@ class VirtualCluster(VotingBase):
         except NonFiniteError:
             self._begin_step(lineup)  # held gradients are looked at before any momentum moves
             raise
-        self._grad_norms = collection.grad_norms
         self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:
+            self._grad_norms = collection.grad_norms
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(lineup)
