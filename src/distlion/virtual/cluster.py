@@ -50,7 +50,8 @@ class VirtualCluster(VotingBase):
     with ``ClipNorm(scope="global")`` not before ``step()``, since all of them decide).
 
     Args:
-        params, lr, betas, weight_decay, cautious, aggregation: As for ``DistributedLion``.
+        params: As for ``DistributedLion``, frozen ones too.
+        lr, betas, weight_decay, cautious, aggregation: Likewise.
         momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
         bucket_elements, diagnose_every, seed: Likewise.
         workers: N, 1 or more.
