@@ -33,6 +33,7 @@ from distlion.voting import (
     Diagnosis,
     MomentumSync,
     Settings,
+    check_frozen,
     describe_hyperparameters,
     describe_problem,
     describe_sparse,
@@ -315,12 +316,8 @@ class VirtualCluster(VotingBase):
     def _check_grads(self, lineup: Lineup, worker: int) -> None:
         """Refuse what no worker can vote with."""
         known = {param.param for param in lineup.params}
-        for tensor, name in self._param_names().items():
-            if tensor.requires_grad and tensor not in known:
-                raise InvalidArgumentError(
-                    f"{name} was frozen when this cluster was made and requires a gradient now, or "
-                    "was put in the place of another; make a new cluster and load the state into it"
-                )
+        names = self._param_names()
+        check_frozen({param: name for param, name in names.items() if param not in known})
         for param in lineup.params:
             if param.has_sparse_grad():
                 raise SparseGradientError(
