@@ -102,6 +102,14 @@ class Cell:
         """Return the run that tries a rate."""
         return self.config(rate, TUNING_SEED, is_tuning=True)
 
+    def has_made(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record is that of one of its runs, at whatever rate and seed."""
+        run = record["config"]
+        if run["method"] != self.method:
+            return False
+        own = self.config(run["lr"], run["seed"], is_tuning=run["is_tuning"])
+        return own.name == record["name"]
+
     @property
     def center(self) -> float:
         """The middle of the first three rates, where no other cell's rate is."""

@@ -331,6 +331,18 @@ def test_report_of_no_records_says_what_is_missing(study: Any, tmp_path: Path) -
     assert "| images-4 | 0 of 11 | 33 | global-adamw, global-lion, majority" in report
 
 
+def test_report_counts_no_records_of_another_study(study: Any, tmp_path: Path) -> None:
+    records = make_records(study, tmp_path / "runs", {"majority": (33.1, 33.3, 32.8)})
+    before = study.report.write_report(records, tmp_path).read_text()
+    assert "6 runs" in before
+    known = study.plan.PARTS[0].cells[0].tuning(0.004)
+    foreign = replace(known, method="global-adamw-betas-90-99"), replace(known, steps=17)
+    for config in foreign:
+        records.write(config, make_outcome(study, config, loss=1.0, error=50))
+    assert len(records.read_all()) == 8
+    assert study.report.write_report(records, tmp_path).read_text() == before
+
+
 def test_report_decides_by_the_bounds_and_nothing_before_all_seeds(
     study: Any, tmp_path: Path
 ) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import distlion
 from cluster import run_workers
 from distlion import errors
+from distlion.exchange import Link
+from distlion.exchange.link import Transfer
+from distlion.voting import buffers
 
 pytestmark = pytest.mark.distributed
 
@@ -133,6 +138,110 @@ def test_other_buffers_on_one_worker_are_one_refusal_on_all(index: int, said: st
             continue
         assert (kind, culprits) == ("ConfigMismatchError", (1,))
         assert said in message
+
+
+class Interrupting(nn.BatchNorm1d):
+    """Its buffers are asked for when Ctrl-C is pressed."""
+
+    def named_buffers(self, *args: object, **options: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return super().named_buffers(*args, **options)  # type: ignore[arg-type]
+
+
+def average_pair_first(rank: int, world_size: int) -> tuple[float, bool]:
+    """Average among two ranks, then among all; return a mean, and whether an interrupt came."""
+    # As with a group that carries the memory of a device alone.
+    buffers.carries_host_memory = lambda process_group: False  # type: ignore[assignment]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        distlion.average_buffers(nn.BatchNorm1d(5), pair, timeout_s=20)
+    model = (Interrupting if rank == 1 else nn.BatchNorm1d)(5)
+    model.running_mean += rank
+    is_interrupted = False
+    try:
+        distlion.average_buffers(model, timeout_s=20)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    return float(model.running_mean[0]), is_interrupted
+
+
+def test_calls_are_counted_by_group_and_an_interrupt_waits_for_the_end() -> None:
+    found = run_workers(average_pair_first, N)
+    assert found == [(1.0, rank == 1) for rank in range(N)]
+
+
+def call_alone(rank: int, world_size: int, is_apart: bool) -> tuple[str, str]:
+    """Call it on rank 0 alone, while rank 1 waits elsewhere."""
+    buffers.carries_host_memory = lambda process_group: not is_apart  # type: ignore[assignment]
+    store = dist.distributed_c10d._get_default_store()
+    found = "", ""
+    if rank == 0:
+        try:
+            distlion.average_buffers(nn.BatchNorm1d(5), timeout_s=1)
+        except errors.DistlionError as error:
+            found = type(error).__name__, str(error)
+        store.set("over", "")
+    store.wait(["over"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("is_apart", "kind"), [(False, "StepTimeoutError"), (True, "ProcessGroupError")]
+)
+def test_a_rank_that_calls_alone_hears_what_every_rank_must_call(is_apart: bool, kind: str) -> None:
+    found, text = run_workers(call_alone, 2, is_apart)[0]
+    assert found == kind
+    assert text.startswith("[rank 0] average_buffers(), which every rank must call within")
+    assert "timeout_s=1: " in text
+    assert "step" not in text and "optimizer" not in text
+
+
+def swap(rank: int, world_size: int) -> str:
+    optimizer = distlion.DistributedLion([nn.Parameter(torch.ones(3))], lr=0.1, step_timeout_s=9)
+    try:
+        if rank == 0:
+            distlion.average_buffers(nn.BatchNorm1d(5), timeout_s=9)
+        else:
+            optimizer.step()
+    except errors.StepMismatchError as error:
+        return str(error)
+    return ""
+
+
+def test_one_rank_that_averages_while_another_one_steps_is_an_error_on_both() -> None:
+    for text in run_workers(swap, 2):
+        assert "average_buffers() on rank 0, but step 0 of optimizer 0 on rank 1" in text
+
+
+def count_gathers(rank: int, world_size: int) -> list[tuple[int, bool]]:
+    """Average buffers of several dtypes; return in how many gathers, and whether each is right."""
+    begin, gathered, found = Link.all_gather, [], []
+
+    def count(self: Link, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
+        gathered.append(chunk.nbytes)
+        return begin(self, out, chunk, step=step)
+
+    Link.all_gather = count  # type: ignore[method-assign]
+    for bytes_at_once in (1 << 20, 84, 1):
+        buffers._BYTES_AT_ONCE = bytes_at_once
+        gathered.clear()
+        model = nn.Module()
+        for number in range(20):
+            dtype = (torch.float32, torch.float64, torch.bfloat16)[number % 3]
+            model.register_buffer(f"of_{number}", torch.full((3,), number + rank, dtype=dtype))
+        distlion.average_buffers(model)
+        is_right = all(
+            torch.equal(each, torch.full_like(each, number + (world_size - 1) / 2))
+            for number, each in enumerate(model.buffers())
+        )
+        found.append((len(gathered) - 1, is_right))  # less the one that compares what they are
+    return found
+
+
+def test_buffers_travel_together_up_to_a_limit() -> None:
+    # Three in a row take 12 + 24 + 6 bytes: 84 holds six of 20, and the last two are left.
+    assert run_workers(count_gathers, 2) == [[(1, True), (4, True), (20, True)]] * 2
 
 
 def test_alone_nothing_changes() -> None:

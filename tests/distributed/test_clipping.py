@@ -150,6 +150,29 @@ def clip_nan(rank: int, world_size: int, nonfinite: str) -> tuple[Caught | None,
     return found, optimizer.committed_step
 
 
+def keep_norms(rank: int, world_size: int, scope: str) -> list[float | None]:
+    """List the norm after a step, then after steps that are refused, raised or skipped."""
+    norms = []
+    for nonfinite in ("raise", "skip"):
+        clip = distlion.ClipNorm(1.0, scope=scope)  # type: ignore[arg-type]
+        optimizer = make_pair(rank, nonfinite=nonfinite, clip_norm=clip)
+        for step in range(2):
+            for p in params_of(optimizer):
+                p.grad = torch.full_like(p, 1.0 + step)
+            if step == 1 and rank == world_size - 1:
+                params_of(optimizer)[0].grad[7] = float("inf")
+            caught(optimizer, optimizer.step)
+            assert optimizer.committed_step == 1
+            norms.append(optimizer.grad_norm)
+    return norms
+
+
+@pytest.mark.parametrize(("world_size", "scope"), [(1, "worker"), (2, "worker"), (2, "global")])
+def test_a_refused_step_leaves_the_norm_of_the_last_commit(world_size: int, scope: str) -> None:
+    norm = pytest.approx(math.sqrt(14000), rel=1e-12)
+    assert run_workers(keep_norms, world_size, scope) == [[norm] * 4] * world_size
+
+
 def test_norm_that_is_not_finite_is_left_to_the_policy() -> None:
     raised = run_workers(clip_nan, 3, "raise")
     assert_all_raised([found for found, _ in raised], errors.NonFiniteError, "rank 1")

@@ -10,6 +10,7 @@ from planted_feedback import FEEDBACK
 from planted_files import FILES
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
+from planted_leftovers import SHARED
 from planted_losses import LOSSES
 from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
@@ -38,4 +39,5 @@ EVERYWHERE = (
     *NEWCOMER,
     *CAUTIOUS,
     *BITS,
+    *SHARED,
 )

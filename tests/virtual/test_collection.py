@@ -83,6 +83,21 @@ def test_the_norm_of_each_worker_is_what_clipping_measured(scope: Any) -> None:
     assert make_cluster(3)[0].grad_norm(0) is None
 
 
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_skipped_step_leaves_the_norm_of_the_last_commit(n_workers: int) -> None:
+    cluster, params = make_cluster(n_workers, clip_norm=GLOBAL, nonfinite="skip")
+    norms = []
+    for step in range(2):
+        for worker in range(n_workers):
+            set_grads(params, worker, step)
+            if step == 1 and worker == 0:
+                params["b"].grad[0] = float("inf")
+            cluster.collect(worker)
+        cluster.step()
+        norms.append(cluster.grad_norm(0))
+    assert norms[0] == norms[1] != 0.0
+
+
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_of_several_bad_workers_the_first_is_named_in_whatever_order_they_come(
     nonfinite: Any, caplog: pytest.LogCaptureFixture

@@ -32,7 +32,7 @@ from distlion.exchange.numbers import (
 from distlion.exchange.parameter_server import ParameterServer
 from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
 from distlion.exchange.registry import PATTERNS, list_patterns, parse_pattern
-from distlion.exchange.turns import Turn
+from distlion.exchange.turns import NO_OPTIMIZER, Turn
 from distlion.exchange.verdict import (
     Verdict,
     find_errors,
@@ -46,6 +46,7 @@ from distlion.exchange.watch import PeerWatch, is_registered, keep_forever, stor
 
 __all__ = [
     "MAX_WORKERS",
+    "NO_OPTIMIZER",
     "PATTERNS",
     "PROTOCOL_VERSION",
     "AllGather",

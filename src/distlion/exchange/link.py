@@ -78,7 +78,7 @@ class Transfer:
         link: Where it runs.
         start: Starts it.
         sent: What it hands to the network.
-        step: The step that errors name.
+        step: The step that errors name; None for none.
         what: What it is called in errors.
 
     Raises:
@@ -92,7 +92,7 @@ class Transfer:
         start: Callable[[], dist.Work | None],
         sent: ByteCount,
         *,
-        step: int,
+        step: int | None,
         what: str,
     ) -> None:
         self._link, self._step, self._what = link, step, what
@@ -174,6 +174,7 @@ class Link:
         ranks: The rank of each member among all workers that vote, which errors name; None for its
             rank in the group.
         watch: What finds out which of all these workers failed; None to go without.
+        limits: Which arguments set its limit, for errors.
 
     Attributes:
         wire_device: Where the tensors on the wire live.
@@ -195,6 +196,7 @@ class Link:
         timeout_s: float,
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
+        limits: str = "step_timeout_s= sets the limit, init_timeout_s= that of construction",
     ) -> None:
         self.process_group = process_group
         self.wire_device = HOST
@@ -203,7 +205,7 @@ class Link:
         self.rank = process_group.rank()
         self.world_size = process_group.size()
         self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
-        self.watch = watch
+        self.watch, self._limits = watch, limits
         self.counted = ByteCount()
         self.n_under_way = 0
         if not carries_host_memory(process_group):
@@ -216,7 +218,7 @@ class Link:
         """Allocate uninitialized uint8 on the wire's device."""
         return torch.empty(shape, dtype=torch.uint8, device=self.wire_device)
 
-    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int) -> Transfer:
+    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> Transfer:
         """Send chunk i to member i; ``out`` and ``chunks`` are (world_size, n) uint8."""
         self._meet(chunks[0].nbytes, step=step)
         peers = self.world_size - 1
@@ -224,7 +226,7 @@ class Link:
         sent = ByteCount(n_bytes, n_bytes, peers)
         return self._begin_all_to_all(out, chunks, sent, step=step)
 
-    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int) -> Transfer:
+    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
         """Send ``chunk`` (n,) to every member; ``out`` is (world_size, n), of the same dtype."""
         if self.gathers_at_once(chunk.nbytes):
             chunks = chunk.expand(self.world_size, -1).contiguous()
@@ -236,12 +238,12 @@ class Link:
         return Transfer(self, start, sent, step=step, what="all-gather")
 
     def _begin_all_to_all(
-        self, out: Tensor, chunks: Tensor, sent: ByteCount, *, step: int
+        self, out: Tensor, chunks: Tensor, sent: ByteCount, *, step: int | None
     ) -> Transfer:
         start = partial(self.process_group.alltoall_base, out, chunks, [], [])
         return Transfer(self, start, sent, step=step, what="all-to-all")
 
-    def _meet(self, chunk_bytes: int, *, step: int) -> None:
+    def _meet(self, chunk_bytes: int, *, step: int | None) -> None:
         """Wait for all members, where what follows is large and nothing is under way.
 
         Gloo lets a worker send before it says that it is ready to receive. Of two workers, the one
@@ -262,7 +264,7 @@ class Link:
         """
         return self.wire_device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
-    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int) -> Transfer:
+    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int | None) -> Transfer:
         """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
         rows = [] if out is None else [list(out)]
         start = partial(self.process_group.gather, rows, [chunk], _from(0, dist.GatherOptions()))
@@ -271,7 +273,7 @@ class Link:
             sent = ByteCount(0, (self.world_size - 1) * chunk.nbytes, 0)
         return Transfer(self, start, sent, step=step, what="gather")
 
-    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int) -> Transfer:
+    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int | None) -> Transfer:
         """Receive ``out`` (n,) from the first member; only that one gives (world_size, n)."""
         rows = [] if chunks is None else [list(chunks)]
         start = partial(self.process_group.scatter, [out], rows, _from(0, dist.ScatterOptions()))
@@ -281,7 +283,7 @@ class Link:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return Transfer(self, start, sent, step=step, what="scatter")
 
-    def broadcast(self, tensor: Tensor, *, step: int, source: int = 0) -> Transfer:
+    def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> Transfer:
         """Overwrite ``tensor`` with that of a rank of the link; not counted."""
         options = _from(source, dist.BroadcastOptions())
         start = partial(self.process_group.broadcast, [tensor], options)
@@ -292,13 +294,13 @@ class Link:
         counted, self.counted = self.counted, ByteCount()
         return counted
 
-    def broken(self, error: RuntimeError, step: int, what: str) -> StepError:
+    def broken(self, error: RuntimeError, step: int | None, what: str) -> StepError:
         """Turn what the transport raised into an error that says who failed."""
         reason = tidy(error)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed ({reason})")
 
-    def check_present(self, *, step: int) -> None:
+    def check_present(self, *, step: int | None) -> None:
         """Check that nobody has left, before a wait in which nobody would hear of it.
 
         Raises:
@@ -311,11 +313,11 @@ class Link:
         if left is not None:
             raise self.failure("left", step, "workers cannot connect")
 
-    def failure(self, kind: FailureKind, step: int, what: str) -> StepError:
+    def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
         """Find out who failed, for an error; the group is of no use from here on."""
         keep_forever(self.process_group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
-        text = _explain(found, self.ranks[self.rank])
+        text = _explain(found, self.ranks[self.rank], self._limits)
         if found.kind != "order":
             text = f"{what}: {text}"
         return _ERRORS[found.kind](
@@ -334,7 +336,7 @@ def carries_host_memory(process_group: dist.ProcessGroup) -> bool:
     return any(backend.startswith(f"{HOST.type}:") for backend in backends.split(","))
 
 
-def gather_bytes(link: Link, data: bytes, *, step: int) -> list[bytes]:
+def gather_bytes(link: Link, data: bytes, *, step: int | None) -> list[bytes]:
     """Gather ``data``, of equal length on all ranks, in rank order."""
     # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
@@ -361,10 +363,9 @@ _ERRORS: dict[FailureKind, type[StepError]] = {
     "order": StepMismatchError,
     "left": PeerLostError,
 }
-_LIMITS = "step_timeout_s= sets the limit, init_timeout_s= that of construction"
 
 
-def _explain(found: Finding, own: int) -> str:
+def _explain(found: Finding, own: int, limits: str) -> str:
     if found.kind == "order":
         return (
             f"workers called their optimizers in different orders: {found.note}; every worker must "
@@ -376,12 +377,12 @@ def _explain(found: Finding, own: int) -> str:
     if found.busy:
         text = (
             f"{names} runs, but did not come to the exchange; is it slower than the limit, or has "
-            f"it left the training loop? {_LIMITS}"
+            f"it left the training loop? {limits}"
         )
     elif found.kind == "silent":
         text = (
             f"{names} does not answer; is the process stopped, its machine or network down, or "
-            f"did it make no optimizer? {_LIMITS}"
+            f"did it not make this call? {limits}"
         )
     elif found.kind == "left":
         text = f"{names} left, and is waited for no more; look at its log"

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 LONG_S = 1.0
 """The wait after which turns are compared; less would ask the store in steps that are only slow."""
 
+NO_OPTIMIZER = -1
+
 
 class Turn(NamedTuple):
     """A call in which all workers meet.
 
     Attributes:
         number: How many such calls, of any optimizer of the process group, this worker has begun.
-        optimizer: The number of the optimizer: how many had been made on the process group before.
+        optimizer: The number of the optimizer: how many had been made on the process group before;
+            NO_OPTIMIZER for a call that is of none.
         call: What was called.
     """
 
@@ -32,7 +35,8 @@ class Turn(NamedTuple):
     call: str
 
     def __str__(self) -> str:
-        return f"{self.call} of optimizer {self.optimizer}"
+        of = "" if self.optimizer == NO_OPTIMIZER else f" of optimizer {self.optimizer}"
+        return f"{self.call}{of}"
 
 
 class Turns:

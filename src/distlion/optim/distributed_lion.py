@@ -57,7 +57,7 @@ class DistributedLion(VotingBase):
     Args:
         params: Parameters, (name, parameter) pairs, or groups, in the same order on all workers;
             float32, bfloat16 or float16. Groups may have lr, betas, weight_decay, cautious and
-            aggregation of their own. All parameters are overwritten by the first rank's.
+            aggregation of their own. The first rank's overwrite all. Frozen ones: as for ``Lion``.
         lr: Learning rate, 0 or more.
         betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
         weight_decay: Decoupled weight decay, 0 or more.
@@ -305,7 +305,7 @@ class DistributedLion(VotingBase):
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm that ``clip_norm`` found in the last step, of this worker or "global"; or None."""
+        """Norm that ``clip_norm`` found in the last committed step, own or "global"; or None."""
         return self._peers.network.grad_norm
 
     @property

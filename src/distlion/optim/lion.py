@@ -24,7 +24,8 @@ class Lion(LionBase):
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups, as for every torch optimizer;
-            float32, bfloat16 or float16. Those that do not require a gradient are skipped.
+            float32, bfloat16 or float16. Frozen ones are skipped. One that is frozen later moves
+            while it has a gradient, as under torch's optimizers: clear it when you freeze.
         lr: Learning rate, 0 or more; usually 3 to 10 times below AdamW's.
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD.
             In runs of a few thousand steps try (0.9, 0.95), with ``lr`` tuned anew.
@@ -82,7 +83,7 @@ class Lion(LionBase):
         numbers = self._read_groups()
         if numbers.found_inf:
             return
-        params = [each for each in self._list_trainable() if each.param.requires_grad]
+        params = self._list_trainable()
         for param in params:
             if "exp_avg" not in self.state[param.param]:  # it was frozen until now
                 self._create_momentum(param.param)

@@ -33,6 +33,7 @@ from distlion.voting import (
     Diagnosis,
     MomentumSync,
     Settings,
+    check_frozen,
     describe_hyperparameters,
     describe_problem,
     describe_sparse,
@@ -50,7 +51,8 @@ class VirtualCluster(VotingBase):
     with ``ClipNorm(scope="global")`` not before ``step()``, since all of them decide).
 
     Args:
-        params, lr, betas, weight_decay, cautious, aggregation: As for ``DistributedLion``.
+        params: As for ``DistributedLion``, frozen ones too.
+        lr, betas, weight_decay, cautious, aggregation: Likewise.
         momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
         bucket_elements, diagnose_every, seed: Likewise.
         workers: N, 1 or more.
@@ -187,9 +189,9 @@ class VirtualCluster(VotingBase):
         except NonFiniteError:
             self._begin_step(lineup)  # held gradients are looked at before any momentum moves
             raise
-        self._grad_norms = collection.grad_norms
         self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:
+            self._grad_norms = collection.grad_norms
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(lineup)
@@ -314,12 +316,8 @@ class VirtualCluster(VotingBase):
     def _check_grads(self, lineup: Lineup, worker: int) -> None:
         """Refuse what no worker can vote with."""
         known = {param.param for param in lineup.params}
-        for tensor, name in self._param_names().items():
-            if tensor.requires_grad and tensor not in known:
-                raise InvalidArgumentError(
-                    f"{name} was frozen when this cluster was made and requires a gradient now, or "
-                    "was put in the place of another; make a new cluster and load the state into it"
-                )
+        names = self._param_names()
+        check_frozen({param: name for param, name in names.items() if param not in known})
         for param in lineup.params:
             if param.has_sparse_grad():
                 raise SparseGradientError(

@@ -10,7 +10,7 @@ from distlion.voting.alone import (
 from distlion.voting.buffers import average_buffers
 from distlion.voting.clipping import ClipNorm, clip_alone, clip_together, plan_norms
 from distlion.voting.custody import Custody, Gather, custody_among, name_worker
-from distlion.voting.description import Description, FixedGroups
+from distlion.voting.description import Description, FixedGroups, check_frozen
 from distlion.voting.diagnostics import Diagnosis, Examiner, ParameterReply
 from distlion.voting.gradients import GradientWatch, describe_sparse
 from distlion.voting.handshake import refuse_step
@@ -69,6 +69,7 @@ __all__ = [
     "average_buffers",
     "cast_votes",
     "check_finite",
+    "check_frozen",
     "check_hyperparameters",
     "check_own_memory",
     "check_shared_memory",

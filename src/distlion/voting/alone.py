@@ -75,8 +75,9 @@ def commit_alone(
     Returns:
         What was found; nothing has moved where that is not OK.
     """
+    norms: list[float] = []
     if clip is not None:
-        segments = clip_alone(segments, clip, note_norm)
+        segments = clip_alone(segments, clip, norms.append)
     finite = check_finite(segments)
     if nonfinite == "abstain":
         finite = [is_finite and not found_inf for is_finite in finite]
@@ -85,6 +86,8 @@ def commit_alone(
         # Only a GradScaler may know that something overflowed, and not what.
         return Verdict(Status.NON_FINITE, (rank,), -1 if found_inf else finite.index(False))
     move_alone(params, segments, rounding)
+    for norm in norms:
+        note_norm(norm)
     return Verdict(Status.OK)
 
 

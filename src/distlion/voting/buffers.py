@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 
 import torch
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 from distlion.errors import (
     ConfigMismatchError,
     PeerLostError,
+    ProcessGroupError,
     StepTimeoutError,
     UnsupportedTypeError,
 )
-from distlion.exchange import Link, carries_host_memory, gather_bytes
+from distlion.exchange import NO_OPTIMIZER, Link, Turn, carries_host_memory, gather_bytes
 from distlion.signals import deferred_signals
 from distlion.voting.grid import own_group
 from distlion.voting.group import VotingGroup
@@ -26,6 +29,8 @@ from distlion.voting.param import is_dtensor
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _CALL = "average_buffers()"
+_BYTES_AT_ONCE = 16 << 20
+"""Buffers travel together up to here, so that a gather needs little memory among many workers."""
 # Of calls on a group: on others a process may have made more of them than its peers.
 _calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
@@ -52,6 +57,7 @@ def average_buffers(
             has one, and ConfigMismatchError on the others. Nothing has changed.
         ProcessGroupError: There is no group although WORLD_SIZE promises one.
         PeerLostError, StepTimeoutError: A worker did not take part; nothing has changed.
+        StepMismatchError: A worker is at a call of an optimizer; nothing has changed.
 
     Notes:
         Bitwise identical on all workers afterwards: all add the same numbers in rank order. A
@@ -66,23 +72,35 @@ def average_buffers(
     group = VotingGroup(process_group)
     if group.process_group is None or group.world_size == 1:
         return
-    members = group.process_group
-    number = _calls[members] = _calls.get(members, 0) + 1
-    named = dict(model.named_buffers())
     with deferred_signals(_CALL):
-        try:
-            if not carries_host_memory(members):
-                members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
-            link = Link(members, timeout_s=timeout_s, watch=group.watch)
+        named = dict(model.named_buffers())
+        with _turn(group, timeout_s=timeout_s):
+            link = _connect(group.process_group, group, timeout_s=timeout_s)
             _agree(link, named)
-            averaged = [_average(link, buffer) for buffer in named.values()]
-        except (PeerLostError, StepTimeoutError) as error:
-            error.args = (
-                f"{error}. {_CALL} must be called by every rank; its timeout_s= sets the limit",
-            )
-            raise
+            averaged = _average(link, list(named.values()))
         for buffer, values in zip(named.values(), averaged, strict=True):
             buffer.copy_(values)
+
+
+@contextmanager
+def _turn(group: VotingGroup, *, timeout_s: float) -> Iterator[None]:
+    """Let others see at which call this worker is, and errors say what every rank must call."""
+    turns = group.watch.turns
+    turns.now = Turn(turns.now.number + 1, NO_OPTIMIZER, _CALL)
+    try:
+        yield
+    except (PeerLostError, StepTimeoutError, ProcessGroupError) as error:
+        call = f"{_CALL}, which every rank must call within timeout_s={timeout_s:g}"
+        error.args = (f"[rank {group.rank}] {call}: {error}",)
+        raise
+
+
+def _connect(members: dist.ProcessGroup, group: VotingGroup, *, timeout_s: float) -> Link:
+    number = _calls[members] = _calls.get(members, 0) + 1
+    if not carries_host_memory(members):
+        members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
+    limits = "timeout_s= sets the limit"
+    return Link(members, timeout_s=timeout_s, watch=group.watch, limits=limits)
 
 
 def _agree(link: Link, named: dict[str, Tensor]) -> None:
@@ -91,11 +109,11 @@ def _agree(link: Link, named: dict[str, Tensor]) -> None:
     lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in named.items()]
     text = "\n".join([f"cannot be averaged: {problem}"] if problem else lines).encode()
     record = sha256(text).digest() + len(text).to_bytes(_LENGTH_BYTES, "little")
-    records = gather_bytes(link, record, step=0)
+    records = gather_bytes(link, record, step=None)
     if len(set(records)) == 1 and not problem:
         return
     longest = max(int.from_bytes(each[_DIGEST_BYTES:], "little") for each in records)
-    texts = gather_bytes(link, text.ljust(longest, b"\0"), step=0)
+    texts = gather_bytes(link, text.ljust(longest, b"\0"), step=None)
     if problem:
         raise UnsupportedTypeError(
             f"[rank {link.rank}] {_CALL}: the buffer {problem} cannot be averaged; expected dense "
@@ -120,20 +138,45 @@ def _is_odd(buffer: Tensor) -> bool:
     return is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta
 
 
-def _average(link: Link, buffer: Tensor) -> Tensor:
-    """Return the mean of a buffer over all workers, in its dtype and in host memory."""
-    own = buffer.detach().cpu().contiguous()
+def _average(link: Link, buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean of each buffer over all workers, in its dtype and in host memory."""
+    averaged: list[Tensor] = []
+    for bucket in _pack(buffers):
+        raw = [own.reshape(-1).view(torch.uint8) for own in bucket]
+        sizes = [each.numel() for each in raw]
+        everybody = link.empty(link.world_size, sum(sizes))
+        if sum(sizes):
+            link.all_gather(everybody, torch.cat(raw), step=None).wait()
+        rows = torch.split(everybody, sizes, dim=1)
+        averaged += [_mean(of_one, own) for of_one, own in zip(rows, bucket, strict=True)]
+    return averaged
+
+
+def _pack(buffers: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield buffers in order and in host memory, as many at a time as travel together."""
+    bucket: list[Tensor] = []
+    n_bytes = 0
+    for buffer in buffers:
+        if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:
+            yield bucket
+            bucket, n_bytes = [], 0
+        bucket.append(buffer.detach().cpu().contiguous())
+        n_bytes += buffer.nbytes
+    if bucket:
+        yield bucket
+
+
+def _mean(raw: Tensor, own: Tensor) -> Tensor:
+    """Return the mean of a buffer, from the bytes that each worker has of it, in rank order."""
     if not own.numel():
         return own
-    raw = own.reshape(-1).view(torch.uint8)
-    everybody = link.empty(link.world_size, raw.numel())
-    link.all_gather(everybody, raw.clone(), step=0).wait()
-    rows = everybody.view(own.dtype).view(link.world_size, *own.shape)
+    # Contiguous: among the bytes of others it may begin where its dtype cannot.
+    rows = raw.contiguous().view(own.dtype).view(len(raw), *own.shape)
     is_number = own.dtype.is_floating_point or own.dtype.is_complex
-    if not is_number or all(torch.equal(row, everybody[0]) for row in everybody):
+    if not is_number or torch.equal(raw, raw[:1].expand_as(raw)):
         return rows[0]
     wide = torch.complex128 if own.dtype.is_complex else torch.float64
     total = torch.zeros(own.shape, dtype=wide)
     for row in rows:
         total += row.to(wide)
-    return (total / link.world_size).to(own.dtype)
+    return (total / len(rows)).to(own.dtype)

@@ -120,6 +120,23 @@ def _copy_read_once(group: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+def check_frozen(frozen: Mapping[Tensor, str]) -> None:
+    """Check that parameters without a place in a bucket are still frozen.
+
+    Args:
+        frozen: Their names.
+
+    Raises:
+        InvalidArgumentError: One requires a gradient now.
+    """
+    for param, name in frozen.items():
+        if param.requires_grad:
+            raise InvalidArgumentError(
+                f"{name} was frozen when this optimizer was made and requires a gradient now; "
+                "make a new optimizer on all workers and load the state into it"
+            )
+
+
 class Description:
     """Describe an optimizer to its peers, and notice what is changed behind its back.
 
@@ -204,9 +221,4 @@ class Description:
             InvalidArgumentError: A parameter was unfrozen or replaced, or a key has another value.
         """
         self._fixed.check(groups)
-        for param, name in self._frozen.items():
-            if param.requires_grad:
-                raise InvalidArgumentError(
-                    f"{name} was frozen when this optimizer was made and requires a gradient now; "
-                    "make a new optimizer on all workers and load the state into it"
-                )
+        check_frozen(self._frozen)

@@ -65,7 +65,7 @@ class VotingNetwork:
         routes: What carries each bucket, in the order in which they are exchanged.
         between: The link between those who vote, since ``lay_out``.
         inside: The link between the ranks of this worker; None where it has one.
-        grad_norm: What the last step measured to clip by; None where nothing was.
+        grad_norm: What the last committed step was clipped by; None where nothing was.
         trial: Whether buckets leave during backward.
     """
 

@@ -21,7 +21,7 @@ from distlion.exchange import (
     with_error_of,
 )
 from distlion.kernels import Coefficients, Coin, Coins, Segment
-from distlion.voting.clipping import Clipper, NoteNorm, find_factor, scale_segments
+from distlion.voting.clipping import ClipNorm, Clipper, NoteNorm, find_factor, scale_segments
 from distlion.voting.gradients import digest_gradients, look_at_gradients
 from distlion.voting.outcome import describe_problem, log_abstention
 from distlion.voting.param import SPARSE, GradientMark, VotingParam, take_gradients
@@ -41,7 +41,7 @@ class StepInputs:
         nonfinite: What follows values that are not finite.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
         wants_digest: Whether raw gradients are to be compared between workers.
-        note_norm: Called with the norm by which gradients are clipped, where they are.
+        note_norm: Called by a commit with the norm by which gradients were clipped, if any.
         after_encode: Called once a vote is encoded, where a fault is armed.
         problems: What keeps this worker from voting, in words; more of it may show on the way.
     """
@@ -94,6 +94,7 @@ class Draft:
             abstains; none where it cannot vote.
         header: This worker's header, with what was found so far.
         can_vote: Whether there is a segment for each of them.
+        norm: By what all gradients of the step are clipped; None where they are not.
     """
 
     route: Route
@@ -101,11 +102,13 @@ class Draft:
     segments: Sequence[Segment]
     header: Header
     can_vote: bool = True
+    norm: float | None = None
 
-    def scaled(self, factor: float, found: Header) -> Draft:
-        """Return the draft with scaled gradients, and with what was found on the way, if worse."""
-        segments = self.route.kernels.gather(scale_segments(self.segments, factor))
-        return replace(self, segments=segments, header=with_error_of(self.header, found))
+    def clipped(self, norm: float, clip: ClipNorm, found: Header) -> Draft:
+        """Return the draft with clipped gradients, and with what was found on the way, if worse."""
+        scaled = scale_segments(self.segments, find_factor(norm, clip))
+        segments, header = self.route.kernels.gather(scaled), with_error_of(self.header, found)
+        return replace(self, segments=segments, header=header, norm=norm)
 
     def list_counted(self) -> list[Segment]:
         """List what a norm counts here: of shards that several ranks hold, those of the first."""
@@ -135,10 +138,12 @@ class BucketVote:
     reply: Reply
 
     def commit(self, inputs: StepInputs) -> None:
-        """Write parameters and momenta."""
+        """Write parameters and momenta, and note the norm of the step."""
         self.draft.route.commit(
             self.draft.segments, self.reply, inputs.coefficients, inputs.rounding
         )
+        if self.draft.norm is not None:
+            inputs.note_norm(self.draft.norm)
 
 
 def draft_vote(route: Route, inputs: StepInputs) -> Draft:
@@ -262,10 +267,8 @@ def cast_votes(
     header, norm = clipper.measure(
         [segment for draft in drafts for segment in draft.list_counted()], inputs.header
     )
-    inputs.note_norm(norm)
-    factor = find_factor(norm, clipper.clip)
     for draft in drafts:
-        pipeline.add(cast_vote(draft.scaled(factor, header), inputs))
+        pipeline.add(cast_vote(draft.clipped(norm, clipper.clip, header), inputs))
     return pipeline.drain()
 
 
@@ -306,10 +309,9 @@ def abstain_from_all(
     if clipper is None:
         return run_all(abstain_from(route, header, coins, nonfinite=nonfinite) for route in routes)
     drafts = [draft_nothing(route, header) for route in routes]
-    found, _ = clipper.measure([], header)
-    return run_all(
-        cast_nothing(draft.scaled(1.0, found), coins, nonfinite=nonfinite) for draft in drafts
-    )
+    found, norm = clipper.measure([], header)
+    clipped = [draft.clipped(norm, clipper.clip, found) for draft in drafts]
+    return run_all(cast_nothing(draft, coins, nonfinite=nonfinite) for draft in clipped)
 
 
 def check_unchanged(votes: Sequence[BucketVote], *, rank: int, step: int) -> None:

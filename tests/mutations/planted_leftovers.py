@@ -1,0 +1,100 @@
+"""Bugs to plant in inputs of a step, norms, frozen parameters and averaged buffers."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+INPUTS = ("voting/test_inputs_of_a_step.py",)
+BUFFERS = ("distributed/test_buffers.py",)
+CLIPPING = ("distributed/test_clipping.py::test_a_refused_step_leaves_the_norm_of_the_last_commit",)
+
+SHARED = (
+    *(
+        Mutation(
+            f"a step in a hurry does not look at: {line}",
+            "voting/param.py",
+            f"            and {line}\n",
+            "",
+            INPUTS,
+        )
+        for line in (
+            "tensor.shape == make.shape",
+            "tensor.is_contiguous()",
+            "tensor.data_ptr()",
+            "exp_avg.shape == kept.shape",
+            "exp_avg.layout is torch.strided",
+            "exp_avg.data_ptr()",
+            "len(entry) == 1 == param.n_kept_tensors",
+        )
+    ),
+    *(
+        Mutation(
+            f"a step in a hurry does not look at: {line}",
+            "voting/param.py",
+            f"                and {line}\n",
+            "",
+            INPUTS,
+        )
+        for line in (
+            "grad.shape == make.shape",
+            "grad.layout is torch.strided",
+            "grad.data_ptr()",
+        )
+    ),
+    Mutation(
+        "check looks at no estimate",
+        "voting/param.py",
+        "        if self.rule.keeps_estimates:\n",
+        "        if False:\n",
+        INPUTS,
+    ),
+    Mutation(
+        "a worker alone notes the norm of a step that it refuses",
+        "voting/alone.py",
+        "clip_alone(segments, clip, norms.append)",
+        "clip_alone(segments, clip, note_norm)",
+        (f"{CLIPPING[0]}[1-worker]",),
+    ),
+    Mutation(
+        "virtual workers have the norms of a step that was skipped",
+        "virtual/cluster.py",
+        "        if committed:\n            self._grad_norms = collection.grad_norms\n",
+        "        self._grad_norms = collection.grad_norms\n        if committed:\n",
+        ("virtual/test_collection.py",),
+    ),
+    Mutation(
+        "Lion leaves a frozen parameter that has a gradient",
+        "optim/lion.py",
+        "        params = self._list_trainable()\n",
+        "        params = [each for each in self._list_trainable() if each.param.requires_grad]\n",
+        ("optim/test_frozen.py",),
+    ),
+    Mutation(
+        "average_buffers() takes no turn",
+        "voting/buffers.py",
+        "    turns.now = Turn(turns.now.number + 1, NO_OPTIMIZER, _CALL)\n",
+        "",
+        (f"{BUFFERS[0]}::test_one_rank_that_averages_while_another_one_steps_is_an_error_on_both",),
+    ),
+    Mutation(
+        "buffers travel one by one",
+        "voting/buffers.py",
+        "if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:",
+        "if bucket:",
+        (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
+    ),
+    Mutation(
+        "buffers travel together without a limit",
+        "voting/buffers.py",
+        "if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:",
+        "if False:",
+        (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
+    ),
+    Mutation(
+        "Ctrl-C cuts average_buffers() short on one rank",
+        "voting/buffers.py",
+        "    with deferred_signals(_CALL):\n",
+        "    if True:\n",
+        (f"{BUFFERS[0]}::test_calls_are_counted_by_group_and_an_interrupt_waits_for_the_end",),
+    ),
+)
