@@ -277,7 +277,7 @@ MUTATIONS = (
     ),
     Mutation(
         "virtual: a parameter that is not contiguous is not written back",
-        "virtual/collection.py",
+        "virtual/poll.py",
         "param.write_back(segments[index].param)",
         "pass",
         COLLECTION,

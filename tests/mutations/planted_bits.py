@@ -17,8 +17,8 @@ BITS = (
     Mutation(
         "bits: coins of zeros have the key of the next worker",
         "kernels/coin.py",
-        "return self._paired(ZERO_DOMAIN + self.rank)",
-        "return self._paired(ZERO_DOMAIN + self.rank + 1)",
+        "return self._paired(ZERO_DOMAIN + self.voter)",
+        "return self._paired(ZERO_DOMAIN + self.voter + 1)",
         RECORDED,
     ),
     Mutation(

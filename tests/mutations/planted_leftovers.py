@@ -44,8 +44,8 @@ SHARED = (
     Mutation(
         "check looks at no estimate",
         "voting/param.py",
-        "        if self.rule.keeps_estimates:\n",
-        "        if False:\n",
+        "        for key in self.rule.worker_state:\n            self._check",
+        "        for key in ():\n            self._check",
         INPUTS,
     ),
     Mutation(

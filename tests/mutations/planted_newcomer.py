@@ -17,8 +17,8 @@ NEWCOMER = (
     Mutation(
         "newcomer: integers among buffers are averaged",
         "voting/buffers.py",
-        "if not is_number or all(",
-        "if all(",
+        "if not is_number or torch.equal(",
+        "if torch.equal(",
         BUFFERS,
     ),
     Mutation(

@@ -42,6 +42,7 @@ class BucketVote:
         self.vote_planes = rule.vote_planes
         self.reply_planes = rule.reply_planes(roster.n_votes)
         self.reply_format = rule.reply_format
+        self._is_weighted = roster.is_weighted
 
     def encode(
         self,
@@ -86,7 +87,7 @@ class BucketVote:
         Returns:
             (n_shards * reply_bytes,) uint8.
         """
-        if self.roster.is_weighted:
+        if self._is_weighted:
             rows = list(self.roster.ballots)
             votes, present = votes[rows], present[rows]
         packed = votes.contiguous().view(torch.int64)

@@ -1,0 +1,73 @@
+"""Bugs of the vote without a network: who votes, what a vote weighs, of which epoch it is."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+TOYS = ("vote/test_toys.py",)
+
+CORE = (
+    Mutation(
+        "core: a weight is not counted",
+        "vote/bucket_vote.py",
+        "        if self._is_weighted:\n",
+        "        if False:\n",
+        TOYS,
+    ),
+    Mutation(
+        "core: votes that count as several are one",
+        "vote/bucket_vote.py",
+        "return present[list(self.roster.ballots)].sum(0)",
+        "return present.sum(0)",
+        TOYS,
+    ),
+    Mutation(
+        "core: a weight is that of the worker before",
+        "vote/roster.py",
+        "for _ in range(weight))",
+        "for _ in range(self.weights[row - 1]))",
+        TOYS,
+    ),
+    Mutation(
+        "core: estimates weigh alike",
+        "aggregation/feedback.py",
+        "total += after if weight == 1 else after * weight",
+        "total += after",
+        TOYS,
+    ),
+    Mutation(
+        "core: replies have room for owners, not for votes",
+        "vote/bucket_vote.py",
+        "rule.reply_planes(roster.n_votes)",
+        "rule.reply_planes(roster.n_shards)",
+        TOYS,
+    ),
+    Mutation(
+        "core: bytes of another epoch are read",
+        "exchange/frame.py",
+        '        ("epoch", epoch),\n',
+        "",
+        ("exchange/test_frame.py",),
+    ),
+    Mutation(
+        "core: virtual workers' counter has heard nothing",
+        "virtual/poll.py",
+        "        if self.rule.worker_state and not self._has_heard:\n",
+        "        if False:\n",
+        ("virtual/test_cluster_equals_processes.py",),
+    ),
+    Mutation(
+        "core: who counts anew does not take what it is told",
+        "aggregation/feedback.py",
+        "self._everybody = told.contiguous().view(torch.float32).clone()",
+        "pass",
+        ("distributed/test_estimates.py",),
+    ),
+    Mutation(
+        "core: a state of several names is told in another order",
+        "vote/bucket_vote.py",
+        "values.view(len(names), bucket.n_shards, -1).transpose(0, 1).contiguous()",
+        "values.view(bucket.n_shards, len(names), -1).contiguous()",
+        ("vote/test_told.py",),
+    ),
+)
