@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distlion import json_file
 from distlion.errors import DataError
+from distlion.lab import json_file
 from distlion.lab.json_file import columns, fields, number, optional, read_json, row, text, whole
 
 
