@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from distlion.exchange import (
     Verdict,
 )
 from distlion.layout import BucketShape
-from loopback import make_links, run_together
+from loopback import CountingKernels, make_links, run_together
 from two_levels import TwoLevels
 
 STEP, BUCKET, SETTINGS = 7, 4, 99
@@ -181,7 +182,7 @@ def check_work(pattern: Exchange) -> None:
         trial = Trial(pattern, n)
         trial.run()
         work = pattern.work(trial.shape)
-        frames = max(link.counting.n_rows for link in trial.links)
+        frames = max(cast(CountingKernels, link.kernels).n_rows for link in trial.links)
         assert frames == work.frames_written + work.frames_read
         assert max(reducer.counted_bytes for reducer in trial.reducers) == work.counted_bytes
         assert pattern.rounds(trial.shape) >= pattern.transfers

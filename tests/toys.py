@@ -10,20 +10,11 @@ from torch import Tensor
 
 import matrix
 from distlion.aggregation import RULES, Aggregation, NamedRule
-from distlion.exchange import (
-    PATTERNS,
-    Ballot,
-    ByteCount,
-    Exchange,
-    Exchanging,
-    Link,
-    Reducer,
-    Reply,
-    Work,
-)
+from distlion.exchange import PATTERNS, Ballot, Exchange, Exchanging, Reducer, Reply, Work
 from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape
+from distlion.transport import ByteCount, Transport
 from leaning_vote import LeaningVote
 from oracle import Rule
 
@@ -81,7 +72,7 @@ class AtOnce(Exchange):
         return float((n_workers - 1) * vote_bits)
 
     def exchange(
-        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+        self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         chunk = write_whole_vote(link, shape, ballot)
         received = link.empty(shape.n_shards, chunk.numel())

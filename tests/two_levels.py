@@ -8,11 +8,9 @@ from typing import ClassVar
 from distlion import faults
 from distlion.exchange import (
     Ballot,
-    ByteCount,
     ChunkKind,
     Exchange,
     Exchanging,
-    Link,
     Reducer,
     Reply,
     Work,
@@ -22,6 +20,7 @@ from distlion.exchange import (
 from distlion.exchange.frame import read_chunks, write_chunk
 from distlion.exchange.verdict import judge_chunks
 from distlion.layout import BucketShape, ChunkShape
+from distlion.transport import ByteCount, Transport
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class TwoLevels(Exchange):
         return (n_workers - 1) * (vote_bits + 32.0)
 
     def exchange(
-        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+        self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 gather votes, 2 tally the pair, 3 gather tallies, 4 settle."""
         chunk_shape, kernels = _whole_tally(shape), link.kernels

@@ -9,8 +9,9 @@ from distlion.cost import (
     exchange_seconds,
 )
 from distlion.cost.choice import stream_seconds
-from distlion.exchange import PATTERNS, AllGather, AllReduce, ByteCount, ParameterServer
+from distlion.exchange import PATTERNS, AllGather, AllReduce, ParameterServer
 from distlion.layout import BucketShape
+from distlion.transport import ByteCount
 
 SLOW = LinkModel(latency_s=0.0, rate_bit_per_s=8.0)
 """One byte takes one second, and nothing else takes time."""

@@ -2,7 +2,7 @@ import pytest
 
 from distlion.cost import payload_share, wire_bytes
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import ByteCount
+from distlion.transport import ByteCount
 
 MEASURED = [
     # Bytes that interfaces of network namespaces counted, offloads off: (plan of ten exchanges,

@@ -5,13 +5,13 @@ import torch.distributed as dist
 
 from cluster import run_workers
 from distlion.cost import LinkModel, LinkProbe, probe_link, probe_ranks
-from distlion.exchange import ByteCount, Link
+from distlion.transport import ByteCount, Gloo
 
 pytestmark = pytest.mark.distributed
 
 
 def probe(rank, world_size):
-    link = Link(dist.group.WORLD, timeout_s=30)
+    link = Gloo(dist.group.WORLD, timeout_s=30)
     link.counted = ByteCount(1, 2, 3)
     model = probe_link(link, step=0)
     found = probe_ranks(link, step=0)
@@ -35,9 +35,9 @@ def test_probe_is_not_counted(world_size):
 
 
 def exchanged_bytes(rank, world_size):
-    link, sizes = Link(dist.group.WORLD, timeout_s=30.0), []
+    link, sizes = Gloo(dist.group.WORLD, timeout_s=30.0), []
 
-    class Recorded(Link):
+    class Recorded(Gloo):
         def all_to_all(self, out, chunks, *, step):
             sizes.append(chunks[0].nbytes)
             return super().all_to_all(out, chunks, step=step)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.exchange import Link
-from distlion.exchange.link import Transfer
+from distlion.transport import Gloo, Transfer
 from distlion.voting import buffers
 
 pytestmark = pytest.mark.distributed
@@ -216,13 +215,13 @@ def test_one_rank_that_averages_while_another_one_steps_is_an_error_on_both() ->
 
 def count_gathers(rank: int, world_size: int) -> list[tuple[int, bool]]:
     """Average buffers of several dtypes; return in how many gathers, and whether each is right."""
-    begin, gathered, found = Link.all_gather, [], []
+    begin, gathered, found = Gloo.all_gather, [], []
 
-    def count(self: Link, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
+    def count(self: Gloo, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
         gathered.append(chunk.nbytes)
         return begin(self, out, chunk, step=step)
 
-    Link.all_gather = count  # type: ignore[method-assign]
+    Gloo.all_gather = count  # type: ignore[method-assign]
     for bytes_at_once in (1 << 20, 84, 1):
         buffers._BYTES_AT_ONCE = bytes_at_once
         gathered.clear()

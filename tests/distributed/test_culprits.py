@@ -16,7 +16,7 @@ import torch.distributed as dist
 import distlion
 from cluster import WorkerDiedError, run_workers
 from distlion import errors
-from distlion.exchange import tidy
+from distlion.transport import tidy
 from failures import Caught, assert_raised, caught, make_optimizer, set_grads
 
 pytestmark = pytest.mark.distributed

@@ -24,7 +24,7 @@ from checkpoint.runs import Worker
 from cluster import run_workers
 from distlion import faults
 from distlion.checkpoint import verify_checkpoint
-from distlion.exchange.link import Transfer
+from distlion.transport.gloo import GlooTransfer
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
@@ -235,15 +235,15 @@ def test_a_second_interrupt_leaves_at_once_and_the_others_hear_of_it(tmp_path: P
 
 def interrupt_waits(once: list[bool]) -> None:
     """Let the next wait for a transfer be one in which Ctrl-C comes."""
-    wait = Transfer.wait
+    wait = GlooTransfer.wait
 
-    def interrupted(transfer: Transfer) -> None:
+    def interrupted(transfer: GlooTransfer) -> None:
         if once:
             once.clear()
             signal.raise_signal(signal.SIGINT)
         wait(transfer)
 
-    Transfer.wait = interrupted  # type: ignore[method-assign]
+    GlooTransfer.wait = interrupted  # type: ignore[method-assign]
 
 
 def verify(worker: Worker, folder: str) -> None:

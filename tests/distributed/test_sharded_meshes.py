@@ -15,8 +15,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
-from distlion.exchange import watch
 from distlion.integrations.fsdp import disable_all_reduce
+from distlion.transport import watch
 from distributed.sharded_models import (
     Reference,
     build,

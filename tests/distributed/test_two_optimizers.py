@@ -17,7 +17,7 @@ import distlion
 import oracle
 from cluster import run_workers
 from distlion import errors
-from distlion.exchange import watch
+from distlion.transport import watch
 from failures import Caught, assert_all_raised, assert_raised, caught, freeze_state, params_of
 from matrix import PATTERNS
 from tiers import in_tiers

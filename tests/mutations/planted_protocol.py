@@ -16,14 +16,14 @@ PROTOCOL = (
     ),
     Mutation(
         "an exchange waits far beyond its timeout, simulated",
-        "exchange/link.py",
+        "transport/gloo.py",
         "deadline_s = time.monotonic() + link.timeout_s",
         "deadline_s = time.monotonic() + 5 * link.timeout_s",
         SIMULATION,
     ),
     Mutation(
         "who loses the store forgets what all agreed on, simulated",
-        "exchange/watch.py",
+        "transport/watch.py",
         "may leave.\n            if self._finding is None:",
         "may leave.\n            if True:",
         SIMULATION,

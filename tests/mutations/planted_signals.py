@@ -32,10 +32,10 @@ SIGNALS = (
     ),
     Mutation(
         "signals: whoever leaves aborts the step that others are at",
-        "exchange/watch.py",
+        "transport/watch.py",
         'left["turn"] <= self.turns.now.number',
         "True",
-        ("exchange/test_store.py",),
+        ("transport/test_store.py",),
     ),
     Mutation(
         "signals: a worker whose own error ends it tells nobody",

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 import simulation.distributed as distributed_module
-from distlion.exchange.watch import keep_forever
+from distlion.transport import keep_forever
 from simulation.kernel import Kernel, Task, running
 
-SIMULATED = ("distlion.exchange", "distlion.voting", "distlion.cost")
+SIMULATED = ("distlion.transport", "distlion.exchange", "distlion.voting", "distlion.cost")
 """The packages whose modules see the stand-ins; what else they import is what it is."""
 
 

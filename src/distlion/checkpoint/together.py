@@ -20,8 +20,8 @@ from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError, DistlionError
-from distlion.exchange import carries_host_memory
 from distlion.optim import VotingBase
+from distlion.transport import carries_host_memory
 from distlion.voting import Custody
 
 Check = Callable[[Sequence[Path]], None]

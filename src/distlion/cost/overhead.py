@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import ByteCount
+from distlion.transport import ByteCount
 
 ETHERNET_MTU = 1500
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 
 from distlion.cost.link_model import LinkModel
-from distlion.exchange import Link
+from distlion.transport import Transport
 
 _TINY_BYTES = 64
 _TINY_TRIES = 9
@@ -52,7 +51,7 @@ class LinkProbe:
         return statistics.median(rates) / min(rates)
 
 
-def probe_link(link: Link, *, step: int) -> LinkModel:
+def probe_link(link: Transport, *, step: int) -> LinkModel:
     """Measure latency and rate with all ranks sending at once; every rank must call it.
 
     1 all-to-alls of 64 bytes: the fastest is the latency. 2 one of 192 KiB to all peers together. 3
@@ -72,7 +71,7 @@ def probe_link(link: Link, *, step: int) -> LinkModel:
         PeerLostError: A peer's connection closed.
         StepTimeoutError: A peer did not answer in time.
     """
-    if link.world_size == 1:
+    if link.n_members == 1:
         return ALONE
     with _uncounted(link):
         # 1 latency
@@ -80,16 +79,16 @@ def probe_link(link: Link, *, step: int) -> LinkModel:
         latency_ns = min(_measure(link, _TINY_BYTES, _TINY_TRIES, step))
 
         # 2 a first size
-        chunk_bytes = _first_chunk_bytes(link.world_size)
+        chunk_bytes = _first_chunk_bytes(link.n_members)
         first_ns = min(_measure(link, chunk_bytes, 1, step))
 
         # 3 the rate
         chunk_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
         taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
-    return _model(latency_ns, (link.world_size - 1) * chunk_bytes, taken_ns)
+    return _model(latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns)
 
 
-def agree_on_model(link: Link, model: LinkModel, *, step: int) -> LinkModel:
+def agree_on_model(link: Transport, model: LinkModel, *, step: int) -> LinkModel:
     """Take the highest latency and the lowest rate of all ranks' models; every rank calls it.
 
     Args:
@@ -104,7 +103,7 @@ def agree_on_model(link: Link, model: LinkModel, *, step: int) -> LinkModel:
     return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
 
 
-def probe_ranks(link: Link, *, step: int) -> LinkProbe:
+def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
     """Measure all ranks together, then each one while the others only answer it.
 
     A slow rank makes every exchange slow, so that only measuring one by one shows which it is. With
@@ -119,13 +118,13 @@ def probe_ranks(link: Link, *, step: int) -> LinkProbe:
         StepTimeoutError: A peer did not answer in time.
     """
     combined = probe_link(link, step=step)
-    if link.world_size == 1:
+    if link.n_members == 1:
         return LinkProbe(combined, (combined,))
-    peers = link.world_size - 1
+    peers = link.n_members - 1
     chunk_bytes = int(combined.rate_bit_per_s * _ALONE_TARGET_S / 8 / peers)
-    chunk_bytes = min(_MAX_CHUNK_BYTES, max(_first_chunk_bytes(link.world_size), chunk_bytes))
+    chunk_bytes = min(_MAX_CHUNK_BYTES, max(_first_chunk_bytes(link.n_members), chunk_bytes))
     mine = (0, 0)
-    for rank in range(link.world_size):
+    for rank in range(link.n_members):
         tiny_ns = min(_time_alone(link, rank, _TINY_BYTES, step) for _ in range(_TINY_TRIES))
         _time_alone(link, rank, chunk_bytes, step)
         taken_ns = min(_time_alone(link, rank, chunk_bytes, step) for _ in range(_TRIES))
@@ -138,16 +137,18 @@ def probe_ranks(link: Link, *, step: int) -> LinkProbe:
     )
 
 
-def gather_integers(link: Link, values: tuple[int, ...], *, step: int) -> list[tuple[int, ...]]:
+def gather_integers(
+    link: Transport, values: tuple[int, ...], *, step: int
+) -> list[tuple[int, ...]]:
     """Gather a few integers below 2**63 from every rank, in rank order."""
     row = torch.tensor(values, dtype=torch.int64)
-    rows = torch.empty(link.world_size, len(values), dtype=torch.int64)
+    rows = torch.empty(link.n_members, len(values), dtype=torch.int64)
     link.all_gather(rows, row, step=step).wait()
     return [tuple(each) for each in rows.tolist()]
 
 
 @contextmanager
-def _uncounted(link: Link) -> Iterator[None]:
+def _uncounted(link: Transport) -> Iterator[None]:
     before = link.counted
     try:
         yield
@@ -166,31 +167,29 @@ def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int
     return min(_MAX_CHUNK_BYTES, max(chunk_bytes, wanted))
 
 
-def _time_exchange(link: Link, chunk_bytes: int, step: int) -> int:
+def _time_exchange(link: Transport, chunk_bytes: int, step: int) -> int:
     """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds.
 
     All begin together, as large votes do: a worker that finds the other one ready sends at once,
-    and its own word of being ready waits behind its bytes (see ``Link``).
+    and its own word of being ready waits behind its bytes (see ``Gloo``).
     """
-    chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
+    chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
     received = torch.zeros_like(chunks)
     link.all_to_all(received[:, :1].contiguous(), chunks[:, :1].contiguous(), step=step).wait()
     return _time(lambda: link.all_to_all(received, chunks, step=step).wait())
 
 
-def _time_alone(link: Link, rank: int, chunk_bytes: int, step: int) -> int:
+def _time_alone(link: Transport, rank: int, chunk_bytes: int, step: int) -> int:
     """Time an all-to-all in which only ``rank`` sends to all and all send to it alone."""
     is_alone = rank == link.rank
-    sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.world_size)]
+    sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.n_members)]
     chunks = torch.zeros(sum(sizes), dtype=torch.uint8)
     received = torch.zeros_like(chunks)
 
+    what = f"probe of rank {link.ranks[rank]}"
+
     def exchange() -> None:
-        try:
-            work = link.process_group.alltoall_base(received, chunks, sizes, sizes)
-            work.wait(timedelta(seconds=link.timeout_s))
-        except RuntimeError as error:
-            raise link.broken(error, step, f"probe of rank {link.ranks[rank]}") from error
+        link.all_to_all_parts(received, chunks, sizes, step=step, what=what).wait()
 
     return _time(exchange)
 
@@ -201,7 +200,7 @@ def _time(exchange: Callable[[], None]) -> int:
     return time.perf_counter_ns() - start_ns
 
 
-def _measure(link: Link, chunk_bytes: int, tries: int, step: int) -> list[int]:
+def _measure(link: Transport, chunk_bytes: int, tries: int, step: int) -> list[int]:
     """Time some all-to-alls, each by its slowest rank, in nanoseconds; equal on all ranks."""
     times_ns = tuple(_time_exchange(link, chunk_bytes, step) for _ in range(tries))
     rows = gather_integers(link, times_ns, step=step)

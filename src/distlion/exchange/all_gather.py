@@ -24,10 +24,10 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import ByteCount, Link, all_gather_rounds
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import judge_chunks
 from distlion.layout import BucketShape
+from distlion.transport import ByteCount, Transport, all_gather_rounds
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class AllGather(Exchange):
         return float((n_workers - 1) * vote_bits)
 
     def exchange(
-        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+        self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 gather votes, 2 count."""
         # 1 gather votes
@@ -76,7 +76,7 @@ class AllGather(Exchange):
         return count_whole_votes(received, link, shape, ballot, reducer)
 
 
-def write_whole_vote(link: Link, shape: BucketShape, ballot: Ballot) -> Tensor:
+def write_whole_vote(link: Transport, shape: BucketShape, ballot: Ballot) -> Tensor:
     """Put a worker's votes on all shards into one chunk."""
     chunk = link.empty(shape.whole_vote_chunk.n_bytes)
     write_chunk(
@@ -93,7 +93,7 @@ def write_whole_vote(link: Link, shape: BucketShape, ballot: Ballot) -> Tensor:
 
 
 def count_whole_votes(
-    received: Tensor, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+    received: Tensor, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
 ) -> Reply:
     """Check everybody's chunks, (workers, n) uint8, and count all shards."""
     chunks = read_chunks(

@@ -27,10 +27,10 @@ from distlion.exchange.frame import (
     write_chunk,
     write_chunks,
 )
-from distlion.exchange.link import ONE_ROUND, ByteCount, Link, all_gather_rounds
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
 from distlion.layout import BucketShape, ChunkShape
+from distlion.transport import ONE_ROUND, ByteCount, Transport, all_gather_rounds
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AllReduce(Exchange):
         return (n_workers - 1) / n_workers * (vote_bits + reply_bits)
 
     def exchange(
-        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+        self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 scatter shards, 2 count, 3 gather."""
         vote_shape, reply_shape = shape.vote_chunk, shape.reply_chunk
@@ -106,7 +106,7 @@ class AllReduce(Exchange):
 
 
 def _count(
-    chunks: Chunks, shape: ChunkShape, header: Header, link: Link, reducer: Reducer
+    chunks: Chunks, shape: ChunkShape, header: Header, link: Transport, reducer: Reducer
 ) -> tuple[Tensor, Tensor]:
     """Count the votes on this rank's shard; where there was an error, nobody is present."""
     if header.status is not Status.OK:
@@ -116,7 +116,7 @@ def _count(
     return chunks.present.sum(0), counted
 
 
-def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Link) -> Reply:
+def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Transport) -> Reply:
     chunks = read_chunks(
         link.kernels, replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket, epoch=own.epoch
     )

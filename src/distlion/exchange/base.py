@@ -10,10 +10,10 @@ from torch import Tensor
 
 from distlion import faults
 from distlion.exchange.frame import Header
-from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict
 from distlion.layout import BucketShape
+from distlion.transport import ByteCount, Transport
 
 
 class PartialReducer(Protocol):
@@ -159,7 +159,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def exchange(
-        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+        self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         """Send one bucket's votes and bring back the reply; every rank calls it, in the same order.
 
@@ -172,12 +172,12 @@ class Exchange(ABC):
         """
 
 
-def fire_framed(link: Link, header: Header, chunks: Tensor) -> None:
+def fire_framed(link: Transport, header: Header, chunks: Tensor) -> None:
     """Let a test break bytes that are about to leave; called where ``faults.armed`` only."""
     faults.fire(rank=link.ranks[link.rank], step=header.step, point="framed", subject=chunks)
 
 
-def fire_counted(link: Link, header: Header) -> None:
+def fire_counted(link: Transport, header: Header) -> None:
     """Let a test fail a rank that has everybody's votes, whose reply nobody has yet.
 
     Called where ``faults.armed`` only.

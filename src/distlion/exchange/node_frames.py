@@ -17,7 +17,6 @@ from distlion.exchange.frame import (
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.link import Link
 from distlion.exchange.verdict import (
     Verdict,
     decode_verdict,
@@ -29,6 +28,7 @@ from distlion.exchange.verdict import (
     worst_of,
 )
 from distlion.layout import ChunkShape, NodeShape
+from distlion.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class NodeFrames:
         shape: Sizes of the chunks.
     """
 
-    link: Link
+    link: Transport
     shape: NodeShape
 
     def scatter_gradients(
@@ -73,7 +73,7 @@ class NodeFrames:
             The header, with the worst that was found, and what came.
         """
         chunk_shape, kind = self.shape.gradients, ChunkKind.GRADIENT
-        chunks = self.link.empty(self.link.world_size, chunk_shape.n_bytes)
+        chunks = self.link.empty(self.link.n_members, chunk_shape.n_bytes)
         sent = replace(header, kind=kind, sender=self.link.rank, grad_scale=grad_scale)
         for chunk, payload in zip(chunks, payloads, strict=True):
             write_chunk(self.link.kernels, chunk, chunk_shape, sent, present, payload)
@@ -124,7 +124,7 @@ class NodeFrames:
         )
 
 
-def gather_flags(link: Link, flags: Tensor, header: Header) -> tuple[Header, Tensor]:
+def gather_flags(link: Transport, flags: Tensor, header: Header) -> tuple[Header, Tensor]:
     """Gather a flag for each parameter of a bucket from every rank of one worker.
 
     Args:
@@ -141,7 +141,7 @@ def gather_flags(link: Link, flags: Tensor, header: Header) -> tuple[Header, Ten
     return find_errors(read, header, link.ranks), read.present.bool()
 
 
-def share_verdict(link: Link, verdict: Verdict, header: Header, *, n_voters: int) -> Verdict:
+def share_verdict(link: Transport, verdict: Verdict, header: Header, *, n_voters: int) -> Verdict:
     """Let the ranks of one worker find together: the worst of their verdicts, on all of them.
 
     Args:
@@ -151,7 +151,7 @@ def share_verdict(link: Link, verdict: Verdict, header: Header, *, n_voters: int
         n_voters: Workers; a rank knows culprits among those it votes with, and among these.
     """
     own = with_verdict(header, verdict)
-    shape = ChunkShape(0, verdict_bytes(n_voters + link.world_size))
+    shape = ChunkShape(0, verdict_bytes(n_voters + link.n_members))
     payload = encode_verdict(verdict, shape.payload_bytes)
     read = _gather(link, shape, ChunkKind.VERDICT, own, torch.zeros(0), payload)
     found = judge_chunks(read, link.ranks)
@@ -164,7 +164,7 @@ def share_verdict(link: Link, verdict: Verdict, header: Header, *, n_voters: int
 
 
 def _gather(
-    link: Link,
+    link: Transport,
     shape: ChunkShape,
     kind: ChunkKind,
     header: Header,
@@ -174,7 +174,7 @@ def _gather(
     own = link.empty(shape.n_bytes)
     sent = replace(header, kind=kind, sender=link.rank)
     write_chunk(link.kernels, own, shape, sent, present, payload)
-    everybody = link.empty(link.world_size, shape.n_bytes)
+    everybody = link.empty(link.n_members, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
     return read_chunks(
         link.kernels, everybody, shape, kind=kind, bucket=header.bucket, epoch=header.epoch

@@ -13,9 +13,9 @@ from torch import Tensor
 from distlion import faults
 from distlion.exchange.base import fire_framed
 from distlion.exchange.frame import Chunk, ChunkKind, Header, read_chunks, write_chunk
-from distlion.exchange.link import ByteCount, Link
 from distlion.exchange.verdict import find_errors
 from distlion.layout import shape_numbers
+from distlion.transport import ByteCount, Transport
 
 
 def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
@@ -26,7 +26,7 @@ def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
 
 
 def gather_numbers(
-    link: Link, numbers: Sequence[float], header: Header, *, kind: ChunkKind
+    link: Transport, numbers: Sequence[float], header: Header, *, kind: ChunkKind
 ) -> tuple[Header, list[tuple[float, ...]]]:
     """Gather as many numbers from every member, in order; nothing from whom they got damaged."""
     data = struct.pack(f"<{len(numbers)}d", *numbers)
@@ -39,7 +39,7 @@ def gather_numbers(
     write_chunk(link.kernels, own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
     if faults.armed and kind is ChunkKind.SAMPLE:
         fire_framed(link, header, own)
-    everybody = link.empty(link.world_size, shape.n_bytes)
+    everybody = link.empty(link.n_members, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
     chunks = read_chunks(link.kernels, everybody, shape, kind=kind, bucket=0, epoch=header.epoch)
     return find_errors(chunks, header, link.ranks), [
@@ -53,7 +53,7 @@ def plan_sample(n_numbers: int, n_workers: int) -> ByteCount:
 
 
 def gather_sample(
-    link: Link, inside: Link | None, numbers: Sequence[float], header: Header
+    link: Transport, inside: Transport | None, numbers: Sequence[float], header: Header
 ) -> tuple[Header, list[tuple[float, ...]]]:
     """Gather a sample, so that all know of damage to it: 1 gather, 2 report, 3 report in nodes.
 

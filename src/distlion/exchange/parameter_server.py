@@ -25,10 +25,10 @@ from distlion.exchange.frame import (
     read_chunk,
     write_chunk,
 )
-from distlion.exchange.link import ONE_ROUND, ByteCount, Link
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, decode_verdict, encode_verdict, with_verdict
 from distlion.layout import BucketShape
+from distlion.transport import ONE_ROUND, ByteCount, Transport
 
 SERVER = 0
 
@@ -68,7 +68,7 @@ class ParameterServer(Exchange):
         return float(max(vote_bits, peers * reply_bits) if peers else 0)
 
     def exchange(
-        self, link: Link, shape: BucketShape, ballot: Ballot, reducer: Reducer
+        self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
         """Exchange one bucket: 1 gather votes, 2 count, 3 scatter the reply."""
         step, is_server = ballot.header.step, link.rank == SERVER
@@ -97,7 +97,9 @@ class ParameterServer(Exchange):
         return counted or _read_reply(reply, link, shape, ballot.header)
 
 
-def _write_reply(out: Tensor, counted: Reply, link: Link, shape: BucketShape, own: Header) -> None:
+def _write_reply(
+    out: Tensor, counted: Reply, link: Transport, shape: BucketShape, own: Header
+) -> None:
     """Write the reply; where there was an error, what the server heard takes the payload's place.
 
     Digests of gradients stay with the server: there is no room for those of all ranks.
@@ -112,7 +114,7 @@ def _write_reply(out: Tensor, counted: Reply, link: Link, shape: BucketShape, ow
         fire_framed(link, header, out)
 
 
-def _read_reply(raw: Tensor, link: Link, shape: BucketShape, own: Header) -> Reply:
+def _read_reply(raw: Tensor, link: Transport, shape: BucketShape, own: Header) -> Reply:
     chunk = read_chunk(
         link.kernels,
         raw,

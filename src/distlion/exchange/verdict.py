@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from distlion.exchange.frame import Chunks, Header, Status
-from distlion.exchange.turns import find_minority
 from distlion.layout import pad_bytes
+from distlion.transport import find_minority
 
 _LENGTHS = struct.Struct("<II")
 _CULPRIT = struct.Struct("<i")

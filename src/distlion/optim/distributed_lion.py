@@ -14,11 +14,12 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
-from distlion.exchange import ByteCount, ChunkKind, Exchange, Header, Status, worst_of
+from distlion.exchange import ChunkKind, Exchange, Header, Status, worst_of
 from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import restoring
+from distlion.transport import ByteCount
 from distlion.voting import (
     BucketVote,
     ClipNorm,

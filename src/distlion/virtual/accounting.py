@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from distlion.exchange import ByteCount, Exchange
+from distlion.exchange import Exchange
 from distlion.layout import FLOAT_BYTES
+from distlion.transport import ByteCount
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.poll import Poll
 from distlion.voting import Traffic, plan_norms

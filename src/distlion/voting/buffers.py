@@ -19,9 +19,16 @@ from distlion.errors import (
     StepTimeoutError,
     UnsupportedTypeError,
 )
-from distlion.exchange import NO_OPTIMIZER, Link, Turn, carries_host_memory, gather_bytes
 from distlion.signals import deferred_signals
-from distlion.voting.grid import own_group
+from distlion.transport import (
+    NO_OPTIMIZER,
+    Gloo,
+    Transport,
+    Turn,
+    carries_host_memory,
+    gather_bytes,
+    own_group,
+)
 from distlion.voting.group import VotingGroup
 from distlion.voting.hyperparameters import check_positive
 from distlion.voting.param import is_dtensor
@@ -95,15 +102,15 @@ def _turn(group: VotingGroup, *, timeout_s: float) -> Iterator[None]:
         raise
 
 
-def _connect(members: dist.ProcessGroup, group: VotingGroup, *, timeout_s: float) -> Link:
+def _connect(members: dist.ProcessGroup, group: VotingGroup, *, timeout_s: float) -> Transport:
     number = _calls[members] = _calls.get(members, 0) + 1
     if not carries_host_memory(members):
         members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
     limits = "timeout_s= sets the limit"
-    return Link(members, timeout_s=timeout_s, watch=group.watch, limits=limits)
+    return Gloo(members, timeout_s=timeout_s, watch=group.watch, limits=limits)
 
 
-def _agree(link: Link, named: dict[str, Tensor]) -> None:
+def _agree(link: Transport, named: dict[str, Tensor]) -> None:
     """Compare names, shapes and dtypes over all workers, before any value is sent."""
     problem = next((f"{name} {each.layout}" for name, each in named.items() if _is_odd(each)), "")
     lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in named.items()]
@@ -138,13 +145,13 @@ def _is_odd(buffer: Tensor) -> bool:
     return is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta
 
 
-def _average(link: Link, buffers: Sequence[Tensor]) -> list[Tensor]:
+def _average(link: Transport, buffers: Sequence[Tensor]) -> list[Tensor]:
     """Return the mean of each buffer over all workers, in its dtype and in host memory."""
     averaged: list[Tensor] = []
     for bucket in _pack(buffers):
         raw = [own.reshape(-1).view(torch.uint8) for own in bucket]
         sizes = [each.numel() for each in raw]
-        everybody = link.empty(link.world_size, sum(sizes))
+        everybody = link.empty(link.n_members, sum(sizes))
         if sum(sizes):
             link.all_gather(everybody, torch.cat(raw), step=None).wait()
         rows = torch.split(everybody, sizes, dim=1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import ByteCount, ChunkKind, Header, Link, gather_numbers, plan_numbers
+from distlion.exchange import ChunkKind, Header, gather_numbers, plan_numbers
 from distlion.kernels import Segment, choose_kernels
+from distlion.transport import ByteCount, Transport
 from distlion.voting.hyperparameters import check_positive
 from distlion.voting.sample import read_together
 
@@ -102,8 +103,8 @@ class Clipper:
     """
 
     clip: ClipNorm
-    between: Link | None
-    inside: Link | None
+    between: Transport | None
+    inside: Transport | None
     most_blocks: int
 
     def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
@@ -115,7 +116,7 @@ class Clipper:
         """Declare what this rank hands to the network between those who vote."""
         if self.between is None:
             return ByteCount()
-        return plan_norms(self.between.world_size)
+        return plan_norms(self.between.n_members)
 
     def _measure(self, square_sums: list[float], header: Header) -> tuple[Header, float]:
         """Add up the squared norm: of the worker, then perhaps of all workers."""

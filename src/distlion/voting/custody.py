@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distlion.errors import CheckpointError, UnsupportedTypeError
-from distlion.exchange import gather_bytes
 from distlion.signals import deferred_signals
+from distlion.transport import gather_bytes
 
 if TYPE_CHECKING:
     from distlion.voting.peers import Peers

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distlion.exchange import ByteCount, plan_sample
+from distlion.exchange import plan_sample
 from distlion.kernels import ReplyFormat, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
+from distlion.transport import ByteCount
 from distlion.voting.param import VotingParam
 from distlion.voting.sample import draw_sample, measure_dispersion, place_sample, read_together
 

@@ -12,17 +12,16 @@ from torch import Tensor
 from distlion.aggregation import Aggregation
 from distlion.exchange import (
     Ballot,
-    ByteCount,
     Exchange,
     Exchanging,
     Header,
-    Link,
     PartialReducer,
     Reply,
     gather_flags,
 )
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
+from distlion.transport import ByteCount, Transport
 from distlion.vote import BucketCount, BucketVote, Roster
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.param import VotingParam
@@ -51,9 +50,9 @@ class FlatRoute:
     pattern: Exchange
     device: torch.device
     kernels: Kernels
-    link: Link
+    link: Transport
     roster: Roster
-    inside: Link | None = None
+    inside: Transport | None = None
 
     @property
     def own(self) -> tuple[VotingParam, ...]:
@@ -126,7 +125,7 @@ class FlatRoute:
             if segments[index].param is not param.param:
                 param.write_back(segments[index].param)
 
-    def tell_counters(self, link: Link, header: Header) -> Exchanging[Reply] | None:
+    def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
         if not (self._keeps and self.params):
             return None
         vote, bucket = self.vote, self.bucket

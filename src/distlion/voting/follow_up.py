@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distlion.errors import UnsupportedTypeError
-from distlion.exchange import ByteCount, Header, Verdict, gather_sample
+from distlion.exchange import Header, Verdict, gather_sample
 from distlion.kernels import Kernels, Segment
+from distlion.transport import ByteCount
 from distlion.voting.diagnostics import Diagnosis, Examiner
 from distlion.voting.momentum_stage import AveragedMomenta, MomentumStage
 from distlion.voting.network import VotingNetwork

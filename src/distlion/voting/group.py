@@ -7,7 +7,8 @@ import os
 import torch.distributed as dist
 
 from distlion.errors import ProcessGroupError
-from distlion.exchange import MAX_WORKERS, PeerWatch, watch_peers
+from distlion.exchange import MAX_WORKERS
+from distlion.transport import PeerWatch, watch_peers
 
 
 class VotingGroup:

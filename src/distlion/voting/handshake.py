@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distlion.errors import CheckpointError, ConfigMismatchError, StepInputError
-from distlion.exchange import PROTOCOL_VERSION, Link, Status, Verdict, gather_bytes, minority
+from distlion.exchange import PROTOCOL_VERSION, Status, Verdict, minority
+from distlion.transport import Transport, gather_bytes
 from distlion.voting.description import digest_lines
 
 _CALL = "call: "
@@ -14,7 +15,7 @@ PROBLEM_BYTES = 1024
 """What travels of a message, so that records have one size."""
 
 
-def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
+def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:
     """Compare this worker's description of parameters and settings with everybody's.
 
     Records of a fixed size are compared first, since tensors whose sizes differ between ranks can
@@ -40,7 +41,7 @@ def shake_hands(link: Link, lines: Sequence[str], *, step: int) -> None:
 
 
 def explain_verdict(
-    link: Link, verdict: Verdict, lines: Sequence[str], problem: str, *, step: int
+    link: Transport, verdict: Verdict, lines: Sequence[str], problem: str, *, step: int
 ) -> None:
     """Raise what a header has no room for; every rank calls it, of whatever it was the end.
 
@@ -64,7 +65,7 @@ def explain_verdict(
         explain_difference(link, lines, step=step)
 
 
-def explain_difference(link: Link, lines: Sequence[str], *, step: int) -> None:
+def explain_difference(link: Transport, lines: Sequence[str], *, step: int) -> None:
     """Find out what differs after frames have shown that something does; every rank calls it.
 
     Raises:
@@ -77,7 +78,7 @@ def explain_difference(link: Link, lines: Sequence[str], *, step: int) -> None:
     )
 
 
-def raise_difference(link: Link, lines: Sequence[str], longest: int, *, step: int) -> None:
+def raise_difference(link: Transport, lines: Sequence[str], longest: int, *, step: int) -> None:
     """Gather all descriptions, padded to ``longest`` bytes, and raise what differs first."""
     padded = "\n".join(lines).encode().ljust(longest, b"\0")
     texts = [other.rstrip(b"\0").decode() for other in gather_bytes(link, padded, step=step)]
@@ -152,7 +153,9 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def share_problem(link: Link, problem: CheckpointError | None, *, call: str, step: int) -> None:
+def share_problem(
+    link: Transport, problem: CheckpointError | None, *, call: str, step: int
+) -> None:
     """Raise on every rank what keeps any of them from going on.
 
     Raises:
@@ -181,7 +184,7 @@ def refuse_step(
     )
 
 
-def _gather_problems(link: Link, problem: str, *, step: int) -> tuple[list[int], str]:
+def _gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
     """Return which ranks have a problem, and what the first of them says."""
     own = problem.encode(errors="replace")[:PROBLEM_BYTES]
     texts = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)

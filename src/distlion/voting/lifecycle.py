@@ -17,8 +17,8 @@ from distlion.errors import (
     ProcessGroupError,
     StepTimeoutError,
 )
-from distlion.exchange import Turn, is_registered
 from distlion.signals import Deferral, deferred_signals
+from distlion.transport import Turn, is_registered
 from distlion.voting.group import VotingGroup
 
 

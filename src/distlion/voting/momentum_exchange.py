@@ -9,16 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distlion.exchange import (
-    Ballot,
-    Exchange,
-    Exchanging,
-    Header,
-    Link,
-    Reply,
-)
+from distlion.exchange import Ballot, Exchange, Exchanging, Header, Reply
 from distlion.kernels import Kernels, Segment
 from distlion.layout import FLOAT_BYTES, SCALE_ELEMENTS, BucketShape, shape_momenta
+from distlion.transport import Transport
 from distlion.voting.momentum_sync import MomentumSync
 from distlion.voting.param import VotingParam
 
@@ -149,7 +143,7 @@ class MomentumRows:
         return [(part, parts[index]) for index, part in enumerate(self.slices)]
 
     def exchange(
-        self, link: Link, pattern: Exchange, header: Header, row: Tensor
+        self, link: Transport, pattern: Exchange, header: Header, row: Tensor
     ) -> Exchanging[Reply]:
         """Send this worker's row and bring back the mean."""
         ballot = Ballot(

@@ -9,10 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from distlion.exchange import (
-    ByteCount,
     Exchange,
     Header,
-    Link,
     Status,
     Verdict,
     gather_sample,
@@ -22,6 +20,7 @@ from distlion.exchange import (
     worst_of,
 )
 from distlion.kernels import Kernels, Segment
+from distlion.transport import ByteCount, Transport
 from distlion.voting.momentum_exchange import (
     MomentumRows,
     MomentumSlice,
@@ -141,10 +140,10 @@ class MomentumStage:
     def exchange(
         self,
         segments: Mapping[int, tuple[Segment, Kernels]],
-        link: Link,
+        link: Transport,
         pattern: Exchange,
         header: Header,
-        inside: Link | None,
+        inside: Transport | None,
     ) -> AveragedMomenta:
         """Exchange what moves after this step: 1 compare samples, 2 average rows, 3 agree in nodes.
 
@@ -193,8 +192,8 @@ class MomentumStage:
         segments: Mapping[int, tuple[Segment, Kernels]],
         header: Header,
         *,
-        link: Link,
-        inside: Link | None,
+        link: Transport,
+        inside: Transport | None,
     ) -> tuple[Header, list[bool] | None]:
         """Return the header with what peers reported, and a selection where that is OK."""
         numbers = self.take_sample(lambda position, index: _momentum_at(segments[position], index))

@@ -18,25 +18,29 @@ from distlion.cost import (
 )
 from distlion.exchange import (
     AllReduce,
-    ByteCount,
     ChunkKind,
     Exchange,
     Header,
-    Link,
     Status,
     Verdict,
-    carries_host_memory,
-    gather_bytes,
     run_all,
     share_verdict,
     worst_of,
 )
 from distlion.kernels import choose_kernels
 from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
+from distlion.transport import (
+    ByteCount,
+    Gloo,
+    Transport,
+    carries_host_memory,
+    gather_bytes,
+    own_group,
+)
 from distlion.vote import Roster
 from distlion.voting.clipping import Clipper
 from distlion.voting.flat_route import FlatRoute
-from distlion.voting.grid import Grid, GridGroups, own_group
+from distlion.voting.grid import Grid, GridGroups
 from distlion.voting.group import VotingGroup
 from distlion.voting.node_route import NodeRoute
 from distlion.voting.nodes import PIECE_UNIT_ELEMENTS
@@ -82,8 +86,8 @@ class VotingNetwork:
         self._everybody = group.process_group
         self._for_checkpoints: dist.ProcessGroup | None = None
         self._groups: GridGroups | None = None
-        self.between: Link | None = None
-        self.inside: Link | None = None
+        self.between: Transport | None = None
+        self.inside: Transport | None = None
         self._model: LinkModel | None = None
         self.routes: list[Route] = []
         self.clipper: Clipper | None = None
@@ -126,18 +130,18 @@ class VotingNetwork:
         if len(self._grid.inside) > 1 or self._is_sharded:
             self._groups = GridGroups(workers, self._grid, name=name, timeout_s=timeout_s)
 
-    def link(self, timeout_s: float) -> Link:
+    def link(self, timeout_s: float) -> Transport:
         """Return a link between all ranks of all workers: their own, once they are connected."""
         assert self._everybody is not None
-        return Link(self._everybody, timeout_s=timeout_s, watch=self._group.watch)
+        return Gloo(self._everybody, timeout_s=timeout_s, watch=self._group.watch)
 
-    def replica_link(self, timeout_s: float) -> Link:
+    def replica_link(self, timeout_s: float) -> Transport:
         """Return a link between those who hold the same parameters, or shards of them."""
         if self._is_sharded:
             return self._make_link(inside=False, timeout_s=timeout_s)
         return self.link(timeout_s)
 
-    def checkpoint_link(self, *, in_background: bool) -> Link:
+    def checkpoint_link(self, *, in_background: bool) -> Transport:
         """Return a link between all workers on a group of its own, which waits for slow disks.
 
         In the background it is without the watch, which speaks for the thread of the steps.
@@ -148,7 +152,7 @@ class VotingNetwork:
             name = f"{self._name}/checkpoints"
             self._for_checkpoints = own_group(workers, name=name, timeout_s=timeout_s)
         watch = None if in_background else self._group.watch
-        return Link(self._for_checkpoints, timeout_s=timeout_s, watch=watch)
+        return Gloo(self._for_checkpoints, timeout_s=timeout_s, watch=watch)
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every worker must call it.
@@ -242,12 +246,12 @@ class VotingNetwork:
         # Each rank of a worker has measured for itself, and buckets must be equal.
         return agree_on_model(self.link(timeout_s), model, step=step)
 
-    def _make_link(self, *, inside: bool, timeout_s: float) -> Link:
+    def _make_link(self, *, inside: bool, timeout_s: float) -> Transport:
         if self._groups is None:
             return self.link(timeout_s)
         group = self._groups.inside if inside else self._groups.between
         ranks = self._grid.inside if inside else self._grid.between
-        return Link(group, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
+        return Gloo(group, timeout_s=timeout_s, ranks=ranks, watch=self._group.watch)
 
     def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
         """Choose a size of buckets: as asked for, else the limit, or several to overlap."""

@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import (
-    ByteCount,
-    Exchanging,
-    Header,
-    Link,
-    NodeFrames,
-    Reply,
-    Status,
-    gather_flags,
-)
+from distlion.exchange import Exchanging, Header, NodeFrames, Reply, Status, gather_flags
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket, shape_node
+from distlion.transport import ByteCount, Transport
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.flat_route import FlatRoute
 from distlion.voting.param import VotingParam
@@ -45,7 +37,7 @@ class NodeRoute:
     bucket: Bucket
     params: tuple[VotingParam, ...]
     parts: tuple[FlatRoute, ...]
-    link: Link
+    link: Transport
 
     @cached_property
     def frames(self) -> NodeFrames:
@@ -189,7 +181,7 @@ class NodeRoute:
             for index, param in enumerate(part.params):
                 param.write_back(moved[index].param)
 
-    def tell_counters(self, link: Link, header: Header) -> Exchanging[Reply] | None:
+    def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
         return self.part.tell_counters(link, header)
 
     def list_replies(self, reply: Reply) -> list[ParameterReply]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
-from distlion.exchange import Link, gather_bytes
+from distlion.transport import Transport, gather_bytes
 
 logger = logging.getLogger("distlion")
 
@@ -48,7 +48,7 @@ class OverlapTrial:
         self._ends: list[float] = []
         self._seconds: dict[bool, list[float]] = {True: [], False: []}
 
-    def note_step(self, link: Callable[[], Link], *, step: int) -> bool:
+    def note_step(self, link: Callable[[], Transport], *, step: int) -> bool:
         """Note that a step is over; every rank must call it after the same steps.
 
         Args:
@@ -75,7 +75,7 @@ class OverlapTrial:
         )
         return self.overlaps is not before
 
-    def _decide(self, link: Link, step: int) -> bool:
+    def _decide(self, link: Transport, step: int) -> bool:
         differences = [
             with_s - without_s
             for with_s, without_s in zip(self._seconds[True], self._seconds[False], strict=True)

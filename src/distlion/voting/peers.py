@@ -16,16 +16,9 @@ from distlion.errors import (
     InvalidArgumentError,
     UnsupportedTypeError,
 )
-from distlion.exchange import (
-    ByteCount,
-    ChunkKind,
-    Header,
-    Status,
-    Verdict,
-    share_verdict,
-    worst_of,
-)
+from distlion.exchange import ChunkKind, Header, Status, Verdict, share_verdict, worst_of
 from distlion.kernels import Coins
+from distlion.transport import ByteCount
 from distlion.voting.custody import agree_alone
 from distlion.voting.description import (
     Description,

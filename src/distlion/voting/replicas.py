@@ -17,8 +17,9 @@ from distlion.errors import (
     ReplicaMismatchError,
     StepError,
 )
-from distlion.exchange import Link, gather_bytes, minority
+from distlion.exchange import minority
 from distlion.kernels import choose_kernels
+from distlion.transport import Transport, gather_bytes
 from distlion.voting.handshake import name_ranks
 from distlion.voting.network import VotingNetwork
 from distlion.voting.param import VotingParam, local_tensor
@@ -99,7 +100,7 @@ class Replicas:
         share_finding(self._network.link(timeout_s), found, step=step)
 
 
-def broadcast_params(link: Link, params: Sequence[Tensor], *, step: int) -> None:
+def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) -> None:
     """Overwrite parameters with those of the group's first rank."""
     for param in params:
         own = local_tensor(param).detach()
@@ -120,7 +121,7 @@ def digest_params(params: Sequence[VotingParam]) -> Tensor:
     return digests
 
 
-def compare_order(link: Link, params: Sequence[VotingParam], *, step: int) -> None:
+def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) -> None:
     """Compare the order of parameters by their values, before these are overwritten.
 
     Workers whose seeds are equal have equal values. Where one has them in another order, its
@@ -150,7 +151,7 @@ def compare_order(link: Link, params: Sequence[VotingParam], *, step: int) -> No
     )
 
 
-def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> Tensor:
+def _gather_digests(link: Transport, params: Sequence[VotingParam], *, step: int) -> Tensor:
     """Gather digests, each rank's with a checksum: (ranks, n_params) int64 on the CPU.
 
     Damage on the way to one rank would look to that rank alone like replicas that differ, after
@@ -158,7 +159,7 @@ def _gather_digests(link: Link, params: Sequence[VotingParam], *, step: int) -> 
     """
     digests = digest_params(params)
     own = torch.cat([digests, digests.new_tensor([_checksum(digests)])])
-    everybody = own.new_empty(link.world_size, own.numel())
+    everybody = own.new_empty(link.n_members, own.numel())
     link.all_gather(everybody, own, step=step).wait()
     damaged = [
         link.ranks[member] for member, row in enumerate(everybody) if _checksum(row[:-1]) != row[-1]
@@ -178,7 +179,7 @@ def _checksum(digests: Tensor) -> int:
 
 
 def verify_replicas(
-    link: Link,
+    link: Transport,
     params: Sequence[VotingParam],
     on_divergence: Literal["raise", "repair"] = "raise",
     *,
@@ -236,7 +237,7 @@ def verify_replicas(
     )
 
 
-def share_finding(link: Link, found: StepError | None, *, step: int) -> None:
+def share_finding(link: Transport, found: StepError | None, *, step: int) -> None:
     """Raise on all ranks what those found who hold the same shards, and others could not.
 
     Args:
@@ -279,7 +280,7 @@ def _majority_holder(digests: Sequence[int]) -> int | None:
 
 
 def _repair(
-    link: Link,
+    link: Transport,
     params: Sequence[VotingParam],
     holders: Mapping[int, int | None],
     culprits: Sequence[int],

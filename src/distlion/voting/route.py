@@ -8,9 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
-from distlion.exchange import ByteCount, Exchanging, Header, Link, Reply
+from distlion.exchange import Exchanging, Header, Reply
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
+from distlion.transport import ByteCount, Transport
 from distlion.voting.diagnostics import ParameterReply
 from distlion.voting.flat_route import FlatRoute
 from distlion.voting.param import VotingParam
@@ -115,7 +116,7 @@ class Route(Protocol):
         """Apply the reply to the parameters, and move the momenta that are kept here."""
         ...
 
-    def tell_counters(self, link: Link, header: Header) -> Exchanging[Reply] | None:
+    def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
         """Tell those who count what this rank keeps, over a link like this one with more time.
 
         Needed where that is not what earlier votes over the same link have led to: once a state was

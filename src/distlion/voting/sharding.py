@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, ProcessGroupError, UnsupportedTypeError
-from distlion.exchange import Link, gather_bytes, is_registered
-from distlion.voting.grid import Grid, own_group
+from distlion.transport import Gloo, gather_bytes, is_registered, own_group
+from distlion.voting.grid import Grid
 from distlion.voting.group import check_member
 from distlion.voting.param import is_dtensor
 
@@ -207,7 +207,7 @@ def _gather_rows(
     key = str(voters.group_name)
     _n_found[key] += 1
     group = own_group(voters, name=f"sharding {_n_found[key]}", timeout_s=timeout_s)
-    link = Link(group, timeout_s=timeout_s)
+    link = Gloo(group, timeout_s=timeout_s)
     lengths = gather_bytes(link, np.int64(len(row)).tobytes(), step=0)
     longest = max(int(np.frombuffer(each, np.int64)[0]) for each in lengths)
     padded = np.full(longest, -1, np.int64)

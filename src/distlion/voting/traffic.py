@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from distlion.exchange import ByteCount, Link
+from distlion.transport import ByteCount, Transport
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TrafficMeter:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        self.links: tuple[Link | None, Link | None] = (None, None)
+        self.links: tuple[Transport | None, Transport | None] = (None, None)
 
     def count_step(self, n_elements: int) -> None:
         """Count what was handed to the links since the last call as one more step."""

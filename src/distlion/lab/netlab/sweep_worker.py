@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from distlion.cost import LinkModel, probe_link
-from distlion.exchange import Link
 from distlion.lab.netlab.calls import Answer, Block, Call
 from distlion.lab.netlab.contestant import Contestant, build_contestant
 from distlion.lab.netlab.workload import Workload
 from distlion.lab.planning import Machine, measure_kernels
+from distlion.transport import Gloo, Transport
 
 _PROBE_TIMEOUT_S = 60.0
 _COUNTERS = Path("/proc/self/net/snmp")
@@ -65,7 +65,7 @@ class SweepWorker:
     def exchange(self, chunk_bytes: int, times: int) -> None:
         """Exchange a chunk with each peer, as votes are, some times one after the other."""
         link = _make_link()
-        chunks = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
+        chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
         received = torch.zeros_like(chunks)
         for _ in range(times):
             link.all_to_all(received, chunks, step=0).wait()
@@ -74,7 +74,7 @@ class SweepWorker:
         """Send a chunk to the first worker, as to a parameter server, some times."""
         link = _make_link()
         chunk = torch.zeros(chunk_bytes, dtype=torch.uint8)
-        out = torch.zeros(link.world_size, chunk_bytes, dtype=torch.uint8)
+        out = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
         for _ in range(times):
             link.gather(out if link.rank == 0 else None, chunk, step=0).wait()
         dist.barrier()
@@ -94,9 +94,9 @@ class SweepWorker:
         self._contestants[name].verify_replicas()
 
 
-def _make_link() -> Link:
+def _make_link() -> Transport:
     assert dist.group.WORLD is not None
-    return Link(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
+    return Gloo(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
 
 
 def _read_retransmitted() -> int:

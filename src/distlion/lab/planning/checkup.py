@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from distlion.cost.probe import LinkProbe, probe_ranks
 from distlion.errors import KernelBackendError, ProcessGroupError
-from distlion.exchange import Link
 from distlion.kernels import check_denormals
 from distlion.lab.planning.bench import KernelRates, measure_kernels
 from distlion.lab.planning.machine import Machine
 from distlion.lab.planning.rate import format_rate
 from distlion.lab.planning.report_record import decode_report, encode_report
 from distlion.lab.planning.worker_report import WorkerReport
+from distlion.transport import Gloo
 
 _TIMEOUT_S = 60.0
 # A rank is called slow from here on; less is within the noise of a probe.
@@ -86,12 +86,12 @@ def examine(observe: Callable[[str], None]) -> Checkup:
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
         raise ProcessGroupError("there is no process group to examine; call init_process_group")
-    link = Link(group, timeout_s=_TIMEOUT_S)
+    link = Gloo(group, timeout_s=_TIMEOUT_S)
     observe("measuring the kernels")
     dist.barrier()
     own = report_worker(measure_kernels())
-    workers = _gather_reports(own, link.world_size)
-    observe(f"probing the links of {link.world_size} workers")
+    workers = _gather_reports(own, link.n_members)
+    observe(f"probing the links of {link.n_members} workers")
     probe = probe_ranks(link, step=0)
     return Checkup(workers, probe, find_faults(workers, probe))
 

@@ -8,10 +8,10 @@ from distlion import layout
 from distlion.aggregation import RULES
 from distlion.cost import payload_share
 from distlion.cost.choice import BUCKET_S, LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
-from distlion.exchange.link import MOST_BYTES_AT_ONCE
 from distlion.kernels import ReplyFormat
 from distlion.lab.planning import gradient_all_reduce, machine, planner, votes
 from distlion.lab.planning.gradient_all_reduce import BASELINES
+from distlion.transport import MOST_BYTES_AT_ONCE
 
 _A_FEW, _MANY = 3, 1023
 

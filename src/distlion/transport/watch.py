@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import json
 import os
 import threading
@@ -22,10 +21,10 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.exchange.finding import Answer, FailureKind, Finding, conclude
-from distlion.exchange.turns import LONG_S, Turn, Turns
+from distlion.transport.finding import Answer, FailureKind, Finding, conclude
+from distlion.transport.groups import store_of
+from distlion.transport.turns import LONG_S, Turn, Turns
 
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
@@ -306,29 +305,6 @@ def is_registered(process_group: dist.ProcessGroup) -> bool:
         return dist.get_rank(process_group) >= 0
     except (ValueError, RuntimeError):
         return False
-
-
-def keep_forever(process_group: object) -> None:
-    """Never destroy a group: after a failure, its destructor waits for peers that may be silent.
-
-    Gloo cannot abort a collective, so that an interpreter would not come to its end.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
-
-
-def store_of(process_group: dist.ProcessGroup) -> Any:
-    """Return the store through which a group met; of one that outlives workers, this start's part.
-
-    torchrun's agent keeps one store through all restarts, and in it the alarms, turns and addresses
-    of workers that are gone.
-    """
-    # Public since torch 2.13 or so; the older way is private, and the same.
-    if hasattr(process_group, "get_group_store"):
-        store = process_group.get_group_store()
-    else:
-        store = dist.distributed_c10d._get_process_group_store(process_group)
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    return store if start is None else PrefixStore(f"start {start}", store)
 
 
 def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None:

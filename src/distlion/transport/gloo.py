@@ -1,13 +1,11 @@
-"""A process group with a deadline, a byte counter and errors that name the step."""
+"""Transport over a process group of Gloo: a deadline, a byte counter, errors that name the step."""
 
 from __future__ import annotations
 
 import ctypes
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,62 +14,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlion.errors import (
-    PeerLostError,
-    ProcessGroupError,
-    StepError,
-    StepMismatchError,
-    StepTimeoutError,
-)
-from distlion.exchange.finding import FailureKind, Finding
-from distlion.exchange.watch import READ_S, PeerWatch, keep_forever, within
+from distlion.errors import ProcessGroupError, StepError
 from distlion.kernels import choose_kernels
+from distlion.transport.base import MOST_BYTES_AT_ONCE, ByteCount
+from distlion.transport.finding import ERRORS, FailureKind, Finding, explain
+from distlion.transport.groups import HOST, carries_host_memory, keep_forever, own_group, tidy
+from distlion.transport.watch import READ_S, PeerWatch, within
+from distlion.vote import Roster
 
 _INCREASE, _DECREASE = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
 
-HOST = torch.device("cpu")
-
 # How often a wait looks for another worker's alarm.
 LOOK_S = 0.1
-# 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
-MOST_BYTES_AT_ONCE = 64 * 1024
 # 2 hosts, 1 MB: a step took 198 ms instead of 235 at 100 Mbit/s, 115 instead of 120 at 1 Gbit/s.
 LEAST_BYTES_TO_MEET = 256 * 1024
-ONE_ROUND = 1
-"""Of an all-to-all, a gather or a scatter: Gloo starts all messages at once (gloo/alltoall.cc)."""
 
 
-def all_gather_rounds(n_workers: int, chunk_bytes: int) -> int:
-    """Count the rounds of an all-gather: Gloo passes large chunks along a ring (gloo/allgather.cc).
-
-    ``Link.all_gather`` sends small ones to everybody at once.
-    """
-    return ONE_ROUND if chunk_bytes <= MOST_BYTES_AT_ONCE else n_workers - 1
-
-
-@dataclass(frozen=True)
-class ByteCount:
-    """Bytes and messages of one rank; what it sends to itself is not in it.
-
-    Attributes:
-        sent_bytes: Bytes sent.
-        received_bytes: Bytes received.
-        messages: Messages sent.
-    """
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    messages: int = 0
-
-    def __add__(self, other: ByteCount) -> ByteCount:
-        return ByteCount(
-            self.sent_bytes + other.sent_bytes,
-            self.received_bytes + other.received_bytes,
-            self.messages + other.messages,
-        )
-
-
-class Transfer:
+class GlooTransfer:
     """A collective that is under way; what it overwrites has no meaning before ``wait`` is over.
 
     Args:
@@ -88,7 +47,7 @@ class Transfer:
 
     def __init__(
         self,
-        link: Link,
+        link: Gloo,
         start: Callable[[], dist.Work | None],
         sent: ByteCount,
         *,
@@ -159,17 +118,11 @@ class Transfer:
         return False
 
 
-class Link:
-    """The collectives that patterns use, over one process group.
-
-    Each begins at once and returns a ``Transfer``; several may be under way. All members begin the
-    same ones in the same order.
-
-    What it carries lies in host memory, wherever the parameters are: that is where frames are
-    checked and votes are counted. ``wire_device`` is the one name for that place.
+class Gloo:
+    """A ``Transport`` over one process group, which carries host memory.
 
     Args:
-        process_group: The workers; this process is one of them.
+        process_group: The members.
         timeout_s: How long one collective may take.
         ranks: The rank of each member among all workers that vote, which errors name; None for its
             rank in the group.
@@ -177,11 +130,7 @@ class Link:
         limits: Which arguments set its limit, for errors.
 
     Attributes:
-        wire_device: Where the tensors on the wire live.
-        kernels: The arithmetic there.
-        rank: This process among the members.
-        world_size: Number of members.
-        counted: What was handed to the network since ``take_counted``.
+        process_group: The members; this process is one of them.
         n_under_way: Collectives that have begun and that nobody has waited for.
 
     Raises:
@@ -203,8 +152,8 @@ class Link:
         self.kernels = choose_kernels(self.wire_device)
         self.timeout_s = timeout_s
         self.rank = process_group.rank()
-        self.world_size = process_group.size()
-        self.ranks = tuple(range(self.world_size) if ranks is None else ranks)
+        self.n_members = process_group.size()
+        self.ranks = tuple(range(self.n_members) if ranks is None else ranks)
         self.watch, self._limits = watch, limits
         self.counted = ByteCount()
         self.n_under_way = 0
@@ -215,33 +164,36 @@ class Link:
             )
 
     def empty(self, *shape: int) -> Tensor:
-        """Allocate uninitialized uint8 on the wire's device."""
         return torch.empty(shape, dtype=torch.uint8, device=self.wire_device)
 
-    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> Transfer:
-        """Send chunk i to member i; ``out`` and ``chunks`` are (world_size, n) uint8."""
+    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> GlooTransfer:
         self._meet(chunks[0].nbytes, step=step)
-        peers = self.world_size - 1
+        peers = self.n_members - 1
         n_bytes = peers * chunks[0].nbytes
         sent = ByteCount(n_bytes, n_bytes, peers)
         return self._begin_all_to_all(out, chunks, sent, step=step)
 
-    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
-        """Send ``chunk`` (n,) to every member; ``out`` is (world_size, n), of the same dtype."""
+    def all_to_all_parts(
+        self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
+    ) -> GlooTransfer:
+        start = partial(self.process_group.alltoall_base, out, parts, sizes, sizes)
+        return GlooTransfer(self, start, ByteCount(), step=step, what=what)
+
+    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> GlooTransfer:
         if self.gathers_at_once(chunk.nbytes):
-            chunks = chunk.expand(self.world_size, -1).contiguous()
+            chunks = chunk.expand(self.n_members, -1).contiguous()
             return self.all_to_all(out, chunks, step=step)
         self._meet(chunk.nbytes, step=step)
-        peers = self.world_size - 1
+        peers = self.n_members - 1
         start = partial(self.process_group._allgather_base, out.view(-1), chunk)
         sent = ByteCount(peers * chunk.nbytes, peers * chunk.nbytes, peers)
-        return Transfer(self, start, sent, step=step, what="all-gather")
+        return GlooTransfer(self, start, sent, step=step, what="all-gather")
 
     def _begin_all_to_all(
         self, out: Tensor, chunks: Tensor, sent: ByteCount, *, step: int | None
-    ) -> Transfer:
+    ) -> GlooTransfer:
         start = partial(self.process_group.alltoall_base, out, chunks, [], [])
-        return Transfer(self, start, sent, step=step, what="all-to-all")
+        return GlooTransfer(self, start, sent, step=step, what="all-to-all")
 
     def _meet(self, chunk_bytes: int, *, step: int | None) -> None:
         """Wait for all members, where what follows is large and nothing is under way.
@@ -253,44 +205,40 @@ class Link:
         """
         if chunk_bytes < LEAST_BYTES_TO_MEET or self.n_under_way:
             return
-        heard, said = (torch.zeros(self.world_size, 1, dtype=torch.uint8) for _ in range(2))
+        heard, said = (torch.zeros(self.n_members, 1, dtype=torch.uint8) for _ in range(2))
         self._begin_all_to_all(heard, said, ByteCount(), step=step).wait()
 
     def gathers_at_once(self, chunk_bytes: int) -> bool:
         """Return whether an all-gather sends to all members at once, not along a ring.
 
-        Gloo's ring takes world_size - 1 rounds, one after the other, which is slow for chunks that
+        Gloo's ring takes n_members - 1 rounds, one after the other, which is slow for chunks that
         cost little more than a round; large ones collide on their way to one receiver.
         """
         return self.wire_device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
-    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int | None) -> Transfer:
-        """Send ``chunk`` (n,) to the first member; only that one gives ``out``, (world_size, n)."""
+    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int | None) -> GlooTransfer:
         rows = [] if out is None else [list(out)]
         start = partial(self.process_group.gather, rows, [chunk], _from(0, dist.GatherOptions()))
         sent = ByteCount(chunk.nbytes, 0, 1)
         if out is not None:
-            sent = ByteCount(0, (self.world_size - 1) * chunk.nbytes, 0)
-        return Transfer(self, start, sent, step=step, what="gather")
+            sent = ByteCount(0, (self.n_members - 1) * chunk.nbytes, 0)
+        return GlooTransfer(self, start, sent, step=step, what="gather")
 
-    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int | None) -> Transfer:
-        """Receive ``out`` (n,) from the first member; only that one gives (world_size, n)."""
+    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int | None) -> GlooTransfer:
         rows = [] if chunks is None else [list(chunks)]
         start = partial(self.process_group.scatter, [out], rows, _from(0, dist.ScatterOptions()))
         sent = ByteCount(0, out.nbytes, 0)
         if chunks is not None:
-            peers = self.world_size - 1
+            peers = self.n_members - 1
             sent = ByteCount(peers * out.nbytes, 0, peers)
-        return Transfer(self, start, sent, step=step, what="scatter")
+        return GlooTransfer(self, start, sent, step=step, what="scatter")
 
-    def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> Transfer:
-        """Overwrite ``tensor`` with that of a rank of the link; not counted."""
+    def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> GlooTransfer:
         options = _from(source, dist.BroadcastOptions())
         start = partial(self.process_group.broadcast, [tensor], options)
-        return Transfer(self, start, ByteCount(), step=step, what="broadcast")
+        return GlooTransfer(self, start, ByteCount(), step=step, what="broadcast")
 
     def take_counted(self) -> ByteCount:
-        """Return what was handed to the network since the last call, and start again from 0."""
         counted, self.counted = self.counted, ByteCount()
         return counted
 
@@ -301,11 +249,6 @@ class Link:
         return self.failure(kind, step, f"the {what} failed ({reason})")
 
     def check_present(self, *, step: int | None) -> None:
-        """Check that nobody has left, before a wait in which nobody would hear of it.
-
-        Raises:
-            PeerLostError: Somebody has.
-        """
         left = None
         if self.watch is not None:
             with suppress(RuntimeError):  # a store that is gone, or silent, says nothing
@@ -314,78 +257,30 @@ class Link:
             raise self.failure("left", step, "workers cannot connect")
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        """Find out who failed, for an error; the group is of no use from here on."""
         keep_forever(self.process_group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
-        text = _explain(found, self.ranks[self.rank], self._limits)
+        text = explain(found, self.ranks[self.rank], self._limits)
         if found.kind != "order":
             text = f"{what}: {text}"
-        return _ERRORS[found.kind](
+        return ERRORS[found.kind](
             f"{text}; nothing was committed here",
             rank=self.ranks[self.rank],
             step=step,
             culprits=found.culprits,
         )
 
-
-def carries_host_memory(process_group: dist.ProcessGroup) -> bool:
-    """Return whether a group carries tensors of the CPU; one made for NCCL alone does not."""
-    backends = f"{HOST.type}:gloo"  # what torch does not know is a Gloo group of ours
-    if isinstance(process_group, dist.ProcessGroup):
-        backends = str(dist.get_backend_config(process_group))
-    return any(backend.startswith(f"{HOST.type}:") for backend in backends.split(","))
-
-
-def gather_bytes(link: Link, data: bytes, *, step: int | None) -> list[bytes]:
-    """Gather ``data``, of equal length on all ranks, in rank order."""
-    # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
-    everybody = link.empty(link.world_size, len(data))
-    link.all_gather(everybody, own, step=step).wait()
-    return [bytes(row.numpy()) for row in everybody]
-
-
-def tidy(error: Exception) -> str:
-    """Say what torch says of an error: a sentence, without the source path that Gloo opens with."""
-    sentence = str(error).split("\n")[0].split(". ")[0]
-    return re.sub(r"\[[^\[\]]*\.(cc|cpp|h|hpp):\d+\]\s*", "", sentence)
+    def reconfigure(self, roster: Roster) -> Gloo:
+        members = [rank for rank in self.ranks if rank in roster.ids]
+        group = own_group(
+            self.process_group,
+            name=f"epoch {roster.epoch} of {roster.ids}",
+            timeout_s=self.timeout_s,
+            ranks=[self.ranks.index(rank) for rank in members],
+        )
+        return Gloo(group, timeout_s=self.timeout_s, ranks=members, limits=self._limits)
 
 
 def _from(root: int, options: Any) -> Any:
     """Let the options of a collective name a member of the group as its root."""
     options.rootRank = root
     return options
-
-
-_ERRORS: dict[FailureKind, type[StepError]] = {
-    "lost": PeerLostError,
-    "silent": StepTimeoutError,
-    "order": StepMismatchError,
-    "left": PeerLostError,
-}
-
-
-def _explain(found: Finding, own: int, limits: str) -> str:
-    if found.kind == "order":
-        return (
-            f"workers called their optimizers in different orders: {found.note}; every worker must "
-            "make the same calls of all its optimizers, in the same order"
-        )
-    names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
-    if own in found.culprits:
-        return "the other workers heard nothing of this one for too long, and gave it up"
-    if found.busy:
-        text = (
-            f"{names} runs, but did not come to the exchange; is it slower than the limit, or has "
-            f"it left the training loop? {limits}"
-        )
-    elif found.kind == "silent":
-        text = (
-            f"{names} does not answer; is the process stopped, its machine or network down, or "
-            f"did it not make this call? {limits}"
-        )
-    elif found.kind == "left":
-        text = f"{names} left, and is waited for no more; look at its log"
-    else:
-        text = f"{names} is gone; look at its log"
-    return f"{text} ({found.note})" if found.note else text

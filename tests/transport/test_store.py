@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from distlion.exchange import Turn, store_of, watch_peers
+from distlion.transport import Turn, store_of, watch_peers
 
 COUNT = "TORCHELASTIC_RESTART_COUNT"
 

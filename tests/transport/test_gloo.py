@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from distlion.errors import StepTimeoutError
-from distlion.exchange import ByteCount, Link, link
+from distlion.transport import ByteCount, Gloo, gloo
 
-LARGE, SMALL = link.LEAST_BYTES_TO_MEET, link.LEAST_BYTES_TO_MEET - 1
+LARGE, SMALL = gloo.LEAST_BYTES_TO_MEET, gloo.LEAST_BYTES_TO_MEET - 1
 
 
 class Work:
@@ -53,11 +53,11 @@ class Group:
         return Work(ends=self._ends)
 
 
-def make_link(group: Group) -> Link:
-    return Link(cast(dist.ProcessGroup, group), timeout_s=0.01)
+def make_link(group: Group) -> Gloo:
+    return Gloo(cast(dist.ProcessGroup, group), timeout_s=0.01)
 
 
-def begin(over: Link, kind: str, n_bytes: int) -> link.Transfer:
+def begin(over: Gloo, kind: str, n_bytes: int) -> gloo.GlooTransfer:
     many, one = torch.zeros(3, n_bytes, dtype=torch.uint8), torch.zeros(n_bytes, dtype=torch.uint8)
     if kind == "all-to-all":
         return over.all_to_all(many, many.clone(), step=5)

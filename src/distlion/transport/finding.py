@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from distlion.exchange.turns import Turn, find_minority, find_out_of_order, name_turns
+from distlion.errors import PeerLostError, StepError, StepMismatchError, StepTimeoutError
+from distlion.transport.turns import Turn, find_minority, find_out_of_order, name_turns
 
 FailureKind = Literal["lost", "silent", "order", "left"]
 
@@ -92,3 +93,45 @@ def conclude(
     culprits = tuple(absent) if busy else tuple(silent)
     differ = not culprits and len(set(waiting.values())) > 1
     return Finding(kind, culprits, busy=busy, note=name_turns(waiting) if differ else "")
+
+
+ERRORS: dict[FailureKind, type[StepError]] = {
+    "lost": PeerLostError,
+    "silent": StepTimeoutError,
+    "order": StepMismatchError,
+    "left": PeerLostError,
+}
+"""What a worker raises of each finding."""
+
+
+def explain(found: Finding, own: int, limits: str) -> str:
+    """Say what the workers agreed on.
+
+    Args:
+        found: That.
+        own: The rank of this worker.
+        limits: Which arguments set the limit of a wait.
+    """
+    if found.kind == "order":
+        return (
+            f"workers called their optimizers in different orders: {found.note}; every worker must "
+            "make the same calls of all its optimizers, in the same order"
+        )
+    names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
+    if own in found.culprits:
+        return "the other workers heard nothing of this one for too long, and gave it up"
+    if found.busy:
+        text = (
+            f"{names} runs, but did not come to the exchange; is it slower than the limit, or has "
+            f"it left the training loop? {limits}"
+        )
+    elif found.kind == "silent":
+        text = (
+            f"{names} does not answer; is the process stopped, its machine or network down, or "
+            f"did it not make this call? {limits}"
+        )
+    elif found.kind == "left":
+        text = f"{names} left, and is waited for no more; look at its log"
+    else:
+        text = f"{names} is gone; look at its log"
+    return f"{text} ({found.note})" if found.note else text

@@ -1,0 +1,46 @@
+"""What carries bytes between workers: Gloo between processes, memory inside of one."""
+
+from distlion.transport.base import (
+    MOST_BYTES_AT_ONCE,
+    ONE_ROUND,
+    ByteCount,
+    Transfer,
+    Transport,
+    all_gather_rounds,
+    gather_bytes,
+)
+from distlion.transport.gloo import Gloo
+from distlion.transport.groups import (
+    carries_host_memory,
+    keep_forever,
+    own_group,
+    store_of,
+    tidy,
+)
+from distlion.transport.memory import Memory, connect_in_memory
+from distlion.transport.turns import NO_OPTIMIZER, Turn, find_minority
+from distlion.transport.watch import PeerWatch, is_registered, watch_peers
+
+__all__ = [
+    "MOST_BYTES_AT_ONCE",
+    "NO_OPTIMIZER",
+    "ONE_ROUND",
+    "ByteCount",
+    "Gloo",
+    "Memory",
+    "PeerWatch",
+    "Transfer",
+    "Transport",
+    "Turn",
+    "all_gather_rounds",
+    "carries_host_memory",
+    "connect_in_memory",
+    "find_minority",
+    "gather_bytes",
+    "is_registered",
+    "keep_forever",
+    "own_group",
+    "store_of",
+    "tidy",
+    "watch_peers",
+]

@@ -1,0 +1,105 @@
+"""Process groups: those of torch that a user makes, and Gloo groups of our own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from distlion.errors import ProcessGroupError
+
+HOST = torch.device("cpu")
+
+
+def carries_host_memory(process_group: dist.ProcessGroup) -> bool:
+    """Return whether a group carries tensors of the CPU; one made for NCCL alone does not."""
+    backends = f"{HOST.type}:gloo"  # what torch does not know is a Gloo group of ours
+    if isinstance(process_group, dist.ProcessGroup):
+        backends = str(dist.get_backend_config(process_group))
+    return any(backend.startswith(f"{HOST.type}:") for backend in backends.split(","))
+
+
+def tidy(error: Exception) -> str:
+    """Say what torch says of an error: a sentence, without the source path that Gloo opens with."""
+    sentence = str(error).split("\n")[0].split(". ")[0]
+    return re.sub(r"\[[^\[\]]*\.(cc|cpp|h|hpp):\d+\]\s*", "", sentence)
+
+
+def keep_forever(process_group: object) -> None:
+    """Never destroy a group: after a failure, its destructor waits for peers that may be silent.
+
+    Gloo cannot abort a collective, so that an interpreter would not come to its end.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+
+
+def store_of(process_group: dist.ProcessGroup) -> Any:
+    """Return the store through which a group met; of one that outlives workers, this start's part.
+
+    torchrun's agent keeps one store through all restarts, and in it the alarms, turns and addresses
+    of workers that are gone.
+    """
+    # Public since torch 2.13 or so; the older way is private, and the same.
+    if hasattr(process_group, "get_group_store"):
+        store = process_group.get_group_store()
+    else:
+        store = dist.distributed_c10d._get_process_group_store(process_group)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    return store if start is None else PrefixStore(f"start {start}", store)
+
+
+def own_group(
+    process_group: dist.ProcessGroup,
+    *,
+    name: str,
+    timeout_s: float,
+    ranks: Sequence[int] | None = None,
+) -> dist.ProcessGroup:
+    """Make a Gloo group of workers of another group; all of them must call it.
+
+    It has the methods of any group, and ends when it is let go of. ``dist.new_group`` does not make
+    it: that one names groups of some ranks by how many groups a process is in, which may differ
+    between ranks, all the more with ours among them; they would wait for each other in vain.
+
+    Args:
+        process_group: Where the workers are from.
+        name: Of the group, unlike that of any other made of ``process_group``.
+        timeout_s: For making it, and the longest that an operation on it may take.
+        ranks: Of its members in ``process_group``, this process among them; None for all.
+
+    Raises:
+        ProcessGroupError: Some worker did not come to make it.
+    """
+    members = range(process_group.size()) if ranks is None else ranks
+    store = PrefixStore(f"distlion/{name}", store_of(process_group))
+    rank, timeout = members.index(process_group.rank()), timedelta(seconds=timeout_s)
+    try:
+        group = cast(dist.ProcessGroup, ProcessGroupGloo(store, rank, len(members), timeout))
+    except RuntimeError as error:
+        raise ProcessGroupError(
+            f"no connections between ranks {', '.join(map(str, members))} came about within "
+            f"{timeout_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
+            "the others?"
+        ) from error
+    _alive.add(group)
+    return group
+
+
+_alive: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
+
+def _keep_all() -> None:
+    """In a fork: never end a group, whose threads are in the other process."""
+    for group in _alive:
+        keep_forever(group)
+
+
+os.register_at_fork(after_in_child=_keep_all)

@@ -1,0 +1,178 @@
+"""Transport inside one process: the members share a list of what each has begun."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlion.errors import StepError
+from distlion.kernels import Kernels, choose_kernels
+from distlion.transport.base import ByteCount
+from distlion.transport.finding import ERRORS, FailureKind, Finding, explain
+from distlion.transport.groups import HOST
+from distlion.vote import Roster
+
+_Post = Tensor | tuple[Tensor, ...] | None
+_Posts = dict[int, tuple[str, _Post]]
+_LIMITS = "every member must begin a collective before one of them waits for it"
+
+
+@dataclass
+class _Board:
+    """What the members of a transport have begun: by number, and then by member."""
+
+    posts: defaultdict[int, _Posts] = field(default_factory=lambda: defaultdict(dict))
+    by_epoch: dict[int, _Board] = field(default_factory=dict)
+
+
+class Memory:
+    """A ``Transport`` between workers of one process, which take turns.
+
+    Nobody waits: a member that is waited for must have begun the same collective before.
+
+    Args:
+        board: Of all members.
+        rank: The place of this one among them.
+        ranks: The rank of each member among all workers.
+    """
+
+    def __init__(self, board: _Board, rank: int, ranks: tuple[int, ...]) -> None:
+        self.wire_device = HOST
+        self.kernels: Kernels = choose_kernels(self.wire_device)
+        self.timeout_s = 0.0
+        self.rank, self.n_members, self.ranks = rank, len(ranks), ranks
+        self.counted = ByteCount()
+        self._board, self._n_begun = board, 0
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.uint8)
+
+    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> MemoryTransfer:
+        n_bytes, peers = chunks[0].nbytes, self.n_members - 1
+
+        def take(posts: dict[int, Tensor]) -> None:
+            for peer, rows in posts.items():
+                out[peer] = rows[self.rank]
+
+        sent = ByteCount(peers * n_bytes, peers * n_bytes, peers)
+        return self._begin("all-to-all", chunks, take, sent, step)
+
+    def all_to_all_parts(
+        self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
+    ) -> MemoryTransfer:
+        own = torch.split(out, sizes)
+
+        def take(posts: dict[int, tuple[Tensor, ...]]) -> None:
+            for peer, pieces in posts.items():
+                own[peer].copy_(pieces[self.rank])
+
+        return self._begin(what, torch.split(parts.clone(), sizes), take, ByteCount(), step)
+
+    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> MemoryTransfer:
+        return self.all_to_all(out, chunk.expand(self.n_members, -1), step=step)
+
+    def gather(self, out: Tensor | None, chunk: Tensor, *, step: int | None) -> MemoryTransfer:
+        def take(posts: dict[int, Tensor]) -> None:
+            for peer, row in posts.items():
+                if out is not None:
+                    out[peer] = row
+
+        peers = self.n_members - 1
+        sent = ByteCount(chunk.nbytes, 0, 1)
+        if self.rank == 0:
+            sent = ByteCount(0, peers * chunk.nbytes, 0)
+        return self._begin("gather", chunk, take, sent, step)
+
+    def scatter(self, out: Tensor, chunks: Tensor | None, *, step: int | None) -> MemoryTransfer:
+        def take(posts: dict[int, Tensor]) -> None:
+            out.copy_(posts[0][self.rank])
+
+        peers = self.n_members - 1
+        sent = ByteCount(0, out.nbytes, 0)
+        if self.rank == 0:
+            sent = ByteCount(peers * out.nbytes, 0, peers)
+        return self._begin("scatter", chunks, take, sent, step)
+
+    def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> MemoryTransfer:
+        def take(posts: dict[int, Tensor]) -> None:
+            tensor.copy_(posts[source])
+
+        return self._begin("broadcast", tensor, take, ByteCount(), step)
+
+    def take_counted(self) -> ByteCount:
+        counted, self.counted = self.counted, ByteCount()
+        return counted
+
+    def check_present(self, *, step: int | None) -> None:
+        """Return: whoever shares the memory is there."""
+
+    def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
+        begun = self._board.posts[self._n_begun - 1]
+        absent = tuple(rank for place, rank in enumerate(self.ranks) if place not in begun)
+        found = Finding(kind, absent, note=what if kind == "order" else "")
+        text = explain(found, self.ranks[self.rank], _LIMITS)
+        return ERRORS[kind](
+            f"{what}: {text}; nothing was committed here",
+            rank=self.ranks[self.rank],
+            step=step,
+            culprits=absent,
+        )
+
+    def reconfigure(self, roster: Roster) -> Memory:
+        members = tuple(rank for rank in self.ranks if rank in roster.ids)
+        board = self._board.by_epoch.setdefault(roster.epoch, _Board())
+        return Memory(board, members.index(self.ranks[self.rank]), members)
+
+    def _begin(
+        self,
+        what: str,
+        post: _Post,
+        take: Callable[[dict[int, Any]], None],
+        sent: ByteCount,
+        step: int | None,
+    ) -> MemoryTransfer:
+        posts = self._board.posts[self._n_begun]
+        self._n_begun += 1
+        posts[self.rank] = (what, post.clone() if isinstance(post, Tensor) else post)
+        self.counted += sent
+        return MemoryTransfer(partial(self._end, posts, what, take, step))
+
+    def _end(
+        self,
+        posts: _Posts,
+        what: str,
+        take: Callable[[dict[int, Any]], None],
+        step: int | None,
+    ) -> None:
+        if len(posts) < self.n_members:
+            raise self.failure("silent", step, f"the {what} has not begun everywhere")
+        if {name for name, _ in posts.values()} != {what}:
+            names = sorted({name for name, _ in posts.values()})
+            raise self.failure("order", step, f"members are at {' and '.join(names)}")
+        take({peer: data for peer, (_, data) in posts.items()})
+
+
+@dataclass(frozen=True)
+class MemoryTransfer:
+    """A collective that every member has begun before one of them waits for it.
+
+    Attributes:
+        end: Takes what the others have sent.
+    """
+
+    end: Callable[[], None]
+
+    def wait(self) -> None:
+        self.end()
+
+
+def connect_in_memory(n_members: int) -> list[Memory]:
+    """Return the ends of a transport between so many workers of this process."""
+    board, ranks = _Board(), tuple(range(n_members))
+    return [Memory(board, rank, ranks) for rank in ranks]
