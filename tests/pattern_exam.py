@@ -114,7 +114,9 @@ class Trial:
         self.present = torch.ones(self.n, self.shape.n_params, dtype=torch.bool)
         self.present[-1, 0] = False
         self.headers = [
-            Header(ChunkKind.VOTE, STEP, BUCKET, rank, SETTINGS, gradient_digest=100 + rank)
+            Header(
+                ChunkKind.VOTE, STEP, BUCKET, rank, SETTINGS, gradient_digest=100 + rank, epoch=7
+            )
             for rank in range(self.n)
         ]
         self.links = make_links(self.n)

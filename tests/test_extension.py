@@ -13,6 +13,7 @@ from torch import Tensor
 import distlion
 import pattern_exam
 import rule_exam
+import state_exam
 import toys
 from cluster import run_workers
 from distlion.aggregation import Aggregation
@@ -39,7 +40,11 @@ def registered() -> Iterator[None]:
 NEW_RULES = [toys.CautiousVote(), LeaningVote()]
 
 
-@pytest.mark.parametrize("check", rule_exam.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    [*rule_exam.CHECKS, state_exam.check_what_is_kept],
+    ids=lambda check: check.__name__,
+)
 @pytest.mark.parametrize("rule", NEW_RULES, ids=repr)
 def test_a_new_rule_is_examined(check: Callable[[Aggregation], None], rule: Aggregation) -> None:
     check(rule)

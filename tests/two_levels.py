@@ -70,7 +70,12 @@ class TwoLevels(Exchange):
 
         # 2 tally the pair
         read = read_chunks(
-            kernels, votes, shape.whole_vote_chunk, kind=ChunkKind.VOTE, bucket=bucket
+            kernels,
+            votes,
+            shape.whole_vote_chunk,
+            kind=ChunkKind.VOTE,
+            epoch=sent.epoch,
+            bucket=bucket,
         )
         first = link.rank - link.rank % 2
         pair = slice(first, first + 2)
@@ -86,7 +91,9 @@ class TwoLevels(Exchange):
         under_way.wait()
 
         # 4 settle
-        read = read_chunks(kernels, tallies, chunk_shape, kind=ChunkKind.REPLY, bucket=bucket)
+        read = read_chunks(
+            kernels, tallies, chunk_shape, kind=ChunkKind.REPLY, epoch=sent.epoch, bucket=bucket
+        )
         verdict, n_present = judge_chunks(read, link.ranks), read.present[::2].sum(0)
         reply = parts.settle(parts.combine(read.payloads[::2]), n_present, 0)
         return Reply(verdict, n_present, reply.view(shape.n_shards, -1), read.gradient_digests)

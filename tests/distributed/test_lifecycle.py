@@ -11,7 +11,7 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.voting import BucketVote
+from distlion.voting import CastVote
 from failures import caught, make_optimizer, make_params, params_of, set_grads
 
 
@@ -19,15 +19,15 @@ def cut_commit_short(rank: int, world_size: int) -> tuple[str, str, str]:
     """Interrupt the commit of the second of two buckets; what state_dict() and step() raise."""
     optimizer = make_optimizer(bucket_elements=1)
     set_grads(optimizer, 0, rank)
-    commit, committed = BucketVote.commit, []
+    commit, committed = CastVote.commit, []
 
-    def interrupted(vote: BucketVote, inputs: object) -> None:
+    def interrupted(vote: CastVote, inputs: object) -> None:
         committed.append(vote)
         if len(committed) == 2:
             raise KeyboardInterrupt
         commit(vote, inputs)  # type: ignore[arg-type]
 
-    BucketVote.commit = interrupted  # type: ignore[method-assign,assignment]
+    CastVote.commit = interrupted  # type: ignore[method-assign,assignment]
     before = [param.detach().clone() for param in optimizer.param_groups[0]["params"]]
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()

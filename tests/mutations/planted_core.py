@@ -17,7 +17,7 @@ CORE = (
     Mutation(
         "core: votes that count as several are one",
         "vote/bucket_vote.py",
-        "return present[list(self.roster.ballots)].sum(0)",
+        "return present[list(self.roster.counted_rows)].sum(0)",
         "return present.sum(0)",
         TOYS,
     ),
@@ -52,9 +52,23 @@ CORE = (
     Mutation(
         "core: virtual workers' counter has heard nothing",
         "virtual/poll.py",
-        "        if self.rule.worker_state and not self._has_heard:\n",
-        "        if False:\n",
+        "            self._counter.hear(everything.to(self._device))\n",
+        "            self._counter.hear(0 * everything.to(self._device))\n",
         ("virtual/test_cluster_equals_processes.py",),
+    ),
+    Mutation(
+        "core: a virtual counter forgets what it has counted",
+        "virtual/poll.py",
+        "            self._counter.note()\n",
+        "            pass\n",
+        ("virtual/test_cluster_equals_processes.py",),
+    ),
+    Mutation(
+        "core: who abstains has said something",
+        "aggregation/feedback.py",
+        "present = [segment.grad is not None for segment in segments]",
+        "present = [True for segment in segments]",
+        ("aggregation/test_state.py",),
     ),
     Mutation(
         "core: who counts anew does not take what it is told",
@@ -66,8 +80,8 @@ CORE = (
     Mutation(
         "core: a state of several names is told in another order",
         "vote/bucket_vote.py",
-        "values.view(len(names), bucket.n_shards, -1).transpose(0, 1).contiguous()",
-        "values.view(bucket.n_shards, len(names), -1).contiguous()",
+        "values.view(len(names), bucket.n_shards, shard_elements).transpose(0, 1)",
+        "values.view(bucket.n_shards, len(names), shard_elements)",
         ("vote/test_told.py",),
     ),
 )

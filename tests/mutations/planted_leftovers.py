@@ -65,8 +65,8 @@ SHARED = (
     Mutation(
         "Lion leaves a frozen parameter that has a gradient",
         "optim/lion.py",
-        "        params = self._list_trainable()\n",
-        "        params = [each for each in self._list_trainable() if each.param.requires_grad]\n",
+        "each.param.requires_grad or each.param.grad is not None",
+        "each.param.requires_grad",
         ("optim/test_frozen.py",),
     ),
     Mutation(

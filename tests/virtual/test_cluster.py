@@ -259,7 +259,7 @@ def test_parameter_that_is_unfrozen_later_is_refused() -> None:
     cluster = VirtualCluster(params.items(), workers=2)
     params["a"].requires_grad_(True)
 
-    with pytest.raises(InvalidArgumentError, match="a was frozen when this optimizer was made"):
+    with pytest.raises(InvalidArgumentError, match="a was frozen when this optimizer was made, or"):
         cluster.collect(0)
 
 

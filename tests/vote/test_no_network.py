@@ -10,6 +10,7 @@ import pytest
 import distlion
 
 ROOT = Path(distlion.__file__).parent
+FORBIDDEN = {"distributed", "multiprocessing"}
 FILES = sorted([*(ROOT / "vote").glob("*.py"), *(ROOT / "aggregation").glob("*.py")])
 
 
@@ -23,4 +24,9 @@ def test_no_file_names_torch_distributed(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             names += [f"{node.module}.{alias.name}" for alias in node.names]
     assert names
-    assert not [name for name in names if "distributed" in name.split(".")]
+    names += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert not [name for name in names if FORBIDDEN & set(name.split("."))]

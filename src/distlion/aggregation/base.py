@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from distlion.errors import InvalidArgumentError
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape, bucket_of_one
 from distlion.vote import BucketVote, Roster
@@ -23,6 +24,15 @@ class Aggregation(ABC):
 
     worker_state: ClassVar[tuple[str, ...]] = ()
     """What a worker keeps of each parameter beside its momentum: names in the optimizer's state."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        taken = sorted({"exp_avg", "step"} & set(cls.worker_state))
+        if taken:
+            raise InvalidArgumentError(
+                f"{cls.__name__}.worker_state names {', '.join(taken)}, which is the optimizer's "
+                "own; use another name"
+            )
 
     @property
     @abstractmethod
@@ -62,9 +72,9 @@ class Aggregation(ABC):
             n_scales=self.n_scales,
         )
 
-    def shape_of(self, n_elements: int, n_workers: int) -> BucketShape:
+    def shape_of(self, n_elements: int, n_voters: int) -> BucketShape:
         """Size a bucket of one parameter of ``n_elements``, as it would travel."""
-        return self.shape(bucket_of_one(n_elements, n_workers), n_workers)
+        return self.shape(bucket_of_one(n_elements, n_voters), n_voters)
 
     @abstractmethod
     def encode(

@@ -314,7 +314,7 @@ def read_chunk(
     kind: ChunkKind,
     bucket: int,
     sender: int,
-    epoch: int = 0,
+    epoch: int,
 ) -> Chunk | None:
     """Check a chunk and take it apart; None where it is not what ``sender`` must have sent.
 
@@ -335,7 +335,7 @@ def read_chunks(
     *,
     kind: ChunkKind,
     bucket: int,
-    epoch: int = 0,
+    epoch: int,
     senders: Sequence[int] | None = None,
 ) -> Chunks:
     """Check chunks and take them apart.

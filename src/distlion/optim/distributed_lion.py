@@ -21,7 +21,7 @@ from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import restoring
 from distlion.transport import ByteCount
 from distlion.voting import (
-    BucketVote,
+    CastVote,
     ClipNorm,
     Custody,
     Description,
@@ -223,7 +223,7 @@ class DistributedLion(VotingBase):
         self._fire("after_commit", step)
         return True
 
-    def _cast_votes(self) -> tuple[StepInputs, list[BucketVote]]:
+    def _cast_votes(self) -> tuple[StepInputs, list[CastVote]]:
         peers, network, inputs = self._peers, self._peers.network, self._gather_inputs()
         if peers.overlap is not None:
             return peers.overlap.finish(inputs)

@@ -83,7 +83,11 @@ class Lion(LionBase):
         numbers = self._read_groups()
         if numbers.found_inf:
             return
-        params = self._list_trainable()
+        trained = self._list_trainable()
+        # A frozen one may have lost its memory; where it has a gradient it moves.
+        params = [
+            each for each in trained if each.param.requires_grad or each.param.grad is not None
+        ]
         for param in params:
             if "exp_avg" not in self.state[param.param]:  # it was frozen until now
                 self._create_momentum(param.param)

@@ -142,9 +142,12 @@ class VirtualCluster(VotingBase):
             earlier=earlier,
         )
         self._fixed.note(self.param_groups)
-        self._begin_step(self._lineup)
+        self._begin_step(self._lineup, committed=False)
 
-    def _begin_step(self, lineup: Lineup) -> None:
+    def _begin_step(self, lineup: Lineup, *, committed: bool) -> None:
+        """Begin a step; ``committed`` says whether the one before was."""
+        for poll in lineup.polls:
+            poll.begin(committed=committed)
         self._collection = Collection(lineup, step=self.committed_step)
         self._said: list[str] = []  # of the groups, when the first worker is collected
 
@@ -187,14 +190,16 @@ class VirtualCluster(VotingBase):
             if committed and lineup.momenta is not None:
                 average_momenta(lineup.momenta, lineup, self.param_groups, step=step)
         except NonFiniteError:
-            self._begin_step(lineup)  # held gradients are looked at before any momentum moves
+            self._begin_step(
+                lineup, committed=False
+            )  # held gradients are looked at before any momentum moves
             raise
         self._accounting.count(account, lineup.n_elements, committed=committed)
         if committed:
             self._grad_norms = collection.grad_norms
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
-        self._begin_step(lineup)
+        self._begin_step(lineup, committed=committed)
 
     def _read_inputs(self, lineup: Lineup) -> tuple[list[Coefficients], list[Tensor | None]]:
         """Check what a step reads; return hyperparameters and gradients."""
@@ -317,7 +322,8 @@ class VirtualCluster(VotingBase):
         """Refuse what no worker can vote with."""
         known = {param.param for param in lineup.params}
         names = self._param_names()
-        check_frozen({param: name for param, name in names.items() if param not in known})
+        frozen = {param: name for param, name in names.items() if param not in known}
+        check_frozen(frozen, "make a new cluster and load the state into it")
         for param in lineup.params:
             if param.has_sparse_grad():
                 raise SparseGradientError(

@@ -49,11 +49,7 @@ class Collection:
         self._has_moved = False
         self.is_torn = False
         self.grad_norms: dict[int, float] = {}
-        self.polls: list[Poll] = []
-        if lineup.n_workers > 1:
-            self.polls = [
-                Poll(bucket, lineup.params, workers=lineup.n_workers) for bucket in lineup.buckets
-            ]
+        self.polls: Sequence[Poll] = lineup.polls
 
     def check_whole(self) -> None:
         """Raise CheckpointError where momenta have moved for a step that cannot be completed."""

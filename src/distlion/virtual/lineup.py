@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from distlion.layout import Bucket, fill_buckets
+from distlion.virtual.poll import Poll
 from distlion.voting import Examiner, MomentumStage, Settings, VotingParam
 
 
@@ -23,6 +24,7 @@ class Lineup:
         buckets: Where they lie.
         momenta: Which momenta are averaged, and when; None for never.
         examiner: Looks at how far workers agree; None for never.
+        polls: The votes on each bucket; none where a worker is alone.
     """
 
     settings: Settings
@@ -31,6 +33,7 @@ class Lineup:
     buckets: Sequence[Bucket]
     momenta: MomentumStage | None
     examiner: Examiner | None
+    polls: Sequence[Poll]
 
     @classmethod
     def draw_up(
@@ -60,7 +63,10 @@ class Lineup:
             examiner = Examiner(
                 settings.diagnose_every, params, n_workers=n_workers, seed=seed, earlier=earlier
             )
-        return cls(settings, n_workers, params, buckets, momenta, examiner)
+        polls = []
+        if n_workers > 1:
+            polls = [Poll(bucket, params, workers=n_workers) for bucket in buckets]
+        return cls(settings, n_workers, params, buckets, momenta, examiner, polls)
 
     @property
     def n_elements(self) -> int:

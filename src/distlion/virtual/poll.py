@@ -14,7 +14,7 @@ from distlion.voting import ParameterReply, VotingParam
 
 
 class Poll:
-    """The votes on one bucket in one step.
+    """The votes on one bucket, step by step.
 
     Args:
         bucket: Where parameters lie.
@@ -24,7 +24,7 @@ class Poll:
     Attributes:
         params: Those of the bucket, in order.
         rule, kernels: How they are voted on, and by which arithmetic.
-        present: (workers, n_params) bool on the CPU.
+        present: (workers, n_params) bool on the CPU: who votes in this step.
     """
 
     def __init__(self, bucket: Bucket, params: Sequence[VotingParam], *, workers: int) -> None:
@@ -42,7 +42,17 @@ class Poll:
         self._counter = self.rule.start(bucket, roster)
         n_bytes = bucket.n_shards * self._counter.shape.vote_bytes
         self._votes = torch.zeros(workers, n_bytes, dtype=torch.uint8, device=self._device)
-        self._has_heard = False
+        # A counter knows what workers keep from the votes that it has counted.
+        self._knows = not self.rule.worker_state
+
+    def begin(self, *, committed: bool) -> None:
+        """Begin a step; ``committed`` says whether the one before was."""
+        if committed:
+            self._counter.note()
+        elif self.rule.worker_state:
+            self._knows = False
+        self._votes.zero_()
+        self.present.zero_()
 
     def encode(self, worker: int, segments: Sequence[Segment], coins: Coins) -> Tensor:
         """Encode a worker's vote; return whether segments are finite, (n_params,) bool."""
@@ -76,12 +86,12 @@ class Poll:
             param.write_back(segments[index].param)
 
     def _hear(self) -> None:
-        """Let the counter begin with what all workers keep before the step."""
-        if self.rule.worker_state and not self._has_heard:
+        """Let the counter begin with what all workers keep, where it does not know it."""
+        if not self._knows:
             told = [worker.tell(self._recall(n)) for n, worker in enumerate(self._workers)]
             everything = torch.stack([each.view(-1) for each in told])
             self._counter.hear(everything.to(self._device))
-        self._has_heard = True
+        self._knows = True
 
     def _recall(self, worker: int) -> list[WorkerState]:
         if not self.rule.worker_state:

@@ -23,7 +23,8 @@ class BucketVote:
 
     This class serves every rule without state. A rule with state returns a subclass from ``start``,
     which drafts a step beside what is kept: ``encode`` and ``count`` only read, and ``note`` takes
-    over what the last of each has come to.
+    over what the last of each has come to. What is drafted leaves out every parameter that has no
+    gradient, or is not finite: there the worker abstains.
 
     Args:
         rule: How the bucket is voted on.
@@ -88,7 +89,7 @@ class BucketVote:
             (n_shards * reply_bytes,) uint8.
         """
         if self._is_weighted:
-            rows = list(self.roster.ballots)
+            rows = list(self.roster.counted_rows)
             votes, present = votes[rows], present[rows]
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
@@ -99,7 +100,7 @@ class BucketVote:
 
     def count_present(self, present: Tensor) -> Tensor:
         """Return how many votes each parameter gets, (n_params,) int64, as ``apply`` wants them."""
-        return present[list(self.roster.ballots)].sum(0)
+        return present[list(self.roster.counted_rows)].sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
@@ -123,9 +124,9 @@ class BucketVote:
             payload: As for ``read_reply``, where the parameters are.
             rounding: The coin of stochastic rounding; None to round to nearest.
         """
-        self.note()
         reply = self.read_reply(payload)
         kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
+        self.note()
 
     def apply(
         self,
@@ -152,13 +153,14 @@ class BucketVote:
             name in ``Rule.worker_state``, 0 where the bucket has no parameter.
         """
         bucket, names = self.bucket, self.rule.worker_state
-        values = torch.zeros(len(names), bucket.n_blocks * BLOCK_WORDS * WORD_ELEMENTS)
+        shard_elements = bucket.shard_blocks * BLOCK_WORDS * WORD_ELEMENTS
+        values = torch.zeros(len(names), bucket.n_shards * shard_elements)
         for slot, state in zip(bucket.slots, kept, strict=True):
             start = slot.bucket_word * WORD_ELEMENTS
             for row, name in enumerate(names):
                 values[row, start : start + slot.n_elements] = state[name].view(-1)
-        shards = values.view(len(names), bucket.n_shards, -1).transpose(0, 1).contiguous()
-        return shards.view(bucket.n_shards, -1).view(torch.uint8)
+        shards = values.view(len(names), bucket.n_shards, shard_elements).transpose(0, 1)
+        return shards.reshape(bucket.n_shards, len(names) * shard_elements).view(torch.uint8)
 
     @property
     def told_shape(self) -> BucketShape:

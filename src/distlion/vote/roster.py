@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
 MOST_EPOCHS = 1 << 32
 """What a frame has room for."""
+MOST_IDS = 1 << 63
+"""Coins are keyed by an id and a few numbers, in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Roster:
 
     Raises:
         InvalidArgumentError: Ids repeat, an owner does not vote, or a number is out of its range.
+        UnsupportedTypeError: A number is not an integer.
     """
 
     ids: tuple[int, ...]
@@ -32,9 +35,20 @@ class Roster:
     epoch: int = 0
 
     def __post_init__(self) -> None:
-        if not self.ids or min(self.ids) < 0 or len(set(self.ids)) < len(self.ids):
+        for name in ("ids", "owners", "weights"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for number in (*self.ids, *self.owners, *self.weights, self.epoch):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise UnsupportedTypeError(f"a roster has the number {number!r}; expected integers")
+        if (
+            not self.ids
+            or min(self.ids) < 0
+            or max(self.ids) >= MOST_IDS
+            or len(set(self.ids)) < len(self.ids)
+        ):
             raise InvalidArgumentError(
-                f"a roster has the ids {self.ids}; expected one or more, all different, from 0 on"
+                f"a roster has the ids {self.ids}; expected one or more, all different, of 0 to "
+                f"{MOST_IDS - 1:,}"
             )
         if not self.owners or not set(self.owners) <= set(self.ids):
             raise InvalidArgumentError(
@@ -77,7 +91,7 @@ class Roster:
         return sum(self.weights)
 
     @cached_property
-    def ballots(self) -> tuple[int, ...]:
+    def counted_rows(self) -> tuple[int, ...]:
         """Rows of votes as they are counted: each as often as its voter has votes."""
         rows = enumerate(self.weights)
         return tuple(row for row, weight in rows for _ in range(weight))

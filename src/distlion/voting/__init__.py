@@ -39,11 +39,11 @@ from distlion.voting.settings import Settings
 from distlion.voting.shard_pieces import ShardPieces
 from distlion.voting.sharding import find_sharding
 from distlion.voting.traffic import Traffic
-from distlion.voting.vote import BucketVote, StepInputs, cast_votes, check_unchanged
+from distlion.voting.vote import CastVote, StepInputs, cast_votes, check_unchanged
 
 __all__ = [
     "SELECTED_KEY",
-    "BucketVote",
+    "CastVote",
     "ClipNorm",
     "Custody",
     "Description",

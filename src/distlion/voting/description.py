@@ -120,11 +120,12 @@ def _copy_read_once(group: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def check_frozen(frozen: Mapping[Tensor, str]) -> None:
+def check_frozen(frozen: Mapping[Tensor, str], advice: str) -> None:
     """Check that parameters without a place in a bucket are still frozen.
 
     Args:
         frozen: Their names.
+        advice: What to do.
 
     Raises:
         InvalidArgumentError: One requires a gradient now.
@@ -132,8 +133,8 @@ def check_frozen(frozen: Mapping[Tensor, str]) -> None:
     for param, name in frozen.items():
         if param.requires_grad:
             raise InvalidArgumentError(
-                f"{name} was frozen when this optimizer was made and requires a gradient now; "
-                "make a new optimizer on all workers and load the state into it"
+                f"{name} was frozen when this optimizer was made, or was put in the place of "
+                f"another, and requires a gradient now; {advice}"
             )
 
 
@@ -221,4 +222,4 @@ class Description:
             InvalidArgumentError: A parameter was unfrozen or replaced, or a key has another value.
         """
         self._fixed.check(groups)
-        check_frozen(self._frozen)
+        check_frozen(self._frozen, "make a new optimizer on all workers and load the state into it")

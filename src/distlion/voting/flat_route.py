@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import Aggregation
+from distlion.errors import InvalidArgumentError
 from distlion.exchange import (
     Ballot,
     Exchange,
@@ -53,6 +54,13 @@ class FlatRoute:
     link: Transport
     roster: Roster
     inside: Transport | None = None
+
+    def __post_init__(self) -> None:
+        if self.roster.owners != self.roster.ids or self.roster.is_weighted:
+            raise InvalidArgumentError(
+                "a pattern lets every voter count one shard, and count as one vote; expected a "
+                f"roster whose owners are its ids, with weights of 1, not {self.roster}"
+            )
 
     @property
     def own(self) -> tuple[VotingParam, ...]:

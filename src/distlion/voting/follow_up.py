@@ -15,7 +15,7 @@ from distlion.voting.momentum_stage import AveragedMomenta, MomentumStage
 from distlion.voting.network import VotingNetwork
 from distlion.voting.param import VotingParam
 from distlion.voting.settings import Settings
-from distlion.voting.vote import BucketVote
+from distlion.voting.vote import CastVote
 
 Numbers = tuple[float, ...]
 
@@ -114,7 +114,7 @@ class FollowUp:
             plan += self._momenta.plan(step, pattern, self._network.voter)
         return plan
 
-    def exchange(self, votes: Sequence[BucketVote], header: Header) -> FollowedUp:
+    def exchange(self, votes: Sequence[CastVote], header: Header) -> FollowedUp:
         """Exchange what is due after a vote that succeeded: 1 a sample to diagnose, 2 momenta.
 
         Before the commit, so that a step stays atomic: what is sent is what the commit will make.
@@ -139,7 +139,7 @@ class FollowUp:
         averaged = self._momenta.exchange(segments, link, pattern, header, inside)
         return FollowedUp(averaged, samples)
 
-    def commit(self, followed: FollowedUp, votes: Sequence[BucketVote], step: int) -> None:
+    def commit(self, followed: FollowedUp, votes: Sequence[CastVote], step: int) -> None:
         """Write momenta, and remember what was found.
 
         Args:
@@ -175,7 +175,7 @@ def _refuse_copies(params: Sequence[VotingParam]) -> None:
         )
 
 
-def _list_segments(votes: Sequence[BucketVote]) -> dict[int, tuple[Segment, Kernels]]:
+def _list_segments(votes: Sequence[CastVote]) -> dict[int, tuple[Segment, Kernels]]:
     """List what this rank votes with by position, each with its arithmetic."""
     listed: dict[int, tuple[Segment, Kernels]] = {}
     for vote in votes:

@@ -24,7 +24,7 @@ from distlion.voting.lifecycle import Lifecycle
 from distlion.voting.route import Route
 from distlion.voting.streams import VotingStreams
 from distlion.voting.vote import (
-    BucketVote,
+    CastVote,
     Completion,
     StepInputs,
     abstain_from,
@@ -86,7 +86,7 @@ class Overlap:
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
-        self._pipeline = Pipeline[BucketVote]()
+        self._pipeline = Pipeline[CastVote]()
         self._n_started = 0
         self._last_task: Future[Any] | None = None
         self._arrivals.clear()
@@ -172,7 +172,7 @@ class Overlap:
         self._tasks.put((future, run))
         return future
 
-    def finish(self, now: StepInputs) -> tuple[StepInputs, list[BucketVote]]:
+    def finish(self, now: StepInputs) -> tuple[StepInputs, list[CastVote]]:
         """Start what has not started, the last bucket too, and wait for all votes.
 
         Args:
@@ -237,7 +237,7 @@ class Overlap:
             )
             rest = self._routes[self._n_started :]
 
-            def abstain_from_rest() -> list[BucketVote]:
+            def abstain_from_rest() -> list[CastVote]:
                 for route in rest:
                     pipeline.add(
                         abstain_from(route, given_up, inputs.coins, nonfinite=inputs.nonfinite)

@@ -126,7 +126,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class BucketVote:
+class CastVote:
     """One bucket between its vote and its commit.
 
     Attributes:
@@ -178,7 +178,7 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
 
 def cast_vote(
     draft: Draft, inputs: StepInputs, completion: Completion | None = None
-) -> Exchanging[BucketVote]:
+) -> Exchanging[CastVote]:
     """Encode this worker's vote on one bucket, and exchange it.
 
     An error found here travels in the header; every rank raises it once the schedule is complete.
@@ -224,7 +224,7 @@ def cast_vote(
     if completion is not None:
         header = completion.complete(header, *flags)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
-    return BucketVote(replace(draft, segments=segments), reply)
+    return CastVote(replace(draft, segments=segments), reply)
 
 
 def _encode(
@@ -248,16 +248,16 @@ def _encode(
 
 def draft_and_cast(
     route: Route, inputs: StepInputs, completion: Completion | None = None
-) -> Exchanging[BucketVote]:
+) -> Exchanging[CastVote]:
     """Draft a bucket's vote and cast it; ``completion`` as for ``cast_vote``."""
     return cast_vote(draft_vote(route, inputs), inputs, completion)
 
 
 def cast_votes(
     routes: Sequence[Route], inputs: StepInputs, clipper: Clipper | None
-) -> list[BucketVote]:
+) -> list[CastVote]:
     """Draft, clip and cast the votes on all buckets."""
-    pipeline = Pipeline[BucketVote]()
+    pipeline = Pipeline[CastVote]()
     if clipper is None:
         for route in routes:  # one bucket's votes travel while the next one is encoded
             pipeline.add(draft_and_cast(route, inputs))
@@ -274,7 +274,7 @@ def cast_votes(
 
 def abstain_from(
     route: Route, header: Header, coins: Coins, *, nonfinite: str
-) -> Exchanging[BucketVote]:
+) -> Exchanging[CastVote]:
     """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
     draft = draft_nothing(route, header)
     return (yield from cast_nothing(draft, coins, nonfinite=nonfinite))
@@ -287,14 +287,14 @@ def draft_nothing(route: Route, header: Header) -> Draft:
     return Draft(route, (), (), header, can_vote=False)
 
 
-def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[BucketVote]:
+def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[CastVote]:
     """Take part in what ``cast_vote`` exchanges, without a vote on any parameter."""
     route, header = draft.route, draft.header
     if nonfinite == "abstain":
         _, header = route.agree([True] * len(route.own), header, overflow=False)
     votes, *_ = route.encode([], coins)
     reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
-    return BucketVote(replace(draft, header=header), reply)
+    return CastVote(replace(draft, header=header), reply)
 
 
 def abstain_from_all(
@@ -304,7 +304,7 @@ def abstain_from_all(
     *,
     nonfinite: str,
     clipper: Clipper | None,
-) -> list[BucketVote]:
+) -> list[CastVote]:
     """Take part in ``cast_votes`` without a vote: the same exchanges in the same order."""
     if clipper is None:
         return run_all(abstain_from(route, header, coins, nonfinite=nonfinite) for route in routes)
@@ -314,7 +314,7 @@ def abstain_from_all(
     return run_all(cast_nothing(draft, coins, nonfinite=nonfinite) for draft in clipped)
 
 
-def check_unchanged(votes: Sequence[BucketVote], *, rank: int, step: int) -> None:
+def check_unchanged(votes: Sequence[CastVote], *, rank: int, step: int) -> None:
     """Raise GradientChangedError where a gradient is not the one that was voted with."""
     for vote in votes:
         changed = vote.draft.find_changed()
