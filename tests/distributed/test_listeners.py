@@ -11,7 +11,7 @@ import torch
 
 import distlion
 from cluster import run_workers
-from distlion.voting import grid
+from distlion.transport import groups
 
 pytestmark = [
     pytest.mark.distributed,
@@ -48,12 +48,12 @@ def listen_beside(rank: int, world_size: int, folder: str) -> list[View]:
     """
     made = [torch.distributed.group.WORLD]
 
-    class Counted(grid.ProcessGroupGloo):
+    class Counted(groups.ProcessGroupGloo):
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
             made.append(self)  # a group that ends closes its listener
 
-    grid.ProcessGroupGloo = Counted
+    groups.ProcessGroupGloo = Counted
     views = [(list_listeners(), len(made))]
     model = torch.nn.Linear(70, 3)
     optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3)
