@@ -64,13 +64,6 @@ CORE = (
         ("virtual/test_cluster_equals_processes.py",),
     ),
     Mutation(
-        "core: who abstains has said something",
-        "aggregation/feedback.py",
-        "present = [segment.grad is not None for segment in segments]",
-        "present = [True for segment in segments]",
-        ("aggregation/test_state.py",),
-    ),
-    Mutation(
         "core: who counts anew does not take what it is told",
         "aggregation/feedback.py",
         "self._everybody = told.contiguous().view(torch.float32).clone()",
