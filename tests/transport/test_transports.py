@@ -12,7 +12,15 @@ from torch import Tensor
 
 from cluster import run_workers
 from distlion.errors import StepMismatchError, StepTimeoutError
-from distlion.transport import ByteCount, Gloo, Memory, Transfer, Transport, connect_in_memory
+from distlion.transport import (
+    ByteCount,
+    Gloo,
+    Memory,
+    Transfer,
+    Transport,
+    connect_in_memory,
+    own_group,
+)
 from distlion.vote import Roster
 
 N_WORKERS, N_BYTES = 3, 70_000
@@ -67,6 +75,25 @@ def use_gloo(rank: int, world_size: int) -> tuple[Seen, Seen]:
     return seen, [finish(smaller, begun) for begun in use(smaller)]
 
 
+def go_on_twice(rank: int, world_size: int) -> list[int]:
+    """Leave a group of our own for a smaller one, and that for one without others."""
+    workers = own_group(dist.group.WORLD, name="workers", timeout_s=30.0)  # type: ignore[arg-type]
+    if rank not in STAYS.ids:
+        return []
+    smaller = Gloo(workers, timeout_s=30.0).reconfigure(STAYS)
+    out = smaller.empty(smaller.n_members, 1)
+    smaller.all_gather(out, torch.full((1,), rank, dtype=torch.uint8), step=1).wait()
+    if rank == 2:
+        return [*out.flatten().tolist(), -1]
+    alone = smaller.reconfigure(Roster(ids=(0,), owners=(0,), weights=(1,), epoch=6))
+    return [*out.flatten().tolist(), alone.n_members]
+
+
+@pytest.mark.distributed
+def test_groups_of_our_own_go_on_without_those_who_left() -> None:
+    assert run_workers(go_on_twice, N_WORKERS) == [[0, 2, 1], [], [0, 2, -1]]
+
+
 def use_memory(ends: list[Memory]) -> list[Seen]:
     seen: list[Seen] = [[] for _ in ends]
     for begun in zip(*map(use, ends), strict=True):  # all begin before one of them waits
@@ -100,6 +127,26 @@ def test_in_memory_who_has_not_begun_is_named() -> None:
     ) as told:
         first.all_gather(out, row, step=8).wait()
     assert told.value.culprits == (1,)
+
+
+def test_in_memory_who_is_missing_is_known_of_each_collective() -> None:
+    first, second = connect_in_memory(2)
+    out, row = torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    early, late = (first.all_gather(out, row, step=8) for _ in range(2))
+    second.all_gather(out, row, step=8).wait()
+    early.wait()
+    with pytest.raises(StepTimeoutError, match="rank 1") as told:
+        late.wait()
+    assert told.value.culprits == (1,)
+
+
+def test_in_memory_nothing_is_kept_of_what_is_over() -> None:
+    first, second = connect_in_memory(2)
+    out, row = torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    transfers = [end.all_gather(out, row, step=8) for end in (first, second)]
+    for transfer in transfers:
+        transfer.wait()
+    assert not first._board.posts
 
 
 def test_in_memory_another_collective_is_out_of_order() -> None:

@@ -23,7 +23,7 @@ class Aggregation(ABC):
     """
 
     worker_state: ClassVar[tuple[str, ...]] = ()
-    """What a worker keeps of each parameter beside its momentum: names in the optimizer's state."""
+    """Keys of the extra per-parameter tensors that each worker keeps in the optimizer's state."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -59,7 +59,7 @@ class Aggregation(ABC):
         return 0
 
     def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
-        """Start the votes on a bucket: what a worker, and who counts, does for it and keeps."""
+        """Create the vote on one bucket, including any state that the rule keeps for it."""
         return BucketVote(self, bucket, roster)
 
     def shape(self, bucket: Bucket, n_votes: int) -> BucketShape:

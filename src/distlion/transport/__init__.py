@@ -1,4 +1,4 @@
-"""What carries bytes between workers: Gloo between processes, memory inside of one."""
+"""Transports that carry bytes between workers: Gloo between processes, memory within one."""
 
 from distlion.transport.base import (
     MOST_BYTES_AT_ONCE,

@@ -1,4 +1,4 @@
-"""What carries bytes between workers: the collectives that patterns need, each with a deadline."""
+"""The transport interface: the collectives that patterns need, each with a deadline."""
 
 from __future__ import annotations
 

@@ -101,14 +101,14 @@ ERRORS: dict[FailureKind, type[StepError]] = {
     "order": StepMismatchError,
     "left": PeerLostError,
 }
-"""What a worker raises of each finding."""
+"""The error class for each kind of finding."""
 
 
 def explain(found: Finding, own: int, limits: str) -> str:
-    """Say what the workers agreed on.
+    """Describe what the workers agreed on.
 
     Args:
-        found: That.
+        found: The finding.
         own: The rank of this worker.
         limits: Which arguments set the limit of a wait.
     """

@@ -47,6 +47,8 @@ def store_of(process_group: dist.ProcessGroup) -> Any:
     torchrun's agent keeps one store through all restarts, and in it the alarms, turns and addresses
     of workers that are gone.
     """
+    if process_group in _stores:
+        return _stores[process_group]
     # Public since torch 2.13 or so; the older way is private, and the same.
     if hasattr(process_group, "get_group_store"):
         store = process_group.get_group_store()
@@ -89,16 +91,17 @@ def own_group(
             f"{timeout_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
             "the others?"
         ) from error
-    _alive.add(group)
+    _stores[group] = store
     return group
 
 
-_alive: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, PrefixStore] = weakref.WeakKeyDictionary()
+"""The store of each group of our own, which torch does not know."""
 
 
 def _keep_all() -> None:
     """In a fork: never end a group, whose threads are in the other process."""
-    for group in _alive:
+    for group in list(_stores):
         keep_forever(group)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ _LIMITS = "every member must begin a collective before one of them waits for it"
 
 @dataclass
 class _Board:
-    """What the members of a transport have begun: by number, and then by member."""
+    """Collectives that have begun: by number, then by member."""
 
     posts: defaultdict[int, _Posts] = field(default_factory=lambda: defaultdict(dict))
     by_epoch: dict[int, _Board] = field(default_factory=dict)
@@ -113,7 +113,13 @@ class Memory:
         """Return: whoever shares the memory is there."""
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        begun = self._board.posts[self._n_begun - 1]
+        last = self._board.posts.get(self._n_begun - 1)
+        return self._describe(kind, step, what, range(self.n_members) if last is None else last)
+
+    def _describe(
+        self, kind: FailureKind, step: int | None, what: str, begun: Collection[int]
+    ) -> StepError:
+        """Return the error of a collective that only the members in ``begun`` have begun."""
         absent = tuple(rank for place, rank in enumerate(self.ranks) if place not in begun)
         found = Finding(kind, absent, note=what if kind == "order" else "")
         text = explain(found, self.ranks[self.rank], _LIMITS)
@@ -137,9 +143,11 @@ class Memory:
         sent: ByteCount,
         step: int | None,
     ) -> MemoryTransfer:
-        posts = self._board.posts[self._n_begun]
-        self._n_begun += 1
+        number, self._n_begun = self._n_begun, self._n_begun + 1
+        posts = self._board.posts[number]
         posts[self.rank] = (what, post.clone() if isinstance(post, Tensor) else post)
+        if len(posts) == self.n_members:  # from here on the transfers hold it
+            del self._board.posts[number]
         self.counted += sent
         return MemoryTransfer(partial(self._end, posts, what, take, step))
 
@@ -151,10 +159,10 @@ class Memory:
         step: int | None,
     ) -> None:
         if len(posts) < self.n_members:
-            raise self.failure("silent", step, f"the {what} has not begun everywhere")
+            raise self._describe("silent", step, f"the {what} has not begun everywhere", posts)
         if {name for name, _ in posts.values()} != {what}:
             names = sorted({name for name, _ in posts.values()})
-            raise self.failure("order", step, f"members are at {' and '.join(names)}")
+            raise self._describe("order", step, f"members are at {' and '.join(names)}", posts)
         take({peer: data for peer, (_, data) in posts.items()})
 
 

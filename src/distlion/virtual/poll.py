@@ -86,7 +86,7 @@ class Poll:
             param.write_back(segments[index].param)
 
     def _hear(self) -> None:
-        """Let the counter begin with what all workers keep, where it does not know it."""
+        """Load all workers' state into the counter, unless it already has it."""
         if not self._knows:
             told = [worker.tell(self._recall(n)) for n, worker in enumerate(self._workers)]
             everything = torch.stack([each.view(-1) for each in told])

@@ -1,4 +1,4 @@
-"""One bucket of one rule: what a worker and a counter do for it, and keep from step to step."""
+"""The vote on one bucket: how a worker encodes, how votes are counted, how a reply is committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlion.vote.rule import Rule
 from distlion.vote.tally import RuleTally
 
 WorkerState = Mapping[str, Tensor]
-"""What a worker keeps of one parameter, by the names in ``Rule.worker_state``: float32, as long."""
+"""A worker's extra tensors for one parameter, float32, keyed by ``Rule.worker_state``."""
 
 
 class BucketVote:
@@ -143,7 +143,7 @@ class BucketVote:
         )
 
     def note(self) -> None:
-        """Take over what was drafted since the last call: the step is committed."""
+        """Make the drafted state current, because the step was committed."""
 
     def tell(self, kept: Sequence[WorkerState]) -> Tensor:
         """Return what a counter must know of a worker that has voted before it counted.

@@ -1,4 +1,4 @@
-"""Who votes: ids, rows, owners and weights, which are five numbers and not one."""
+"""The roster of voters: their ids, rows and weights, and the owners of shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
 MOST_EPOCHS = 1 << 32
-"""What a frame has room for."""
+"""The epoch takes 32 bits in a frame."""
 MOST_IDS = 1 << 63
 """Coins are keyed by an id and a few numbers, in 64 bits."""
 
@@ -66,7 +66,7 @@ class Roster:
 
     @classmethod
     def of(cls, n_voters: int, *, epoch: int = 0) -> Roster:
-        """Return that of voters 0 to N - 1, each with one vote and one shard."""
+        """Return a roster of voters 0 to N - 1, each with one vote and one shard."""
         everybody = tuple(range(n_voters))
         return cls(everybody, everybody, (1,) * n_voters, epoch)
 
@@ -82,7 +82,7 @@ class Roster:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether some vote counts as more than one."""
+        """True if some vote counts more than once."""
         return self.n_votes > self.n_voters
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the vote on a bucket needs of a rule."""
+"""The interface of a rule that the vote on a bucket uses."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class FlatRoute:
 
     @cached_property
     def _keeps(self) -> bool:
-        """Whether the rule keeps anything from step to step."""
+        """True if the rule keeps state between steps."""
         return bool(self.rule.worker_state)
 
     def agree(
@@ -159,7 +159,7 @@ class FlatRoute:
 
 @dataclass(frozen=True)
 class _Hearing:
-    """Hands what a pattern brings to whom it is for, and replies zeros."""
+    """Passes worker state to a counter, and replies zeros."""
 
     vote: BucketVote
 

@@ -1,4 +1,4 @@
-"""What votes are compared with, as DDP hooks over pure functions: one file for each paper."""
+"""Baselines for comparisons: DDP hooks over pure functions, one file for each paper."""
 
 from distlion.lab.baselines.base import Compression, Payload, State, gathered_bytes
 from distlion.lab.baselines.dgc import DeepGradientCompression
