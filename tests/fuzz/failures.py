@@ -180,6 +180,10 @@ FAULTS: dict[str, tuple[faults.Point, Callable[[object], None]]] = {
 }
 
 
+OUTSIDE_OF_STEPS = ("raise before", "interrupt before")
+"""Those that strike where a rank is in its user's code."""
+
+
 def _draw_fault(random: Random, setup: Setup) -> Args | None:
     if not setup.is_real:
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distlion.errors import DistlionError
 from fuzz import failures, operations, states
-from fuzz.players import Player
+from fuzz.players import STEP_TIMEOUT_S, Player
 from fuzz.program import Op, Setup
 from fuzz.table import TABLE, Promise
 
@@ -21,7 +21,10 @@ Snapshot = dict[str, str]
 DIED = "died"
 HUNG = "hangs"
 PROMPT_S = 5.0
-"""After a rank has failed in a step, all others know within this time."""
+"""After a rank has failed in a step, all others know within this time.
+
+Before a step it is in its user's code, where nobody tells the others: they wait for the timeout.
+"""
 
 VICTIM_ERRORS = (failures.PlannedError.__name__, "KeyboardInterrupt", DIED)
 
@@ -122,6 +125,8 @@ def _judge_fault(op: Op, outcomes: Sequence[Outcome]) -> list[str]:
     What a signal handler raises waits for the end of the step, which may be a commit.
     """
     victim, found, is_committed = op.args["victim"], [], have_committed(outcomes)
+    fails_before = op.args.get("fault") in failures.OUTSIDE_OF_STEPS
+    limit_s = PROMPT_S + STEP_TIMEOUT_S * fails_before
     alive = {rank: each for rank, each in enumerate(outcomes) if each.error != DIED}
     steps = {rank: each.after[0]["committed_step"] for rank, each in alive.items()}
     if len(set(steps.values())) > 1:
@@ -132,7 +137,7 @@ def _judge_fault(op: Op, outcomes: Sequence[Outcome]) -> list[str]:
             found.append(f"rank {rank}: an error that is none of ours: {outcome.text}")
         if outcome.error is not None and outcome.changed and not is_committed:
             found.append(f"rank {rank}: {outcome.error}, and yet it changed {outcome.changed}")
-        if rank != victim and outcome.seconds > PROMPT_S:
+        if rank != victim and outcome.seconds > limit_s:
             found.append(f"rank {rank} hears of it after {outcome.seconds:.1f} s: {outcome.error}")
     others = {each.error for rank, each in alive.items() if rank != victim}
     if len(others) > 1 or (others == {None}) != is_committed:

@@ -60,6 +60,14 @@ def test_outcomes_that_were_promised_pass() -> None:
     assert judge(SETUP, FAULT, (MOVED, interrupted)) == []
 
 
+def test_who_fails_before_a_step_is_waited_for_until_the_timeout() -> None:
+    before = Op("fault", {"victim": 1, "fault": "raise before", "key": 1})
+    failed = replace(OK, error="PlannedError")
+    assert judge(SETUP, before, (replace(ERROR, seconds=11.0), failed)) == []
+    (late,) = judge(SETUP, before, (replace(ERROR, seconds=16.0), failed))
+    assert "hears of it after 16.0 s" in late
+
+
 def test_a_difference_from_the_model_is_noticed(tmp_path: Path) -> None:
     virtual, model = Virtual(SETUP, tmp_path), Equations(SETUP, tmp_path)
     step(model, {"key": 1})
