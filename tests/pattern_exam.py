@@ -18,16 +18,8 @@ from torch import Tensor
 import distlion.exchange
 from distlion import faults
 from distlion.aggregation import MajorityVote
-from distlion.exchange import (
-    Ballot,
-    ChunkKind,
-    Exchange,
-    Header,
-    PartialReducer,
-    Reply,
-    Status,
-    Verdict,
-)
+from distlion.exchange import Ballot, ChunkKind, Exchange, Header, PartialReducer, Reply, Verdict
+from distlion.failures import Status
 from distlion.layout import BucketShape
 from loopback import CountingKernels, make_links, run_together
 from two_levels import TwoLevels

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from distlion import MajorityVote
 from distlion.layout import place_parameters
-from distlion.voting import Make, VotingParam
+from distlion.step import Make, VotingParam
 
 
 def make_records(

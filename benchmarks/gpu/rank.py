@@ -136,7 +136,7 @@ def main() -> None:
     digests = reference.digests([param.detach().cpu() for param in params]).tolist()
     found = {
         "digests": digests,
-        "buckets": len(optimizer._peers.network.routes),
+        "buckets": len(optimizer._session.routing.routes),
         "calls": calls,
         "step_s": median(seconds[args.steps // 2 :]),
     }

@@ -13,8 +13,8 @@ from distlion.aggregation import (
 from distlion.checkpoint import load_checkpoint, save_checkpoint
 from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
+from distlion.options import average_buffers
 from distlion.virtual import VirtualCluster
-from distlion.voting import average_buffers
 
 __version__ = _version("distlion")
 

@@ -9,7 +9,7 @@ import torch
 
 from cluster import run_workers
 from distlion import errors
-from distlion.voting.gradients import WATCHED_STEPS
+from distlion.step.gradients import WATCHED_STEPS
 from failures import make_optimizer, params_of, set_grads
 
 pytestmark = pytest.mark.distributed

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion import errors
+from distlion.options import buffers
 from distlion.transport import Gloo, Transfer
-from distlion.voting import buffers
 
 pytestmark = pytest.mark.distributed
 

@@ -48,7 +48,7 @@ def count_waits(
             set_grads(params, rank, step, device)
             optimizer.step()
         assert optimizer.committed_step == at_step + 1
-        n_buckets = len(optimizer._peers.network.routes)
+        n_buckets = len(optimizer._session.routing.routes)
         return device.waits, Counter(device.copies), len(device.launches), n_buckets
 
 

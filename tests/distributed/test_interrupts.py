@@ -157,7 +157,7 @@ def stage_a_wait(
         return
     signal.signal(signal.SIGINT, hear)
     # The last bucket's vote is encoded within step(), also with overlap.
-    n_buckets = len(optimizer._peers.network.routes)
+    n_buckets = len(optimizer._session.routing.routes)
     fault = faults.arm(rank=rank, step=ACCIDENT_STEP, point="after_encode", action=tell)
 
 

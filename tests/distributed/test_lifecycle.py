@@ -11,7 +11,7 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.voting import CastVote
+from distlion.step import CastVote
 from failures import caught, make_optimizer, make_params, params_of, set_grads
 
 
@@ -82,7 +82,7 @@ def let_go_amid_backward(rank: int, world_size: int) -> int:
         kept.append(optimizer)
         return 0
     sum(param.sum() for param in params_of(optimizer)).backward()  # type: ignore[union-attr]
-    overlap = optimizer._peers.overlap
+    overlap = optimizer._session.overlap
     assert overlap is not None
     overlap._submit(lambda: None).result()  # what was started before has left
     started = overlap._n_started
@@ -100,9 +100,9 @@ def die_between_backwards(rank: int, world_size: int) -> tuple[int, int]:
     """Run backward and zero_grad on an optimizer whose peer is gone; what has arrived."""
     optimizer = make_optimizer(overlap=True, bucket_elements=64, step_timeout_s=3)
     set_grads(optimizer, 0, rank)
-    with pytest.raises(RuntimeError), optimizer._peers.lifecycle.exchange("something"):
+    with pytest.raises(RuntimeError), optimizer._session.lifecycle.exchange("something"):
         raise RuntimeError
-    overlap = optimizer._peers.overlap
+    overlap = optimizer._session.overlap
     assert overlap is not None
     params = params_of(optimizer)
     sum(param.sum() for param in params).backward()  # type: ignore[union-attr]

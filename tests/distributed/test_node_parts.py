@@ -9,7 +9,7 @@ import torch
 import distlion
 import distlion.cost
 from cluster import run_workers
-from distlion.voting import network
+from distlion.session import routing
 from failures import params_of
 from replay import run_backward
 
@@ -21,12 +21,12 @@ UNIT = 4096
 def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     """Let each part of the nodes measure another link: buckets must be the same all the same."""
     models = [distlion.cost.LinkModel(1e-5, 1e6), distlion.cost.LinkModel(1e-2, 1e9)]
-    network.probe_link = lambda link, step: models[rank % 2]
+    routing.probe_link = lambda link, step: models[rank % 2]
     params = [torch.nn.Parameter(torch.zeros(UNIT)) for _ in range(2)]
     optimizer = distlion.DistributedLion(params, nodes=distlion.Nodes(2), overlap=True)
     run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
     optimizer.step()
-    return len(optimizer._peers.network.routes), optimizer.committed_step
+    return len(optimizer._session.routing.routes), optimizer.committed_step
 
 
 def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
@@ -57,7 +57,7 @@ def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
 
 def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
     """Step where a node's parts differ in size so much that each would have another pattern."""
-    network.probe_link = lambda link, step: distlion.cost.LinkModel(1e-4, 1e7)
+    routing.probe_link = lambda link, step: distlion.cost.LinkModel(1e-4, 1e7)
     params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
     optimizer = distlion.DistributedLion(
         params, lr=1e-3, nodes=distlion.Nodes(2), bucket_elements=1, step_timeout_s=20
@@ -66,7 +66,7 @@ def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
         param.grad = torch.ones(UNIT)
     optimizer.step()
     patterns = {
-        repr(part.pattern) for route in optimizer._peers.network.routes for part in route.parts
+        repr(part.pattern) for route in optimizer._session.routing.routes for part in route.parts
     }
     return optimizer.committed_step, patterns
 

@@ -17,7 +17,7 @@ import oracle
 from cluster import run_workers
 from distlion import errors, faults
 from distlion.aggregation import Aggregation
-from distlion.voting.cutter import Cutter
+from distlion.options.nodes import Cutter
 from failures import Caught, assert_all_raised, caught, params_of
 from replay import (
     Case,

@@ -91,11 +91,11 @@ def step_well(optimizer: Any, step: int, rank: int) -> None:
 def watch_buckets(rank: int, world_size: int) -> tuple[bool, bool, int]:
     optimizer = make_overlapped()
     backward(optimizer, 0, rank)
-    started = optimizer._peers.overlap._n_started > 0
+    started = optimizer._session.overlap._n_started > 0
     optimizer.step()
     optimizer.zero_grad()
     backward(optimizer, 1, rank, leave_out=2)  # the last parameter is in the first bucket
-    held = optimizer._peers.overlap._n_started == 0
+    held = optimizer._session.overlap._n_started == 0
     optimizer.step()
     return started, held, optimizer.committed_step
 
@@ -309,7 +309,7 @@ def test_callers_own_collectives_between_backward_and_step_do_not_mix_with_votes
 def arrive_twice(rank: int, world_size: int) -> Caught | None:
     """Let a gradient arrive again with nothing to see: written through ``data``, as wrappers do."""
     optimizer = make_optimizer(overlap=True, bucket_elements=64)
-    overlap = optimizer._peers.overlap
+    overlap = optimizer._session.overlap
     assert overlap is not None
     for bucket, route in enumerate(overlap._routes):
         for param in route.params:

@@ -104,7 +104,7 @@ def make_trying(rank: int, seconds: list[tuple[float, float]], **options: Any) -
     optimizer = distlion.DistributedLion(
         params, lr=1e-2, overlap="auto", bucket_elements=64, step_timeout_s=20, **options
     )
-    trial = optimizer._peers.network.trial
+    trial = optimizer._session.routing.trial
     trial._clock = Clock(trial, *seconds[rank])
     return optimizer
 
@@ -122,8 +122,8 @@ def step_once(optimizer: Any, step: int, rank: int, factor: float = 1.0) -> None
 def leaves_during_backward(optimizer: Any) -> bool:
     """Whether votes do; the last parameter, whose gradient is the first, is in front then."""
     last = params_of(optimizer)[-1]
-    is_in_front = optimizer._peers.network.routes[0].params[0].param is last
-    assert is_in_front == (not optimizer._peers.overlap._waits)
+    is_in_front = optimizer._session.routing.routes[0].params[0].param is last
+    assert is_in_front == (not optimizer._session.overlap._waits)
     return is_in_front
 
 
@@ -166,7 +166,7 @@ class OneSlowTurn(Clock):
 
 def watch_slow_stretch(rank: int, world_size: int) -> bool:
     optimizer = make_trying(rank, [(1.0, 2.0)] * 2)
-    trial = optimizer._peers.network.trial
+    trial = optimizer._session.routing.trial
     trial._clock = OneSlowTurn(trial, 1.0, 2.0)
     for step in range(STEPS):
         step_once(optimizer, step, rank)
@@ -191,7 +191,7 @@ def skip_some(rank: int, world_size: int) -> tuple[int, bool, list[str]]:
         step_once(optimizer, step, rank, float("inf") if overflows else 1.0)
     optimizer.verify_replicas()
     said = [line for line in lines if line.startswith("overlap='auto'")]
-    return optimizer.committed_step, optimizer._peers.network.trial.is_over, said
+    return optimizer.committed_step, optimizer._session.routing.trial.is_over, said
 
 
 def test_skipped_steps_count_on_all_workers_and_rank_0_says_what_was_found() -> None:
@@ -292,7 +292,7 @@ def grow_in_the_trial(rank: int, world_size: int) -> list[bool]:
     for step in range(12):
         step_once(optimizer, step, rank)
     optimizer.add_param_group({"params": [("p2", torch.nn.Parameter(torch.full((70,), 0.5)))]})
-    trial = optimizer._peers.network.trial
+    trial = optimizer._session.routing.trial
     trial._clock = Clock(trial, 2.0, 1.0)
     found = []
     for step in range(12, 12 + STEPS):

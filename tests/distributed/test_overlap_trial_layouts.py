@@ -35,17 +35,17 @@ class Clock:
 
 
 def set_clock(optimizer: distlion.DistributedLion, *, pays: bool) -> None:
-    trial = optimizer._peers.network.trial
+    trial = optimizer._session.routing.trial
     with_s, without_s = (FAST, SLOW) if pays else (SLOW, FAST)
-    if optimizer._peers.group.rank == OUTLIER:
+    if optimizer._session.ranks.rank == OUTLIER:
         with_s, without_s = LESS * without_s, LESS * with_s
     trial._clock = Clock(trial, with_s=with_s, without_s=without_s)
 
 
 def verdict(optimizer: distlion.DistributedLion) -> tuple[bool, bool]:
     """Return whether the trial is over, and whether votes leave during backward."""
-    trial = optimizer._peers.network.trial
-    assert optimizer._peers.overlap._waits == (not trial.overlaps)
+    trial = optimizer._session.routing.trial
+    assert optimizer._session.overlap._waits == (not trial.overlaps)
     return trial.is_over, trial.overlaps
 
 
@@ -59,7 +59,7 @@ def try_with_shards(rank: int, world_size: int) -> tuple[bool, list[bool], tuple
     for step in range(STEPS + 2):
         sharded_models.run_backward(model, step, rank)
         reference.step(sharded_models.gather_gradients(model, mesh))
-        started.append(optimizer._peers.overlap._n_started > 0)
+        started.append(optimizer._session.overlap._n_started > 0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
     return reference.equals(model), started, verdict(optimizer)

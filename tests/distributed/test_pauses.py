@@ -84,7 +84,7 @@ def train(rank: int, world_size: int) -> dict[str, tuple[list[bytes], list[bytes
                 if step == 2:
                     pause(optimizer, rank)
                 backward(optimizer, step, rank)
-                kept = optimizer._peers.overlap
+                kept = optimizer._session.overlap
                 n_started = 0 if kept is None else kept._n_started
                 optimizer.step()
             states.append(freeze_state(optimizer))

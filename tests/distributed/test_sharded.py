@@ -61,7 +61,7 @@ def train_beside_whole(
                 run_backward(model, step, rank)
                 reference.step(gather_gradients(model, mesh))
                 if overlap:
-                    started += optimizer._peers.overlap._n_started
+                    started += optimizer._session.overlap._n_started
                 optimizer.step()
                 optimizer.zero_grad()
             found.append((name, overlap, reference.equals(model), started, digest(model)))

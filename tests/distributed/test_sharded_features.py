@@ -28,7 +28,7 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.integrations.fsdp import disable_all_reduce
-from distlion.voting.vote import draft_vote
+from distlion.step.vote import draft_vote
 from distributed.sharded_models import (
     Reference,
     build,
@@ -354,7 +354,7 @@ def clip_beside_tensor_parallelism(rank: int, world_size: int) -> tuple[float, f
     torch.manual_seed(rank // 2)
     model(torch.randn(4, 7)).square().mean().backward()
     squares = [param.grad.full_tensor().double().square().sum() for param in model.parameters()]
-    inputs, peers = optimizer._gather_inputs(), optimizer._peers
+    inputs, peers = optimizer._gather_inputs(), optimizer._session
     counted = [
         segment
         for route in peers.network.routes

@@ -12,12 +12,12 @@ from distlion.exchange.frame import (
     HEADER_TYPE,
     ChunkKind,
     Header,
-    Status,
     read_chunk,
     read_chunks,
     write_chunk,
     write_chunks,
 )
+from distlion.failures import Status
 from distlion.kernels import choose_kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 

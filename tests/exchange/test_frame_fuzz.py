@@ -17,12 +17,12 @@ from distlion.exchange.frame import (
     Chunk,
     ChunkKind,
     Header,
-    Status,
     read_chunk,
     read_chunks,
     write_chunk,
 )
 from distlion.exchange.verdict import Verdict, judge
+from distlion.failures import Status
 from distlion.kernels import Kernels, reference
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import ChunkShape

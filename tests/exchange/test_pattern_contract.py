@@ -13,8 +13,9 @@ import matrix
 import pattern_exam
 from distlion import faults
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import AllReduce, Exchange, Status, Verdict
+from distlion.exchange import AllReduce, Exchange, Verdict
 from distlion.exchange.frame import write_chunk
+from distlion.failures import Status
 from distlion.transport import ByteCount
 from pattern_exam import CULPRIT, RANK, STEP, Trial
 from two_levels import TwoLevels

@@ -5,13 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from distlion.exchange.frame import (
-    ChunkKind,
-    Header,
-    Status,
-    read_chunks,
-    write_chunk,
-)
+from distlion.exchange.frame import ChunkKind, Header, read_chunks, write_chunk
 from distlion.exchange.verdict import (
     Verdict,
     decode_verdict,
@@ -22,6 +16,7 @@ from distlion.exchange.verdict import (
     with_verdict,
     worst_of,
 )
+from distlion.failures import Status
 from distlion.kernels import choose_kernels
 from distlion.layout import ChunkShape
 

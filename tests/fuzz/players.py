@@ -217,7 +217,7 @@ class Rank(Player):
     def is_dead(self) -> bool:
         assert isinstance(self.optimizer, distlion.DistributedLion)
         try:
-            self.optimizer._peers.lifecycle.check_usable()
+            self.optimizer._session.lifecycle.check_usable()
         except distlion.errors.ProcessGroupError:
             return True
         return False

@@ -23,24 +23,24 @@ CAUTIOUS = (
     ),
     Mutation(
         "cautious: workers may differ in it",
-        "voting/hyperparameters.py",
+        "step/hyperparameters.py",
         """            f"cautious of group {number}: {group.get('cautious')!r}",\n""",
         "",
         ("distributed/test_disagreement.py",),
     ),
     Mutation(
         "cautious: it is not handed to the arithmetic",
-        "voting/hyperparameters.py",
+        "step/hyperparameters.py",
         'group.get("cautious", False),',
         "False,",
         ("optim/test_lion.py",),
     ),
     Mutation(
         "cautious: diagnoses look at directions without the mask",
-        "voting/diagnostics.py",
+        "options/diagnostics.py",
         "if hyper.cautious:",
         "if False:",
-        ("voting/test_diagnostics.py",),
+        ("options/test_diagnostics.py",),
     ),
     Mutation(
         "GPU: cautious directions are not masked",

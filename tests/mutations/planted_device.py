@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planted import Mutation
 
-STAGING = "voting/staging.py"
-STREAMS = "voting/streams.py"
+STAGING = "step/staging.py"
+STREAMS = "options/streams.py"
 STEP = ("distributed/test_gpu_step.py",)
 RANKS = ("distributed/test_gpu_ranks.py",)
 
@@ -68,7 +68,7 @@ DEVICE = (
     ),
     Mutation(
         "device: parts of other ranks of a node are compiled in a step",
-        "voting/warm_up.py",
+        "session/warm_up.py",
         "    if is_split:",
         "    if False:",
         STEP,
@@ -76,7 +76,7 @@ DEVICE = (
     ),
     Mutation(
         "device: learning rates are read one by one",
-        "voting/sample.py",
+        "options/sample.py",
         "iter(torch.cat([part for part in parts if part.device == device]).tolist())",
         "iter([each for part in parts if part.device == device for each in part.tolist()])",
         STEP,
@@ -84,7 +84,7 @@ DEVICE = (
     ),
     Mutation(
         "device: a worker on a GPU looks like one of other settings",
-        "voting/description.py",
+        "session/description.py",
         'place = f"device {devices.index(param.device)}"',
         'place = f"{param.device}"',
         RANKS,
@@ -92,7 +92,7 @@ DEVICE = (
     ),
     Mutation(
         "device: the mean of a node's gradients stays on the host",
-        "voting/node_route.py",
+        "options/node_route.py",
         "mean.to(param.device) if voters",
         "mean if voters",
         RANKS,
@@ -100,7 +100,7 @@ DEVICE = (
     ),
     Mutation(
         "device: a repaired replica keeps what it had",
-        "voting/replicas.py",
+        "session/replicas.py",
         "            own.copy_(row)\n        params[column]",
         "            pass\n        params[column]",
         RANKS,

@@ -31,7 +31,7 @@ FEEDBACK = (
     ),
     Mutation(
         "a state is loaded and nobody sends its estimates",
-        "voting/network.py",
+        "session/network.py",
         "if not is_first:",
         "if False:",
         ESTIMATES,
@@ -52,7 +52,7 @@ FEEDBACK = (
     ),
     Mutation(
         "ranks of a node do not commit what they have said",
-        "voting/node_route.py",
+        "options/node_route.py",
         "apply = part.vote.commit if is_own else part.vote.apply",
         "part.vote.note = lambda: None; apply = part.vote.commit if is_own else part.vote.apply",
         ESTIMATES,

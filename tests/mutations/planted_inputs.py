@@ -5,40 +5,40 @@ from __future__ import annotations
 from planted import Mutation
 
 SPOILED = ("distributed/test_spoiled_inputs.py",)
-FIXED = ("voting/test_fixed_groups.py",)
+FIXED = ("session/test_fixed_groups.py",)
 
 INPUTS = (
     Mutation(
         "a worker whose gradient cannot be read leaves the others waiting",
-        "voting/vote.py",
+        "step/vote.py",
         "        return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)",
         "        raise",
         SPOILED,
     ),
     Mutation(
         "a parameter that was cast is not noticed",
-        "voting/param.py",
+        "step/param.py",
         "if not self.make.fits(self.param):",
         "if False:",
         SPOILED,
     ),
     Mutation(
         "a momentum may have any make",
-        "voting/param.py",
+        "step/param.py",
         "            and exp_avg.dtype is kept.dtype\n",
         "",
         SPOILED,
     ),
     Mutation(
         "kernels read gradients past a negative bit",
-        "voting/param.py",
+        "step/param.py",
         "grad.resolve_neg().contiguous()",
         "grad.contiguous()",
         FIXED,
     ),
     Mutation(
         "a rule changed in place is ignored and saved",
-        "voting/description.py",
+        "session/description.py",
         "if now is not before and now != before:",
         "if False:",
         FIXED,
@@ -52,7 +52,7 @@ INPUTS = (
     ),
     Mutation(
         "a commit writes to memory that a parameter has left",
-        "voting/overlap.py",
+        "options/overlap.py",
         "if param.find_addresses() != before:",
         "if False:",
         SPOILED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-INPUTS = ("voting/test_inputs_of_a_step.py",)
+INPUTS = ("step/test_inputs_of_a_step.py",)
 BUFFERS = ("distributed/test_buffers.py",)
 CLIPPING = ("distributed/test_clipping.py::test_a_refused_step_leaves_the_norm_of_the_last_commit",)
 
@@ -12,7 +12,7 @@ SHARED = (
     *(
         Mutation(
             f"a step in a hurry does not look at: {line}",
-            "voting/param.py",
+            "step/param.py",
             f"            and {line}\n",
             "",
             INPUTS,
@@ -30,7 +30,7 @@ SHARED = (
     *(
         Mutation(
             f"a step in a hurry does not look at: {line}",
-            "voting/param.py",
+            "step/param.py",
             f"                and {line}\n",
             "",
             INPUTS,
@@ -43,14 +43,14 @@ SHARED = (
     ),
     Mutation(
         "check looks at no estimate",
-        "voting/param.py",
+        "step/param.py",
         "        for key in self.rule.worker_state:\n            self._check",
         "        for key in ():\n            self._check",
         INPUTS,
     ),
     Mutation(
         "a worker alone notes the norm of a step that it refuses",
-        "voting/alone.py",
+        "step/alone.py",
         "clip_alone(segments, clip, norms.append)",
         "clip_alone(segments, clip, note_norm)",
         (f"{CLIPPING[0]}[1-worker]",),
@@ -71,28 +71,28 @@ SHARED = (
     ),
     Mutation(
         "average_buffers() takes no turn",
-        "voting/buffers.py",
+        "options/buffers.py",
         "    turns.now = Turn(turns.now.number + 1, NO_OPTIMIZER, _CALL)\n",
         "",
         (f"{BUFFERS[0]}::test_one_rank_that_averages_while_another_one_steps_is_an_error_on_both",),
     ),
     Mutation(
         "buffers travel one by one",
-        "voting/buffers.py",
+        "options/buffers.py",
         "if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:",
         "if bucket:",
         (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
     ),
     Mutation(
         "buffers travel together without a limit",
-        "voting/buffers.py",
+        "options/buffers.py",
         "if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:",
         "if False:",
         (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
     ),
     Mutation(
         "Ctrl-C cuts average_buffers() short on one rank",
-        "voting/buffers.py",
+        "options/buffers.py",
         "    with deferred_signals(_CALL):\n",
         "    if True:\n",
         (f"{BUFFERS[0]}::test_calls_are_counted_by_group_and_an_interrupt_waits_for_the_end",),

@@ -42,14 +42,14 @@ LOSSES = (
     ),
     Mutation(
         "loss: a GradScaler is not told of another worker's overflow",
-        "voting/peers.py",
+        "session/peers.py",
         "            note_overflow()\n",
         "            pass\n",
         NONFINITE,
     ),
     Mutation(
         "loss: an overflow skips other optimizers of the scaler",
-        "voting/grad_scaler.py",
+        "session/grad_scaler.py",
         """    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
     for found_inf in state["found_inf_per_device"].values():
         found_inf.fill_(1.0)
@@ -69,14 +69,14 @@ LOSSES = (
     ),
     Mutation(
         "loss: abstentions are taken for absent gradients",
-        "voting/gradients.py",
+        "step/gradients.py",
         "if not has_votes and all(param.param.grad is None for param in params):",
         "if not has_votes:",
         ABSENT,
     ),
     Mutation(
         "loss: replaced parameters go unnoticed",
-        "voting/description.py",
+        "session/description.py",
         "if is_other or not all(map(operator.is_, params, held)):",
         "if False:",
         GROUPS,

@@ -9,28 +9,28 @@ BUFFERS = ("distributed/test_buffers.py",)
 NEWCOMER = (
     Mutation(
         "newcomer: the mean of buffers is every worker's own",
-        "voting/buffers.py",
+        "options/buffers.py",
         "    for row in rows:\n",
         "    for row in rows[link.rank :]:\n",
         BUFFERS,
     ),
     Mutation(
         "newcomer: integers among buffers are averaged",
-        "voting/buffers.py",
+        "options/buffers.py",
         "if not is_number or torch.equal(",
         "if torch.equal(",
         BUFFERS,
     ),
     Mutation(
         "newcomer: buffers are averaged in float32",
-        "voting/buffers.py",
+        "options/buffers.py",
         "else torch.float64",
         "else torch.float32",
         BUFFERS,
     ),
     Mutation(
         "newcomer: the norm is noted after the gradients were scaled to it",
-        "voting/clipping.py",
+        "options/clipping.py",
         "        return header, math.sqrt(square)\n",
         "        return header, min(math.sqrt(square), self.clip.max_norm)\n",
         ("distributed/test_clipping.py",),

@@ -8,8 +8,8 @@ CHANGED = ("distributed/test_changed_gradients.py",)
 FOUND = "fuzz/test_fuzz.py::test_a_program_that_found_something_ends_as_it_must"
 PAUSES = ("distributed/test_pauses.py",)
 GROUPS = ("distributed/test_two_groups.py",)
-ARRIVALS = "voting/arrivals.py"
-OVERLAP_FILE = "voting/overlap.py"
+ARRIVALS = "options/arrivals.py"
+OVERLAP_FILE = "options/overlap.py"
 
 OVERLAP = (
     Mutation(
@@ -21,7 +21,7 @@ OVERLAP = (
     ),
     Mutation(
         "what samples show is not said",
-        "voting/overlap.py",
+        "options/overlap.py",
         "changed = [*seen, *sampled.list_changed(flags)]",
         "changed = seen",
         CHANGED,
@@ -84,9 +84,9 @@ OVERLAP = (
     ),
     Mutation(
         "what one rank lacks is told with its key",
-        "voting/handshake.py",
+        "session/handshake.py",
         "values = [one.get(key) for one in said]",
         'values = [one.get(key, f"no {key}") for one in said]',
-        ("voting/test_messages.py",),
+        ("session/test_messages.py",),
     ),
 )

@@ -37,7 +37,7 @@ PROTOCOL = (
     ),
     Mutation(
         "a worker leaves the exchange once it finds an error, simulated",
-        "voting/vote.py",
+        "step/vote.py",
         "    present = [segment.grad is not None for segment in segments]\n    if completion",
         "    present = [segment.grad is not None for segment in segments]\n"
         "    if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
@@ -61,7 +61,7 @@ PROTOCOL = (
     ),
     Mutation(
         "a dead optimizer goes on, simulated",
-        "voting/lifecycle.py",
+        "step/lifecycle.py",
         "self._cause_of_death = self._cause_of_death or cause",
         "pass",
         SIMULATION,

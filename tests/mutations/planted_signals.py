@@ -11,21 +11,21 @@ STARTS = ("lab/training/test_interrupted_starts.py",)
 SIGNALS = (
     Mutation(
         "signals: Ctrl-C cuts a step",
-        "voting/lifecycle.py",
+        "step/lifecycle.py",
         "deferred_signals(what) if self.is_ready else",
         "deferred_signals(what) if False else",
         STEPS,
     ),
     Mutation(
         "signals: construction waits for its end",
-        "voting/lifecycle.py",
+        "step/lifecycle.py",
         "deferred_signals(what) if self.is_ready else",
         "deferred_signals(what) if True else",
         (f"{STEPS[0]}::test_an_interrupt_ends_construction_at_once_and_for_all",),
     ),
     Mutation(
         "signals: an interrupted worker goes on",
-        "voting/lifecycle.py",
+        "step/lifecycle.py",
         "if signals.error is not None and self._has_peers:",
         "if False:",
         STEPS,
@@ -39,14 +39,14 @@ SIGNALS = (
     ),
     Mutation(
         "signals: a worker whose own error ends it tells nobody",
-        "voting/lifecycle.py",
+        "step/lifecycle.py",
         "if is_own and not self._watch.has_settled:",
         "if False:",
         ("distributed/test_fail_stop_alive.py",),
     ),
     Mutation(
         "signals: nobody looks who has left before connections are made",
-        "voting/handshake.py",
+        "session/handshake.py",
         "    link.check_present(step=step)\n",
         "",
         (f"{STEPS[0]}::test_an_interrupt_ends_construction_at_once_and_for_all",),

@@ -137,7 +137,7 @@ STATES = (
     ),
     Mutation(
         "a call on one rank is not said to be every rank's",
-        "voting/lifecycle.py",
+        "step/lifecycle.py",
         'error.args = (f"{error}. {what} must be called by every rank",)',
         "pass",
         (f"{ALL}a_call_on_one_rank_alone_is_said_to_be_every_ranks",),

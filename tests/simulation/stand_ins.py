@@ -24,7 +24,14 @@ import simulation.distributed as distributed_module
 from distlion.transport import keep_forever
 from simulation.kernel import Kernel, Task, running
 
-SIMULATED = ("distlion.transport", "distlion.exchange", "distlion.voting", "distlion.cost")
+SIMULATED = (
+    "distlion.transport",
+    "distlion.exchange",
+    "distlion.step",
+    "distlion.options",
+    "distlion.session",
+    "distlion.cost",
+)
 """The packages whose modules see the stand-ins; what else they import is what it is."""
 
 

@@ -19,7 +19,7 @@ from distlion.errors import (
     SparseGradientError,
     UnsupportedTypeError,
 )
-from distlion.voting import momentum_sync
+from distlion.options import momentum_sync
 from virtual_steps import SIZES, do_step, make_cluster, make_params, set_grads
 
 

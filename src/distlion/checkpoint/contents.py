@@ -14,7 +14,7 @@ from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels import choose_kernels
 from distlion.optim import WORKER_KEY, VotingBase, list_kept
-from distlion.voting import Custody
+from distlion.session import MomentumOwnership
 
 OUTSIDE = "parameter outside of the model: "
 """Before the number of an optimizer's parameter that the model does not have."""
@@ -60,7 +60,11 @@ def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def collect(
-    model: nn.Module, optimizer: VotingBase, scheduler: Any | None, extra: Any, custody: Custody
+    model: nn.Module,
+    optimizer: VotingBase,
+    scheduler: Any | None,
+    extra: Any,
+    ownership: MomentumOwnership,
 ) -> Contents:
     """Collect what this process has to save.
 
@@ -81,12 +85,12 @@ def collect(
         ),
         "extra": encode_tree(extra, "extra", tensors),
     }
-    momenta: dict[int, dict[str, Tensor]] = {worker: {} for worker in custody.workers}
+    momenta: dict[int, dict[str, Tensor]] = {worker: {} for worker in ownership.workers}
     for index, entry in state["state"].items():
-        for worker in custody.workers:
+        for worker in ownership.workers:
             for key in list_kept(entry):
                 kept = entry[key]
-                momenta[worker][f"{key}.{index}"] = kept[worker] if custody.is_stacked else kept
+                momenta[worker][f"{key}.{index}"] = kept[worker] if ownership.is_stacked else kept
     voted = list_params(optimizer)
     # A tied weight has several names, of which one is that of its entry.
     named = list(model.named_parameters(remove_duplicate=False))

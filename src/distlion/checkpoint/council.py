@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from distlion.errors import CheckpointError, ReplicaMismatchError
-from distlion.voting import Gather
+from distlion.session import Gather
 
 RECORD_BYTES = 4096
 """Of each record, so that what travels has one size."""

@@ -17,7 +17,7 @@ from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.identity import list_loaded, note_loaded, read_newest
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
-from distlion.checkpoint.save import custody_of, finish_pending
+from distlion.checkpoint.save import finish_pending, ownership_of
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError
 from distlion.optim import VotingBase
@@ -111,7 +111,7 @@ class Loading:
         *,
         on_world_change: WorldChange,
     ) -> None:
-        self._custody = custody_of(optimizer)
+        self._ownership = ownership_of(optimizer)
         check_world_change(on_world_change)
         finish_pending(optimizer)
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
@@ -120,7 +120,7 @@ class Loading:
     @property
     def is_alone(self) -> bool:
         """Whether this process keeps the momenta of all workers."""
-        return self._custody.n_processes == 1
+        return self._ownership.n_processes == 1
 
     def check(self, find: Callable[[], Path]) -> None:
         """Compare all files that the processes need with their sums; nothing is changed.
@@ -131,13 +131,13 @@ class Loading:
         Raises:
             CheckpointError: A process was kept from it, or a file is missing or damaged; on all.
         """
-        custody = self._custody
-        with custody.meeting(CALL):
-            custody.agree(CALL, None)
-            channel = custody.open_channel(False)
-            self._council = Council(channel, process=custody.process, call=CALL)
+        ownership = self._ownership
+        with ownership.meeting(CALL):
+            ownership.agree(CALL, None)
+            channel = ownership.open_channel(False)
+            self._council = Council(channel, process=ownership.process, call=CALL)
             reader, problem = attempt(
-                lambda: Reader(find(), custody, self._on_world_change, self._stack)
+                lambda: Reader(find(), ownership, self._on_world_change, self._stack)
             )
             self._council.share(problem)
             assert reader is not None  # or all have raised
@@ -154,7 +154,7 @@ class Loading:
             CheckpointError: It does not, or some process has a problem; on all of them.
         """
         parsed = None
-        with self._custody.meeting(CALL):
+        with self._ownership.meeting(CALL):
             if problem is None:
                 parsed, problem = attempt(
                     lambda: self._reader.parse(self._model, self._optimizer, self._scheduler)
@@ -169,9 +169,9 @@ class Loading:
         Raises:
             CheckpointError: Some process cannot; on all of them.
         """
-        with self._custody.meeting(CALL):
+        with self._ownership.meeting(CALL):
             _, problem = attempt(self._overwrite)
-            self._custody.agree(CALL, problem)
+            self._ownership.agree(CALL, problem)
         self._before = self._optimizer.state_dict(), list_loaded(self._optimizer)
         # Last, as it compares with all workers once more, and refuses on all of them.
         self._optimizer.load_state_dict(self._parsed.optimizer)

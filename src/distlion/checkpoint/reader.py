@@ -29,7 +29,7 @@ from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
 from distlion.optim import VotingBase, describe_move
-from distlion.voting import Custody
+from distlion.session import MomentumOwnership
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Reader:
 
     Args:
         path: The run's folder, or the checkpoint's.
-        custody: Whose momenta this process keeps.
+        ownership: Whose momenta this process keeps.
         on_world_change: What other workers begin with.
         stack: Closes files.
 
@@ -57,29 +57,33 @@ class Reader:
     """
 
     def __init__(
-        self, path: Path, custody: Custody, on_world_change: WorldChange, stack: ExitStack
+        self,
+        path: Path,
+        ownership: MomentumOwnership,
+        on_world_change: WorldChange,
+        stack: ExitStack,
     ) -> None:
         self.folder = find_checkpoint(path)
         self.manifest: Manifest = read_manifest(self.folder)
-        self._custody = custody
+        self._ownership = ownership
         self._stack = stack
-        if self.manifest.seed != custody.seed:
+        if self.manifest.seed != ownership.seed:
             raise CheckpointError(
                 f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
-                f"seed={custody.seed}: ties would be broken otherwise; give the saved seed"
+                f"seed={ownership.seed}: ties would be broken otherwise; give the saved seed"
             )
-        voters = sorted({worker // custody.node_size for worker in custody.workers})
+        voters = sorted({worker // ownership.node_size for worker in ownership.workers})
         self._shares: dict[int, list[Share]] = {
             voter: share_out(
                 voter,
                 saved=self.manifest.n_voters,
-                present=custody.n_voters,
+                present=ownership.n_voters,
                 rule=on_world_change,
             )
             for voter in voters
         }
         # The process that stood where this one stands.
-        twin = custody.process * self.manifest.processes // custody.n_processes
+        twin = ownership.process * self.manifest.processes // ownership.n_processes
         self._own = self._open(f"process-{twin:05d}.safetensors")
         self._model = [self._open(name) for name in self._find_model_files()]
         self._momenta = {
@@ -258,7 +262,7 @@ class Reader:
         for shares in self._shares.values():
             momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
             rows.append(mix_momenta(momenta, shares) if shares else torch.zeros(shape))
-        return torch.stack(rows) if self._custody.is_stacked else rows[0]
+        return torch.stack(rows) if self._ownership.is_stacked else rows[0]
 
     def _join(self, voter: int, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
         """Put a voter's tensor together: the ranks of a node have a piece of it each."""

@@ -21,7 +21,7 @@ from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.writer import Writer
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.optim import VotingBase
-from distlion.voting import Custody
+from distlion.session import MomentumOwnership
 
 CALL = "save_checkpoint()"
 logger = logging.getLogger("distlion")
@@ -136,16 +136,16 @@ def save_checkpoint(
         >>> distlion.save_checkpoint("runs/first", model, optimizer, scheduler, keep_last=3)
         >>> state = distlion.load_checkpoint("runs/first", model, optimizer, scheduler)
     """
-    custody = custody_of(optimizer)
+    ownership = ownership_of(optimizer)
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
         raise InvalidArgumentError(f"keep_last={keep_last!r}: expected a number above 0, or None")
     finish_pending(optimizer)
-    with custody.meeting(CALL):
-        contents, problem = attempt(lambda: collect(model, optimizer, scheduler, extra, custody))
+    with ownership.meeting(CALL):
+        contents, problem = attempt(lambda: collect(model, optimizer, scheduler, extra, ownership))
         root, path_problem = attempt(lambda: Path(path))
-        custody.agree(CALL, problem or path_problem)
+        ownership.agree(CALL, problem or path_problem)
         assert contents is not None and root is not None  # or all have raised
-        council = Council(custody.open_channel(async_), process=custody.process, call=CALL)
+        council = Council(ownership.open_channel(async_), process=ownership.process, call=CALL)
         shared = _find_shared(council, contents)
         if async_:
             contents, problem = attempt(contents.snapshot)
@@ -155,7 +155,7 @@ def save_checkpoint(
             root,
             contents,
             shared,
-            custody,
+            ownership,
             council,
             identity=identify(optimizer),
             loaded=list_loaded(optimizer),
@@ -177,7 +177,7 @@ def prune_checkpoints(own: Path, optimizer: VotingBase, *, keep_last: int) -> No
         optimizer: Whose they are; one process of those that share the folder removes them.
         keep_last: How many to keep.
     """
-    if custody_of(optimizer).process in read_manifest(own).leaders:
+    if ownership_of(optimizer).process in read_manifest(own).leaders:
         prune(own.parent, keep_last=keep_last, own=own, under_way=())
 
 
@@ -189,7 +189,7 @@ def finish_pending(optimizer: VotingBase) -> None:
         _pending.pop(optimizer, None)  # last: Ctrl-C while it is waited for must not forget it
 
 
-def custody_of(optimizer: object) -> Custody:
+def ownership_of(optimizer: object) -> MomentumOwnership:
     """Return whose momenta an optimizer keeps.
 
     Raises:
@@ -200,7 +200,7 @@ def custody_of(optimizer: object) -> Custody:
             f"optimizer is a {type(optimizer).__name__}; expected DistributedLion or "
             "VirtualCluster (for a single Lion, torch.save of its state_dict() holds everything)"
         )
-    return optimizer.custody
+    return optimizer.momentum_ownership
 
 
 def _find_shared(council: Council, contents: Contents) -> dict[str, int]:

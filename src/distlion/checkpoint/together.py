@@ -21,8 +21,8 @@ from distlion.checkpoint.remap import WorldChange
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError, DistlionError
 from distlion.optim import VotingBase
+from distlion.session import MomentumOwnership
 from distlion.transport import carries_host_memory
-from distlion.voting import Custody
 
 Check = Callable[[Sequence[Path]], None]
 """Check the folders of all optimizers, with all processes."""
@@ -155,7 +155,7 @@ def _read(
     folder: Path, rank: int, n_ranks: int, on_world_change: WorldChange, stack: ExitStack
 ) -> Reader:
     manifest = read_manifest(find_checkpoint(folder))
-    alone = Custody.of_one_process(1, is_stacked=False, seed=manifest.seed)
+    alone = MomentumOwnership.of_one_process(1, is_stacked=False, seed=manifest.seed)
     size = manifest.node_size if n_ranks % manifest.node_size == 0 else 1
     place = replace(
         alone, workers=(rank,), n_workers=n_ranks, node_size=size, process=rank, n_processes=n_ranks

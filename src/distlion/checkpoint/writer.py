@@ -27,7 +27,7 @@ from distlion.checkpoint.identity import read_newest
 from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 from distlion.errors import CheckpointError
-from distlion.voting import Custody
+from distlion.session import MomentumOwnership
 
 TREE = "tree"
 """The tensor of a file that holds its JSON, as bytes: a header has a limit."""
@@ -42,7 +42,7 @@ class Writer:
         root: The run's folder.
         contents: What this process has.
         shared: Digests of those of the model's tensors that are equal everywhere.
-        custody: Whose momenta are here.
+        ownership: Whose momenta are here.
         council: All processes.
         identity: Of the optimizer, as this process knows it.
         loaded: Those after which it may go on in a folder.
@@ -56,7 +56,7 @@ class Writer:
         root: Path,
         contents: Contents,
         shared: dict[str, int],
-        custody: Custody,
+        ownership: MomentumOwnership,
         council: Council,
         *,
         identity: str,
@@ -69,7 +69,7 @@ class Writer:
         self._contents = contents
         self._shared = shared
         self._left_out = shared.keys() - contents.replicated if only_trained else set()
-        self._custody = custody
+        self._ownership = ownership
         self._council = council
         self._identity, self._loaded = identity, loaded
         self._keep_last = keep_last
@@ -77,7 +77,7 @@ class Writer:
 
     def write(self) -> Path:
         """Write: 1 make a folder, 2 see who shares it, 3 write, 4 seal, 5 publish, 6 prune."""
-        share, process = self._council.share, self._custody.process
+        share, process = self._council.share, self._ownership.process
         # 1 make a folder
         first = share(None, nonce=os.urandom(8).hex(), identity=self._identity)[0]
         self._identity = first["identity"]
@@ -97,7 +97,7 @@ class Writer:
             files = dict(written or {})
             facts = {name: [each.n_bytes, each.sha256] for name, each in files.items()}
             # The files of a process with many workers are known here, and may be too many to tell.
-            rows = share(problem, files=facts if self._custody.n_processes > 1 else {})
+            rows = share(problem, files=facts if self._ownership.n_processes > 1 else {})
             for row in rows:
                 files |= {name: FileRecord(*fact) for name, fact in row["files"].items()}
 
@@ -127,14 +127,14 @@ class Writer:
 
     def _reached(self, place: str) -> None:
         if faults.armed:
-            rank, step = self._custody.process, self._contents.step
+            rank, step = self._ownership.process, self._contents.step
             faults.fire(rank=rank, step=step, point="checkpoint", subject=place)
 
     def _enter(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._check_root()
         self._reached("made the folder")
-        write_file(folder / self._mark(self._custody.process), b"")
+        write_file(folder / self._mark(self._ownership.process), b"")
         self._reached("marked the folder")
 
     def _check_root(self) -> None:
@@ -167,12 +167,12 @@ class Writer:
         """List the processes that write to this very folder, this one among them."""
         return [
             process
-            for process in range(self._custody.n_processes)
+            for process in range(self._ownership.n_processes)
             if (folder / self._mark(process)).exists()
         ]
 
     def _write_files(self, folder: Path, view: list[int]) -> dict[str, FileRecord]:
-        contents, process = self._contents, self._custody.process
+        contents, process = self._contents, self._ownership.process
         own = {
             f"own.{name}": tensor
             for name, tensor in contents.model.items()
@@ -202,23 +202,23 @@ class Writer:
         for name, tensor in sorted(shared.items(), key=lambda pair: -pair[1].nbytes):
             process = min(load, key=lambda number: load[number])
             load[process] += tensor.nbytes
-            if process == self._custody.process:
+            if process == self._ownership.process:
                 mine[name] = tensor
         return mine
 
     def _seal(
         self, folder: Path, view: list[int], leaders: list[int], files: dict[str, FileRecord]
     ) -> str:
-        custody = self._custody
+        ownership = self._ownership
         manifest = Manifest(
             format=FORMAT,
             distlion=version("distlion"),
             torch=torch.__version__,
             step=self._contents.step,
-            workers=custody.n_workers,
-            node_size=custody.node_size,
-            processes=custody.n_processes,
-            seed=custody.seed,
+            workers=ownership.n_workers,
+            node_size=ownership.node_size,
+            processes=ownership.n_processes,
+            seed=ownership.seed,
             layout=self._contents.layout_digest,
             leaders=leaders,
             files=files,

@@ -17,7 +17,6 @@ from distlion.exchange.frame import (
     Chunk,
     ChunkKind,
     Header,
-    Status,
     read_chunks,
     write_chunk,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "Pipeline",
     "Reducer",
     "Reply",
-    "Status",
     "Verdict",
     "Work",
     "find_errors",

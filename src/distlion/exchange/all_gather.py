@@ -18,14 +18,10 @@ from distlion.exchange.base import (
     fire_counted,
     fire_framed,
 )
-from distlion.exchange.frame import (
-    ChunkKind,
-    Status,
-    read_chunks,
-    write_chunk,
-)
+from distlion.exchange.frame import ChunkKind, read_chunks, write_chunk
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import judge_chunks
+from distlion.failures import Status
 from distlion.layout import BucketShape
 from distlion.transport import ByteCount, Transport, all_gather_rounds
 

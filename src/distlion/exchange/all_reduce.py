@@ -22,13 +22,13 @@ from distlion.exchange.frame import (
     ChunkKind,
     Chunks,
     Header,
-    Status,
     read_chunks,
     write_chunk,
     write_chunks,
 )
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
+from distlion.failures import Status
 from distlion.layout import BucketShape, ChunkShape
 from distlion.transport import ONE_ROUND, ByteCount, Transport, all_gather_rounds
 

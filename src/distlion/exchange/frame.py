@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlion.failures import Status
 from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
@@ -90,21 +91,6 @@ class ChunkKind(IntEnum):
     """Of a worker's momenta or directions, a few elements of each parameter."""
     VERDICT = 8
     """What a rank heard from its peers, to the other ranks of its worker."""
-
-
-class Status(IntEnum):
-    """What a worker found; where several did, the highest stands."""
-
-    OK = 0
-    NON_FINITE = 1
-    SPARSE_GRADIENT = 2
-    GRADIENT_CHANGED = 3
-    INPUT = 4
-    SETTINGS_CHANGED = 5
-    CANCELLED = 6
-    CONFIG = 7
-    STEP = 8
-    CORRUPT = 9
 
 
 WORST_STATUS = int(max(Status))

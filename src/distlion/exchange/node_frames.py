@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from distlion.exchange.base import Reply
-from distlion.exchange.frame import (
-    ChunkKind,
-    Chunks,
-    Header,
-    Status,
-    read_chunks,
-    write_chunk,
-)
+from distlion.exchange.frame import ChunkKind, Chunks, Header, read_chunks, write_chunk
 from distlion.exchange.verdict import (
     Verdict,
     decode_verdict,
@@ -27,6 +20,7 @@ from distlion.exchange.verdict import (
     with_verdict,
     worst_of,
 )
+from distlion.failures import Status
 from distlion.layout import ChunkShape, NodeShape
 from distlion.transport import Transport
 

@@ -18,15 +18,10 @@ from distlion.exchange.base import (
     Work,
     fire_framed,
 )
-from distlion.exchange.frame import (
-    ChunkKind,
-    Header,
-    Status,
-    read_chunk,
-    write_chunk,
-)
+from distlion.exchange.frame import ChunkKind, Header, read_chunk, write_chunk
 from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, decode_verdict, encode_verdict, with_verdict
+from distlion.failures import Status
 from distlion.layout import BucketShape
 from distlion.transport import ONE_ROUND, ByteCount, Transport
 

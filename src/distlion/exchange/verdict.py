@@ -10,7 +10,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from distlion.exchange.frame import Chunks, Header, Status
+from distlion.exchange.frame import Chunks, Header
+from distlion.failures import Status
 from distlion.layout import pad_bytes
 from distlion.transport import find_minority
 

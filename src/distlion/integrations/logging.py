@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from distlion.errors import InvalidArgumentError
 from distlion.optim import DistributedLion
-from distlion.voting import Diagnosis
+from distlion.options import Diagnosis
 
 __all__ = ["VoteLog", "VoteMeter", "log_to_tensorboard", "log_to_wandb"]
 

@@ -7,7 +7,8 @@ from distlion.optim.lion_cub import lion_cub
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
 from distlion.optim.saved_state import list_kept
-from distlion.voting import ClipNorm, Diagnosis, MomentumSync, Nodes, Traffic
+from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes
+from distlion.step import Traffic
 
 __all__ = [
     "WORKER_KEY",

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
-from distlion.voting import check_own_memory, check_shared_memory, local_tensor
+from distlion.step import check_own_memory, check_shared_memory, local_tensor
 
 
 def list_params(params: Any) -> list[Any]:

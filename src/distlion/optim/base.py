@@ -44,19 +44,14 @@ from distlion.optim.saved_state import (
     reading_state,
     restore_kept,
 )
-from distlion.voting import (
-    Custody,
-    FixedGroups,
+from distlion.options import MomentumSync, NodePieces, Settings, ShardPieces, fill_selection
+from distlion.session import FixedGroups, MomentumOwnership
+from distlion.step import (
     GroupNumbers,
     Make,
-    MomentumSync,
-    NodePieces,
-    Settings,
-    ShardPieces,
     VotingParam,
     check_hyperparameters,
     check_step,
-    fill_selection,
     is_dtensor,
     read_groups,
     read_step,
@@ -325,7 +320,7 @@ class VotingBase(LionBase):
         return self._settings
 
     @property
-    def custody(self) -> Custody:
+    def momentum_ownership(self) -> MomentumOwnership:
         """Whose momenta this process keeps, for checkpoints."""
         raise NotImplementedError
 

@@ -14,33 +14,39 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
-from distlion.exchange import ChunkKind, Exchange, Header, Status, worst_of
-from distlion.kernels import Coins
+from distlion.exchange import Exchange, worst_of
+from distlion.failures import Status
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import restoring
-from distlion.transport import ByteCount
-from distlion.voting import (
-    CastVote,
+from distlion.options import (
     ClipNorm,
-    Custody,
-    Description,
     Diagnosis,
-    GroupNumbers,
     MomentumSync,
     Nodes,
-    Peers,
     Settings,
+    find_sharding,
+    make_clip_alone,
+)
+from distlion.session import (
+    Fingerprint,
+    MomentumOwnership,
+    Session,
+    find_ownership,
+    find_ranks,
+    name_worker,
+)
+from distlion.step import (
+    CastVote,
+    GroupNumbers,
     StepInputs,
     Traffic,
+    VotingParam,
     cast_votes,
     check_unchanged,
-    custody_among,
-    describe_hyperparameters,
-    find_sharding,
-    name_worker,
     step_alone,
 )
+from distlion.transport import ByteCount
 
 
 class DistributedLion(VotingBase):
@@ -152,7 +158,9 @@ class DistributedLion(VotingBase):
         )
         params = list_params(params)
         sharding = find_sharding(name_tensors(params), process_group, timeout_s=init_timeout_s)
-        self._peers = Peers(process_group, self._settings, sharding)
+        ranks, pieces = find_ranks(process_group, sharding, self._settings)
+        self._session = Session(ranks, self._settings, sharding)
+        self._grad_norm: float | None = None
         super().__init__(
             params,
             lr,
@@ -161,57 +169,58 @@ class DistributedLion(VotingBase):
             cautious=cautious,
             aggregation=aggregation,
             exp_avg_dtype=exp_avg_dtype,
-            pieces=self._peers.pieces,
-            worker=name_worker(self._peers),
+            pieces=pieces,
+            worker=name_worker(ranks, sharding),
         )
-        with self._peers.lifecycle.exchange("construction"):
-            lines, trained = self._describe().list_lines(self.param_groups), self._list_trainable()
-            self._peers.join(lines, trained, self._all_params(), step=self.committed_step)
+        with self._session.lifecycle.exchange("construction"):
+            trained = self._list_trainable()
+            lines = self._take_fingerprint(trained).list_lines(self.param_groups)
+            self._session.join(lines, trained, self._all_params(), step=self.committed_step)
             self._lay_out()
 
-    def _describe(self) -> Description:
-        params, names, dtype = self._list_trainable(), self._param_names(), self._exp_avg_dtype
-        return self._peers.describe(self.param_groups, params, names, dtype, self._fixed)
+    def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
+        names, dtype = self._param_names(), self._exp_avg_dtype
+        return self._session.take_fingerprint(self.param_groups, params, names, dtype, self._fixed)
 
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose what carries each."""
-        params, description = self._list_trainable(), self._describe()
-        step, begin = self._find_step(), self._gather_inputs
-        self._peers.lay_out(self.param_groups, params, description, step=step, begin=begin)
+        params, step = self._list_trainable(), self._find_step()
+        taken, begin = self._take_fingerprint(params), self._gather_inputs
+        self._session.lay_out(self.param_groups, params, taken, step=step, begin=begin)
         self._fixed.note(self.param_groups)
 
     def _do_step(self) -> None:
-        peers, step, every = self._peers, self._find_step(), self._settings.check_every
-        if peers.is_alone:
+        session, step, every = self._session, self._find_step(), self._settings.check_every
+        if session.ranks.is_alone:
             self._step_alone()
             return
         if self._settings.overlap:
-            peers.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
+            session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         self._fire("before_step", step)
-        with peers.lifecycle.exchange(f"step {step}"):
+        with session.lifecycle.exchange(f"step {step}"):
             if self._vote_and_commit(step) and every and (step + 1) % every == 0:
-                peers.compare_replicas(step=step + 1)
+                session.compare_replicas(step=step + 1)
             if self._settings.overlap:
-                peers.try_overlap(step=self.committed_step)
+                session.try_overlap(step=self.committed_step)
 
     def _vote_and_commit(self, step: int) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
-        peers = self._peers
-        inputs, votes = self._cast_votes()
-        found = worst_of([vote.reply.verdict for vote in votes])
-        verdict = found if peers.sharding is None else peers.settle(found, inputs.header)
-        follow_up, followed = peers.follow_up, None
+        session, (inputs, votes) = self._session, self._cast_votes()
+        verdict = worst_of([vote.reply.verdict for vote in votes])
+        if session.sharding is not None:
+            verdict = session.meetings.settle(verdict, inputs.header)
+        follow_up, followed, routing = session.follow_up, None, session.routing
         if follow_up is not None and verdict.status is Status.OK:
-            followed = follow_up.exchange(votes, inputs.header)
+            followed = follow_up.exchange(votes, inputs.header, routing.between, routing.inside)
             verdict = followed.verdict
-        peers.meter.count_step(peers.n_elements)
+        session.meter.count_step(session.n_elements)
         if verdict.status is not Status.OK:
-            return peers.abandon(verdict, self.param_groups, inputs)
-        if self._settings.check_every is not None and not peers.replicas.are_compared:
-            peers.compare_replicas(step=step)  # weights may have been loaded after construction
+            return session.abandon(verdict, self.param_groups, inputs)
+        if self._settings.check_every is not None and not session.replicas.are_compared:
+            session.compare_replicas(step=step)  # weights may have been loaded after construction
         self._fire("before_commit", step)
         check_unchanged(votes, rank=inputs.rank, step=step)
-        with peers.lifecycle.commit():
+        with session.lifecycle.commit():
             for vote in votes:
                 vote.commit(inputs)
             if follow_up is not None and followed is not None:
@@ -219,57 +228,52 @@ class DistributedLion(VotingBase):
                 self._fixed.note(self.param_groups)  # momenta may have been selected anew
             self._advance()
         if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
-            peers.gradients.observe([vote.reply for vote in votes], peers.params)
+            session.gradients.observe([vote.reply for vote in votes], session.params)
         self._fire("after_commit", step)
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, list[CastVote]]:
-        peers, network, inputs = self._peers, self._peers.network, self._gather_inputs()
-        if peers.overlap is not None:
-            return peers.overlap.finish(inputs)
-        return inputs, cast_votes(network.routes, inputs, network.clipper)
+        session, inputs = self._session, self._gather_inputs()
+        if session.overlap is not None:
+            return session.overlap.finish(inputs)
+        return inputs, cast_votes(session.routing.routes, inputs, session.routing.clipper)
 
     def _gather_inputs(self) -> StepInputs:
         """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
-        peers, problem = self._peers, None
+        session, problem = self._session, None
         try:
-            peers.description.check_groups(self.param_groups)
+            session.fingerprint.check_groups(self.param_groups)
             numbers = self._read_groups()
         except Exception as error:  # noqa: BLE001
             numbers, problem = GroupNumbers(self.param_groups, [], found_inf=False), error
-        step, said = self._known_step, describe_hyperparameters(numbers.groups)
-        coins = Coins(self._settings.seed, step, peers.network.voter)
-        digest = peers.description.digest(self.param_groups, said)
-        inputs = StepInputs(
-            rank=peers.group.rank,
-            header=Header(ChunkKind.VOTE, step, 0, 0, digest, epoch=peers.network.roster.epoch),
-            coins=coins,
-            rounding=coins.rounding if self._settings.rounding == "stochastic" else None,
-            coefficients=numbers.coefficients,
-            nonfinite=self._settings.nonfinite,
-            found_inf=numbers.found_inf,
-            wants_digest=peers.gradients.steps_left > 0,
-            note_norm=peers.network.note_norm,
-            after_encode=partial(self._fire, "after_encode", step),
+        inputs = session.make_inputs(
+            self.param_groups,
+            numbers,
+            step=self._known_step,
+            note_norm=self._note_norm,
+            after_encode=partial(self._fire, "after_encode", self._known_step),
         )
         return inputs if problem is None else inputs.refused(problem)
 
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        self._peers.lifecycle.check_usable()
-        peers, inputs = self._peers, self._gather_inputs()
-        verdict = step_alone(peers.params, inputs, self._settings.clip_norm)
-        peers.meter.count_step(peers.n_elements)
+        self._session.lifecycle.check_usable()
+        session, inputs = self._session, self._gather_inputs()
+        verdict = step_alone(session.params, inputs, make_clip_alone(self._settings.clip_norm))
+        session.meter.count_step(session.n_elements)
         if verdict.status is Status.OK:
             self._advance()
-            peers.gradients.observe([], peers.params)
+            session.gradients.observe([], session.params)
         else:
-            peers.abandon(verdict, self.param_groups, inputs)
+            session.abandon(verdict, self.param_groups, inputs)
+
+    def _note_norm(self, norm: float) -> None:
+        self._grad_norm = norm
 
     def _fire(self, point: faults.Point, step: int) -> None:
         if faults.armed:
-            faults.fire(rank=self._peers.group.rank, step=step, point=point, subject=self)
+            faults.fire(rank=self._session.ranks.rank, step=step, point=point, subject=self)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients; with overlap, all backward passes but a step's last belong inside.
@@ -280,7 +284,7 @@ class DistributedLion(VotingBase):
             >>> model(second).loss.backward()
             >>> optimizer.step()
         """
-        return nullcontext() if self._peers.overlap is None else self._peers.overlap.pause()
+        return nullcontext() if self._session.overlap is None else self._session.overlap.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients; with overlap, give up a step whose first votes have left.
@@ -291,32 +295,32 @@ class DistributedLion(VotingBase):
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
             PeerLostError, StepTimeoutError, ConfigMismatchError, CorruptFrameError: As ``step()``.
         """
-        self._peers.give_up("zero_grad()", self.param_groups)
+        self._session.give_up("zero_grad()", self.param_groups)
         super().zero_grad(set_to_none)
 
     @property
     def traffic(self) -> Traffic:
         """Bytes and messages of this rank, in the last step and in total."""
-        return self._peers.network.complete(self._peers.meter.traffic)
+        return self._session.meter.traffic
 
     @property
     def plan(self) -> ByteCount:
         """What this rank will hand to the network in one step; with nodes, to other nodes."""
-        return self._peers.plan(self._find_step())
+        return self._session.plan(self._find_step())
 
     @property
     def grad_norm(self) -> float | None:
         """Norm that ``clip_norm`` found in the last committed step, own or "global"; or None."""
-        return self._peers.network.grad_norm
+        return self._grad_norm
 
     @property
-    def custody(self) -> Custody:
+    def momentum_ownership(self) -> MomentumOwnership:
         """Whose momenta this process keeps, for checkpoints."""
-        return custody_among(self._peers, self._find_step)
+        return find_ownership(self._session, self._find_step)
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, the oldest of the last 1,000 first; see ``Diagnosis``."""
-        follow_up = self._peers.follow_up
+        follow_up = self._session.follow_up
         return [] if follow_up is None else follow_up.diagnoses
 
     def verify_replicas(self) -> None:
@@ -327,13 +331,7 @@ class DistributedLion(VotingBase):
             ConfigMismatchError: Another worker is at another call; on every rank.
             CorruptFrameError, ProcessGroupError: Digests were damaged, or the group is gone.
         """
-        peers, step = self._peers, self._find_step()
-        peers.check_idle("verify_replicas()")
-        if not peers.is_alone:
-            lines = peers.description.list_lines(self.param_groups)
-            with peers.lifecycle.exchange("verify_replicas()"):
-                peers.meet("verify_replicas()", lines, step=step)
-                peers.compare_replicas(step=step)
+        self._session.verify_replicas(self.param_groups, step=self._find_step())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; after construction, every worker must call it with the same group.
@@ -341,25 +339,27 @@ class DistributedLion(VotingBase):
         Raises:
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed.
         """
-        if not self._peers.lifecycle.is_ready:
+        if not self._session.lifecycle.is_ready:
             super().add_param_group(param_group)
             return
-        peers, step = self._peers, self._find_step()
+        session, step = self._session, self._find_step()
         group, before = list_group(param_group), list(self.param_groups)
-        peers.check_idle("add_param_group()", name_tensors([group]))
+        session.check_idle("add_param_group()", name_tensors([group]))
         super().add_param_group(group)
-        with peers.lifecycle.exchange("add_param_group()"):
+        with session.lifecycle.exchange("add_param_group()"):
             try:
-                lines = self._describe().list_lines(self.param_groups)
-                lines += peers.description.list_toggled(before)
-                peers.meet("add_param_group()", lines, step=step)
-                peers.description.check_unchanged(before)
+                lines = self._take_fingerprint(self._list_trainable()).list_lines(self.param_groups)
+                lines += session.fingerprint.list_toggled(before)
+                session.meetings.meet("add_param_group()", lines, step=step)
+                session.fingerprint.check_unchanged(before)
             except BaseException:
                 self._remove_last_group()
                 raise
             self._lay_out()
-            if not peers.is_alone:
-                peers.replicas.take_over(peers.params, self.param_groups[-1]["params"], step=step)
+            if not session.ranks.is_alone:
+                session.replicas.take_over(
+                    session.params, self.param_groups[-1]["params"], step=step
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
@@ -370,7 +370,7 @@ class DistributedLion(VotingBase):
         Raises:
             CheckpointError: An exception cut a commit short.
         """
-        self._peers.lifecycle.check_whole()
+        self._session.lifecycle.check_whole()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -383,18 +383,18 @@ class DistributedLion(VotingBase):
             InvalidArgumentError: A parameter was frozen and is not any more.
             StepMismatchError, ConfigMismatchError: Workers load other steps, settings or cuts.
         """
-        peers, step = self._peers, self._find_step()
-        peers.check_idle("load_state_dict()")
+        session, step = self._session, self._find_step()
+        session.check_idle("load_state_dict()")
         filled, problem = {}, None
-        with peers.lifecycle.exchange("load_state_dict()"):
+        with session.lifecycle.exchange("load_state_dict()"):
             try:
                 filled = self._parse_state(state_dict, self._settings.momentum_sync)
             except CheckpointError as error:
                 problem = error
-            peers.agree("load_state_dict()", problem, step=step)
-            peers.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
-            peers.description.check_unchanged(self.param_groups)
+            session.meetings.agree("load_state_dict()", problem, step=step)
+            session.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
+            session.fingerprint.check_unchanged(self.param_groups)
             with restoring(self):
                 self._load_state(self._localize(filled))
                 self._lay_out()
-        peers.replicas.are_compared = False
+        session.replicas.are_compared = False

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
 from distlion.signals import deferred_signals
-from distlion.voting import gather_alone, move_alone
+from distlion.step import gather_alone, move_alone
 
 
 class Lion(LionBase):

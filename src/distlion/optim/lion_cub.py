@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.aggregation import QuantizedVote
 from distlion.optim.distributed_lion import DistributedLion
-from distlion.voting import MomentumSync
+from distlion.options import MomentumSync
 
 
 def lion_cub(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import LostUpdatesWarning
-from distlion.voting import local_tensor
+from distlion.step import local_tensor
 
 SAMPLED_ELEMENTS = 1 << 16
 

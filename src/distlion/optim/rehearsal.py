@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from distlion.exchange import Status, Verdict, worst_of
+from distlion.exchange import Verdict, worst_of
+from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
 
 
@@ -17,20 +18,20 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     Raises:
         StepError: As ``step()``, but for values that are not finite: what came back is let go.
     """
-    peers = optimizer._peers
-    with peers.lifecycle.exchange("rehearse_step()"):
+    session = optimizer._session
+    with session.lifecycle.exchange("rehearse_step()"):
         inputs, votes = optimizer._cast_votes()
-        peers.meter.count_step(peers.n_elements)
+        session.meter.count_step(session.n_elements)
         # A worker that is alone casts no vote.
         verdict = worst_of([Verdict(Status.OK), *(vote.reply.verdict for vote in votes)])
         if verdict.status not in (Status.OK, Status.NON_FINITE):
-            peers.abandon(verdict, optimizer.param_groups, inputs)
+            session.abandon(verdict, optimizer.param_groups, inputs)
     # Gradients are compared between workers in the first steps only.
     if votes and inputs.wants_digest:
-        peers.gradients.observe([vote.reply for vote in votes], peers.params)
+        session.gradients.observe([vote.reply for vote in votes], session.params)
 
 
 def is_trying_overlap(optimizer: DistributedLion) -> bool:
     """Whether ``overlap="auto"`` still takes turns; for measurements, which begin after that."""
-    peers = optimizer._peers
-    return not (peers.is_alone or peers.network.trial.is_over)
+    session = optimizer._session
+    return not (session.ranks.is_alone or session.routing.trial.is_over)

@@ -8,7 +8,8 @@ from typing import Any
 
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
-from distlion.voting import SELECTED_KEY, check_step
+from distlion.options import SELECTED_KEY
+from distlion.step import check_step
 
 WORKER_KEY = "worker"
 """Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from distlion.errors import StepError
+from distlion.failures import FailureKind
 from distlion.kernels import Kernels
-from distlion.transport.finding import FailureKind
 from distlion.vote import Roster
 
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from distlion.errors import PeerLostError, StepError, StepMismatchError, StepTimeoutError
+from distlion.errors import StepError
+from distlion.failures import GIVEN_UP, FailureKind, make_error
 from distlion.transport.turns import Turn, find_minority, find_out_of_order, name_turns
-
-FailureKind = Literal["lost", "silent", "order", "left"]
 
 
 @dataclass(frozen=True)
@@ -95,43 +94,28 @@ def conclude(
     return Finding(kind, culprits, busy=busy, note=name_turns(waiting) if differ else "")
 
 
-ERRORS: dict[FailureKind, type[StepError]] = {
-    "lost": PeerLostError,
-    "silent": StepTimeoutError,
-    "order": StepMismatchError,
-    "left": PeerLostError,
-}
-"""The error class for each kind of finding."""
-
-
-def explain(found: Finding, own: int, limits: str) -> str:
-    """Describe what the workers agreed on.
+def describe_loss(
+    found: Finding, *, rank: int, step: int | None, what: str, limits: str
+) -> StepError:
+    """Make the error of a transfer that failed.
 
     Args:
-        found: The finding.
-        own: The rank of this worker.
+        found: What the workers agreed on.
+        rank: This rank.
+        step: The step that the error names.
+        what: The transfer, and how it ended.
         limits: Which arguments set the limit of a wait.
     """
-    if found.kind == "order":
-        return (
-            f"workers called their optimizers in different orders: {found.note}; every worker must "
-            "make the same calls of all its optimizers, in the same order"
-        )
-    names = ", ".join(f"rank {rank}" for rank in found.culprits) or "a peer"
-    if own in found.culprits:
-        return "the other workers heard nothing of this one for too long, and gave it up"
-    if found.busy:
-        text = (
-            f"{names} runs, but did not come to the exchange; is it slower than the limit, or has "
-            f"it left the training loop? {limits}"
-        )
-    elif found.kind == "silent":
-        text = (
-            f"{names} does not answer; is the process stopped, its machine or network down, or "
-            f"did it not make this call? {limits}"
-        )
-    elif found.kind == "left":
-        text = f"{names} left, and is waited for no more; look at its log"
-    else:
-        text = f"{names} is gone; look at its log"
-    return f"{text} ({found.note})" if found.note else text
+    is_blamed = found.kind != "order" and rank in found.culprits
+    return make_error(
+        "busy" if found.busy and not is_blamed else found.kind,
+        rank=rank,
+        step=step,
+        culprits=found.culprits,
+        words=GIVEN_UP if is_blamed else None,
+        who=", ".join(f"rank {culprit}" for culprit in found.culprits) or "a peer",
+        what=what,
+        limits=limits,
+        calls=found.note,
+        note=f" ({found.note})" if found.note else "",
+    )

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.errors import ProcessGroupError, StepError
+from distlion.failures import FailureKind
 from distlion.kernels import choose_kernels
 from distlion.transport.base import MOST_BYTES_AT_ONCE, ByteCount
-from distlion.transport.finding import ERRORS, FailureKind, Finding, explain
+from distlion.transport.finding import Finding, describe_loss
 from distlion.transport.groups import HOST, carries_host_memory, keep_forever, own_group, tidy
 from distlion.transport.watch import READ_S, PeerWatch, within
 from distlion.vote import Roster
@@ -259,15 +260,8 @@ class Gloo:
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
         keep_forever(self.process_group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
-        text = explain(found, self.ranks[self.rank], self._limits)
-        if found.kind != "order":
-            text = f"{what}: {text}"
-        return ERRORS[found.kind](
-            f"{text}; nothing was committed here",
-            rank=self.ranks[self.rank],
-            step=step,
-            culprits=found.culprits,
-        )
+        rank, limits = self.ranks[self.rank], self._limits
+        return describe_loss(found, rank=rank, step=step, what=what, limits=limits)
 
     def reconfigure(self, roster: Roster) -> Gloo:
         members = [rank for rank in self.ranks if rank in roster.ids]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from distlion.errors import StepError
+from distlion.failures import FailureKind
 from distlion.kernels import Kernels, choose_kernels
 from distlion.transport.base import ByteCount
-from distlion.transport.finding import ERRORS, FailureKind, Finding, explain
+from distlion.transport.finding import Finding, describe_loss
 from distlion.transport.groups import HOST
 from distlion.vote import Roster
 
@@ -122,13 +123,8 @@ class Memory:
         """Return the error of a collective that only the members in ``begun`` have begun."""
         absent = tuple(rank for place, rank in enumerate(self.ranks) if place not in begun)
         found = Finding(kind, absent, note=what if kind == "order" else "")
-        text = explain(found, self.ranks[self.rank], _LIMITS)
-        return ERRORS[kind](
-            f"{what}: {text}; nothing was committed here",
-            rank=self.ranks[self.rank],
-            step=step,
-            culprits=absent,
-        )
+        rank = self.ranks[self.rank]
+        return describe_loss(found, rank=rank, step=step, what=what, limits=_LIMITS)
 
     def reconfigure(self, roster: Roster) -> Memory:
         members = tuple(rank for rank in self.ranks if rank in roster.ids)

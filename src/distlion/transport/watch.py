@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from distlion.transport.finding import Answer, FailureKind, Finding, conclude
+from distlion.failures import FailureKind
+from distlion.transport.finding import Answer, Finding, conclude
 from distlion.transport.groups import store_of
 from distlion.transport.turns import LONG_S, Turn, Turns
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from distlion.exchange import Exchange
 from distlion.layout import FLOAT_BYTES
+from distlion.options import plan_norms
+from distlion.step import Traffic
 from distlion.transport import ByteCount
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.poll import Poll
-from distlion.voting import Traffic, plan_norms
 
 
 @dataclass

@@ -19,27 +19,18 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
+from distlion.failures import SPARSE, Status, make_error
 from distlion.kernels import Coefficients
 from distlion.optim import Traffic, VotingBase
+from distlion.options import ClipNorm, Diagnosis, MomentumSync, Settings
+from distlion.session import MomentumOwnership, check_frozen
 from distlion.signals import deferred_signals
+from distlion.step import describe_hyperparameters, describe_problem, take_gradients
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.momenta import average_momenta
 from distlion.virtual.worker_number import read_worker
-from distlion.voting import (
-    ClipNorm,
-    Custody,
-    Diagnosis,
-    MomentumSync,
-    Settings,
-    check_frozen,
-    describe_hyperparameters,
-    describe_problem,
-    describe_sparse,
-    refuse_step,
-    take_gradients,
-)
 
 
 class VirtualCluster(VotingBase):
@@ -224,7 +215,9 @@ class VirtualCluster(VotingBase):
             raise
         except Exception as error:
             said, step = describe_problem(error), self._find_step()
-            raise refuse_step((worker,), said, rank=worker, step=step) from error
+            raise make_error(
+                Status.INPUT, rank=worker, step=step, culprits=(worker,), problem=said
+            ) from error
 
     @property
     def _laid_out(self) -> Lineup:
@@ -252,9 +245,11 @@ class VirtualCluster(VotingBase):
         return self._accounting.down_bits_per_parameter(self._laid_out.n_elements)
 
     @property
-    def custody(self) -> Custody:
+    def momentum_ownership(self) -> MomentumOwnership:
         """Whose momenta this process keeps, for checkpoints: those of all workers."""
-        return Custody.of_one_process(self._workers, is_stacked=True, seed=self._settings.seed)
+        return MomentumOwnership.of_one_process(
+            self._workers, is_stacked=True, seed=self._settings.seed
+        )
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, as ``DistributedLion.diagnostics``."""
@@ -327,7 +322,7 @@ class VirtualCluster(VotingBase):
         for param in lineup.params:
             if param.has_sparse_grad():
                 raise SparseGradientError(
-                    describe_sparse(param.name), rank=worker, step=self.committed_step
+                    SPARSE.format(name=param.name), rank=worker, step=self.committed_step
                 )
 
 

@@ -8,19 +8,14 @@ from functools import partial
 from torch import Tensor
 
 from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
-from distlion.exchange import Status, Verdict
+from distlion.exchange import Verdict
+from distlion.failures import Status
 from distlion.kernels import Coefficients, Coin, Coins, Segment
+from distlion.options import clip_alone, clip_together, make_clip_alone
+from distlion.step import check_finite, commit_alone, log_abstention, log_skip
 from distlion.virtual.lineup import Lineup
 from distlion.virtual.poll import Poll
-from distlion.voting import (
-    ParameterReply,
-    check_finite,
-    clip_alone,
-    clip_together,
-    commit_alone,
-    log_abstention,
-    log_skip,
-)
+from distlion.vote import ParameterReply
 
 Grads = Sequence[Tensor | None]
 
@@ -227,7 +222,7 @@ class Collection:
         verdict = commit_alone(
             params,
             self._segments_of(0, grads, coefficients),
-            clip=settings.clip_norm,
+            clip=make_clip_alone(settings.clip_norm),
             note_norm=partial(self._note_norm, 0),
             nonfinite=settings.nonfinite,
             rounding=self._rounding(Coins(settings.seed, self._step, 0)),

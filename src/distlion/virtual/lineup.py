@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from distlion.layout import Bucket, fill_buckets
+from distlion.options import Examiner, MomentumStage, Settings
+from distlion.step import VotingParam
 from distlion.virtual.poll import Poll
-from distlion.voting import Examiner, MomentumStage, Settings, VotingParam
 
 
 @dataclass(frozen=True)

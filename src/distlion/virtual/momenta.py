@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlion.options import MomentumStage
 from distlion.virtual.lineup import Lineup
-from distlion.voting import MomentumStage
 
 
 def average_momenta(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from distlion.kernels import Coin, Coins, Segment, choose_kernels
 from distlion.layout import Bucket
-from distlion.vote import Roster, WorkerState
-from distlion.voting import ParameterReply, VotingParam
+from distlion.step import VotingParam
+from distlion.vote import ParameterReply, Roster, WorkerState
 
 
 class Poll:
@@ -101,8 +101,5 @@ class Poll:
 
     def list_replies(self, reply: Tensor, present: Sequence[int]) -> list[ParameterReply]:
         """List the replies, one for each parameter."""
-        packed, reply_format = self._counter.read_reply(reply), self._counter.reply_format
-        return [
-            ParameterReply(param.position, param.slot, packed, reply_format, present[index])
-            for index, param in enumerate(self.params)
-        ]
+        positions = [param.position for param in self.params]
+        return self._counter.list_replies(reply, present, positions)

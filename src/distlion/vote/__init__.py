@@ -1,7 +1,16 @@
 """The vote on one bucket without a network: votes to bytes, bytes of votes to bytes of a reply."""
 
 from distlion.vote.bucket_vote import BucketCount, BucketVote, WorkerState, make_worker_state
+from distlion.vote.reply import ParameterReply
 from distlion.vote.roster import Roster
 from distlion.vote.tally import RuleTally
 
-__all__ = ["BucketCount", "BucketVote", "Roster", "RuleTally", "WorkerState", "make_worker_state"]
+__all__ = [
+    "BucketCount",
+    "BucketVote",
+    "ParameterReply",
+    "Roster",
+    "RuleTally",
+    "WorkerState",
+    "make_worker_state",
+]

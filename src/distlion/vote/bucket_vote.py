@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distlion.kernels import FLOAT_PLANES, Coin, Coins, Kernels, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
+from distlion.vote.reply import ParameterReply
 from distlion.vote.roster import Roster
 from distlion.vote.rule import Rule
 from distlion.vote.tally import RuleTally
@@ -106,6 +107,22 @@ class BucketVote:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
         row = payload.reshape(-1)[: self.shape.n_shards * self.shape.reply_bytes]
         return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
+
+    def list_replies(
+        self, payload: Tensor, present: Sequence[int], positions: Sequence[int]
+    ) -> list[ParameterReply]:
+        """List the replies on the bucket's parameters.
+
+        Args:
+            payload: As for ``read_reply``.
+            present: How many voted for each parameter.
+            positions: The number of each parameter among the trainable ones.
+        """
+        packed = self.read_reply(payload)
+        return [
+            ParameterReply(positions[index], slot, packed, self.reply_format, present[index])
+            for index, slot in enumerate(self.bucket.slots)
+        ]
 
     def commit(
         self,

@@ -1,0 +1,179 @@
+"""Failures of a step: from what a rank saw to the error class and its words, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+from distlion.errors import (
+    ConfigMismatchError,
+    CorruptFrameError,
+    GradientChangedError,
+    NonFiniteError,
+    PeerLostError,
+    SparseGradientError,
+    StepError,
+    StepInputError,
+    StepMismatchError,
+    StepTimeoutError,
+)
+
+
+class Status(IntEnum):
+    """The state of a step that a header reports; of several, the highest stands."""
+
+    OK = 0
+    NON_FINITE = 1
+    SPARSE_GRADIENT = 2
+    GRADIENT_CHANGED = 3
+    INPUT = 4
+    SETTINGS_CHANGED = 5
+    CANCELLED = 6
+    CONFIG = 7
+    STEP = 8
+    CORRUPT = 9
+
+
+FailureKind = Literal["lost", "silent", "order", "left"]
+"""The failure of a transfer: a connection closed, a deadline passed, workers are at calls of
+different optimizers, or a worker said that it leaves."""
+
+
+SPARSE = (
+    "{name} has a sparse gradient; every element is voted on, so build the embedding with "
+    "sparse=False"
+)
+
+
+class Failure(NamedTuple):
+    """The error that a failure becomes.
+
+    Attributes:
+        error: Its class.
+        words: Its message, with names of details in braces.
+        is_recoverable: Whether all workers know that nothing was committed anywhere, so that the
+            optimizer may go on: true of all that concerns inputs of one step only.
+    """
+
+    error: type[StepError]
+    words: str
+    is_recoverable: bool = False
+
+
+# A call of step() that one rank left out shows in none of them: numbers count committed steps, so
+# that it takes part one batch later, and is missed at the end, by a timeout.
+FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
+    Status.NON_FINITE: Failure(
+        NonFiniteError,
+        "gradient, direction or new momentum of {name} is not finite on {who}; nothing was "
+        "committed. nonfinite='skip' drops such a step on all workers (what a GradScaler needs), "
+        "'abstain' only that worker's votes",
+        is_recoverable=True,
+    ),
+    Status.SPARSE_GRADIENT: Failure(
+        SparseGradientError,
+        f"on {{who}}: {SPARSE}; nothing was committed",
+        is_recoverable=True,
+    ),
+    Status.GRADIENT_CHANGED: Failure(
+        GradientChangedError,
+        "the gradient of {name} changed on {who} after it was encoded; nothing was committed. "
+        "Change gradients (clip, unscale) before step(), and with overlap not at all. With overlap "
+        "put all backward passes but the last one inside no_sync(), and checkpoint layers that "
+        "share parameters with use_reentrant=False",
+        is_recoverable=True,
+    ),
+    Status.INPUT: Failure(
+        StepInputError,
+        "nothing was committed, because {who} cannot vote: {problem}",
+        is_recoverable=True,
+    ),
+    Status.SETTINGS_CHANGED: Failure(
+        GradientChangedError,
+        "lr, betas, weight_decay, cautious or aggregation changed on {who} between the first "
+        "vote, which left during backward, and step(); nothing was committed. With overlap call "
+        "schedulers after step()",
+        is_recoverable=True,
+    ),
+    Status.CANCELLED: Failure(
+        StepMismatchError,
+        "{who} gave this step up, by zero_grad() between backward and step(), and other workers "
+        "did not; nothing was committed. Skip a step on all workers, or use nonfinite='skip'",
+        is_recoverable=True,
+    ),
+    Status.CONFIG: Failure(ConfigMismatchError, "settings differ on {who}; nothing was committed"),
+    Status.STEP: Failure(
+        StepMismatchError,
+        "workers are at different steps ({steps}); nothing was committed. Did a worker load "
+        "another checkpoint, or leave out a step that the others committed?",
+    ),
+    Status.CORRUPT: Failure(
+        CorruptFrameError, "bytes from {who} were damaged on the way; nothing was committed"
+    ),
+    "lost": Failure(
+        PeerLostError, "{what}: {who} is gone; look at its log{note}; nothing was committed here"
+    ),
+    "left": Failure(
+        PeerLostError,
+        "{what}: {who} left, and is waited for no more; look at its log{note}; nothing was "
+        "committed here",
+    ),
+    "silent": Failure(
+        StepTimeoutError,
+        "{what}: {who} does not answer; is the process stopped, its machine or network down, or "
+        "did it not make this call? {limits}{note}; nothing was committed here",
+    ),
+    "busy": Failure(
+        StepTimeoutError,
+        "{what}: {who} runs, but did not come to the exchange; is it slower than the limit, or "
+        "has it left the training loop? {limits}{note}; nothing was committed here",
+    ),
+    "order": Failure(
+        StepMismatchError,
+        "workers called their optimizers in different orders: {calls}; every worker must make the "
+        "same calls of all its optimizers, in the same order; nothing was committed here",
+    ),
+}
+"""What was seen, in a header or in a transfer, and the error that it becomes."""
+
+GIVEN_UP = (
+    "{what}: the other workers heard nothing of this one for too long, and gave it up; nothing was "
+    "committed here"
+)
+"""In place of the words of a failed transfer, on the rank that the others blame for it."""
+
+
+def make_error(
+    seen: Status | FailureKind | Literal["busy"],
+    *,
+    rank: int = 0,
+    step: int | None = None,
+    culprits: Sequence[int] = (),
+    words: str | None = None,
+    **details: Any,
+) -> StepError:
+    """Make the error that a failure becomes.
+
+    Args:
+        seen: The failure.
+        rank: This rank.
+        step: The step that was abandoned; None for an optimizer that does not count.
+        culprits: Ranks that caused it.
+        words: In place of those of the table.
+        **details: For the words; ``who`` stands for ``culprits`` unless it is given.
+    """
+    failure = FAILURES[seen]
+    details.setdefault("who", name_ranks(culprits) if culprits else "a worker")
+    return failure.error(
+        (words or failure.words).format(**details),
+        rank=rank,
+        step=step,
+        culprits=tuple(culprits),
+        is_recoverable=failure.is_recoverable,
+    )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks in a message: "rank 1", "ranks 1, 2"."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,56 @@
+"""What an optimizer does only if it is asked to: nodes, shards, overlap, clipping, averages."""
+
+from distlion.options.buffers import average_buffers
+from distlion.options.clipping import (
+    ClipNorm,
+    NormClipper,
+    clip_alone,
+    clip_together,
+    make_clip_alone,
+    plan_norms,
+)
+from distlion.options.diagnostics import Diagnosis, Examiner
+from distlion.options.follow_up import FollowUp
+from distlion.options.momentum_stage import (
+    SELECTED_KEY,
+    MomentumStage,
+    describe_selection,
+    fill_selection,
+)
+from distlion.options.momentum_sync import MomentumSync
+from distlion.options.node_route import NodeRoute
+from distlion.options.nodes import PIECE_UNIT_ELEMENTS, Cutter, NodePieces, Nodes
+from distlion.options.overlap import Overlap
+from distlion.options.overlap_trial import OverlapTrial
+from distlion.options.settings import Settings
+from distlion.options.shard_pieces import ShardPieces
+from distlion.options.sharding import Sharding, find_sharding
+
+__all__ = [
+    "PIECE_UNIT_ELEMENTS",
+    "SELECTED_KEY",
+    "ClipNorm",
+    "Cutter",
+    "Diagnosis",
+    "Examiner",
+    "FollowUp",
+    "MomentumStage",
+    "MomentumSync",
+    "NodePieces",
+    "NodeRoute",
+    "Nodes",
+    "NormClipper",
+    "Overlap",
+    "OverlapTrial",
+    "Settings",
+    "ShardPieces",
+    "Sharding",
+    "average_buffers",
+    "clip_alone",
+    "clip_together",
+    "describe_selection",
+    "fill_selection",
+    "find_sharding",
+    "make_clip_alone",
+    "plan_norms",
+]

@@ -1,0 +1,188 @@
+"""Buffers such as BatchNorm's statistics, made equal on all workers before somebody reads them."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlion.errors import (
+    ConfigMismatchError,
+    PeerLostError,
+    ProcessGroupError,
+    StepTimeoutError,
+    UnsupportedTypeError,
+)
+from distlion.signals import deferred_signals
+from distlion.step import Ranks, check_positive, is_dtensor
+from distlion.transport import (
+    NO_OPTIMIZER,
+    Gloo,
+    Transport,
+    Turn,
+    carries_host_memory,
+    gather_bytes,
+    own_group,
+)
+
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+_CALL = "average_buffers()"
+_BYTES_AT_ONCE = 16 << 20
+"""Buffers travel together up to here, so that a gather needs little memory among many workers."""
+# Of calls on a group: on others a process may have made more of them than its peers.
+_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+
+
+@torch.no_grad()
+def average_buffers(
+    model: nn.Module, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 60
+) -> None:
+    """Give every worker the mean of all workers' buffers; every worker must call it.
+
+    Workers that vote keep buffers of their own, such as BatchNorm's statistics of their own
+    batches. Call this before evaluation, and before ``save_checkpoint``.
+
+    Args:
+        model: Its buffers are overwritten, those that no state dict holds included. Floating and
+            complex ones become the mean, computed in double and rounded once; integers and
+            booleans, such as ``num_batches_tracked``, become those of the group's first rank.
+        process_group: The workers; None for the default group. Without a group nothing changes.
+        timeout_s: Seconds for each exchange.
+
+    Raises:
+        ConfigMismatchError: Workers have other buffers; on every rank, and nothing has changed.
+        UnsupportedTypeError: A buffer is sparse, a DTensor or without storage; on every rank that
+            has one, and ConfigMismatchError on the others. Nothing has changed.
+        ProcessGroupError: There is no group although WORLD_SIZE promises one.
+        PeerLostError, StepTimeoutError: A worker did not take part; nothing has changed.
+        StepMismatchError: A worker is at a call of an optimizer; nothing has changed.
+
+    Notes:
+        Bitwise identical on all workers afterwards: all add the same numbers in rank order. A
+        buffer that was already equal keeps its bits. The mean of variances leaves out how far the
+        workers' means lie apart, which is small where they draw from the same data.
+
+    Example:
+        >>> distlion.average_buffers(model)
+        >>> distlion.save_checkpoint("runs/first", model, optimizer)
+    """
+    check_positive("timeout_s", timeout_s)
+    ranks = Ranks.of(process_group)
+    if ranks.process_group is None or ranks.is_alone:
+        return
+    with deferred_signals(_CALL):
+        named = dict(model.named_buffers())
+        with _turn(ranks, timeout_s=timeout_s):
+            link = _connect(ranks.process_group, ranks, timeout_s=timeout_s)
+            _agree(link, named)
+            averaged = _average(link, list(named.values()))
+        for buffer, values in zip(named.values(), averaged, strict=True):
+            buffer.copy_(values)
+
+
+@contextmanager
+def _turn(ranks: Ranks, *, timeout_s: float) -> Iterator[None]:
+    """Let others see at which call this worker is, and errors say what every rank must call."""
+    assert ranks.watch is not None  # there is a group
+    turns = ranks.watch.turns
+    turns.now = Turn(turns.now.number + 1, NO_OPTIMIZER, _CALL)
+    try:
+        yield
+    except (PeerLostError, StepTimeoutError, ProcessGroupError) as error:
+        call = f"{_CALL}, which every rank must call within timeout_s={timeout_s:g}"
+        error.args = (f"[rank {ranks.rank}] {call}: {error}",)
+        raise
+
+
+def _connect(members: dist.ProcessGroup, ranks: Ranks, *, timeout_s: float) -> Transport:
+    number = _calls[members] = _calls.get(members, 0) + 1
+    if not carries_host_memory(members):
+        members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
+    limits = "timeout_s= sets the limit"
+    return Gloo(members, timeout_s=timeout_s, watch=ranks.watch, limits=limits)
+
+
+def _agree(link: Transport, named: dict[str, Tensor]) -> None:
+    """Compare names, shapes and dtypes over all workers, before any value is sent."""
+    problem = next((f"{name} {each.layout}" for name, each in named.items() if _is_odd(each)), "")
+    lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in named.items()]
+    text = "\n".join([f"cannot be averaged: {problem}"] if problem else lines).encode()
+    record = sha256(text).digest() + len(text).to_bytes(_LENGTH_BYTES, "little")
+    records = gather_bytes(link, record, step=None)
+    if len(set(records)) == 1 and not problem:
+        return
+    longest = max(int.from_bytes(each[_DIGEST_BYTES:], "little") for each in records)
+    texts = gather_bytes(link, text.ljust(longest, b"\0"), step=None)
+    if problem:
+        raise UnsupportedTypeError(
+            f"[rank {link.rank}] {_CALL}: the buffer {problem} cannot be averaged; expected dense "
+            "tensors with storage. Register it in another way, or leave it out of the model"
+        )
+    rows = [each.rstrip(b"\0").decode().split("\n") for each in texts]
+    culprits = [rank for rank, row in enumerate(rows) if row != rows[0]]
+    theirs = rows[culprits[0]]
+    pairs = itertools.zip_longest(rows[0], theirs, fillvalue="no more buffers")
+    first, other = next((mine, theirs) for mine, theirs in pairs if mine != theirs)
+    raise ConfigMismatchError(
+        f"{_CALL}: rank {culprits[0]} has {other or 'no buffers'}, and rank 0 has "
+        f"{first or 'no buffers'}; expected the same buffers on all workers. Build the same model "
+        "on each; nothing was changed",
+        rank=link.rank,
+        culprits=tuple(culprits),
+        is_recoverable=True,
+    )
+
+
+def _is_odd(buffer: Tensor) -> bool:
+    return is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta
+
+
+def _average(link: Transport, buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean of each buffer over all workers, in its dtype and in host memory."""
+    averaged: list[Tensor] = []
+    for bucket in _pack(buffers):
+        raw = [own.reshape(-1).view(torch.uint8) for own in bucket]
+        sizes = [each.numel() for each in raw]
+        everybody = link.empty(link.n_members, sum(sizes))
+        if sum(sizes):
+            link.all_gather(everybody, torch.cat(raw), step=None).wait()
+        rows = torch.split(everybody, sizes, dim=1)
+        averaged += [_mean(of_one, own) for of_one, own in zip(rows, bucket, strict=True)]
+    return averaged
+
+
+def _pack(buffers: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield buffers in order and in host memory, as many at a time as travel together."""
+    bucket: list[Tensor] = []
+    n_bytes = 0
+    for buffer in buffers:
+        if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:
+            yield bucket
+            bucket, n_bytes = [], 0
+        bucket.append(buffer.detach().cpu().contiguous())
+        n_bytes += buffer.nbytes
+    if bucket:
+        yield bucket
+
+
+def _mean(raw: Tensor, own: Tensor) -> Tensor:
+    """Return the mean of a buffer, from the bytes that each worker has of it, in rank order."""
+    if not own.numel():
+        return own
+    # Contiguous: among the bytes of others it may begin where its dtype cannot.
+    rows = raw.contiguous().view(own.dtype).view(len(raw), *own.shape)
+    is_number = own.dtype.is_floating_point or own.dtype.is_complex
+    if not is_number or torch.equal(raw, raw[:1].expand_as(raw)):
+        return rows[0]
+    wide = torch.complex128 if own.dtype.is_complex else torch.float64
+    total = torch.zeros(own.shape, dtype=wide)
+    for row in rows:
+        total += row.to(wide)
+    return (total / len(rows)).to(own.dtype)

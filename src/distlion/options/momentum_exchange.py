@@ -1,0 +1,190 @@
+"""Momenta on the wire: their rows, their mean at the owner, and what comes back to each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlion.exchange import Ballot, Exchange, Exchanging, Header, Reply
+from distlion.kernels import Kernels, Segment
+from distlion.layout import FLOAT_BYTES, SCALE_ELEMENTS, BucketShape, shape_momenta
+from distlion.options.momentum_sync import MomentumSync
+from distlion.step import VotingParam
+from distlion.transport import Transport
+
+_LARGEST = 127.0
+
+
+class MomentumSlice(NamedTuple):
+    """Some elements of one parameter's momentum: which parameter, and from where to where."""
+
+    position: int
+    start: int
+    stop: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return these elements of a parameter, or of anything of its shape: a flat view."""
+        return tensor.view(-1)[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class MomentumRows:
+    """What one exchange moves, and in what format: every worker sends one row.
+
+    Attributes:
+        slices: What the row is made of, in order.
+        dtype: What is sent: float32, bfloat16 or int8.
+        n_workers: Workers, each the owner of a shard of the row.
+    """
+
+    slices: tuple[MomentumSlice, ...]
+    dtype: torch.dtype
+    n_workers: int
+
+    @property
+    def n_elements(self) -> int:
+        """Elements that move."""
+        return sum(part.stop - part.start for part in self.slices)
+
+    @property
+    def shape(self) -> BucketShape:
+        """Sizes on the wire."""
+        return shape_momenta(self.n_elements, self.n_workers, self.dtype)
+
+    @property
+    def up_bits(self) -> float:
+        """Bits that each worker sends for its elements, scales included."""
+        scale_bytes = FLOAT_BYTES / SCALE_ELEMENTS if self.dtype is torch.int8 else 0
+        return self.n_elements * 8 * (self.dtype.itemsize + scale_bytes)
+
+    @property
+    def down_bits(self) -> int:
+        """Bits of their means, which come back to each worker."""
+        return self.n_elements * 8 * FLOAT_BYTES
+
+    @property
+    def shard_elements(self) -> int:
+        """Elements of a shard, padding included."""
+        return self.shape.reply_bytes // 4
+
+    def join(self, momenta: Sequence[Tensor]) -> Tensor:
+        """Put slices of momenta together: (n_workers, shard_elements) float32, padded with 0."""
+        row = torch.cat([momentum.view(-1).float() for momentum in momenta])
+        n_padded = self.n_workers * self.shard_elements
+        padded = torch.nn.functional.pad(row, (0, n_padded - row.numel()))
+        return padded.view(self.n_workers, -1)
+
+    def encode(self, row: Tensor) -> Tensor:
+        """Encode a row: (n_workers, shard_elements) float32 to (n_workers, vote_bytes) uint8.
+
+        Equation:
+            int8: q = round(m / s), s = max |m| / 127 over 256 elements in float32; s = 0 sends 0
+        """
+        if self.dtype is not torch.int8:
+            return row.to(self.dtype).view(torch.uint8)
+        blocks = row.view(self.n_workers, -1, SCALE_ELEMENTS)
+        scales = blocks.abs().amax(-1, keepdim=True) / row.new_tensor(_LARGEST)
+        levels = torch.where(scales > 0, blocks / scales, 0.0).round().clamp(-_LARGEST, _LARGEST)
+        encoded = torch.cat(
+            [
+                levels.to(torch.int8).view(self.n_workers, -1).view(torch.uint8),
+                scales.view(self.n_workers, -1).view(torch.uint8),
+            ],
+            dim=1,
+        )
+        padding = self.shape.vote_bytes - encoded.shape[1]
+        return torch.nn.functional.pad(encoded, (0, padding))
+
+    def decode(self, encoded: Tensor) -> Tensor:
+        """Read what ``encode`` wrote: (..., vote_bytes) uint8 to (..., shard_elements) float32."""
+        if self.dtype is not torch.int8:
+            return encoded.view(self.dtype).float()
+        n = self.shard_elements
+        levels = encoded[..., :n].contiguous().view(torch.int8).float()
+        scale_bytes = 4 * n // SCALE_ELEMENTS
+        scales = encoded[..., n : n + scale_bytes].contiguous().view(torch.float32)
+        blocks = levels.view(*levels.shape[:-1], -1, SCALE_ELEMENTS) * scales[..., None]
+        return blocks.view(levels.shape)
+
+    @property
+    def parts(self) -> None:
+        """Momenta are floats, which are added in rank order and not in parts."""
+        return None
+
+    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        """Average what workers sent, added in float32 in rank order; the pattern's reducer.
+
+        The mean goes back in float32 whatever came: rounded more coarsely, it would be another
+        mean, and with it another direction of global Lion.
+        """
+        rows = self.decode(votes.contiguous().view(len(votes), -1, self.shape.vote_bytes))
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total += row
+        # By a tensor: of a number, some backends take the reciprocal.
+        return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
+
+    def settle(self, row: Tensor, reply: Tensor) -> list[tuple[MomentumSlice, Tensor]]:
+        """Return each slice with a worker's averaged momentum, flat float32.
+
+        Args:
+            row: What ``join`` gave it.
+            reply: (n_workers, reply_bytes) uint8.
+        """
+        mean = reply.reshape(-1).view(torch.float32).view_as(row)
+        if self.dtype is not torch.float32:
+            mean = row + (mean - self.decode(self.encode(row)))
+        sizes = [part.stop - part.start for part in self.slices]
+        parts = torch.split(mean.view(-1)[: self.n_elements], sizes)
+        return [(part, parts[index]) for index, part in enumerate(self.slices)]
+
+    def exchange(
+        self, link: Transport, pattern: Exchange, header: Header, row: Tensor
+    ) -> Exchanging[Reply]:
+        """Send this worker's row and bring back the mean."""
+        ballot = Ballot(
+            replace(header, sender=link.rank), self.encode(row), torch.ones(1, dtype=torch.bool)
+        )
+        return pattern.exchange(link, self.shape, ballot, self)
+
+
+def cut_slices(
+    sync: MomentumSync, step: int, selected: Sequence[VotingParam]
+) -> tuple[MomentumSlice, ...]:
+    """Cut what a step moves out of the selected parameters.
+
+    Args:
+        sync: When and where.
+        step: Counted from 0.
+        selected: The parameters that are averaged.
+    """
+    first, last = sync.part(step, sum(param.n_kept for param in selected))
+    slices = []
+    start = 0
+    for param in selected:
+        stop = start + param.n_kept
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            slices.append(MomentumSlice(param.position, low - start, high - start))
+        start = stop
+    return tuple(slices)
+
+
+def new_momentum(segment: Segment, index: slice | Tensor, kernels: Kernels) -> Tensor:
+    """Compute what a commit will make of some elements of a momentum, and change nothing.
+
+    Args:
+        segment: The parameter, whose momentum stays where it has no gradient.
+        index: Of the flat parameter.
+        kernels: The arithmetic.
+    """
+    moved = segment.exp_avg.view(-1)[index].clone()
+    if segment.grad is not None:
+        slot = segment.slot._replace(n_elements=moved.numel())
+        param, grad = segment.param.view(-1)[index], segment.grad.view(-1)[index]
+        kernels.update_momentum([Segment(slot, param, grad, moved, segment.coefficients)], [1])
+    return moved

@@ -1,0 +1,116 @@
+"""The settings of ``DistributedLion`` that do not change from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import Exchange, list_patterns
+from distlion.options.clipping import ClipNorm
+from distlion.options.momentum_sync import MomentumSync
+from distlion.options.nodes import Nodes
+from distlion.step import check_positive
+
+DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of ``DistributedLion``, which documents them; validated when made."""
+
+    exchange: Exchange | Literal["auto"]
+    nodes: Nodes | None
+    momentum_sync: MomentumSync | None
+    overlap: bool | Literal["auto"]
+    nonfinite: Literal["raise", "skip", "abstain"]
+    on_divergence: Literal["raise", "repair"]
+    clip_norm: ClipNorm | None
+    rounding: Literal["nearest", "stochastic"]
+    bucket_elements: int | None
+    check_every: int | None
+    diagnose_every: int | None
+    init_timeout_s: float
+    step_timeout_s: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
+            raise UnsupportedTypeError(
+                f"exchange={self.exchange!r}: expected 'auto', or one of {list_patterns()}"
+            )
+        if self.nodes is not None and not isinstance(self.nodes, Nodes):
+            raise UnsupportedTypeError(f"nodes={self.nodes!r}: expected Nodes(size=...) or None")
+        if self.momentum_sync is not None and not isinstance(self.momentum_sync, MomentumSync):
+            raise UnsupportedTypeError(
+                f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
+            )
+        if self.overlap != "auto" and not isinstance(self.overlap, bool):
+            raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True, False or 'auto'")
+        if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
+            raise UnsupportedTypeError(f"clip_norm={self.clip_norm!r}: expected ClipNorm(...)")
+        if self.overlap and self.clip_norm is not None:
+            raise InvalidArgumentError(
+                "clip_norm= needs all gradients before the first vote, and "
+                f"overlap={self.overlap!r} sends votes while gradients still arrive; choose one"
+            )
+        check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
+        check_choice("on_divergence", self.on_divergence, ("raise", "repair"))
+        check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+        for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
+            value = getattr(self, name)
+            optional = name != "seed" and value is None
+            if not optional and (not isinstance(value, int) or isinstance(value, bool)):
+                raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
+        for name in ("bucket_elements", "check_every", "diagnose_every"):
+            check_positive(name, getattr(self, name))
+        for name in ("init_timeout_s", "step_timeout_s"):
+            check_positive(name, getattr(self, name))
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")
+
+    @property
+    def bucket_limit(self) -> int:
+        """Elements up to which a bucket takes further parameters.
+
+        None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
+        nothing; with overlap, less may be chosen.
+        """
+        return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
+
+    def node_size(self, world_size: int) -> int:
+        """Return the ranks of a node; 1 without nodes.
+
+        Raises:
+            InvalidArgumentError: The workers are no multiple of it.
+        """
+        if self.nodes is None or world_size == 1:
+            return 1
+        return self.nodes.resolve(world_size)
+
+    @property
+    def group_timeout_s(self) -> float:
+        """Seconds for process groups of our own, and at least those of a step on them."""
+        return max(self.init_timeout_s, self.step_timeout_s)
+
+    def describe(self) -> list[str]:
+        """One line for each setting that must be equal on all workers."""
+        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync")
+        sync = self.momentum_sync
+        return [
+            f"momentum_sync: {None if sync is None else sync.describe()}",
+            *(
+                f"{field.name}: {getattr(self, field.name)!r}"
+                for field in fields(self)
+                if field.name not in apart
+            ),
+        ]
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
+        )

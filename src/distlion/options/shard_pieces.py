@@ -1,0 +1,183 @@
+"""What a rank keeps of the momenta of sharded parameters, and how states hold those of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distlion.layout import WORD_ELEMENTS, Slot
+from distlion.options.sharding import Sharding
+from distlion.step import Copies, is_dtensor, local_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class ShardPieces:
+    """What this process keeps of each parameter's momentum: that of its local shard.
+
+    Args:
+        sharding: How parameters are cut.
+    """
+
+    part = 0
+
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
+
+    def cut(self, param: Tensor) -> None:
+        """Do nothing: who made the DTensor has cut it."""
+
+    def forget(self, params: Iterable[Tensor]) -> None:
+        """Do nothing, as ``cut`` did."""
+
+    def of(self, param: Tensor) -> tuple[tuple[int, int], ...]:
+        """Return (start, stop) of what is kept, of the flat local shard."""
+        return ((0, local_tensor(param).numel()),)
+
+    def place(self, slot: Slot, param: Tensor) -> Slot:
+        """Return the place of the local shard, of a parameter's.
+
+        Where a shard is a range of the flat parameter, as along dim 0, its coins are those of the
+        elements' numbers there, so that bits do not depend on the number of shards. Any other shard
+        has the coins of the first so many elements.
+        """
+        shape, offset = _find_offset(param)
+        start = 0
+        if param.ndim and tuple(shape[1:]) == tuple(param.shape[1:]):
+            start = min(offset[0] * math.prod(param.shape[1:]), param.numel())
+        word, bit = divmod(start, WORD_ELEMENTS)
+        n_elements = local_tensor(param).numel()
+        return slot._replace(
+            n_elements=n_elements, first_word=slot.first_word + word, first_bit=bit
+        )
+
+    def find_copies(self, param: Tensor) -> Copies:
+        """Find who else in this worker holds the same shard.
+
+        A dim that is replicated and does not vote has a copy on each of its ranks; so has a mesh
+        of some ranks of the worker on each further part of these.
+        """
+        mesh, voter_dims = param.device_mesh, self._sharding.voter_dims  # type: ignore[attr-defined]
+        inside, coordinate = self._sharding.worker, mesh.get_coordinate()
+        n_shards, is_first = 1, inside[0] in mesh.mesh.flatten().tolist()
+        for dim, placement in enumerate(param.placements):  # type: ignore[attr-defined]
+            if dim == voter_dims[mesh]:
+                continue
+            if placement.is_replicate():
+                is_first = is_first and coordinate[dim] == 0
+            else:
+                n_shards *= mesh.size(dim)
+        return Copies(len(inside) // n_shards, is_first)
+
+    def momentum_shape(self, param: Tensor) -> torch.Size:
+        """Return the shape of the local shard."""
+        return local_tensor(param).shape
+
+    def take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return what is kept here of a saved momentum: all, once ``localize`` has cut it."""
+        return exp_avg
+
+    def localize(self, param: Tensor, exp_avg: Any) -> Any:
+        """Cut a saved momentum down to this worker's row and this rank's shard.
+
+        Where ``describe_cut`` says something, all ranks of its mesh must call it.
+
+        Args:
+            param: Whose.
+            exp_avg: A DTensor or plain tensor of the shape of the parameter, or of that with the
+                voters before it. Anything else is returned as it is.
+        """
+        if not isinstance(exp_avg, Tensor):
+            return exp_avg
+        local_shape, stacked = self.momentum_shape(param), self._stacked_shape(param)
+        if is_dtensor(exp_avg):
+            mesh, placements = self._state_place(param)
+            if exp_avg.shape == stacked and exp_avg.device_mesh == mesh:  # type: ignore[attr-defined]
+                return local_tensor(exp_avg.redistribute(mesh, placements))[0]  # type: ignore[attr-defined]
+            exp_avg = exp_avg.full_tensor()  # type: ignore[attr-defined]
+        if exp_avg.shape == stacked:
+            exp_avg = exp_avg[self._sharding.ranks.voter]
+        elif exp_avg.shape != param.shape:
+            return exp_avg
+        _, offset = _find_offset(param)
+        for dim, size in enumerate(local_shape):
+            exp_avg = exp_avg.narrow(dim, min(offset[dim], exp_avg.shape[dim] - size), size)
+        return exp_avg
+
+    def sketch(self, param: Tensor, exp_avg: Any) -> Any:
+        """Return something of the shape, dtype and device that ``localize`` returns.
+
+        It asks no other rank, so that a momentum is checked before any of them waits.
+        """
+        if not is_dtensor(exp_avg):
+            return self.localize(param, exp_avg)
+        fits = exp_avg.shape in (param.shape, self._stacked_shape(param))
+        shape = self.momentum_shape(param) if fits else exp_avg.shape
+        return local_tensor(exp_avg).new_zeros(()).expand(shape)
+
+    def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
+        """Say how a saved momentum is cut that ``localize`` asks other ranks for; "" for others."""
+        if not is_dtensor(exp_avg):
+            return ""
+        mesh, placements = self._state_place(param)
+        cut = exp_avg.device_mesh, tuple(exp_avg.placements)
+        if exp_avg.shape == self._stacked_shape(param) and cut == (mesh, tuple(placements)):
+            return ""
+        shape, sizes = tuple(exp_avg.shape), tuple(exp_avg.device_mesh.shape)
+        return f"{shape} on a mesh of {sizes}, placements {exp_avg.placements}"
+
+    def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return a momentum as formats that know DTensors save it: (voters, *shape)."""
+        from torch.distributed.tensor import DTensor
+
+        mesh, placements = self._state_place(param)
+        whole: Tensor = DTensor.from_local(
+            exp_avg.unsqueeze(0),
+            mesh,
+            placements,
+            run_check=False,
+            shape=self._stacked_shape(param),
+            stride=(param.numel(), *torch.empty(param.shape, device="meta").stride()),
+        )
+        return whole
+
+    def _stacked_shape(self, param: Tensor) -> torch.Size:
+        return torch.Size([len(self._sharding.ranks.between), *param.shape])
+
+    def _state_place(self, param: Tensor) -> tuple[DeviceMesh, list[Any]]:
+        """Return the mesh of a momentum in the form (voters, *shape), and its placements there."""
+        from torch.distributed.tensor import Shard
+
+        mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+        dim = self._sharding.voter_dims[mesh]
+        moved = [_move_dim(placement) for placement in placements]
+        if dim is None:
+            return self._sharding.state_meshes[mesh], [Shard(0), *moved]
+        moved[dim] = Shard(0)
+        return mesh, moved
+
+
+def _move_dim(placement: Any) -> Any:
+    """Return a placement for a tensor that has one more dim in front."""
+    if not hasattr(placement, "dim"):
+        return placement
+    # Tensor parallelism below FSDP has a kind of Shard of its own.
+    more = {"split_factor": placement.split_factor} if hasattr(placement, "split_factor") else {}
+    return type(placement)(placement.dim + 1, **more)
+
+
+def _find_offset(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the local shard, and where it begins in the parameter."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        param.shape,
+        param.device_mesh,  # type: ignore[attr-defined]
+        param.placements,  # type: ignore[attr-defined]
+    )
+    return tuple(shape), tuple(offset)

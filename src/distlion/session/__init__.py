@@ -1,0 +1,21 @@
+"""Everything that happens between steps: joining, agreeing on a call, comparing replicas."""
+
+from distlion.session.fingerprint import (
+    Fingerprint,
+    FixedGroups,
+    check_frozen,
+)
+from distlion.session.ownership import Gather, MomentumOwnership, find_ownership, name_worker
+from distlion.session.session import Session, find_ranks
+
+__all__ = [
+    "Fingerprint",
+    "FixedGroups",
+    "Gather",
+    "MomentumOwnership",
+    "Session",
+    "check_frozen",
+    "find_ownership",
+    "find_ranks",
+    "name_worker",
+]

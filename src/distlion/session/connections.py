@@ -1,0 +1,89 @@
+"""Process groups of an optimizer's own: nothing but its own bytes crosses them."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from distlion.options import Settings
+from distlion.step import Ranks
+from distlion.transport import Gloo, Transport, carries_host_memory, own_group
+
+
+class Connections:
+    """The process groups of an optimizer, and links over them.
+
+    What others send, other optimizers and the caller, could meet its bytes on shared groups, and
+    sizes that differ can abort a process inside Gloo.
+
+    Args:
+        ranks: All ranks of the optimizer, two or more.
+        settings: The optimizer's.
+        name: Of the optimizer, unlike that of any other on the process group.
+        is_sharded: Whether the ranks of a worker hold shards of the parameters.
+    """
+
+    def __init__(self, ranks: Ranks, settings: Settings, *, name: str, is_sharded: bool) -> None:
+        self._ranks, self._settings = ranks, settings
+        self._name, self._is_sharded = name, is_sharded
+        self._everybody = ranks.process_group
+        self._inside: dist.ProcessGroup | None = None
+        self._between: dist.ProcessGroup | None = None
+        self._for_checkpoints: dist.ProcessGroup | None = None
+
+    def approach(self) -> None:
+        """Make a group for the first words, where the workers' own cannot carry host memory."""
+        workers = self._ranks.process_group
+        if workers is not None and not carries_host_memory(workers):
+            self._everybody = self._make("handshake")
+
+    def connect(self) -> None:
+        """Make groups for this optimizer alone; every rank must call it.
+
+        Raises:
+            ProcessGroupError: Some rank did not come to make them.
+        """
+        ranks = self._ranks
+        self._everybody = self._make("")
+        if len(ranks.inside) > 1 or self._is_sharded:
+            self._inside = self._make(f"inside {ranks.inside[0]}", ranks.inside)
+            self._between = self._make(f"between {ranks.between[0]}", ranks.between)
+
+    def link(self, timeout_s: float) -> Transport:
+        """Return a link between all ranks: on their own group, once they are connected."""
+        assert self._everybody is not None  # there are two ranks or more
+        return Gloo(self._everybody, timeout_s=timeout_s, watch=self._ranks.watch)
+
+    def between(self, timeout_s: float) -> Transport:
+        """Return a link between the ranks that vote with each other, one of each worker."""
+        if self._between is None:
+            return self.link(timeout_s)
+        ranks = self._ranks
+        return Gloo(self._between, timeout_s=timeout_s, ranks=ranks.between, watch=ranks.watch)
+
+    def inside(self, timeout_s: float) -> Transport | None:
+        """Return a link between the ranks of this worker; None where nothing is cut over them."""
+        if self._inside is None:
+            return None
+        ranks = self._ranks
+        return Gloo(self._inside, timeout_s=timeout_s, ranks=ranks.inside, watch=ranks.watch)
+
+    def replicas(self, timeout_s: float) -> Transport:
+        """Return a link between the ranks that hold the same parameters, or the same shards."""
+        return self.between(timeout_s) if self._is_sharded else self.link(timeout_s)
+
+    def checkpoints(self, *, in_background: bool) -> Transport:
+        """Return a link between all ranks on a group of its own, which waits for slow disks.
+
+        In the background it is without the watch, which speaks for the thread of the steps.
+        """
+        if self._for_checkpoints is None:
+            self._for_checkpoints = self._make("checkpoints")
+        watch = None if in_background else self._ranks.watch
+        timeout_s = self._settings.group_timeout_s
+        return Gloo(self._for_checkpoints, timeout_s=timeout_s, watch=watch)
+
+    def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
+        workers, timeout_s = self._ranks.process_group, self._settings.group_timeout_s
+        assert workers is not None  # there are two ranks or more
+        name = f"{self._name}/{what}" if what else self._name
+        return own_group(workers, name=name, timeout_s=timeout_s, ranks=ranks)

@@ -1,0 +1,176 @@
+"""What workers compare before they trust each other: settings, layout and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlion.errors import CheckpointError, ConfigMismatchError
+from distlion.exchange import PROTOCOL_VERSION, Verdict, minority
+from distlion.failures import Status, make_error, name_ranks
+from distlion.session.fingerprint import digest_lines
+from distlion.transport import Transport, gather_bytes
+
+_CALL = "call: "
+
+PROBLEM_BYTES = 1024
+"""What travels of a message, so that records have one size."""
+
+
+def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:
+    """Compare this worker's description of parameters and settings with everybody's.
+
+    Records of a fixed size are compared first, since tensors whose sizes differ between ranks can
+    abort a process inside the network library. Only where they differ do the descriptions
+    themselves travel.
+
+    Raises:
+        ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
+        PeerLostError: A worker has left since.
+    """
+    text = "\n".join(lines).encode()
+    record = (
+        PROTOCOL_VERSION.to_bytes(8, "little")
+        + len(text).to_bytes(8, "little")
+        + digest_lines(lines)
+    )
+    records = gather_bytes(link, record, step=step)
+    if len(set(records)) > 1:
+        longest = max(int.from_bytes(other[8:16], "little") for other in records)
+        raise_difference(link, lines, longest, step=step)
+    # What is compared may have been sent by a worker that was interrupted while it waited.
+    link.check_present(step=step)
+
+
+def explain_verdict(
+    link: Transport, verdict: Verdict, lines: Sequence[str], problem: str, *, step: int
+) -> None:
+    """Raise what a header has no room for; every rank calls it, of whatever it was the end.
+
+    Args:
+        link: All ranks.
+        verdict: What all found.
+        lines: What must be equal on all of them.
+        problem: What keeps this one from voting; "" for nothing.
+        step: The step that was abandoned.
+
+    Raises:
+        StepInputError: Some rank cannot vote.
+        ConfigMismatchError: Settings differ.
+    """
+    if verdict.status is Status.INPUT:
+        culprits, said = _gather_problems(link, problem, step=step)
+        raise make_error(verdict.status, rank=link.rank, step=step, culprits=culprits, problem=said)
+    if verdict.status is Status.CONFIG:
+        if not any(line.startswith("call: ") for line in lines):
+            lines = ["call: step()", *lines]
+        explain_difference(link, lines, step=step)
+
+
+def explain_difference(link: Transport, lines: Sequence[str], *, step: int) -> None:
+    """Find out what differs after frames have shown that something does; every rank calls it.
+
+    Raises:
+        ConfigMismatchError: Always.
+    """
+    length = len("\n".join(lines).encode())
+    lengths = gather_bytes(link, length.to_bytes(8, "little"), step=step)
+    raise_difference(
+        link, lines, max(int.from_bytes(other, "little") for other in lengths), step=step
+    )
+
+
+def raise_difference(link: Transport, lines: Sequence[str], longest: int, *, step: int) -> None:
+    """Gather all descriptions, padded to ``longest`` bytes, and raise what differs first."""
+    padded = "\n".join(lines).encode().ljust(longest, b"\0")
+    texts = [other.rstrip(b"\0").decode() for other in gather_bytes(link, padded, step=step)]
+    found = find_difference([text.split("\n") for text in texts])
+    if found is not None:
+        what, culprits = found
+        raise ConfigMismatchError(
+            f"workers disagree: {what}; {_advise(what, texts)}",
+            rank=link.rank,
+            step=step,
+            culprits=culprits,
+        )
+    raise ConfigMismatchError(
+        "workers run different protocol versions; install the same distlion everywhere",
+        rank=link.rank,
+        step=step,
+    )
+
+
+def _advise(what: str, texts: Sequence[str]) -> str:
+    """Say what to do: calls that some rank left out are those that it should have made."""
+    if not what.startswith(_CALL):
+        return "give every worker the same parameters, settings, version and calls"
+    lines = dict.fromkeys(line for text in texts for line in text.split("\n"))
+    calls = [line.removeprefix(_CALL) for line in lines if line.startswith(_CALL)]
+    listed = " and ".join(call for call in calls if call != "step()")
+    return f"{listed} must be called by every rank, after the same step"
+
+
+def find_difference(descriptions: Sequence[Sequence[str]]) -> tuple[str, tuple[int, ...]] | None:
+    """Find the first thing that descriptions, one of each rank, say differently.
+
+    Args:
+        descriptions: Lines of the form "key: value". Those of one key are compared, wherever they
+            stand: workers at different calls do not describe the same things.
+
+    Returns:
+        What differs, and the ranks that leave the majority; None where nothing differs.
+    """
+    said = [_by_key(lines) for lines in descriptions]
+    for key in dict.fromkeys(key for one in said for key in one):
+        values = [one.get(key) for one in said]
+        if len(set(values)) > 1:
+            return _name_holders(values), minority(values)
+    return None
+
+
+def _by_key(lines: Sequence[str]) -> dict[str, str]:
+    """Map what stands before the colon to the line; to several with commas between."""
+    said: dict[str, str] = {}
+    for line in lines:
+        key = line.split(": ", 1)[0]
+        said[key] = f"{said[key]}, {line}" if key in said else line
+    return said
+
+
+def _name_holders(values: Sequence[str | None]) -> str:
+    """Name the ranks that hold each value: "lr: 0.1 on ranks 0, 2, but lr: 0.2 on rank 1".
+
+    Those that hold none come last: "lr: 0.1 on rank 1, but not on ranks 0, 2".
+    """
+    holders: dict[str | None, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    without = holders.pop(None, None)
+    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in holders.items()]
+    return ", but ".join(parts if without is None else [*parts, f"not on {name_ranks(without)}"])
+
+
+def share_problem(
+    link: Transport, problem: CheckpointError | None, *, call: str, step: int
+) -> None:
+    """Raise on every rank what keeps any of them from going on.
+
+    Raises:
+        CheckpointError: Some rank has a problem; the ranks and what the first of them says.
+    """
+    culprits, said = _gather_problems(link, "" if problem is None else str(problem), step=step)
+    if culprits:
+        error = CheckpointError(
+            f"[rank {link.rank}, step {step}] {call} was refused on {name_ranks(culprits)}, and "
+            f"nothing was changed anywhere: {said}"
+        )
+        error.is_recoverable = True
+        raise error from problem
+
+
+def _gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
+    """Return which ranks have a problem, and what the first of them says."""
+    own = problem.encode(errors="replace")[:PROBLEM_BYTES]
+    texts = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
+    said = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+    culprits = [rank for rank, text in enumerate(said) if text]
+    return culprits, said[culprits[0]] if culprits else ""

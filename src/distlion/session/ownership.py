@@ -1,0 +1,129 @@
+"""Whose momenta a process keeps, and how it meets those that keep the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from distlion.errors import CheckpointError, UnsupportedTypeError
+from distlion.options import Sharding
+from distlion.session.meetings import agree_alone
+from distlion.session.session import Session
+from distlion.signals import deferred_signals
+from distlion.step import Ranks
+from distlion.transport import gather_bytes
+
+Gather = Callable[[bytes], list[bytes]]
+"""Gather records of one size from all processes, in their order."""
+
+
+@dataclass(frozen=True)
+class MomentumOwnership:
+    """What a checkpoint needs to know of an optimizer among others.
+
+    Attributes:
+        workers: Those whose momenta are kept in this process.
+        n_workers: Those of all processes.
+        node_size: Workers that vote as one; 1 without nodes.
+        process: The number of this process.
+        n_processes: Of all workers.
+        is_stacked: Whether momenta have a first dim for the workers.
+        seed: Of the optimizer's coins.
+        meeting: Opens a call that all processes make, between two steps.
+        agree: Raises on all processes what keeps one of them from the call.
+        open_channel: Connects all processes apart from the votes, for this thread, or with True for
+            one in the background.
+    """
+
+    workers: Sequence[int]
+    n_workers: int
+    node_size: int
+    process: int
+    n_processes: int
+    is_stacked: bool
+    seed: int
+    meeting: Callable[[str], AbstractContextManager[object]]
+    agree: Callable[[str, CheckpointError | None], None]
+    open_channel: Callable[[bool], Gather]
+
+    @classmethod
+    def of_one_process(cls, workers: int, *, is_stacked: bool, seed: int) -> MomentumOwnership:
+        """Return that of a process which keeps the momenta of all workers."""
+        return cls(
+            workers=range(workers),
+            n_workers=workers,
+            node_size=1,
+            process=0,
+            n_processes=1,
+            is_stacked=is_stacked,
+            seed=seed,
+            meeting=deferred_signals,
+            agree=agree_alone,
+            open_channel=lambda in_background: _gather_alone,
+        )
+
+    @property
+    def n_voters(self) -> int:
+        """Workers that vote; nodes, where there are some."""
+        return self.n_workers // self.node_size
+
+
+def _gather_alone(record: bytes) -> list[bytes]:
+    return [record]
+
+
+def name_worker(ranks: Ranks, sharding: Sharding | None) -> str | None:
+    """Name the worker whose momenta a state holds; None for those of all, or of one alone."""
+    if ranks.is_alone or sharding is not None:
+        return None
+    n_inside = len(ranks.inside)
+    nodes = f", in nodes of {n_inside}" if n_inside > 1 else ""
+    return f"{ranks.rank} of {ranks.n_ranks}{nodes}"
+
+
+def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnership:
+    """Find whose momenta this process keeps.
+
+    Args:
+        session: Of the optimizer.
+        step: Returns the step that errors name.
+
+    Raises:
+        UnsupportedTypeError: Parameters are sharded, which another format holds better.
+    """
+    ranks, seed = session.ranks, session.settings.seed
+    if session.sharding is not None:
+        raise UnsupportedTypeError(
+            "the parameters are DTensors: save them with torch.distributed.checkpoint, which knows "
+            "their shards; get_optimizer_state_dict(model, optimizer) holds the momenta of all "
+            "workers, as DTensors of the shape (workers, *shape)"
+        )
+    if ranks.is_alone:
+        return MomentumOwnership.of_one_process(1, is_stacked=False, seed=seed)
+
+    def agree(call: str, problem: CheckpointError | None) -> None:
+        session.meetings.agree(call, problem, step=step())
+
+    @contextmanager
+    def meeting(call: str) -> Iterator[None]:
+        session.check_idle(call)
+        with session.lifecycle.exchange(call):
+            yield
+
+    def open_channel(in_background: bool) -> Gather:
+        link = session.connections.checkpoints(in_background=in_background)
+        return lambda record: gather_bytes(link, record, step=step())
+
+    return MomentumOwnership(
+        workers=(ranks.rank,),
+        n_workers=ranks.n_ranks,
+        node_size=session.node_size,
+        process=ranks.rank,
+        n_processes=ranks.n_ranks,
+        is_stacked=False,
+        seed=seed,
+        meeting=meeting,
+        agree=agree,
+        open_channel=open_channel,
+    )

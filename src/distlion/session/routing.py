@@ -1,0 +1,268 @@
+"""Which bucket goes which way: by which pattern, over which links, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from distlion.aggregation import Aggregation, TernaryVote
+from distlion.cost import (
+    LinkModel,
+    agree_on_model,
+    choose_exchange,
+    count_overlap_buckets,
+    probe_link,
+)
+from distlion.exchange import (
+    ChunkKind,
+    Exchange,
+    Header,
+    Verdict,
+    run_all,
+    share_verdict,
+    worst_of,
+)
+from distlion.failures import Status
+from distlion.kernels import choose_kernels
+from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
+from distlion.options import (
+    PIECE_UNIT_ELEMENTS,
+    NodeRoute,
+    NormClipper,
+    OverlapTrial,
+    Settings,
+)
+from distlion.session.connections import Connections
+from distlion.session.warm_up import compile_kernels
+from distlion.step import FlatRoute, Ranks, Route, TrafficMeter, VotingParam, explain
+from distlion.transport import ByteCount, Transport, gather_bytes
+
+
+class Routing:
+    """Places the parameters of an optimizer with several ranks into buckets, and builds routes.
+
+    Args:
+        ranks: All ranks of the optimizer.
+        settings: The optimizer's.
+        connections: Its process groups.
+        meter: Counts what rules with state tell each other.
+        is_sharded: Whether the ranks of a worker hold shards of the parameters.
+
+    Attributes:
+        routes: What carries each bucket, in the order in which they are exchanged.
+        between: The link between the ranks that vote with each other, since ``lay_out``.
+        inside: The link between the ranks of this worker; None where it has one.
+        clipper: Clips gradients; None where nothing is clipped.
+        trial: Whether buckets leave during backward.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        settings: Settings,
+        connections: Connections,
+        meter: TrafficMeter,
+        *,
+        is_sharded: bool,
+    ) -> None:
+        self._ranks, self._settings, self._is_sharded = ranks, settings, is_sharded
+        self._connections, self._meter = connections, meter
+        self._model: LinkModel | None = None
+        self.between: Transport | None = None
+        self.inside: Transport | None = None
+        self.routes: list[Route] = []
+        self.clipper: NormClipper | None = None
+        self.begin_trial()
+
+    def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
+        """Put parameters into buckets, and choose what carries each; every rank must call it.
+
+        Args:
+            params: The trainable parameters, in group order.
+            step: The step that errors name.
+        """
+        if self.between is None:
+            self.between = self._connections.between(self._settings.step_timeout_s)
+            if len(self._ranks.inside) > 1:
+                self.inside = self._connections.inside(self._settings.step_timeout_s)
+            self._meter.links = self.between, self.inside
+        if self._model is None and self._wants_model():
+            self._model = self._measure_link(step)
+        if self._ranks.roster.n_voters == 1:
+            # Its reply is its own direction: the step is Lion's.
+            params = [replace(param, rule=TernaryVote()) for param in params]
+        buckets = self._fill_buckets(params, self._bucket_elements(params))
+        if self._is_sharded:
+            buckets = tuple(
+                repack(bucket, [params[index].slot for index in bucket.members])
+                for bucket in buckets
+            )
+        is_first = not self.routes
+        self.routes = [self._build_route(bucket, params) for bucket in buckets]
+        self.clipper = self._build_clipper(params, step=step)
+        compile_kernels(self.routes, self._settings)
+        if not is_first:  # at construction nothing has been said
+            self.tell_counters(step=step)
+
+    def tell_counters(self, *, step: int) -> None:
+        """Tell those who count what workers keep for rules with state; every rank must call it.
+
+        Bytes are counted apart. In 32 bits an element this takes as long as many steps do, so that
+        it has the time of construction.
+
+        Raises:
+            CorruptFrameError: Bytes were damaged on the way; on all ranks of a worker.
+            PeerLostError, StepTimeoutError: A peer is gone, or did not answer in time.
+        """
+        if not any(route.rule.worker_state for route in self.routes):
+            return
+        ranks, timeout_s = self._ranks, self._settings.init_timeout_s
+        header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=ranks.roster.epoch)
+        link, inside = self._connections.between(timeout_s), self._connections.inside(timeout_s)
+        told = (route.tell_counters(link, header) for route in self.routes)
+        replies = run_all(exchanging for exchanging in told if exchanging is not None)
+        self._meter.count_rule_state(link.take_counted().sent_bytes)
+        verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
+        if inside is not None:  # what other ranks of this worker have heard
+            verdict = share_verdict(inside, verdict, header, n_voters=ranks.roster.n_voters)
+        if verdict.status is not Status.OK:
+            params = [param for route in self.routes for param in route.params]
+            raise explain(verdict, params, rank=ranks.rank, step=step)
+
+    def begin_trial(self) -> None:
+        """Forget how long steps took: those to come may be others."""
+        self.trial = OverlapTrial(self._settings.overlap)
+
+    def try_overlap(self, params: Sequence[VotingParam], *, step: int) -> bool:
+        """Note that a step is over, and lay out for overlap or against it, where its time says so.
+
+        Every rank must call it.
+
+        Returns:
+            Whether there are new routes.
+        """
+        timeout_s = self._settings.step_timeout_s
+        changes = self.trial.note_step(lambda: self._connections.link(timeout_s), step=step)
+        if changes:
+            self.lay_out(params, step=step)
+        return changes
+
+    def plan(self) -> ByteCount:
+        """Declare what this rank will hand to the network between those who vote, in a step."""
+        clipping = ByteCount() if self.clipper is None else self.clipper.plan()
+        return sum((route.plan() for route in self.routes), clipping)
+
+    def _wants_model(self) -> bool:
+        settings = self._settings
+        sizes_buckets = bool(settings.overlap) and settings.bucket_elements is None
+        return settings.exchange == "auto" or sizes_buckets
+
+    def _measure_link(self, step: int) -> LinkModel:
+        timeout_s = self._settings.init_timeout_s
+        model = probe_link(self._connections.between(timeout_s), step=step)
+        # Each rank of a worker has measured for itself, and buckets must be equal.
+        return agree_on_model(self._connections.link(timeout_s), model, step=step)
+
+    def _fill_buckets(
+        self, params: Sequence[VotingParam], bucket_elements: int, *, backwards: bool | None = None
+    ) -> tuple[Bucket, ...]:
+        """Fill buckets with whole parameters, so that all ranks of a worker have the same ones."""
+        return fill_buckets(
+            [param.whole_slot for param in params],
+            [param.kind for param in params],
+            n_shards=self._ranks.roster.n_shards,
+            bucket_elements=bucket_elements,
+            backwards=self.trial.overlaps if backwards is None else backwards,
+        )
+
+    def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
+        """Choose a size of buckets: as asked for, else the limit, or several to overlap."""
+        limit = self._settings.bucket_limit
+        if not self.trial.overlaps or self._settings.bucket_elements is not None:
+            return limit
+        whole = self._fill_buckets(params, limit, backwards=False)
+        assert self._model is not None  # ``_wants_model`` says so
+        n_votes = self._ranks.roster.n_votes
+        shapes = [
+            (params[bucket.members[0]].rule.shape(bucket, n_votes), self._model) for bucket in whole
+        ]
+        n_elements = sum(param.whole_slot.n_elements for param in params)
+        return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
+
+    def _build_route(self, bucket: Bucket, params: Sequence[VotingParam]) -> Route:
+        roster = self._ranks.roster
+        members = [
+            params[position].at(bucket.slots[index])
+            for index, position in enumerate(bucket.members)
+        ]
+        rule, _, device = members[0].kind
+        if self.inside is None or self._is_sharded:
+            pattern = self._choose_pattern(rule.shape(bucket, roster.n_votes))
+            return self._build_flat(bucket, members, rule, device, pattern)
+        all_pieces = [param.pieces for param in params]
+        cuts = [
+            take_part(bucket, all_pieces, part, n_shards=roster.n_shards)
+            for part in range(len(self._ranks.inside))
+        ]
+        # One pattern for all parts: its rounds are interleaved with exchanges inside the node.
+        shapes = [rule.shape(cut, roster.n_votes) for cut in cuts]
+        pattern = self._choose_pattern(max(shapes, key=lambda shape: shape.vote_bytes))
+        parts = []
+        for part, cut in enumerate(cuts):
+            pieces = [
+                params[position].at(cut.slots[index], part=part)
+                for index, position in enumerate(cut.members)
+            ]
+            parts.append(self._build_flat(cut, pieces, rule, device, pattern))
+        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside)
+
+    def _choose_pattern(self, shape: BucketShape) -> Exchange:
+        if self._settings.exchange != "auto":
+            return self._settings.exchange
+        assert self._model is not None  # ``_wants_model`` says so
+        return choose_exchange(shape, self._model)
+
+    def _build_flat(
+        self,
+        bucket: Bucket,
+        params: Sequence[VotingParam],
+        rule: Aggregation,
+        device: torch.device,
+        pattern: Exchange,
+    ) -> FlatRoute:
+        """Build the route of a bucket, or of a part of one that may be empty."""
+        kernels = choose_kernels(device)
+        inside = self.inside if self._is_sharded else None
+        assert self.between is not None
+        return FlatRoute(
+            bucket,
+            tuple(params),
+            rule,
+            pattern,
+            device,
+            kernels,
+            self.between,
+            self._ranks.roster,
+            inside,
+        )
+
+    def _build_clipper(self, params: Sequence[VotingParam], *, step: int) -> NormClipper | None:
+        """Build what clips; None where nothing is to be clipped."""
+        clip, inside = self._settings.clip_norm, self.inside
+        if clip is None:
+            return None
+        blocks = [0] * len(params[0].pieces)
+        for param in params:
+            for part, (start, stop) in enumerate(param.pieces):
+                blocks[part] += -(-(stop - start) // PIECE_UNIT_ELEMENTS)
+        if self._is_sharded and inside is not None:  # other ranks' shards may be larger
+            rows = gather_bytes(inside, blocks[0].to_bytes(8, "little"), step=step)
+            blocks = [int.from_bytes(row, "little") for row in rows]
+        return NormClipper(
+            clip,
+            between=self.between if clip.scope == "global" else None,
+            inside=inside,
+            most_blocks=max(blocks),
+        )

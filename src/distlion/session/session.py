@@ -1,0 +1,357 @@
+"""What an optimizer has to do with other ranks, from its construction to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import ChunkKind, Header, Verdict
+from distlion.failures import Status
+from distlion.kernels import Coins
+from distlion.options import (
+    FollowUp,
+    NodePieces,
+    Overlap,
+    Settings,
+    Sharding,
+    ShardPieces,
+    describe_selection,
+)
+from distlion.session.connections import Connections
+from distlion.session.fingerprint import Fingerprint, FixedGroups, describe_params
+from distlion.session.handshake import shake_hands
+from distlion.session.meetings import Meetings
+from distlion.session.replicas import Replicas
+from distlion.session.routing import Routing
+from distlion.step import (
+    GradientWatch,
+    GroupNumbers,
+    Lifecycle,
+    NoteNorm,
+    Ranks,
+    StepInputs,
+    TrafficMeter,
+    VotingParam,
+    describe_hyperparameters,
+    log_skip,
+    note_overflow,
+)
+from distlion.transport import ByteCount
+
+
+class Session:
+    """The parts of an optimizer that all its ranks must use alike, and what joins them.
+
+    Args:
+        ranks: All ranks of the optimizer.
+        settings: The optimizer's.
+        sharding: How parameters are cut over the ranks of each worker; None for whole ones.
+
+    Attributes:
+        ranks, settings, sharding: As given.
+        lifecycle: Whether calls may begin.
+        connections: The optimizer's process groups.
+        routing: What carries each bucket.
+        meetings: Calls that all ranks make together.
+        replicas: The parameters that are equal on all workers.
+        meter: What this rank has handed to the network.
+        gradients: Warns of gradients that say nothing.
+        overlap: The votes that leave during backward; None without overlap.
+        params: The trainable parameters; none before ``lay_out``, as the next two.
+        fingerprint: What must be equal on all ranks.
+        follow_up: What follows a vote; None where nothing does.
+        n_elements: Trainable elements.
+    """
+
+    def __init__(self, ranks: Ranks, settings: Settings, sharding: Sharding | None) -> None:
+        self.ranks, self.settings, self.sharding = ranks, settings, sharding
+        self.lifecycle, self.meter = Lifecycle(ranks), TrafficMeter()
+        is_sharded, name = sharding is not None, str(self.lifecycle.number)
+        self.connections = Connections(ranks, settings, name=name, is_sharded=is_sharded)
+        self.routing = Routing(ranks, settings, self.connections, self.meter, is_sharded=is_sharded)
+        self.meetings = Meetings(
+            ranks, settings, self.connections, self.routing, self.meter, is_sharded=is_sharded
+        )
+        self.replicas = Replicas(self.connections, self.routing, settings, is_sharded=is_sharded)
+        self.gradients = GradientWatch()
+        self.overlap: Overlap | None = None
+        self.params: Sequence[VotingParam] = ()
+        self.fingerprint = Fingerprint.of_nothing()
+        self.follow_up: FollowUp | None = None
+        self.n_elements = 0
+
+    def join(
+        self,
+        lines: Sequence[str],
+        params: Sequence[VotingParam],
+        everything: Sequence[Tensor],
+        *,
+        step: int,
+    ) -> None:
+        """Become one of the workers: 1 compare settings, 2 connect, 3 take over parameters.
+
+        Args:
+            lines: What must be equal on all ranks.
+            params: The trainable parameters.
+            everything: All parameters.
+            step: The step that errors name.
+
+        Raises:
+            InvalidArgumentError: There is nothing to vote on; on every rank.
+            ConfigMismatchError: Settings differ, or the order of parameters; on every rank.
+            ProcessGroupError: Connections did not come about.
+        """
+        # 1 compare settings; a worker without anything to vote on does too, or others would wait
+        if not self.ranks.is_alone:
+            self.connections.approach()
+            shake_hands(self.connections.link(self.settings.init_timeout_s), lines, step=step)
+        if not any(param.whole_slot.n_elements for param in params):
+            raise InvalidArgumentError(
+                "no parameter requires a gradient, so there is nothing to vote on"
+            )
+        if self.ranks.is_alone:
+            return
+
+        # 2 connect
+        assert self.ranks.watch is not None  # there is a group
+        self.ranks.watch.turns.admit(self)
+        self.connections.connect()
+
+        # 3 take over parameters
+        self.replicas.take_over(params, everything, step=step)
+
+    def take_fingerprint(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        params: Sequence[VotingParam],
+        names: Mapping[Tensor, str],
+        exp_avg_dtype: torch.dtype | None,
+        fixed: FixedGroups,
+    ) -> Fingerprint:
+        """Take the settings fingerprint of the optimizer.
+
+        Args:
+            groups: Its param groups.
+            params: Its trainable parameters.
+            names: Of all its parameters.
+            exp_avg_dtype: Of its momentum, as asked for.
+            fixed: What its param groups held when parameters were laid out.
+        """
+        lines = [
+            f"distlion version: {version('distlion')}",
+            f"optimizer: number {self.lifecycle.number} of its process group",
+            f"world size: {self.ranks.n_ranks}",
+            f"node size: {self.node_size}",
+            f"workers that vote: {self.ranks.roster.n_voters}",
+            *self.settings.describe(),
+            f"exp_avg_dtype: {exp_avg_dtype}",
+            *describe_params(groups, names),
+        ]
+        if (sync := self.settings.momentum_sync) is not None:
+            lines.append(sync.describe_choice(params))
+        return Fingerprint(lines, names, fixed, params)
+
+    def lay_out(
+        self,
+        groups: Sequence[dict[str, Any]],
+        params: Sequence[VotingParam],
+        fingerprint: Fingerprint,
+        *,
+        step: int,
+        begin: Callable[[], StepInputs],
+    ) -> None:
+        """Put parameters into buckets and choose what carries each; every rank must call it.
+
+        Args:
+            groups: The param groups.
+            params: The trainable parameters.
+            fingerprint: What must be equal on all ranks.
+            step: The step that errors name.
+            begin: Returns what the buckets of a step share, for votes that leave during
+                backward.
+        """
+        self.params, self.fingerprint = params, fingerprint
+        self.lifecycle.is_ready = True
+        self.n_elements = sum(param.slot.n_elements for param in params)
+        self.follow_up = FollowUp.build(
+            self.settings, self.ranks, groups, params, earlier=self.follow_up
+        )
+        if self.ranks.is_alone:
+            return
+        self.routing.begin_trial()
+        self.routing.lay_out(params, step=step)
+        if self.settings.overlap:
+            self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
+            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
+
+    def try_overlap(self, *, step: int) -> None:
+        """Note that a step is over, after which "auto" may change; every rank must call it."""
+        if self.routing.try_overlap(self.params, step=step) and self.overlap is not None:
+            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
+
+    def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
+        """Check that a call may meet the peers between two steps, perhaps to add parameters.
+
+        Raises:
+            ProcessGroupError: This optimizer is dead, or its group is gone.
+            InvalidArgumentError: Votes of a step are under way.
+        """
+        self.lifecycle.check_usable()
+        if self.sharding is not None and added is not None:
+            self.sharding.check(added)
+        if self.overlap is not None and self.overlap.has_begun:
+            raise InvalidArgumentError(
+                f"{call} between backward and step(): with overlap votes of this step have "
+                "left; call step() before, or zero_grad() on all workers"
+            )
+
+    def meet_to_load(
+        self, groups: Sequence[Mapping[str, Any]], cuts: Sequence[str], *, step: int
+    ) -> None:
+        """Meet all ranks, which must load these param groups, and momenta that are cut alike."""
+        lines = [*self.fingerprint.list_lines(groups), *cuts]
+        if self.node_size == 1:  # the ranks of a node select for themselves
+            lines += describe_selection(groups)
+        next_step = int(groups[0]["step"])
+        self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
+
+    def compare_replicas(self, *, step: int) -> None:
+        """Compare the parameters of all workers, who are at the same step; perhaps repair them.
+
+        Raises:
+            ReplicaMismatchError: They differ; on every rank.
+        """
+        self.meter.count_check(self.replicas.compare(self.params, step=step))
+
+    def verify_replicas(self, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
+        """Meet all ranks, and compare the parameters of all workers.
+
+        Raises:
+            ReplicaMismatchError: They differ; on every rank.
+            ConfigMismatchError: Another rank is at another call; on every rank.
+        """
+        call = "verify_replicas()"
+        self.check_idle(call)
+        if not self.ranks.is_alone:
+            with self.lifecycle.exchange(call):
+                self.meetings.meet(call, self.fingerprint.list_lines(groups), step=step)
+                self.compare_replicas(step=step)
+
+    def make_inputs(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        numbers: GroupNumbers,
+        *,
+        step: int,
+        note_norm: NoteNorm,
+        after_encode: Callable[[], None],
+    ) -> StepInputs:
+        """Put together what the buckets of a step share.
+
+        Args:
+            groups: The param groups.
+            numbers: What was read of them.
+            step: The number of the step.
+            note_norm: Called by a commit with the norm by which gradients were clipped.
+            after_encode: Called once a vote is encoded, where a fault is armed.
+        """
+        ranks, settings = self.ranks, self.settings
+        coins = Coins(settings.seed, step, ranks.voter)
+        digest = self.fingerprint.digest(groups, describe_hyperparameters(numbers.groups))
+        return StepInputs(
+            rank=ranks.rank,
+            header=Header(ChunkKind.VOTE, step, 0, 0, digest, epoch=ranks.roster.epoch),
+            coins=coins,
+            rounding=coins.rounding if settings.rounding == "stochastic" else None,
+            coefficients=numbers.coefficients,
+            nonfinite=settings.nonfinite,
+            found_inf=numbers.found_inf,
+            wants_digest=self.gradients.steps_left > 0,
+            note_norm=note_norm,
+            after_encode=after_encode,
+        )
+
+    def check_scaler(self, groups: Sequence[Mapping[str, Any]], grad_scale: object) -> None:
+        """Refuse a GradScaler with overlap: votes leave before it gives the scale of gradients.
+
+        Raises:
+            InvalidArgumentError: It has given one; the step was given up.
+            ProcessGroupError: This optimizer is dead, or its group is gone.
+        """
+        self.lifecycle.check_usable()
+        if grad_scale is not None:
+            self.give_up("step() of a GradScaler", groups)
+            raise InvalidArgumentError(
+                f"overlap={self.settings.overlap!r} cannot be used with a GradScaler; use "
+                "overlap=False, or bfloat16, which needs no scaler"
+            )
+
+    @_disable_dynamo  # zero_grad() may stand in a compiled train step
+    def give_up(self, call: str, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Complete the exchanges of a step that has begun, without committing it."""
+        if self.overlap is None or not self.overlap.has_begun:
+            return
+        if self.lifecycle.is_dead:
+            self.overlap.forget()
+            return
+        with self.lifecycle.exchange(call):
+            inputs, verdict = self.overlap.cancel()
+            verdict = self.meetings.settle(verdict, inputs.header)
+            self.meter.count_step(self.n_elements)
+            if not (verdict.status is Status.CANCELLED and verdict.cancelled_by_all):
+                self.abandon(verdict, groups, inputs)
+
+    def abandon(
+        self, verdict: Verdict, groups: Sequence[Mapping[str, Any]], inputs: StepInputs
+    ) -> Literal[False]:
+        """Raise what the verdict says, or return where the policy is to skip the step.
+
+        Args:
+            verdict: What all workers found.
+            groups: Param groups.
+            inputs: Of the step.
+        """
+        step = inputs.header.step
+        if verdict.status is Status.NON_FINITE:
+            note_overflow()
+        if verdict.status is Status.NON_FINITE and self.settings.nonfinite == "skip":
+            # The step number stays as it is, so that coins stay paired.
+            log_skip(self.params, verdict, rank=self.ranks.rank, step=step)
+            return False
+        lines, problem = self.fingerprint.list_lines(groups), "".join(inputs.problems[:1])
+        return self.meetings.fail(verdict, lines, self.params, problem, step=step)
+
+    def plan(self, step: int) -> ByteCount:
+        """Declare what this rank will hand to the network in a step; with nodes, to other nodes."""
+        if self.ranks.is_alone:
+            return ByteCount()
+        following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
+        return self.routing.plan() + following
+
+    @property
+    def node_size(self) -> int:
+        """Ranks of a node; 1 without nodes."""
+        return len(self.ranks.inside) if self.sharding is None else 1
+
+
+def find_ranks(
+    process_group: dist.ProcessGroup | None, sharding: Sharding | None, settings: Settings
+) -> tuple[Ranks, NodePieces | ShardPieces]:
+    """Find all ranks of an optimizer, and what this one keeps of each momentum."""
+    if sharding is not None:
+        if settings.node_size(sharding.ranks.n_ranks) > 1:
+            raise UnsupportedTypeError(
+                "nodes= averages gradients inside a node, which FSDP has done for DTensors; "
+                "leave nodes out"
+            )
+        return sharding.ranks, ShardPieces(sharding)
+    ranks = Ranks.of(process_group)
+    size = settings.node_size(ranks.n_ranks)
+    return ranks.in_nodes(size), NodePieces(size, ranks.rank % size)

@@ -1,0 +1,114 @@
+"""Everything that happens in each step of workers that vote."""
+
+from distlion.step.alone import (
+    ClipAlone,
+    check_finite,
+    commit_alone,
+    gather_alone,
+    move_alone,
+    step_alone,
+)
+from distlion.step.flat_route import FlatRoute
+from distlion.step.gradients import GradientWatch, look_at_gradients
+from distlion.step.hyperparameters import (
+    GroupNumbers,
+    check_hyperparameters,
+    check_number,
+    check_positive,
+    check_step,
+    describe_hyperparameters,
+    read_groups,
+    read_step,
+)
+from distlion.step.lifecycle import Lifecycle
+from distlion.step.memory import check_own_memory, check_shared_memory
+from distlion.step.outcome import (
+    describe_problem,
+    explain,
+    log_abstention,
+    log_skip,
+    note_overflow,
+)
+from distlion.step.param import (
+    ALONE,
+    SPARSE,
+    Copies,
+    GradientMark,
+    Make,
+    VotingParam,
+    describe_make,
+    is_dtensor,
+    local_tensor,
+    take_gradients,
+)
+from distlion.step.ranks import Ranks, check_member
+from distlion.step.route import Route
+from distlion.step.staging import bring_down, bring_up, name_failure, read_together
+from distlion.step.traffic import Traffic, TrafficMeter
+from distlion.step.vote import (
+    CastVote,
+    Completion,
+    NoteNorm,
+    StepInputs,
+    abstain_from,
+    abstain_from_all,
+    cast_votes,
+    check_unchanged,
+    draft_and_cast,
+)
+
+__all__ = [
+    "ALONE",
+    "SPARSE",
+    "CastVote",
+    "ClipAlone",
+    "Completion",
+    "Copies",
+    "FlatRoute",
+    "GradientMark",
+    "GradientWatch",
+    "GroupNumbers",
+    "Lifecycle",
+    "Make",
+    "NoteNorm",
+    "Ranks",
+    "Route",
+    "StepInputs",
+    "Traffic",
+    "TrafficMeter",
+    "VotingParam",
+    "abstain_from",
+    "abstain_from_all",
+    "bring_down",
+    "bring_up",
+    "cast_votes",
+    "check_finite",
+    "check_hyperparameters",
+    "check_member",
+    "check_number",
+    "check_own_memory",
+    "check_positive",
+    "check_shared_memory",
+    "check_step",
+    "check_unchanged",
+    "commit_alone",
+    "describe_hyperparameters",
+    "describe_make",
+    "describe_problem",
+    "draft_and_cast",
+    "explain",
+    "gather_alone",
+    "is_dtensor",
+    "local_tensor",
+    "log_abstention",
+    "log_skip",
+    "look_at_gradients",
+    "move_alone",
+    "name_failure",
+    "note_overflow",
+    "read_groups",
+    "read_step",
+    "read_together",
+    "step_alone",
+    "take_gradients",
+]

@@ -1,0 +1,123 @@
+"""A step of a worker whose reply is its own direction: Lion's, under every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from distlion.errors import SparseGradientError, StepError
+from distlion.exchange import Verdict
+from distlion.failures import SPARSE, Status
+from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
+from distlion.step.param import VotingParam, take_gradients
+from distlion.step.vote import NoteNorm, StepInputs, abstain
+
+ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]
+"""Clips the gradients of a single worker, and notes their norm."""
+
+
+def gather_alone(
+    params: Sequence[VotingParam], coefficients: Sequence[Coefficients], *, step: int | None = None
+) -> list[Segment]:
+    """Put together what the ops need of all parameters.
+
+    Raises:
+        SparseGradientError: A gradient is sparse; the error names ``step``.
+        InvalidArgumentError: A parameter, gradient or momentum is of another make.
+    """
+    grads = take_gradients(params)
+    for param in params:
+        if param.has_sparse_grad():
+            raise SparseGradientError(SPARSE.format(name=param.name), step=step)
+    return [
+        param.segment(coefficients[param.group], grad)
+        for param, grad in zip(params, grads, strict=True)
+    ]
+
+
+def step_alone(
+    params: Sequence[VotingParam], inputs: StepInputs, clip: ClipAlone | None
+) -> Verdict:
+    """Do a step of Lion with the gradients that parameters have now; see ``commit_alone``."""
+    header, step = inputs.header, inputs.header.step
+    if header.status is not Status.OK:
+        return Verdict.of(header)
+    try:
+        segments = gather_alone(params, inputs.coefficients, step=step)
+    except StepError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        return Verdict.of(inputs.refuse(header, error))
+    return commit_alone(
+        params,
+        segments,
+        clip=clip,
+        note_norm=inputs.note_norm,
+        nonfinite=inputs.nonfinite,
+        rounding=inputs.rounding,
+        rank=inputs.rank,
+        step=step,
+        found_inf=inputs.found_inf,
+    )
+
+
+def commit_alone(
+    params: Sequence[VotingParam],
+    segments: Sequence[Segment],
+    *,
+    clip: ClipAlone | None,
+    note_norm: NoteNorm,
+    nonfinite: str,
+    rounding: Coin | None,
+    step: int,
+    rank: int = 0,
+    found_inf: bool = False,
+) -> Verdict:
+    """Do a step of Lion with one worker's segments, under the policy for non-finite values.
+
+    Returns:
+        What was found; nothing has moved where that is not OK.
+    """
+    norms: list[float] = []
+    if clip is not None:
+        segments = clip(segments, norms.append)
+    finite = check_finite(segments)
+    if nonfinite == "abstain":
+        finite = [is_finite and not found_inf for is_finite in finite]
+        segments = abstain(segments, finite, rank=rank, step=step)
+    elif found_inf or not all(finite):
+        # Only a GradScaler may know that something overflowed, and not what.
+        return Verdict(Status.NON_FINITE, (rank,), -1 if found_inf else finite.index(False))
+    move_alone(params, segments, rounding)
+    for norm in norms:
+        note_norm(norm)
+    return Verdict(Status.OK)
+
+
+def move_alone(
+    params: Sequence[VotingParam], segments: Sequence[Segment], rounding: Coin | None
+) -> None:
+    """Move parameters by their own worker's directions."""
+    for kernels, positions in _by_kernels(segments):
+        kernels.step_alone([segments[position] for position in positions], rounding=rounding)
+    for index, param in enumerate(params):
+        param.write_back(segments[index].param)
+
+
+def check_finite(segments: Sequence[Segment]) -> list[bool]:
+    """Return for each segment whether all that a step would compute is finite."""
+    finite = [True] * len(segments)
+    for kernels, positions in _by_kernels(segments):
+        flags = kernels.check_finite([segments[position] for position in positions]).tolist()
+        for index, position in enumerate(positions):
+            finite[position] = flags[index]
+    return finite
+
+
+def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, list[int]]]:
+    """Sort segments by device, so that each device's are one call."""
+    by_device: dict[torch.device, list[int]] = {}
+    for position, segment in enumerate(segments):
+        by_device.setdefault(segment.param.device, []).append(position)
+    return [(choose_kernels(device), positions) for device, positions in by_device.items()]

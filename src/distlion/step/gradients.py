@@ -1,0 +1,128 @@
+"""What raw gradients say of a script: all workers have the same ones, or none at all."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from distlion.errors import AbsentGradientsWarning, IdenticalGradientsWarning
+from distlion.exchange import Reply
+from distlion.kernels import Kernels, Segment
+from distlion.kernels.coin import mix
+from distlion.step.param import VotingParam
+
+WATCHED_STEPS = 3
+
+
+def look_at_gradients(kernels: Kernels, segments: Sequence[Segment]) -> Tensor:
+    """Digest each raw gradient that is present, and see whether any of it is not 0.
+
+    Returns:
+        (2, n_present) int64, where the gradients are.
+    """
+    grads = [segment.grad for segment in segments if segment.grad is not None]
+    if not grads:
+        return torch.zeros((2, 0), dtype=torch.int64)
+    return torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
+
+
+def digest_gradients(segments: Sequence[Segment], seen: Tensor) -> int:
+    """Digest a bucket's raw gradients, signed 64 bits; 0 where all are absent or 0.
+
+    Args:
+        segments: Of the bucket.
+        seen: What ``look_at_gradients`` said, on the CPU.
+    """
+    own, are_told = seen.tolist()
+    words = [segment.slot.first_word for segment in segments if segment.grad is not None]
+    digest = 0
+    for index, first_word in enumerate(words):
+        if are_told[index]:
+            digest = mix(digest + own[index] + first_word)
+    return digest - (1 << 64) if digest >> 63 else digest
+
+
+class GradientWatch:
+    """Warn once of what no vote can mend: the same gradients on all workers, or none on any.
+
+    Digests travel in the headers of votes, so that this needs no collective of its own.
+
+    Attributes:
+        steps_left: Steps whose digests are still wanted.
+    """
+
+    def __init__(self) -> None:
+        self.steps_left = WATCHED_STEPS
+        self._has_warned_of_absence = False
+
+    def observe(self, replies: Sequence[Reply], params: Sequence[VotingParam]) -> None:
+        """Look at a committed step.
+
+        Args:
+            replies: One for each bucket; none for a worker that is alone.
+            params: Those of this worker.
+        """
+        if replies and self.steps_left > 0:
+            self._compare([reply.gradient_digests for reply in replies])
+        has_votes = any(reply.present.any() for reply in replies)
+        # Without votes, workers may have abstained from gradients that are not finite.
+        if not has_votes and all(param.param.grad is None for param in params):
+            self._warn_of_absence()
+
+    def _warn_of_absence(self) -> None:
+        if self._has_warned_of_absence:
+            return
+        self._has_warned_of_absence = True
+        warn_user(
+            "no worker has a gradient for any parameter, so that this step moved nothing. Was "
+            "zero_grad() called between backward() and step(), or backward() never? Does the "
+            "optimizer hold the parameters of another model object (a copy, or from before "
+            "wrapping)? Under FSDP2, does set_requires_all_reduce(False) or "
+            "set_requires_gradient_sync(False) keep gradients back?",
+            AbsentGradientsWarning,
+        )
+
+    def _compare(self, digests: Sequence[Sequence[int]]) -> None:
+        """Take the digests of one step: for each bucket, one from every rank."""
+        if not any(digests):  # a server's reply carries none: the server observes
+            self.steps_left -= 1
+            return
+        telling = [set(bucket) for bucket in digests if any(bucket)]
+        if not telling or any(len(values) > 1 for values in telling):
+            self.steps_left = 0
+            return
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            warn_user(
+                f"all workers had the same gradients in the first {WATCHED_STEPS} steps, so their "
+                "votes say no more than one worker's. Either gradients are averaged before the "
+                "vote, by DistributedDataParallel or a trainer that wraps the model in it: turn "
+                "that off by distlion.integrations.ddp.disable_all_reduce(model); "
+                "docs/how-to/trainers has the lines for the Hugging Face Trainer, Accelerate, "
+                "Lightning and FSDP2. Or "
+                "all ranks read the same data: give each rank its own part, for example by "
+                "torch.utils.data.DistributedSampler.",
+                IdenticalGradientsWarning,
+            )
+
+
+_INSIDE = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    contextlib.__file__,
+)
+"""Where frames are no user's: schedulers, profilers, compilers and decorators wrap ``step()``."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the nearest line up the stack that is neither ours nor torch's."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

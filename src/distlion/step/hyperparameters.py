@@ -1,0 +1,270 @@
+"""The numbers that a step computes with: checked, as the ops take them, and in words."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels import FLOAT32_MAX, Coefficients
+from distlion.step.staging import read_together
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return ``value`` as a float: a number, or a tensor with one element.
+
+    Raises:
+        UnsupportedTypeError: It is something else.
+        InvalidArgumentError: It is not finite, or not as a float32.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
+    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may have no float, nor be printed
+        shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise InvalidArgumentError(
+            f"{name}={shown}: expected a finite number, of at most {FLOAT32_MAX:.4g}"
+        )
+    return float(value)
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise InvalidArgumentError unless ``value`` is None or above 0."""
+    if value is not None and not check_number(name, value) > 0:
+        raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
+
+
+OF_THE_WHOLE = frozenset(
+    {
+        "bucket_elements",
+        "check_every",
+        "clip_norm",
+        "diagnose_every",
+        "exchange",
+        "exp_avg_dtype",
+        "init_timeout_s",
+        "momentum_sync",
+        "nodes",
+        "nonfinite",
+        "on_divergence",
+        "overlap",
+        "process_group",
+        "rounding",
+        "seed",
+        "step_timeout_s",
+    }
+)
+"""Arguments of an optimizer that no param group has for itself."""
+
+FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
+"""Of other optimizers, that change what a step does; no Lion here knows them."""
+
+
+def check_hyperparameters(group: Mapping[str, Any]) -> None:
+    """Check lr, betas and weight_decay of a param group, and that no foreign switch is on.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or a switch would be ignored.
+        UnsupportedTypeError: A value is no number.
+    """
+    for key in sorted(OF_THE_WHOLE & group.keys()):
+        raise InvalidArgumentError(
+            f"{key}={group[key]!r} in a param group: it belongs to the whole optimizer. Give it to "
+            "the constructor"
+        )
+    for switch in FOREIGN_SWITCHES:
+        if group.get(switch):
+            remedy = "; negate the loss" if switch == "maximize" else ""
+            raise InvalidArgumentError(
+                f"{switch}={group[switch]!r} in a param group: Lion does not have it{remedy}"
+            )
+    absent = [key for key in ("lr", "betas", "weight_decay") if key not in group]
+    if absent:
+        raise InvalidArgumentError(
+            f"a param group has no {absent[0]!r}; expected a value. Put it back"
+        )
+    lr = check_number("lr", group["lr"])
+    if not lr >= 0:
+        raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise InvalidArgumentError(f"betas={betas!r}: expected two numbers, (beta1, beta2)")
+    for index, beta in enumerate(betas):
+        if not 0 <= check_number(f"betas[{index}]", beta) < 1:
+            raise InvalidArgumentError(f"betas={tuple(betas)}: expected both in [0, 1)")
+    weight_decay = check_number("weight_decay", group["weight_decay"])
+    if not weight_decay >= 0:
+        raise InvalidArgumentError(
+            f"weight_decay={weight_decay}: expected a finite number, 0 or more"
+        )
+    cautious = group.get("cautious", False)
+    if not isinstance(cautious, bool):
+        raise UnsupportedTypeError(f"cautious={cautious!r}: expected True or False")
+    if lr * weight_decay >= 1:
+        raise InvalidArgumentError(
+            f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
+        )
+
+
+class GroupNumbers(NamedTuple):
+    """What a step computes with, on the host.
+
+    Attributes:
+        groups: The param groups, without tensors of a device.
+        coefficients: Of every group.
+        found_inf: Whether a GradScaler has seen an overflow on this worker.
+    """
+
+    groups: Sequence[Mapping[str, Any]]
+    coefficients: list[Coefficients]
+    found_inf: bool
+
+
+def read_groups(
+    groups: Sequence[Mapping[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
+) -> GroupNumbers:
+    """Read the numbers of a step; of those that lie on a device, all at once.
+
+    Args:
+        groups: Param groups, as schedulers write them.
+        grad_scale: What a GradScaler has multiplied the loss by; None without one.
+        found_inf: Above 0 where it has seen an overflow.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: A hyperparameter has left its range.
+    """
+    found = [
+        value
+        for group in groups
+        for value in (group.get("lr"), group.get("weight_decay"), *_listed(group.get("betas")))
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
+        if value.numel() == 1
+    ]
+    found += [number for number in (grad_scale, found_inf) if number is not None]
+    scale, has_overflow = 1.0, False
+    if found:
+        read = read_together([number.detach().double().view(1) for number in found])
+        floats = {id(number): read[index] for index, number in enumerate(found)}
+        groups = [_with_floats(group, floats) for group in groups]
+        scale = 1.0 if grad_scale is None else 1.0 / floats[id(grad_scale)]
+        has_overflow = found_inf is not None and floats[id(found_inf)] > 0
+    return GroupNumbers(groups, read_coefficients(groups, grad_scale=scale), has_overflow)
+
+
+def _listed(betas: Any) -> Sequence[Any]:
+    """Return what may be betas as a sequence; what is none is refused elsewhere."""
+    return betas if isinstance(betas, list | tuple) else ()
+
+
+def _with_floats(group: Mapping[str, Any], floats: Mapping[int, float]) -> dict[str, Any]:
+    """Return a group with numbers in place of tensors, which are given by their identity."""
+    resolved = {
+        key: floats.get(id(group[key]), group[key])
+        for key in ("lr", "weight_decay")
+        if key in group
+    }
+    if betas := tuple(floats.get(id(beta), beta) for beta in _listed(group.get("betas"))):
+        resolved["betas"] = betas
+    return {**group, **resolved}
+
+
+def read_coefficients(
+    groups: Sequence[Mapping[str, Any]], *, grad_scale: float
+) -> list[Coefficients]:
+    """Read every group's hyperparameters, where schedulers write them.
+
+    Args:
+        groups: Param groups.
+        grad_scale: What raw gradients are multiplied by.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: One has left its range.
+    """
+    coefficients = []
+    for group in groups:
+        check_hyperparameters(group)
+        beta1, beta2 = group["betas"]
+        coefficients.append(
+            Coefficients(
+                float(beta1),
+                float(beta2),
+                float(group["lr"]),
+                float(group["weight_decay"]),
+                grad_scale,
+                group.get("cautious", False),
+            )
+        )
+    return coefficients
+
+
+def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each thing that may change from step to step, as the arithmetic takes it."""
+    return [
+        line
+        for number, group in enumerate(groups)
+        for line in (
+            f"lr of group {number}: {_as_taken(group.get('lr'))!r}",
+            f"betas of group {number}: {_as_taken(group.get('betas'))!r}",
+            f"weight_decay of group {number}: {_as_taken(group.get('weight_decay'))!r}",
+            f"cautious of group {number}: {group.get('cautious')!r}",
+            f"aggregation of group {number}: {group.get('aggregation')!r}",
+            f"step of group {number}: {_as_whole(group.get('step'))!r}",
+        )
+    ]
+
+
+def _as_taken(value: Any) -> Any:
+    """Return a number as a float, several as a tuple, and what is neither as it is."""
+    try:
+        return tuple(map(float, value)) if isinstance(value, Sequence) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a meta tensor the last
+        return value
+
+
+def _as_whole(value: Any) -> Any:
+    """Return an integer of any type as Python's, and what is none as it is."""
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        return value
+
+
+_LARGEST_STEP = 2**53  # what JSON and float64 hold exactly
+
+
+def check_step(group: Mapping[str, Any], number: int | None = None) -> int:
+    """Return the step that a param group is at.
+
+    Raises:
+        InvalidArgumentError: It is no integer from 0 to 2^53.
+    """
+    step = group.get("step")
+    index = None if isinstance(step, bool) else _as_whole(step)
+    if not isinstance(index, int) or not 0 <= index <= _LARGEST_STEP:
+        is_large = isinstance(index, int) and index > 0
+        shown = "an integer above 2^53" if is_large else repr(step)
+        where = "a param group" if number is None else f"group {number}"
+        raise InvalidArgumentError(
+            f"step of {where} is {shown}; expected an integer from 0 to 2^53. It counts "
+            "committed steps: leave it to the optimizer"
+        )
+    return index
+
+
+def read_step(groups: Sequence[Mapping[str, Any]]) -> int:
+    """Return the step that all param groups are at.
+
+    Raises:
+        InvalidArgumentError: One holds no number of a step, or they are at different ones.
+    """
+    steps = [check_step(group, number) for number, group in enumerate(groups)]
+    if len(set(steps)) != 1:
+        raise InvalidArgumentError(
+            f"the param groups are at steps {steps}; expected the same in all. It counts committed "
+            "steps: leave it to the optimizer"
+        )
+    return steps[0]

@@ -1,0 +1,170 @@
+"""Whether an optimizer can go on: the one place that knows if it is ready, dead or torn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch.distributed as dist
+
+from distlion.errors import (
+    CheckpointError,
+    ConcurrentCallError,
+    DeviceError,
+    DistlionError,
+    PeerLostError,
+    ProcessGroupError,
+    StepTimeoutError,
+)
+from distlion.signals import Deferral, deferred_signals
+from distlion.step.ranks import Ranks
+from distlion.transport import Turn, is_registered
+
+
+class Lifecycle:
+    """The life of an optimizer among others.
+
+        alive ──exchange──► alive      the exchange ended, or all workers raised the same
+                        └─► dead       it was left by any other error: peers are at unknown places;
+                                       or a signal's exception came meanwhile, and ends this worker
+        alive ──commit────► alive
+                        └─► torn       an exception (Ctrl-C twice, no memory) cut the commit short
+
+    Args:
+        ranks: All ranks of the optimizer.
+
+    Attributes:
+        is_ready: Whether its parameters have been put into buckets.
+        number: Of the optimizer, among all that were made on its process group.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._watch = ranks.watch
+        self.number = 0 if self._watch is None else self._watch.turns.n_optimizers
+        self._under_way: str | None = None
+        self._process_id = os.getpid()
+        self._cause_of_death: str | None = None
+        self._is_torn = self.is_ready = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether an exchange has failed."""
+        return self._cause_of_death is not None
+
+    def check_usable(self) -> None:
+        """Check that collectives may begin.
+
+        Raises:
+            ProcessGroupError: An exchange failed before, this is a fork of the process, or the
+                group is not the one from the start.
+            ConcurrentCallError: One is under way, on another thread or further up the stack.
+        """
+        if self._under_way is not None:
+            raise ConcurrentCallError(
+                f"{self._under_way} of this optimizer is under way, on another thread or further "
+                "up the stack; make one call at a time"
+            )
+        if self._cause_of_death is not None:
+            raise ProcessGroupError(
+                f"this optimizer is dead: {self._cause_of_death}; restart the workers from a "
+                "checkpoint"
+            )
+        if os.getpid() != self._process_id:
+            raise ProcessGroupError(
+                f"this optimizer was made in process {self._process_id} and cannot vote in its "
+                f"fork {os.getpid()}; make it after the fork"
+            )
+        if self._watch is not None and self._watch.turns.failure is not None:
+            raise ProcessGroupError(
+                "the process group is of no more use, because an optimizer on it failed "
+                f"({self._watch.turns.failure}); restart the workers from a checkpoint"
+            )
+        self._check_group()
+
+    def _check_group(self) -> None:
+        ready = dist.is_available() and dist.is_initialized()
+        if self._ranks.process_group is None:
+            if ready:
+                raise ProcessGroupError(
+                    "a process group appeared after this optimizer was made for one worker; call "
+                    "init_process_group before DistributedLion"
+                )
+            return
+        if not ready or not is_registered(self._ranks.process_group):
+            raise ProcessGroupError(
+                "the process group of this optimizer was destroyed or replaced; make a new "
+                "optimizer and load its state"
+            )
+
+    def check_whole(self) -> None:
+        """Raise CheckpointError where parameters are between two steps."""
+        if self._is_torn:
+            raise CheckpointError(
+                "an exception cut the commit of a step short, so that parameters and momenta are "
+                "between two steps; restart from an earlier checkpoint"
+            )
+
+    @contextmanager
+    def exchange(self, what: str) -> Iterator[None]:
+        """Declare this optimizer dead if what follows is left by an error.
+
+        Whatever interrupts an exchange leaves peers at an unknown place. Only of an error that all
+        of them raise, with nothing committed, it is known that they wait at the same place. So what
+        a signal raises waits for the end, but for construction, which has nothing to commit. The
+        others hear that this worker leaves: after the exchange, or in it by an error of its own.
+
+        Raises:
+            ProcessGroupError, ConcurrentCallError: As ``check_usable``.
+        """
+        self.check_usable()
+        with deferred_signals(what) if self.is_ready else nullcontext(Deferral(what)) as signals:
+            self._under_way = what
+            if self._watch is not None:
+                turns = self._watch.turns
+                turns.now = Turn(turns.now.number + 1, self.number, what)
+            try:
+                yield
+            except BaseException as error:
+                if isinstance(error, PeerLostError | StepTimeoutError) and what.endswith("()"):
+                    # Other ranks that never made the call look like ranks that are gone.
+                    error.args = (f"{error}. {what} must be called by every rank",)
+                if not (isinstance(error, DistlionError) and error.is_recoverable):
+                    self._die(f"{what} failed ({name_error(error)})", error)
+                raise
+            finally:
+                self._under_way = None
+                if signals.error is not None and not self._ranks.is_alone:
+                    cause = f"{name_error(signals.error)} came during {what}"
+                    self._die(cause, signals.error, has_completed=True)
+
+    def _die(self, cause: str, error: BaseException, *, has_completed: bool = False) -> None:
+        """Note why this optimizer is dead, and tell the others where only this worker knows.
+
+        Args:
+            cause: Why.
+            error: What ended it.
+            has_completed: Whether this worker did its part of the exchange.
+        """
+        self._cause_of_death = self._cause_of_death or cause
+        if self._watch is None or self._ranks.is_alone:
+            return
+        # Errors of ours are raised by all workers, or found by all; a device fails on one of them.
+        is_own = not isinstance(error, DistlionError) or isinstance(error, DeviceError)
+        if is_own and not self._watch.has_settled:
+            self._watch.leave(self._watch.turns.now.number + has_completed, cause)
+        if is_own or self._watch.has_settled:
+            self._watch.turns.failure = name_error(error)
+
+    @contextmanager
+    def commit(self) -> Iterator[None]:
+        """Declare parameters torn between two steps if what follows is left by an exception."""
+        self._is_torn = True
+        yield
+        self._is_torn = False
+
+
+def name_error(error: BaseException) -> str:
+    """Name an error by its class and, if it has one, its message."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

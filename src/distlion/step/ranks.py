@@ -1,0 +1,113 @@
+"""The ranks of an optimizer: how many there are, and which of them act as one worker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch.distributed as dist
+
+from distlion.errors import ProcessGroupError
+from distlion.exchange import MAX_WORKERS
+from distlion.transport import PeerWatch, watch_peers
+from distlion.vote import Roster
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks of an optimizer, as they were when it was made, seen from one of them.
+
+    Several ranks may act as one *worker*, which has one vote: the ranks of a node, or the ranks
+    that hold shards of the same parameters. Ranks then form a grid: a worker's ranks inside a row,
+    and in each column the ranks that vote with each other on the same pieces or shards.
+
+    Attributes:
+        process_group: All ranks; None for a rank that trains alone.
+        rank: The number of this rank in the group.
+        n_ranks: Number of ranks.
+        inside: The ranks of this worker, in their order.
+        between: This rank and its peers in other workers, one of each worker.
+    """
+
+    process_group: dist.ProcessGroup | None
+    rank: int
+    n_ranks: int
+    inside: tuple[int, ...]
+    between: tuple[int, ...]
+
+    @classmethod
+    def of(cls, process_group: dist.ProcessGroup | None) -> Ranks:
+        """Return the ranks of a group, each a worker of its own.
+
+        Args:
+            process_group: The group; None for the default one, or for a single worker where there
+                is none.
+
+        Raises:
+            ProcessGroupError: There is no group although WORLD_SIZE promises one, this process is
+                not in it, or it is too large.
+        """
+        group = _find_group(process_group)
+        rank = 0 if group is None else dist.get_rank(group)
+        n_ranks = 1 if group is None else dist.get_world_size(group)
+        if n_ranks > MAX_WORKERS:
+            raise ProcessGroupError(f"{n_ranks} workers vote; expected {MAX_WORKERS} at most")
+        return cls(group, rank, n_ranks, inside=(rank,), between=tuple(range(n_ranks)))
+
+    def in_nodes(self, size: int) -> Ranks:
+        """Return the same ranks, with ``size`` of them in a row as one worker."""
+        node, local = divmod(self.rank, size)
+        inside = tuple(range(node * size, (node + 1) * size))
+        return replace(self, inside=inside, between=tuple(range(local, self.n_ranks, size)))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to vote with."""
+        return self.n_ranks == 1
+
+    @cached_property
+    def roster(self) -> Roster:
+        """Who votes."""
+        return Roster.of(len(self.between))
+
+    @cached_property
+    def voter(self) -> int:
+        """The id of this rank's worker in the roster, which its coins depend on."""
+        return self.roster.ids[self.between.index(self.rank)]
+
+    @cached_property
+    def watch(self) -> PeerWatch | None:
+        """What finds out which rank failed; None for a rank without a group."""
+        return None if self.process_group is None else watch_peers(self.process_group)
+
+
+def check_member(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a group, if this process is in it.
+
+    Raises:
+        ProcessGroupError: It is not.
+    """
+    ready = dist.is_available() and dist.is_initialized()
+    # torch hands non-members a placeholder instead of a group.
+    is_member = isinstance(process_group, dist.ProcessGroup)
+    if not ready or not is_member or dist.get_rank(process_group) < 0:
+        raise ProcessGroupError(
+            "this process is not a member of process_group=; make the optimizer on members only"
+        )
+    return process_group
+
+
+def _find_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    if process_group is not None:
+        return check_member(process_group)
+    if dist.is_available() and dist.is_initialized():
+        return dist.group.WORLD
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise ProcessGroupError(
+            f"WORLD_SIZE={world_size}, but there is no process group; call "
+            "torch.distributed.init_process_group before DistributedLion (or unset WORLD_SIZE to "
+            "train alone)"
+        )
+    return None

@@ -1,0 +1,74 @@
+"""Between the device of parameters and host memory, where the wire is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from distlion.errors import DeviceError, DistlionError
+
+
+def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors into host memory, on the current stream, and wait for them once.
+
+    Nothing may go to a peer before it is known to be whole, so that the host waits: for the votes
+    of one bucket, and everything else that it has to read. The thread sleeps meanwhile.
+
+    Args:
+        tensors: On one device; those that are on the CPU already are returned as they are.
+    """
+    device = tensors[0].device
+    if device.type != "cuda":
+        return [tensor.cpu() for tensor in tensors]
+    copies = []
+    for tensor in tensors:
+        copy = tensor
+        if tensor.device.type != "cpu":
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            copy.copy_(tensor, non_blocking=True)
+        copies.append(copy)
+    arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    arrived.record(torch.cuda.current_stream(device))
+    arrived.synchronize()
+    return copies
+
+
+def bring_up(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to a device, without waiting for it: what follows is in order."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)
+
+
+def read_together(parts: Sequence[Tensor]) -> list[float]:
+    """Read the numbers of flat tensors, one after the other, waiting once for each device."""
+    devices = list(dict.fromkeys(part.device for part in parts))
+    read: dict[torch.device, Iterator[float]] = {}
+    for device in devices:
+        read[device] = iter(torch.cat([part for part in parts if part.device == device]).tolist())
+    return [number for part in parts for number in islice(read[part.device], len(part))]
+
+
+@contextmanager
+def name_failure(device: torch.device, what: str) -> Iterator[None]:
+    """Raise what a device reports, some time after the launch that failed, under a name.
+
+    Raises:
+        DeviceError: It failed while ``what``. That its memory is exhausted stays torch's own error.
+    """
+    try:
+        yield
+    except (DistlionError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # torch's are RuntimeErrors, Triton's are not
+        sentence = str(error).split("\n")[0]
+        raise DeviceError(
+            f"{device} failed while {what}, or before: {sentence}; nothing of this step was "
+            "committed here. Start again from a checkpoint; CUDA_LAUNCH_BLOCKING=1 finds the "
+            "launch that failed"
+        ) from error

@@ -1,0 +1,95 @@
+"""What the optimizer's steps cost on the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from distlion.transport import ByteCount, Transport
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes and messages that this rank handed to the network, less what it sends to itself.
+
+    Attributes:
+        steps: Exchanges counted, skipped steps included.
+        sent_bytes, received_bytes, messages: In all of them.
+        last_sent_bytes, last_received_bytes, last_messages: In the last one.
+        bits_per_parameter: Bits sent in the last one for each trainable element.
+        check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
+            figures. Construction (handshake, broadcast of the initial parameters) is not counted,
+            nor is the end of the trial of ``overlap="auto"``, 24 bytes to each rank, once.
+        rule_state_sent_bytes: Bytes of what a rule with state keeps, sent where a state was loaded
+            or parameters were placed anew; in none of the other figures either.
+        node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
+            in none of the other figures either.
+    """
+
+    steps: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages: int = 0
+    last_sent_bytes: int = 0
+    last_received_bytes: int = 0
+    last_messages: int = 0
+    bits_per_parameter: float = 0.0
+    check_sent_bytes: int = 0
+    rule_state_sent_bytes: int = 0
+    node_sent_bytes: int = 0
+
+    def add_step(self, step: ByteCount, inside: ByteCount, n_elements: int) -> Traffic:
+        """Count one more exchange for ``n_elements`` trainable elements.
+
+        Args:
+            step: What crossed the network between those who vote.
+            inside: What stayed inside the node.
+            n_elements: Trainable elements.
+        """
+        return Traffic(
+            steps=self.steps + 1,
+            sent_bytes=self.sent_bytes + step.sent_bytes,
+            received_bytes=self.received_bytes + step.received_bytes,
+            messages=self.messages + step.messages,
+            last_sent_bytes=step.sent_bytes,
+            last_received_bytes=step.received_bytes,
+            last_messages=step.messages,
+            bits_per_parameter=8.0 * step.sent_bytes / n_elements if n_elements else 0.0,
+            check_sent_bytes=self.check_sent_bytes,
+            rule_state_sent_bytes=self.rule_state_sent_bytes,
+            node_sent_bytes=self.node_sent_bytes + inside.sent_bytes,
+        )
+
+
+class TrafficMeter:
+    """Count the steps of an optimizer.
+
+    Attributes:
+        traffic: What was counted so far.
+        links: Between those who vote, and between the ranks of this worker; None for none.
+    """
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.links: tuple[Transport | None, Transport | None] = (None, None)
+
+    def count_step(self, n_elements: int) -> None:
+        """Count what was handed to the links since the last call as one more step."""
+        between, inside = self._take()
+        self.traffic = self.traffic.add_step(between, inside, n_elements)
+
+    def count_check(self, sent_bytes: int) -> None:
+        """Count a comparison of the replicas."""
+        total_bytes = self.traffic.check_sent_bytes + sent_bytes
+        self.traffic = replace(self.traffic, check_sent_bytes=total_bytes)
+
+    def count_rule_state(self, sent_bytes: int) -> None:
+        """Count what rules with state tell those who count."""
+        total_bytes = self.traffic.rule_state_sent_bytes + sent_bytes
+        self.traffic = replace(self.traffic, rule_state_sent_bytes=total_bytes)
+
+    def discard(self) -> None:
+        """Forget what was handed to the links since the last call: it was no step."""
+        self._take()
+
+    def _take(self) -> list[ByteCount]:
+        return [ByteCount() if link is None else link.take_counted() for link in self.links]

@@ -1,0 +1,357 @@
+"""One bucket's part in a step: draft and cast its vote, then commit what came back or let it go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from distlion import faults
+from distlion.errors import DeviceError, GradientChangedError
+from distlion.exchange import (
+    Exchanging,
+    Header,
+    Pipeline,
+    Reply,
+    run_all,
+    with_error,
+    with_error_of,
+)
+from distlion.failures import Status
+from distlion.kernels import Coefficients, Coin, Coins, Segment
+from distlion.step.gradients import digest_gradients, look_at_gradients
+from distlion.step.outcome import describe_problem, log_abstention
+from distlion.step.param import SPARSE, GradientMark, VotingParam, take_gradients
+from distlion.step.route import Route
+
+NoteNorm = Callable[[float], None]
+"""Called with the norm of the gradients of a step, before they are scaled."""
+
+
+class Clipper(Protocol):
+    """Scales the gradients of a step down to a norm."""
+
+    def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
+        """Measure the norm of all gradients; return the header, with what peers found, and it."""
+        ...
+
+    def scale(self, segments: Sequence[Segment], norm: float) -> Sequence[Segment]:
+        """Scale segments of gradients that have this norm together."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What the buckets of one step share.
+
+    Attributes:
+        rank: This rank among all workers.
+        header: Its header, still without a bucket.
+        coins: Its coins of this step.
+        rounding: The coin of stochastic rounding; None to round to nearest.
+        coefficients: Hyperparameters of every param group.
+        nonfinite: What follows values that are not finite.
+        found_inf: Whether a GradScaler has seen an overflow on this worker.
+        wants_digest: Whether raw gradients are to be compared between workers.
+        note_norm: Called by a commit with the norm by which gradients were clipped, if any.
+        after_encode: Called once a vote is encoded, where a fault is armed.
+        problems: What keeps this worker from voting, in words; more of it may show on the way.
+    """
+
+    rank: int
+    header: Header
+    coins: Coins
+    rounding: Coin | None
+    coefficients: Sequence[Coefficients]
+    nonfinite: Literal["raise", "skip", "abstain"]
+    found_inf: bool
+    wants_digest: bool
+    note_norm: NoteNorm
+    after_encode: Callable[[], None]
+    problems: list[str] = field(default_factory=list)
+
+    def refuse(self, header: Header, error: Exception) -> Header:
+        """Put into a header that this worker cannot vote: one that raised would leave the others.
+
+        Whatever a user left in a parameter, a gradient or the optimizer's state ends here.
+        """
+        self.problems.append(describe_problem(error))
+        return with_error(header, Status.INPUT, culprit=self.rank)
+
+    def refused(self, error: Exception) -> StepInputs:
+        """Return inputs of a step in which this worker cannot vote at all."""
+        return replace(self, header=self.refuse(self.header, error))
+
+
+class Completion(NamedTuple):
+    """What the last bucket's header says of the whole step.
+
+    Attributes:
+        flags: Read together with the votes of that bucket, so that its device is waited for once.
+        complete: Adds to the header what is known; takes the flags as they are on the host.
+    """
+
+    flags: Tensor
+    complete: Callable[[Header, Tensor], Header]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One bucket before its vote is encoded.
+
+    Attributes:
+        route: What carries it.
+        marks: The gradients of its parameters, as they are now.
+        segments: What this rank votes with: those of ``route.own``, without gradient where it
+            abstains; none where it cannot vote.
+        header: This worker's header, with what was found so far.
+        can_vote: Whether there is a segment for each of them.
+        norm: By what all gradients of the step are clipped; None where they are not.
+    """
+
+    route: Route
+    marks: Sequence[GradientMark]
+    segments: Sequence[Segment]
+    header: Header
+    can_vote: bool = True
+    norm: float | None = None
+
+    def clipped(self, norm: float, clipper: Clipper, found: Header) -> Draft:
+        """Return the draft with clipped gradients, and with what was found on the way, if worse."""
+        scaled = clipper.scale(self.segments, norm)
+        segments, header = self.route.kernels.gather(scaled), with_error_of(self.header, found)
+        return replace(self, segments=segments, header=header, norm=norm)
+
+    def list_counted(self) -> list[Segment]:
+        """List what a norm counts here: of shards that several ranks hold, those of the first."""
+        if not self.can_vote:
+            return []
+        own = zip(self.route.own, self.segments, strict=True)
+        return [segment for param, segment in own if param.copies.is_first]
+
+    def find_changed(self) -> VotingParam | None:
+        """Find the first parameter whose gradient is not the one that was encoded."""
+        for mark in self.marks:
+            if mark.has_changed():
+                return mark.owner
+        return None
+
+
+@dataclass(frozen=True)
+class CastVote:
+    """One bucket between its vote and its commit.
+
+    Attributes:
+        draft: What was voted.
+        reply: What came back.
+    """
+
+    draft: Draft
+    reply: Reply
+
+    def commit(self, inputs: StepInputs) -> None:
+        """Write parameters and momenta, and note the norm of the step."""
+        self.draft.route.commit(
+            self.draft.segments, self.reply, inputs.coefficients, inputs.rounding
+        )
+        if self.draft.norm is not None:
+            inputs.note_norm(self.draft.norm)
+
+
+def draft_vote(route: Route, inputs: StepInputs) -> Draft:
+    """Take a bucket's gradients; with nodes, average them inside the node."""
+    header = replace(inputs.header, bucket=route.bucket.index)
+    if header.status is not Status.OK:
+        return draft_nothing(route, header)
+    marks: list[GradientMark] = []
+    try:
+        marks += [param.mark() for param in route.params]
+        grads = take_gradients(route.params)
+    except Exception as error:  # noqa: BLE001
+        return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)
+    sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
+    if sparse:
+        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
+    if inputs.found_inf and inputs.nonfinite == "abstain":
+        grads = [None] * len(grads)
+    means, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
+    segments = []
+    try:
+        for param, mean in zip(route.own, means, strict=True):
+            scaled = inputs.coefficients[param.group]
+            if scaled.grad_scale != scale:  # the node's first rank has another one
+                scaled = scaled._replace(grad_scale=scale)
+            segments.append(param.segment(scaled, mean))
+        gathered = route.kernels.gather(segments)
+    except Exception as error:  # noqa: BLE001
+        return Draft(route, marks, (), inputs.refuse(header, error), can_vote=False)
+    return Draft(route, marks, gathered, header)
+
+
+def cast_vote(
+    draft: Draft, inputs: StepInputs, completion: Completion | None = None
+) -> Exchanging[CastVote]:
+    """Encode this worker's vote on one bucket, and exchange it.
+
+    An error found here travels in the header; every rank raises it once the schedule is complete.
+
+    Args:
+        draft: What to vote.
+        inputs: What the buckets share.
+        completion: Of the last bucket under overlap; None for others.
+    """
+    if draft.can_vote:
+        try:
+            votes, finite, header, flags = _encode(draft, inputs, completion)
+        except DeviceError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            refused = inputs.refuse(draft.header, error)
+            draft = replace(draft, segments=(), header=refused, can_vote=False)
+    if not draft.can_vote:
+        if completion is not None:
+            header = completion.complete(draft.header, completion.flags.cpu())
+            draft = replace(draft, header=header)
+        return (yield from cast_nothing(draft, inputs.coins, nonfinite=inputs.nonfinite))
+    route, segments = draft.route, draft.segments
+    if inputs.nonfinite == "abstain":
+        agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
+        kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
+        if agreed != finite:
+            # Another rank refused a parameter whose piece, or shard, was encoded here.
+            votes, *_ = route.encode(kept, inputs.coins)
+        segments = kept
+    elif inputs.found_inf or not all(finite):
+        # Only a GradScaler may know that something overflowed, and not what.
+        position = -1 if inputs.found_inf else route.own[finite.index(False)].position
+        header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
+    if faults.armed:
+        inputs.after_encode()
+    changed = draft.find_changed()
+    if changed is not None:
+        header = with_error(
+            header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
+        )
+    present = [segment.grad is not None for segment in segments]
+    if completion is not None:
+        header = completion.complete(header, *flags)
+    reply = yield from route.exchange(header, votes, present, inputs.coins)
+    return CastVote(replace(draft, segments=segments), reply)
+
+
+def _encode(
+    draft: Draft, inputs: StepInputs, completion: Completion | None
+) -> tuple[Tensor, Sequence[bool], Header, list[Tensor]]:
+    """Encode a vote, and read what lies on its device with it.
+
+    Returns:
+        The vote, which segments are finite, the header with their digest, and the flags of a
+        completion.
+    """
+    route, segments, header = draft.route, draft.segments, draft.header
+    wants_digest = inputs.wants_digest and header.status is Status.OK
+    seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
+    asked = [] if completion is None else [completion.flags]
+    votes, finite, *read = route.encode(segments, inputs.coins, *asked, *seen)
+    if seen:
+        header = replace(header, gradient_digest=digest_gradients(segments, read[-1]))
+    return votes, finite.tolist(), header, read[: len(asked)]
+
+
+def draft_and_cast(
+    route: Route, inputs: StepInputs, completion: Completion | None = None
+) -> Exchanging[CastVote]:
+    """Draft a bucket's vote and cast it; ``completion`` as for ``cast_vote``."""
+    return cast_vote(draft_vote(route, inputs), inputs, completion)
+
+
+def cast_votes(
+    routes: Sequence[Route], inputs: StepInputs, clipper: Clipper | None
+) -> list[CastVote]:
+    """Draft, clip and cast the votes on all buckets."""
+    pipeline = Pipeline[CastVote]()
+    if clipper is None:
+        for route in routes:  # one bucket's votes travel while the next one is encoded
+            pipeline.add(draft_and_cast(route, inputs))
+        return pipeline.drain()
+    # A norm is that of all gradients, so that all are there before the first vote is encoded.
+    drafts = [draft_vote(route, inputs) for route in routes]
+    header, norm = clipper.measure(
+        [segment for draft in drafts for segment in draft.list_counted()], inputs.header
+    )
+    for draft in drafts:
+        pipeline.add(cast_vote(draft.clipped(norm, clipper, header), inputs))
+    return pipeline.drain()
+
+
+def abstain_from(
+    route: Route, header: Header, coins: Coins, *, nonfinite: str
+) -> Exchanging[CastVote]:
+    """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
+    draft = draft_nothing(route, header)
+    return (yield from cast_nothing(draft, coins, nonfinite=nonfinite))
+
+
+def draft_nothing(route: Route, header: Header) -> Draft:
+    """Take part in what ``draft_vote`` exchanges, without a gradient."""
+    header = replace(header, bucket=route.bucket.index)
+    _, _, header = route.average([None] * len(route.params), header, 1.0)
+    return Draft(route, (), (), header, can_vote=False)
+
+
+def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[CastVote]:
+    """Take part in what ``cast_vote`` exchanges, without a vote on any parameter."""
+    route, header = draft.route, draft.header
+    if nonfinite == "abstain":
+        _, header = route.agree([True] * len(route.own), header, overflow=False)
+    votes, *_ = route.encode([], coins)
+    reply = yield from route.exchange(header, votes, [False] * len(route.own), coins)
+    return CastVote(replace(draft, header=header), reply)
+
+
+def abstain_from_all(
+    routes: Sequence[Route],
+    header: Header,
+    coins: Coins,
+    *,
+    nonfinite: str,
+    clipper: Clipper | None,
+) -> list[CastVote]:
+    """Take part in ``cast_votes`` without a vote: the same exchanges in the same order."""
+    if clipper is None:
+        return run_all(abstain_from(route, header, coins, nonfinite=nonfinite) for route in routes)
+    drafts = [draft_nothing(route, header) for route in routes]
+    found, norm = clipper.measure([], header)
+    clipped = [draft.clipped(norm, clipper, found) for draft in drafts]
+    return run_all(cast_nothing(draft, coins, nonfinite=nonfinite) for draft in clipped)
+
+
+def check_unchanged(votes: Sequence[CastVote], *, rank: int, step: int) -> None:
+    """Raise GradientChangedError where a gradient is not the one that was voted with."""
+    for vote in votes:
+        changed = vote.draft.find_changed()
+        if changed is not None:
+            raise GradientChangedError(
+                f"the gradient of {changed.name} changed here after it was sent; nothing was "
+                "committed here, but other workers may have committed this step",
+                rank=rank,
+                step=step,
+                culprits=(rank,),
+            )
+
+
+def abstain(
+    segments: Sequence[Segment], finite: Sequence[bool], *, rank: int, step: int
+) -> Sequence[Segment]:
+    """Take the gradient from segments that are not finite, and say so in the log."""
+    if all(finite):
+        return segments
+    kept = list(segments)
+    for index, is_finite in enumerate(finite):
+        if not is_finite:
+            kept[index] = kept[index]._replace(grad=None)
+    names = [segment.slot.name for index, segment in enumerate(segments) if not finite[index]]
+    log_abstention(names, rank=rank, step=step)
+    return kept

@@ -1,0 +1,119 @@
+"""How far workers agree: the figures, against a plain count of everything."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import distlion
+import matrix
+from distlion.aggregation import Aggregation
+from distlion.optim import Diagnosis
+from distlion.options.diagnostics import ABSENT, diagnose
+
+BETA1 = 0.9
+
+
+def test_margin_ties_agreement_and_dispersion_of_three_coordinates() -> None:
+    # Directions of three workers, then their momenta.
+    rows = [[1.0, -2.0, 0.5, 1.0, 0.0, 0.0], [3.0, 1.0, 0.0, 0.0, 1.0, 0.0],
+            [-1.0, -1.0, -0.5, 0.0, 0.0, 1.0]]  # fmt: skip
+
+    found = diagnose(4, "weight", rows, updates=[1, 1, 1])
+
+    # Sums of signs: 1, -1, 0; of directions: 3, -2, 0.
+    assert found == Diagnosis(
+        4,
+        "weight",
+        margin=pytest.approx(2 / 9),
+        ties=pytest.approx(1 / 3),
+        agreement=0.5,
+        dispersion=pytest.approx(1 / 3),
+    )
+
+
+def test_absent_workers_do_not_vote_but_have_momenta() -> None:
+    rows = [[1.0, 1.0], [ABSENT, 1.0], [1.0, 1.0]]
+
+    found = diagnose(0, "weight", rows, updates=[1])
+
+    assert found is not None
+    assert (found.margin, found.ties, found.agreement) == (1.0, 0.0, 1.0)
+    assert found.dispersion == pytest.approx(1.0)
+
+
+def test_nothing_is_said_where_nobody_votes() -> None:
+    assert diagnose(0, "weight", [[ABSENT, 1.0]] * 2, updates=[1]) is None
+    assert diagnose(0, "weight", [[], []], updates=[]) is None
+
+
+@pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)
+@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize("cautious", [False, True])
+def test_agreement_is_counted_on_what_was_really_applied(
+    rule: Aggregation, workers: int, cautious: bool
+) -> None:
+    """A parameter of 200 coordinates is its own sample; steps are read off the parameters."""
+    param = nn.Parameter(torch.zeros(200))
+    cluster = distlion.VirtualCluster(
+        [("w", param)],
+        workers=workers,
+        lr=1.0,
+        cautious=cautious,
+        aggregation=rule,
+        diagnose_every=2,
+    )
+    generator = torch.Generator().manual_seed(workers)
+    expected = []
+    for step in range(6):
+        grads = torch.randn(workers, 200, generator=generator)
+        momenta = torch.stack([cluster.exp_avg(worker)[0] for worker in range(workers)])
+        directions = BETA1 * momenta.double() + (1 - BETA1) * grads.double()
+        if cautious:
+            directions[directions * grads.double() <= 0] = 0
+        before = param.detach().clone()
+        for worker, grad in enumerate(grads):
+            param.grad = grad
+            cluster.collect(worker)
+        cluster.step()
+        votes = directions.sign().sum(0)
+        moved = (before - param.detach()).sign()
+        leads = directions.sum(0).sign()
+        agreement = (moved == leads)[leads != 0].double().mean()
+        expected.append(
+            (step, votes.abs().mean() / workers, (votes == 0).double().mean(), agreement)
+        )
+
+    found = cluster.diagnostics()
+
+    assert [each.step for each in found] == [0, 2, 4]
+    for each, (step, margin, ties, agreement) in zip(found, expected[::2], strict=True):
+        assert (each.step, each.parameter) == (step, "w")
+        assert each.margin == pytest.approx(float(margin))
+        assert each.ties == pytest.approx(float(ties))
+        assert each.agreement == pytest.approx(float(agreement))
+    if rule == distlion.FullPrecision():
+        assert all(each.agreement == 1 for each in found)
+    assert found[0].dispersion == 1  # all momenta are 0
+    assert math.isclose(found[2].dispersion, 1 / workers, rel_tol=0.5)
+
+
+def test_diagnosis_changes_nothing() -> None:
+    results = []
+    for every in (None, 1):
+        param = nn.Parameter(torch.zeros(300))
+        cluster = distlion.VirtualCluster([param], workers=3, diagnose_every=every)
+        for step in range(4):
+            for worker in range(3):
+                generator = torch.Generator().manual_seed(10 * step + worker)
+                param.grad = torch.randn(300, generator=generator)
+                cluster.collect(worker)
+            cluster.step()
+        results.append((param.detach(), cluster.diagnostics()))
+
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == []
+    assert len(results[1][1]) == 4

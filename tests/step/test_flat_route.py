@@ -1,0 +1,63 @@
+"""A bucket from the votes to the reply, between ends of a network inside this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import matrix
+from distlion.aggregation import Aggregation
+from distlion.exchange import ChunkKind, Exchange, Header, Verdict
+from distlion.failures import Status
+from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
+from distlion.layout import Bucket, Slot
+from distlion.step import Make, VotingParam
+from distlion.step.flat_route import FlatRoute
+from distlion.vote import Roster, make_worker_state
+from loopback import CPU, make_links, run_together
+from two_levels import TwoLevels
+
+N_WORKERS = 3
+KERNELS = choose_kernels(CPU)
+HYPER = Coefficients(0.9, 0.99, 0.1, 0.1)
+EMPTY = Bucket(0, (0, 1), (Slot("empty", 0, 3, 0, 7), Slot("also", 0, 3, 0)), N_WORKERS)
+CASES = {
+    f"{rule_name}, {pattern_name}": (rule, pattern)
+    for rule_name, rule in matrix.LISTED.items()
+    for pattern_name, pattern in {**matrix.PATTERNS, "two-levels": TwoLevels()}.items()
+    # Which counts in parts, as floats cannot be.
+    if pattern_name != "two-levels" or rule.vote_format.has_partial_sums
+}
+
+
+def make_params(rule: Aggregation) -> tuple[VotingParam, ...]:
+    """Make the parameters of ``EMPTY``: shards without elements, with what the rule keeps."""
+    params = []
+    for position, slot in enumerate(EMPTY.slots):
+        values = torch.zeros(0)
+        kept = {"exp_avg": torch.zeros(0), **make_worker_state(rule, values)}
+        make = Make.of(values)
+        params.append(
+            VotingParam(values, position, 0, slot, rule, {values: kept}, ((0, 0),), make, make)
+        )
+    return tuple(params)
+
+
+@pytest.mark.parametrize(("rule", "pattern"), CASES.values(), ids=CASES)
+def test_a_bucket_without_elements_takes_part(rule: Aggregation, pattern: Exchange) -> None:
+    roster = Roster.of(N_WORKERS)
+    routes = [
+        FlatRoute(EMPTY, make_params(rule), rule, pattern, CPU, KERNELS, link, roster)
+        for link in make_links(N_WORKERS)
+    ]
+    segments = [Segment(slot, *torch.zeros(3, 0), HYPER) for slot in EMPTY.slots]
+    exchanges = []
+    for rank, route in enumerate(routes):
+        votes, finite = route.encode(segments, Coins(0, 0, rank))
+        header = Header(ChunkKind.VOTE, 0, 0, rank, 99)
+        exchanges.append(route.exchange(header, votes, finite.tolist(), Coins(0, 0, rank)))
+    replies, _ = run_together(exchanges)
+    for route, reply in zip(routes, replies, strict=True):
+        assert reply.verdict == Verdict(Status.OK)
+        assert (reply.present > 0).all()
+        route.commit(segments, reply, [HYPER], None)
