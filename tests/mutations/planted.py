@@ -228,7 +228,7 @@ MUTATIONS = (
     ),
     Mutation(
         "headers do not carry this step's hyperparameters",
-        "session/description.py",
+        "session/fingerprint.py",
         "[self._digest, *changing, *self.list_toggled(groups)]",
         "[self._digest, *self.list_toggled(groups)]",
         ("session/test_fingerprint.py",),
@@ -313,7 +313,7 @@ MUTATIONS = (
     Mutation(
         "virtual: a lone worker is not clipped",
         "virtual/collection.py",
-        "clip=settings.clip_norm,",
+        "clip=make_clip_alone(settings.clip_norm),",
         "clip=None,",
         COLLECTION,
     ),

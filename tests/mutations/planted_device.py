@@ -76,7 +76,7 @@ DEVICE = (
     ),
     Mutation(
         "device: learning rates are read one by one",
-        "options/sample.py",
+        "step/staging.py",
         "iter(torch.cat([part for part in parts if part.device == device]).tolist())",
         "iter([each for part in parts if part.device == device for each in part.tolist()])",
         STEP,
@@ -84,7 +84,7 @@ DEVICE = (
     ),
     Mutation(
         "device: a worker on a GPU looks like one of other settings",
-        "session/description.py",
+        "session/fingerprint.py",
         'place = f"device {devices.index(param.device)}"',
         'place = f"{param.device}"',
         RANKS,

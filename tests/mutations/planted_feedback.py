@@ -31,7 +31,7 @@ FEEDBACK = (
     ),
     Mutation(
         "a state is loaded and nobody sends its estimates",
-        "session/network.py",
+        "session/routing.py",
         "if not is_first:",
         "if False:",
         ESTIMATES,

@@ -38,7 +38,7 @@ INPUTS = (
     ),
     Mutation(
         "a rule changed in place is ignored and saved",
-        "session/description.py",
+        "session/fingerprint.py",
         "if now is not before and now != before:",
         "if False:",
         FIXED,

@@ -42,14 +42,14 @@ LOSSES = (
     ),
     Mutation(
         "loss: a GradScaler is not told of another worker's overflow",
-        "session/peers.py",
+        "session/session.py",
         "            note_overflow()\n",
         "            pass\n",
         NONFINITE,
     ),
     Mutation(
         "loss: an overflow skips other optimizers of the scaler",
-        "session/grad_scaler.py",
+        "step/outcome.py",
         """    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
     for found_inf in state["found_inf_per_device"].values():
         found_inf.fill_(1.0)
@@ -76,7 +76,7 @@ LOSSES = (
     ),
     Mutation(
         "loss: replaced parameters go unnoticed",
-        "session/description.py",
+        "session/fingerprint.py",
         "if is_other or not all(map(operator.is_, params, held)):",
         "if False:",
         GROUPS,

@@ -13,8 +13,8 @@ SWAPPED = (f"{TWO}two_swapped_steps_of_two_workers_are_one_error_that_blames_nob
 MISUSES = (
     Mutation(
         "optimizers send over one process group",
-        "session/network.py",
-        "self._everybody = own_group(workers, name=name, timeout_s=timeout_s)",
+        "session/connections.py",
+        'self._everybody = self._make("")',
         "pass",
         SWAPPED,
     ),
@@ -34,7 +34,7 @@ MISUSES = (
     ),
     Mutation(
         "frames do not carry the number of the optimizer",
-        "session/peers.py",
+        "session/session.py",
         "optimizer: number {self.lifecycle.number} of",
         "optimizer: number of",
         (f"{TWO}optimizers_of_different_numbers_are_refused_on_every_rank",),
@@ -62,7 +62,7 @@ MISUSES = (
     ),
     Mutation(
         "a parameter frozen later is not described",
-        "session/description.py",
+        "session/fingerprint.py",
         'lines.append(f"no longer trained: {name}")',
         "pass",
         MISUSE,
@@ -76,9 +76,9 @@ MISUSES = (
     ),
     Mutation(
         "a rank without anything to vote on does not shake hands",
-        "session/peers.py",
-        "        if not self.is_alone:\n            self.network.approach()",
-        "        if not self.is_alone and params:\n            self.network.approach()",
+        "session/session.py",
+        "        if not self.ranks.is_alone:\n            self.connections.approach()",
+        "        if not self.ranks.is_alone and params:\n            self.connections.approach()",
         MISUSE,
     ),
     Mutation(
@@ -176,9 +176,9 @@ MISUSES = (
     ),
     Mutation(
         "an lr out of range on all workers kills their optimizers",
-        "session/handshake.py",
-        "        culprits=tuple(culprits),\n        is_recoverable=True,",
-        "        culprits=tuple(culprits),",
+        "failures.py",
+        '"nothing was committed, because {who} cannot vote: {problem}",\n        is_recoverable=True,',
+        '"nothing was committed, because {who} cannot vote: {problem}",',
         (
             "distributed/test_disagreement.py::test_a_setting_out_of_range_on_all_ranks_is_told_as_such_and_they_go_on",
         ),

@@ -48,8 +48,8 @@ PROTOCOL = (
     Mutation(
         "the last bucket's verdict is not heard, simulated",
         "optim/distributed_lion.py",
-        "found = worst_of([vote.reply.verdict for vote in votes])",
-        "found = worst_of([vote.reply.verdict for vote in votes[:1]])",
+        "verdict = worst_of([vote.reply.verdict for vote in votes])",
+        "verdict = worst_of([vote.reply.verdict for vote in votes[:1]])",
         SIMULATION,
     ),
     Mutation(

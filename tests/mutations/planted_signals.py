@@ -26,7 +26,7 @@ SIGNALS = (
     Mutation(
         "signals: an interrupted worker goes on",
         "step/lifecycle.py",
-        "if signals.error is not None and self._has_peers:",
+        "if signals.error is not None and not self._ranks.is_alone:",
         "if False:",
         STEPS,
     ),

@@ -34,22 +34,22 @@ TRIAL = (
     Mutation(
         "trial of overlap: skipped steps do not count",
         "optim/distributed_lion.py",
-        "            if self._settings.overlap:\n                peers.try",
-        "            if self.committed_step > step:\n                peers.try",
+        "            if self._settings.overlap:\n                session.try",
+        "            if self.committed_step > step:\n                session.try",
         TESTS,
     ),
     Mutation(
         "trial of overlap: votes go on leaving during backward",
-        "session/peers.py",
+        "session/session.py",
         "step=step) and self.overlap is not None:\n"
-        "            self.overlap.take(self.network.routes, waits=not self.network.trial.overlaps)",
+        "            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)",
         "step=step) and self.overlap is not None:\n"
-        "            self.overlap.take(self.network.routes, waits=False)",
+        "            self.overlap.take(self.routing.routes, waits=False)",
         TESTS,
     ),
     Mutation(
         "trial of overlap: buckets of the other stretch stay",
-        "session/network.py",
+        "session/routing.py",
         "        if changes:\n",
         "        if False:\n",
         TESTS,
@@ -57,8 +57,8 @@ TRIAL = (
     Mutation(
         "trial of overlap: a GradScaler is taken in a stretch without overlap",
         "optim/distributed_lion.py",
-        "        if self._settings.overlap:\n            peers.check",
-        "        if peers.network.trial.overlaps:\n            peers.check",
+        "        if self._settings.overlap:\n            session.check",
+        "        if session.routing.trial.overlaps:\n            session.check",
         TESTS,
     ),
     Mutation(
@@ -70,8 +70,8 @@ TRIAL = (
     ),
     Mutation(
         "trial of overlap: it goes on with other parameters",
-        "session/peers.py",
-        "        self.network.begin_trial()\n",
+        "session/session.py",
+        "        self.routing.begin_trial()\n",
         "",
         TESTS,
     ),

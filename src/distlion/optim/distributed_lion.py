@@ -25,16 +25,14 @@ from distlion.options import (
     MomentumSync,
     Nodes,
     Settings,
-    find_sharding,
     make_clip_alone,
 )
 from distlion.session import (
     Fingerprint,
     MomentumOwnership,
-    Session,
     find_ownership,
-    find_ranks,
     name_worker,
+    open_session,
 )
 from distlion.step import (
     CastVote,
@@ -157,9 +155,7 @@ class DistributedLion(VotingBase):
             seed=seed,
         )
         params = list_params(params)
-        sharding = find_sharding(name_tensors(params), process_group, timeout_s=init_timeout_s)
-        ranks, pieces = find_ranks(process_group, sharding, self._settings)
-        self._session = Session(ranks, self._settings, sharding)
+        self._session, pieces = open_session(name_tensors(params), process_group, self._settings)
         self._grad_norm: float | None = None
         super().__init__(
             params,
@@ -170,7 +166,7 @@ class DistributedLion(VotingBase):
             aggregation=aggregation,
             exp_avg_dtype=exp_avg_dtype,
             pieces=pieces,
-            worker=name_worker(ranks, sharding),
+            worker=name_worker(self._session),
         )
         with self._session.lifecycle.exchange("construction"):
             trained = self._list_trainable()

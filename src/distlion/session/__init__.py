@@ -6,7 +6,7 @@ from distlion.session.fingerprint import (
     check_frozen,
 )
 from distlion.session.ownership import Gather, MomentumOwnership, find_ownership, name_worker
-from distlion.session.session import Session, find_ranks
+from distlion.session.session import Session, open_session
 
 __all__ = [
     "Fingerprint",
@@ -16,6 +16,6 @@ __all__ = [
     "Session",
     "check_frozen",
     "find_ownership",
-    "find_ranks",
     "name_worker",
+    "open_session",
 ]

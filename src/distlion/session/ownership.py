@@ -7,11 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from distlion.errors import CheckpointError, UnsupportedTypeError
-from distlion.options import Sharding
 from distlion.session.meetings import agree_alone
 from distlion.session.session import Session
 from distlion.signals import deferred_signals
-from distlion.step import Ranks
 from distlion.transport import gather_bytes
 
 Gather = Callable[[bytes], list[bytes]]
@@ -73,12 +71,12 @@ def _gather_alone(record: bytes) -> list[bytes]:
     return [record]
 
 
-def name_worker(ranks: Ranks, sharding: Sharding | None) -> str | None:
+def name_worker(session: Session) -> str | None:
     """Name the worker whose momenta a state holds; None for those of all, or of one alone."""
-    if ranks.is_alone or sharding is not None:
+    ranks, size = session.ranks, session.node_size
+    if ranks.is_alone or session.sharding is not None:
         return None
-    n_inside = len(ranks.inside)
-    nodes = f", in nodes of {n_inside}" if n_inside > 1 else ""
+    nodes = f", in nodes of {size}" if size > 1 else ""
     return f"{ranks.rank} of {ranks.n_ranks}{nodes}"
 
 

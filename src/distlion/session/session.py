@@ -23,6 +23,7 @@ from distlion.options import (
     Sharding,
     ShardPieces,
     describe_selection,
+    find_sharding,
 )
 from distlion.session.connections import Connections
 from distlion.session.fingerprint import Fingerprint, FixedGroups, describe_params
@@ -341,17 +342,27 @@ class Session:
         return len(self.ranks.inside) if self.sharding is None else 1
 
 
-def find_ranks(
-    process_group: dist.ProcessGroup | None, sharding: Sharding | None, settings: Settings
-) -> tuple[Ranks, NodePieces | ShardPieces]:
-    """Find all ranks of an optimizer, and what this one keeps of each momentum."""
+def open_session(
+    params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, settings: Settings
+) -> tuple[Session, NodePieces | ShardPieces]:
+    """Find all ranks of an optimizer, and what this one keeps of each momentum.
+
+    Args:
+        params: Of the optimizer, by name.
+        process_group: The workers that vote; None for the default group.
+        settings: The optimizer's.
+
+    Raises:
+        ProcessGroupError, InvalidArgumentError, UnsupportedTypeError: It is not clear who votes.
+    """
+    sharding = find_sharding(params, process_group, timeout_s=settings.init_timeout_s)
     if sharding is not None:
         if settings.node_size(sharding.ranks.n_ranks) > 1:
             raise UnsupportedTypeError(
                 "nodes= averages gradients inside a node, which FSDP has done for DTensors; "
                 "leave nodes out"
             )
-        return sharding.ranks, ShardPieces(sharding)
+        return Session(sharding.ranks, settings, sharding), ShardPieces(sharding)
     ranks = Ranks.of(process_group)
     size = settings.node_size(ranks.n_ranks)
-    return ranks.in_nodes(size), NodePieces(size, ranks.rank % size)
+    return Session(ranks.in_nodes(size), settings, None), NodePieces(size, ranks.rank % size)
