@@ -11,9 +11,9 @@ from typing import Any
 
 from distlion.errors import InvalidArgumentError
 from distlion.lab.tasks import Tokenizer
-from distlion.lab.training.contenders import find_contender
 from distlion.lab.training.device import check_device
 from distlion.lab.training.grid import make_grid
+from distlion.lab.training.methods import find_method
 from distlion.lab.training.run_settings import RunSettings
 from distlion.lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
@@ -176,7 +176,7 @@ class Cell:
     def grid(self) -> tuple[float, ...]:
         """Return the learning rates to try, from the lowest on."""
         return make_grid(
-            find_contender(self.method).base_lr * self.settings.lr_scale,
+            find_method(self.method).base_lr * self.settings.lr_scale,
             points=self.settings.lrs,
             factor=self.settings.lr_factor,
         )
@@ -185,7 +185,7 @@ class Cell:
         given = self.settings
         weight_decay = given.weight_decay
         if weight_decay is None:
-            weight_decay = find_contender(self.method).weight_decay
+            weight_decay = find_method(self.method).weight_decay
         return RunSettings(
             task=given.task,
             data=given.data,
