@@ -108,8 +108,10 @@ MUTATIONS = (
     Mutation(
         "learning rates of baselines times 100",
         "lab/training/methods.py",
-        "base_lr=inner.base_lr,\n        weight_decay=inner.weight_decay,\n        enter=partial(_e",
-        "base_lr=100 * inner.base_lr,\n        weight_decay=inner.weight_decay,\n        enter=partial(_e",
+        "base_lr=inner.base_lr,\n        weight_decay=inner.weight_decay,\n"
+        "        enter=partial(_enter_mean",
+        "base_lr=100 * inner.base_lr,\n        weight_decay=inner.weight_decay,\n"
+        "        enter=partial(_enter_mean",
         METHODS,
     ),
     Mutation(

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 import distlion
 from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
 from distlion.errors import InvalidArgumentError
-from distlion.lab.training.methods import MEANS, METHOD_NAMES, find_method
+from distlion.lab.training.methods import MEANS, METHOD_NAMES, RULE_NAMES, find_method, find_rule
 from distlion.lab.training.presets import PRESETS, Preset
 from distlion.lab.training.workers import MethodRun
 
@@ -236,3 +236,19 @@ def test_presets_name_known_methods_once(preset):
     methods = PRESETS[preset]["methods"]
     assert [find_method(name).name for name in methods] == list(methods)
     assert len(set(methods)) == len(methods)
+
+
+@pytest.mark.parametrize("name", [name for name in RULE_NAMES if not set(name) & set("PRA")])
+def test_every_rule_of_train_is_the_method_of_compare(name):
+    rule, method = find_rule(name), find_method(name)
+    assert rule.start is not None
+    assert rule.definition == method.definition
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["global-sgd", "terngrad-adamw", "lion-cub", "majority-sync-10", "majority-sync-0", "diloco-4"],
+)
+def test_train_refuses_methods_that_only_a_comparison_knows(name):
+    with pytest.raises(InvalidArgumentError, match=f"rule '{name}' is unknown"):
+        find_rule(name)

@@ -229,7 +229,7 @@ class _PlainMean:
 
 @dataclass
 class _Matrix:
-    """What PowerSGD keeps of a parameter that it compresses."""
+    """State of PowerSGD for a parameter that it compresses."""
 
     n_sent: int
     factor: Tensor

@@ -1,4 +1,4 @@
-"""What the cost model expects of a method, to stand beside what was measured."""
+"""Predict a method's step by the cost model, to compare with the measured one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from distlion.lab.planning import (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a prediction depends on beside the method.
+    """Measurements that a prediction takes beside the method.
 
     Attributes:
         n_parameters: Of the model.

@@ -1,4 +1,4 @@
-"""What the methods of a sweep work on: a small GPT, or a bare vector."""
+"""Workloads of a sweep: training steps of a small GPT, or the exchange of a bare vector."""
 
 from __future__ import annotations
 

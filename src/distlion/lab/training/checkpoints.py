@@ -52,7 +52,7 @@ class CheckpointSettings:
 
     @property
     def are_used(self) -> bool:
-        """Whether anything is saved or loaded."""
+        """Return whether anything is saved or loaded."""
         return self.every is not None or self.resume
 
     def check(self, settings: TrainSettings) -> None:

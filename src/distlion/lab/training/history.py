@@ -1,4 +1,4 @@
-"""What a record says of the steps of a run, those before a resume included."""
+"""Keep the series of a run for its record, those before a resume included."""
 
 from __future__ import annotations
 

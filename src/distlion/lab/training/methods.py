@@ -86,7 +86,7 @@ class MethodKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What a name such as ``majority`` stands for.
+    """A way to train, which a name such as ``majority`` stands for.
 
     Attributes:
         name: Its name on the command line.

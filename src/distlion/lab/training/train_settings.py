@@ -25,7 +25,7 @@ DEFAULT_STEP_TIMEOUT_S = 60.0
 
 
 class TaskName(str, Enum):
-    """What to train."""
+    """The task to train."""
 
     TEXT = "text"
     IMAGES = "images"
@@ -48,7 +48,7 @@ class Schedule(str, Enum):
 
 
 class Overlap(str, Enum):
-    """Whether votes leave during backward."""
+    """The overlap of votes with backward."""
 
     OFF = "off"
     ON = "on"
@@ -56,7 +56,7 @@ class Overlap(str, Enum):
 
     @property
     def choice(self) -> bool | Literal["auto"]:
-        """What ``DistributedLion(overlap=...)`` takes."""
+        """Return the argument for ``DistributedLion(overlap=...)``."""
         return "auto" if self is Overlap.AUTO else self is Overlap.ON
 
 
