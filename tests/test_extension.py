@@ -20,10 +20,10 @@ from distlion.aggregation import Aggregation
 from distlion.cost import LinkModel, choose_exchange
 from distlion.exchange import Exchange
 from distlion.lab.cli.netlab import netlab_app
-from distlion.lab.netlab.method_names import parse_vote_method
+from distlion.lab.netlab.method_names import parse_vote
 from distlion.lab.planning import Scenario, compare_methods
 from distlion.lab.training import TrainSettings
-from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.methods import find_method
 from leaning_vote import LeaningVote
 
 WORKERS, STEPS = 3, 5
@@ -108,13 +108,16 @@ def test_workers_that_vote_by_them_equal_virtual_ones(rule: Aggregation) -> None
 
 def test_commands_know_their_names() -> None:
     settings = TrainSettings.with_defaults(rule="cautious", exchange="at-once")
-    assert settings.baseline is None
-    method = parse_vote_method("cautious-at-once-overlap")
-    assert (method.rule, method.exchange, method.overlap) == ("cautious", toys.AtOnce(), True)
+    assert settings.method.votes
+    assert parse_vote("cautious-at-once-overlap") == {
+        "aggregation": toys.CautiousVote(),
+        "exchange": toys.AtOnce(),
+        "overlap": True,
+    }
     sweep = typer.main.get_command(netlab_app).commands["sweep"]  # type: ignore[attr-defined]
     swept = next(param for param in sweep.params if param.name == "method")
     assert "majority-at-once" in swept.get_default(typer.Context(sweep))
-    assert "CautiousVote" in find_contender("cautious-sync-10").definition
+    assert "CautiousVote" in find_method("cautious-sync-10").definition
 
 
 def test_forecasts_and_auto_choose_among_them() -> None:

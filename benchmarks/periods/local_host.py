@@ -24,7 +24,7 @@ from runs import RunConfig, Task
 from settings import FLOOR
 from torch import Tensor, nn
 
-from distlion.lab.training.periodic import OUTER_LR, OUTER_MOMENTUM
+from distlion.lab.training.inner import OUTER_LR, OUTER_MOMENTUM
 from distlion.optim import DistributedLion
 
 # DDP cuts its buckets anew in its second step.

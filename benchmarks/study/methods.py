@@ -24,9 +24,9 @@ from distlion.aggregation import (
 )
 from distlion.errors import InvalidArgumentError
 from distlion.lab.baselines import HalfPrecision, PowerSGD, VirtualBaseline
-from distlion.lab.training.contenders import find_contender
-from distlion.lab.training.virtual_method import Entry, VirtualVoting
-from distlion.lab.training.vote_names import LION_BETAS, split_betas
+from distlion.lab.training.methods import find_method
+from distlion.lab.training.name_parts import split_betas
+from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
 
@@ -99,7 +99,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         adamw = torch.optim.AdamW(params, run.lr, weight_decay=run.decay / run.lr)
         compression = _UNDER_ADAMW[name]
         return VirtualBaseline(adamw, workers=run.workers, compression=compression, seed=run.seed)
-    entry = Entry(
+    entry = MethodRun(
         params=list(model.named_parameters()),
         lr=run.lr,
         weight_decay=_SGD_DECAY if name in _SGD else run.decay / run.lr,
@@ -108,7 +108,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         seed=run.seed,
     )
     if name.startswith(_LIBRARY):
-        return find_contender(name.removeprefix(_LIBRARY)).enter(entry)
+        return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
     if base in (_MASKED, _ONE_BIT_ADAM, *_FEEDBACK_BITS):
         return _build_loop(base, params, run, betas or LION_BETAS)
@@ -118,7 +118,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         bits = int(full["bits"])
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
-    return find_contender(name).enter(entry)
+    return find_method(name).enter(entry)
 
 
 def _build_loop(
@@ -134,7 +134,7 @@ def _build_loop(
 
 def _vote_by_kind(
     model: nn.Module,
-    entry: Entry,
+    entry: MethodRun,
     choose: Callable[[nn.Module], list[nn.Parameter]],
     rule: Aggregation,
     *,

@@ -12,7 +12,7 @@ from torch import nn
 
 from distlion.aggregation import RULES
 from distlion.lab.tasks.base import seeded_generator
-from distlion.lab.training.vote_names import LION_BETAS
+from distlion.lab.training.workers import LION_BETAS
 from distlion.virtual import VirtualCluster
 
 _NOISE = 0x6E6F6973

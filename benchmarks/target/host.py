@@ -29,7 +29,7 @@ from settings import FLOOR, HOSTS, METHODS, TIMED, make_cell
 from torch import nn
 
 from distlion.aggregation import RULES
-from distlion.lab.netlab.ddp import wrap_in_ddp
+from distlion.lab.netlab.lab_run import average_gradients
 from distlion.optim import DistributedLion
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
@@ -118,7 +118,7 @@ def build_optimizer(
         )
         return model, voting
     adamw = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=decay)
-    return wrap_in_ddp(model, settings.ddp, seed=config.seed), adamw
+    return average_gradients(model, settings.ddp, seed=config.seed), adamw
 
 
 def time_steps(job: Job) -> dict[str, Any]:

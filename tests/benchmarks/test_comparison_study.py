@@ -13,7 +13,7 @@ import pytest
 from comparisons import make_record, make_text_comparison
 from distlion.lab.report.comparison import Cell, Comparison
 from distlion.lab.report.document import Table, render_markdown
-from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.methods import find_method
 from programs import imported_program
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/comparison"
@@ -65,7 +65,7 @@ def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str)
     for cell in cells:
         assert grids[cell.method, cell.workers] == pytest.approx(cell.grid(), rel=1e-2)
     for method, definition in definitions.items():
-        assert find_contender(method).definition.removesuffix(", None") == definition
+        assert find_method(method).definition.removesuffix(", None") == definition
 
 
 def answer_first(claims: Any, part: Comparison) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_lion_cub_is_set_against_its_votes_alone(claims: Any) -> None:
 
 
 def test_lion_cub_is_what_the_claim_says() -> None:
-    definition = find_contender("lion-cub").definition
+    definition = find_method("lion-cub").definition
     assert "QuantizedVote(bits=2" in definition
     assert "MomentumSync(every=100" in definition
 

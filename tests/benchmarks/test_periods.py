@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from cluster import run_workers
 from distlion.aggregation import MajorityVote
 from distlion.lab.baselines import VirtualBaseline
-from distlion.lab.training.contenders import find_contender
 from distlion.lab.training.local_steps import ScaledVotes
-from distlion.lab.training.virtual_method import Entry
+from distlion.lab.training.methods import find_method
+from distlion.lab.training.workers import MethodRun
 from programs import imported_by_name
 
 pytest.importorskip("matplotlib")
@@ -89,7 +89,7 @@ def test_all_methods_of_the_plan_are_known_to_comparisons(periods: Any) -> None:
     for way in periods.design.WAYS:
         for outer in periods.design.OUTERS:
             cell = periods.design.make_local_cell(way, 32, outer)
-            assert find_contender(cell.method).name == cell.method
+            assert find_method(cell.method).name == cell.method
 
 
 def tuned(periods: Any, cell: Any, losses: dict[float, float]) -> dict[str, Any]:
@@ -356,9 +356,9 @@ def build_virtual(way: str, params: list[nn.Parameter]) -> ScaledVotes | Virtual
     if way == "mean":
         return VirtualBaseline(torch.optim.SGD(params, 1.0), workers=3)
     named = [(str(place), param) for place, param in enumerate(params)]
-    entry = Entry(named, lr=1.0, weight_decay=0.0, workers=3, steps=1, seed=0)
+    run = MethodRun(named, lr=1.0, weight_decay=0.0, workers=3, steps=1, seed=0)
     return ScaledVotes(
-        entry, rule=MajorityVote(), make_optimizer=lambda _: torch.optim.SGD(params, 1.0)
+        run, rule=MajorityVote(), make_optimizer=lambda _: torch.optim.SGD(params, 1.0)
     )
 
 

@@ -31,7 +31,7 @@ LIFECYCLE = ("distributed/test_lifecycle.py",)
 CLIPPING = ("options/test_clipping.py",)
 VERDICT = ("exchange/test_verdict.py",)
 COLLECTION = ("virtual/test_collection.py",)
-CONTENDERS = ("lab/training/test_contenders.py",)
+METHODS = ("lab/training/test_methods.py",)
 FIRST_BIT = ("kernels/test_first_bit.py",)
 
 MUTATIONS = (
@@ -79,38 +79,40 @@ MUTATIONS = (
     ),
     Mutation(
         "DGC without a warm-up, virtual workers",
-        "lab/training/averagers.py",
-        "warmup_steps = round(_WARM_UP_SHARE * entry.steps)",
-        "warmup_steps = 0",
-        CONTENDERS,
+        "lab/training/methods.py",
+        "share = round(_WARM_UP_SHARE * run.steps)",
+        "share = 0",
+        METHODS,
     ),
     Mutation(
         "DGC without a warm-up, real workers",
-        "lab/training/methods.py",
-        "DeepGradientCompression(warmup_steps=settings.warmup_steps)",
-        "DeepGradientCompression(warmup_steps=0)",
-        ("lab/training/test_methods.py",),
+        "lab/training/loop.py",
+        "warmup_steps=settings.warmup_steps",
+        "warmup_steps=0",
+        ("lab/training/test_workers.py",),
     ),
     Mutation(
         "GradDrop keeps 0.1 %, virtual workers",
-        "lab/training/averagers.py",
+        "lab/training/methods.py",
         "GradDrop(keep=_KEPT)",
         "GradDrop(keep=0.001)",
-        CONTENDERS,
+        METHODS,
     ),
     Mutation(
         "GradDrop keeps 0.1 %, real workers",
         "lab/training/methods.py",
-        "return GradDrop()",
-        "return GradDrop(keep=0.001)",
-        ("lab/training/test_methods.py",),
+        "GradDrop(keep=_KEPT)",
+        "GradDrop(keep=0.001)",
+        ("lab/training/test_workers.py",),
     ),
     Mutation(
         "learning rates of baselines times 100",
-        "lab/training/averagers.py",
-        "base_lr=inner.base_lr",
-        "base_lr=100 * inner.base_lr",
-        CONTENDERS,
+        "lab/training/methods.py",
+        "base_lr=inner.base_lr,\n        weight_decay=inner.weight_decay,\n"
+        "        enter=partial(_enter_mean",
+        "base_lr=100 * inner.base_lr,\n        weight_decay=inner.weight_decay,\n"
+        "        enter=partial(_enter_mean",
+        METHODS,
     ),
     Mutation(
         "TernGrad's odds of the unclipped gradient",

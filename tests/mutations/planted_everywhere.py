@@ -13,6 +13,7 @@ from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_leftovers import SHARED
 from planted_losses import LOSSES
+from planted_methods import NAMES
 from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
 from planted_overlap import OVERLAP
@@ -42,4 +43,5 @@ EVERYWHERE = (
     *BITS,
     *SHARED,
     *CORE,
+    *NAMES,
 )

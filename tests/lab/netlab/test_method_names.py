@@ -1,14 +1,15 @@
 import pytest
 
 import matrix
+from distlion.aggregation import RULES
 from distlion.errors import InvalidArgumentError
 from distlion.lab.netlab.method_names import (
     BASELINES,
-    VoteMethod,
     adapts,
     is_baseline,
-    parse_vote_method,
+    parse_vote,
 )
+from distlion.lab.training.workers import find_exchange
 
 SUFFIXES = {False: "", True: "-overlap", "auto": "-overlap-auto"}
 
@@ -18,7 +19,11 @@ SUFFIXES = {False: "", True: "-overlap", "auto": "-overlap-auto"}
 @pytest.mark.parametrize("rule", matrix.NAMES)
 def test_every_rule_pattern_and_overlap_has_a_name(rule, pattern, overlap):
     name = f"{rule}-{pattern}{SUFFIXES[overlap]}"
-    assert parse_vote_method(name) == VoteMethod(rule, pattern, overlap)
+    assert parse_vote(name) == {
+        "aggregation": RULES[rule].rule,
+        "exchange": find_exchange(pattern),
+        "overlap": overlap,
+    }
 
 
 @pytest.mark.parametrize(
@@ -27,7 +32,7 @@ def test_every_rule_pattern_and_overlap_has_a_name(rule, pattern, overlap):
 )
 def test_unknown_method_is_an_error_that_says_where_all_are_listed(name):
     with pytest.raises(InvalidArgumentError, match="'distlion netlab sweep --help' lists all"):
-        parse_vote_method(name)
+        parse_vote(name)
 
 
 @pytest.mark.parametrize("name", ["none", "all-reduce-fp32", *BASELINES])

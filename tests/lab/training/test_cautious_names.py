@@ -8,8 +8,8 @@ from torch import nn
 
 from distlion.errors import InvalidArgumentError
 from distlion.lab.training import TrainSettings
-from distlion.lab.training.contenders import find_contender
-from distlion.lab.training.virtual_method import Entry
+from distlion.lab.training.methods import find_method
+from distlion.lab.training.workers import MethodRun
 
 NAMES = {
     "majority-cautious": (0.9, 0.99),
@@ -23,8 +23,8 @@ NAMES = {
 
 def enter(name: str) -> torch.optim.Optimizer:
     params = [("w", nn.Parameter(torch.zeros(3)))]
-    entry = Entry(params, lr=1e-3, weight_decay=0.1, workers=2, steps=1, seed=0)
-    return find_contender(name).enter(entry).optimizer
+    run = MethodRun(params, lr=1e-3, weight_decay=0.1, workers=2, steps=1, seed=0)
+    return find_method(name).enter(run).optimizer
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,6 +46,6 @@ def test_train_knows_cautious_rules(name: str) -> None:
 @pytest.mark.parametrize("name", ["global-adamw-cautious", "terngrad-cautious", "cautious"])
 def test_what_is_no_lion_cannot_be_cautious(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
-        find_contender(name)
+        find_method(name)
     with pytest.raises(InvalidArgumentError, match=name):
         TrainSettings.with_defaults(rule=name)

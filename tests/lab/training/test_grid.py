@@ -1,6 +1,6 @@
 import pytest
 
-from distlion.lab.training.grid import make_grid
+from distlion.lab.training.compare_settings import make_grid
 
 
 def test_grid_is_centered_on_the_base():

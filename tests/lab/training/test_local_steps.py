@@ -9,9 +9,8 @@ from torch import nn
 
 from distlion.errors import InvalidArgumentError, NonFiniteError
 from distlion.lab.baselines import ring_all_reduce_bytes
-from distlion.lab.training.contender import MethodKind
-from distlion.lab.training.contenders import find_contender
-from distlion.lab.training.virtual_method import Entry
+from distlion.lab.training.methods import MethodKind, find_method
+from distlion.lab.training.workers import MethodRun
 
 WORKERS, EVERY, STEPS, LR, DECAY = 3, 2, 6, 0.01, 0.1
 SHAPES = {"a": (4, 5), "b": (7,)}
@@ -33,8 +32,8 @@ def make_params():
 
 
 def enter(name, params, *, workers=WORKERS, steps=STEPS):
-    entry = Entry(params, lr=LR, weight_decay=DECAY, workers=workers, steps=steps, seed=0)
-    return find_contender(name).enter(entry)
+    run = MethodRun(params, lr=LR, weight_decay=DECAY, workers=workers, steps=steps, seed=0)
+    return find_method(name).enter(run)
 
 
 def draw_target(step, worker, name):
@@ -193,19 +192,19 @@ def test_bits_of_a_run_count_its_last_exchange():
 @pytest.mark.parametrize("name", ["diloco-0", "majority-every-", "sum-every-8", "diloco-8-sgd"])
 def test_a_name_that_is_none_is_refused_with_the_known_ones(name):
     with pytest.raises(InvalidArgumentError, match="diloco-K"):
-        find_contender(name)
+        find_method(name)
 
 
 def test_a_name_says_on_which_side_a_method_is():
-    assert find_contender("diloco-8").kind is MethodKind.BASELINE
-    assert find_contender("quantized-2-every-8").kind is MethodKind.OURS
-    assert "bits=2" in find_contender("quantized-2-every-8-lion").definition
+    assert find_method("diloco-8").kind is MethodKind.BASELINE
+    assert find_method("quantized-2-every-8").kind is MethodKind.OURS
+    assert "bits=2" in find_method("quantized-2-every-8-lion").definition
 
 
 def test_only_the_means_with_both_optimizers_of_diloco_are_called_so():
-    described = {name: find_contender(name).description for name in NAMES}
+    described = {name: find_method(name).description for name in NAMES}
     assert [name for name, words in described.items() if "DiLoCo" in words] == ["diloco-8"]
-    assert len({find_contender(name).definition for name in NAMES}) == len(NAMES)
+    assert len({find_method(name).definition for name in NAMES}) == len(NAMES)
 
 
 def test_workers_come_in_order():

@@ -7,7 +7,7 @@ from comparisons import TINY_GPT, make_run
 from distlion.errors import DataError, InvalidArgumentError
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import PartitionName, Schedule, TaskName
-from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.methods import find_method
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_name_follows_the_content_of_the_model_config_and_not_its_place(tmp_path
 
 def test_name_follows_what_the_method_means(monkeypatch):
     before = make_run().name_record()
-    contender = replace(find_contender("majority"), definition="another rule")
-    monkeypatch.setattr("distlion.lab.training.run_settings.find_contender", lambda _: contender)
+    method = replace(find_method("majority"), definition="another rule")
+    monkeypatch.setattr("distlion.lab.training.run_settings.find_method", lambda _: method)
     assert make_run().name_record() != before
 
 

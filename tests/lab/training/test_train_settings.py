@@ -176,7 +176,7 @@ def test_given_weight_decay_stands_for_every_rule():
     ],
 )
 def test_baselines_average_gradients_and_sign_methods_vote(rule, votes):
-    assert (TrainSettings.with_defaults(rule=rule).baseline is None) is votes
+    assert TrainSettings.with_defaults(rule=rule).method.votes is votes
 
 
 @pytest.mark.parametrize("name", ["sync_every", "diagnose_every"])

@@ -136,7 +136,7 @@ def test_gradient_that_is_not_finite_is_recorded_as_divergence():
 def test_learning_rate_follows_the_schedule():
     loop = VirtualLoop(make_run(schedule=Schedule.COSINE, steps=4, lr=0.1), BlobTask(), ignore)
     loop.run()
-    (group,) = loop._method.optimizer.param_groups
+    (group,) = loop._workers.optimizer.param_groups
     assert group["lr"] == pytest.approx(0.01)
 
 

@@ -1,6 +1,7 @@
 """Baselines for comparisons: DDP hooks over pure functions, one file for each paper."""
 
 from distlion.lab.baselines.base import Compression, Payload, State, gathered_bytes
+from distlion.lab.baselines.ddp import Account, compress_gradients, wrap_in_ddp
 from distlion.lab.baselines.dgc import DeepGradientCompression
 from distlion.lab.baselines.graddrop import GradDrop
 from distlion.lab.baselines.half import HALF_BYTES, HalfPrecision
@@ -20,6 +21,7 @@ from distlion.lab.baselines.worker import Worker
 
 __all__ = [
     "HALF_BYTES",
+    "Account",
     "AllReduceState",
     "Compression",
     "CompressionState",
@@ -33,6 +35,7 @@ __all__ = [
     "TernGrad",
     "VirtualBaseline",
     "Worker",
+    "compress_gradients",
     "compression_hook",
     "full_precision_hook",
     "gathered_bytes",
@@ -40,4 +43,5 @@ __all__ = [
     "power_sgd_hook",
     "ring_all_gather_bytes",
     "ring_all_reduce_bytes",
+    "wrap_in_ddp",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +33,10 @@ class VirtualBaseline:
         workers: N, at least 1.
         compression: The method; None adds float32 gradients in rank order.
         seed: Of random levels, samples and factors.
+
+    Attributes:
+        optimizer: As given.
+        rounds: Rounds of a step: messages that wait for each other.
 
     Raises:
         InvalidArgumentError: ``workers`` is less than 1.
@@ -65,6 +70,7 @@ class VirtualBaseline:
         if workers < 1:
             raise InvalidArgumentError(f"workers is {workers}; expected 1 or more")
         self.optimizer = optimizer
+        self.rounds = _count_rounds(workers, compression)
         self._n_workers = workers
         self._params: list[Tensor] = [
             param
@@ -223,7 +229,7 @@ class _PlainMean:
 
 @dataclass
 class _Matrix:
-    """What PowerSGD keeps of a parameter that it compresses."""
+    """State of PowerSGD for a parameter that it compresses."""
 
     n_sent: int
     factor: Tensor
@@ -342,3 +348,18 @@ def _flatten(param: Tensor) -> Tensor | None:
             "dense one"
         )
     return grad.flatten().float()
+
+
+def _count_rounds(workers: int, compression: Compression | PowerSGD | None) -> int:
+    """Count the rounds of a step, to the method's favor.
+
+    Sums travel along a tree, 2 ceil(log2 N) rounds, PowerSGD's second factors after the first ones;
+    payloads that are gathered go to everybody at once, and so do scalars that are exchanged before.
+    """
+    if workers == 1:
+        return 0
+    if isinstance(compression, PowerSGD):
+        return 2 * _count_rounds(workers, None)
+    if compression is None or not compression.gathers:
+        return 2 * math.ceil(math.log2(workers))
+    return 1 + compression.shares_scalar

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from distlion.aggregation import RULES
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS, Exchange
+from distlion.exchange import PATTERNS
+from distlion.lab.baselines import Compression, HalfPrecision, PowerSGD
 from distlion.lab.names import suggest
+from distlion.lab.training.workers import AUTO, VoteOptions, find_exchange
 
 FLOOR = "none"
 DDP_FP32 = "ddp-fp32"
 DDP_FP16 = "ddp-fp16"
 DDP_POWERSGD = "ddp-powersgd"
-BASELINES = (DDP_FP32, DDP_FP16, DDP_POWERSGD)
-"""All-reduces of gradients by DistributedDataParallel, then Lion."""
+BASELINES: dict[str, Compression | PowerSGD | None] = {
+    DDP_FP32: None,
+    DDP_FP16: HalfPrecision(),
+    DDP_POWERSGD: PowerSGD(),
+}
+"""All-reduces of gradients by DistributedDataParallel, compressed or not, then Lion."""
 
 ALL_REDUCE = "all-reduce-fp32"
 """Only of a vector: the all-reduce itself, without an optimizer."""
 
-AUTO = "auto"
 _OVERLAP = "-overlap"
 _OVERLAP_AUTO = "-overlap-auto"
-
-
-@dataclass(frozen=True)
-class VoteMethod:
-    """One of ours.
-
-    Args:
-        rule: Name of the rule.
-        pattern: Name of the pattern, or "auto".
-        overlap: Whether votes leave during backward; "auto" for what its first steps find faster.
-    """
-
-    rule: str
-    pattern: str
-    overlap: bool | Literal["auto"]
-
-    @property
-    def exchange(self) -> Exchange | Literal["auto"]:
-        """What ``DistributedLion`` takes for the pattern."""
-        return "auto" if self.pattern == AUTO else PATTERNS[self.pattern]
-
-    @property
-    def adapts(self) -> bool:
-        """Whether its construction measures the link, so that every rate needs one of its own."""
-        return bool(self.overlap) or self.pattern == AUTO
 
 
 def list_patterns() -> list[str]:
@@ -55,8 +34,11 @@ def list_patterns() -> list[str]:
     return [*PATTERNS, AUTO]
 
 
-def parse_vote_method(name: str) -> VoteMethod:
+def parse_vote(name: str) -> VoteOptions:
     """Read ``RULE-PATTERN``, ``RULE-PATTERN-overlap`` or ``RULE-PATTERN-overlap-auto``.
+
+    Returns:
+        Rule, exchange and overlap.
 
     Raises:
         InvalidArgumentError: There is no such rule or pattern.
@@ -68,7 +50,9 @@ def parse_vote_method(name: str) -> VoteMethod:
     for pattern in list_patterns():
         rule = base.removesuffix(f"-{pattern}")
         if rule != base and rule in RULES:
-            return VoteMethod(rule, pattern, overlap)
+            return VoteOptions(
+                aggregation=RULES[rule].rule, exchange=find_exchange(pattern), overlap=overlap
+            )
     votes = [f"{rule}-{pattern}" for rule in RULES for pattern in list_patterns()]
     known = [FLOOR, *BASELINES, *votes, *(f"{vote}{_OVERLAP}" for vote in votes)]
     raise InvalidArgumentError(
@@ -77,10 +61,13 @@ def parse_vote_method(name: str) -> VoteMethod:
 
 
 def is_baseline(name: str) -> bool:
-    """Whether a method is the floor or a baseline, not one of ours."""
+    """Return whether a method is the floor or a baseline, not one of ours."""
     return name in (FLOOR, ALL_REDUCE, *BASELINES)
 
 
 def adapts(name: str) -> bool:
-    """Whether a method must be built anew for every rate."""
-    return not is_baseline(name) and parse_vote_method(name).adapts
+    """Return whether a method measures the link when built, so that every rate needs a new one."""
+    if is_baseline(name):
+        return False
+    options = parse_vote(name)
+    return bool(options["overlap"]) or options["exchange"] == "auto"

@@ -1,10 +1,9 @@
-"""What the cost model expects of a method, to stand beside what was measured."""
+"""Predict a method's step by the cost model, to compare with the measured one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from distlion.aggregation import RULES
 from distlion.cost import LinkModel
 from distlion.exchange import PATTERNS, AllGather, Exchange, ParameterServer
 from distlion.lab.netlab.method_names import (
@@ -12,7 +11,7 @@ from distlion.lab.netlab.method_names import (
     DDP_FP32,
     FLOOR,
     is_baseline,
-    parse_vote_method,
+    parse_vote,
 )
 from distlion.lab.netlab.traffic import Traffic
 from distlion.lab.planning import (
@@ -26,7 +25,7 @@ from distlion.lab.planning import (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a prediction depends on beside the method.
+    """Measurements that a prediction takes beside the method.
 
     Attributes:
         n_parameters: Of the model.
@@ -64,17 +63,17 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
         return forecast_all_reduce(scenario, bits).step_s
     if is_baseline(name):
         return None
-    method = parse_vote_method(name)
-    patterns = list(PATTERNS.values()) if method.exchange == "auto" else [method.exchange]
+    vote = parse_vote(name)
+    patterns = list(PATTERNS.values()) if vote["exchange"] == "auto" else [vote["exchange"]]
     return min(
         forecast_votes(
             _describe(surroundings, _find_traffic(surroundings, pattern)),
-            RULES[method.rule].rule,
+            vote["aggregation"],
             pattern,
             overlap=overlap,
         ).step_s
         for pattern in patterns
-        for overlap in ((True, False) if method.overlap == "auto" else (method.overlap,))
+        for overlap in ((True, False) if vote["overlap"] == "auto" else (vote["overlap"],))
     )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distlion.cost import LinkModel, probe_link
 from distlion.lab.netlab.calls import Answer, Block, Call
-from distlion.lab.netlab.contestant import Contestant, build_contestant
+from distlion.lab.netlab.lab_run import LabRun, start_run
 from distlion.lab.netlab.workload import Workload
 from distlion.lab.planning import Machine, measure_kernels
 from distlion.transport import Gloo, Transport
@@ -28,34 +28,34 @@ class SweepWorker:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._contestants: dict[str, Contestant] = {}
+        self._runs: dict[str, LabRun] = {}
 
     def build(self, name: str, workload: Workload) -> int:
         """Build a method, in place of an earlier one of that name; return its parameters."""
-        self._contestants.pop(name, None)
-        self._contestants[name] = build_contestant(name, workload, rank=self._rank)
-        return self._contestants[name].n_parameters
+        self._runs.pop(name, None)
+        self._runs[name] = start_run(name, workload, rank=self._rank)
+        return self._runs[name].n_parameters
 
     def drop(self, name: str) -> None:
         """Forget a method."""
-        self._contestants.pop(name, None)
+        self._runs.pop(name, None)
 
     def run_block(self, name: str, steps: int) -> Block:
         """Do steps between two barriers."""
-        contestant = self._contestants[name]
+        run = self._runs[name]
         dist.barrier()
         retransmitted = _read_retransmitted()
         started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            contestant.step()
+            run.step()
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         dist.barrier()
         return Block(
             seconds,
             cpu_seconds,
             _read_retransmitted() - retransmitted,
-            contestant.sent_bytes(),
-            contestant.wire_bytes(),
+            run.sent_bytes(),
+            run.wire_bytes(),
         )
 
     def probe(self) -> LinkModel:
@@ -91,7 +91,7 @@ class SweepWorker:
 
     def verify(self, name: str) -> None:
         """Check that all workers hold the same parameters."""
-        self._contestants[name].verify_replicas()
+        self._runs[name].verify_replicas()
 
 
 def _make_link() -> Transport:

@@ -1,4 +1,4 @@
-"""What the methods of a sweep work on: a small GPT, or a bare vector."""
+"""Workloads of a sweep: training steps of a small GPT, or the exchange of a bare vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlion.lab.netlab.method_names import (
     BASELINES,
     FLOOR,
     is_baseline,
-    parse_vote_method,
+    parse_vote,
 )
 
 
@@ -47,7 +47,7 @@ class GptWorkload:
         """
         for name in names:
             if name not in (FLOOR, *BASELINES):
-                parse_vote_method(name)
+                parse_vote(name)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class VectorWorkload:
             InvalidArgumentError: One cannot.
         """
         for name in names:
-            if name != ALL_REDUCE and (is_baseline(name) or parse_vote_method(name).overlap):
+            if name != ALL_REDUCE and (is_baseline(name) or parse_vote(name)["overlap"]):
                 raise InvalidArgumentError(
                     f"method {name!r} cannot exchange a bare vector; expected {ALL_REDUCE} or "
                     "RULE-PATTERN"

@@ -31,8 +31,7 @@ from distlion.lab.planning.planner import (
     speed_up,
     sweep,
 )
-from distlion.lab.planning.quantity import parse_count, parse_rate, parse_seconds
-from distlion.lab.planning.rate import format_rate
+from distlion.lab.planning.quantity import format_rate, parse_count, parse_rate, parse_seconds
 from distlion.lab.planning.scenario import NVLINK, PCIE, Scenario
 from distlion.lab.planning.votes import forecast_votes
 from distlion.lab.planning.worker_report import WorkerReport

@@ -17,7 +17,7 @@ from distlion.lab.planning.planner import (
     speed_up,
     sweep,
 )
-from distlion.lab.planning.rate import format_rate
+from distlion.lab.planning.quantity import format_rate
 from distlion.lab.planning.scenario import Scenario
 
 DO_NOT_COMPRESS = "Do not compress here"

@@ -19,7 +19,7 @@ from distlion.errors import KernelBackendError, ProcessGroupError
 from distlion.kernels import check_denormals
 from distlion.lab.planning.bench import KernelRates, measure_kernels
 from distlion.lab.planning.machine import Machine
-from distlion.lab.planning.rate import format_rate
+from distlion.lab.planning.quantity import format_rate
 from distlion.lab.planning.report_record import decode_report, encode_report
 from distlion.lab.planning.worker_report import WorkerReport
 from distlion.transport import Gloo

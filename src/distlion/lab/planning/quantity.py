@@ -6,7 +6,6 @@ import re
 from decimal import Decimal
 
 from distlion.errors import InvalidArgumentError
-from distlion.lab.planning.rate import format_rate
 
 _NUMBER = r"(?P<number>(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)"
 _COUNT = re.compile(rf"{_NUMBER}\s*(?P<unit>[kmbgt]?)", re.IGNORECASE)
@@ -73,6 +72,15 @@ def parse_rate(text: str) -> float:
     if is_bare and rate < _LEAST_BARE_BIT_PER_S:
         raise InvalidArgumentError(f"rate {text!r} has no unit; expected {RATE_FORMS}")
     return float(rate)
+
+
+def format_rate(rate_bit_per_s: float) -> str:
+    """Write a rate in bit/s to three digits with the prefix that fits, such as ``2.5gbit``."""
+    for prefix in ("t", "g", "m", "k"):
+        if rate_bit_per_s >= 0.9995 * _THOUSANDS[prefix]:
+            scaled = float(f"{rate_bit_per_s / _THOUSANDS[prefix]:.3g}")
+            return f"{scaled:g}{prefix}bit"
+    return f"{float(f'{rate_bit_per_s:.3g}'):g}bit"
 
 
 def parse_seconds(text: str, *, unit: str = "s") -> float:

@@ -3,17 +3,13 @@
 from distlion.lab.training.checkpoints import CHECKPOINTS_NAME, CheckpointSettings
 from distlion.lab.training.compare import CompareProgress, compare
 from distlion.lab.training.compare_settings import CompareSettings
-from distlion.lab.training.contenders import METHOD_NAMES
 from distlion.lab.training.local_workers import run_workers
 from distlion.lab.training.loop import Progress
+from distlion.lab.training.methods import BASELINE_NAMES, METHOD_NAMES, RULE_NAMES
 from distlion.lab.training.presets import PRESETS, Preset, make_quick
 from distlion.lab.training.record import RECORD_NAME, Record
 from distlion.lab.training.run import FIGURE_NAME, train
 from distlion.lab.training.train_settings import (
-    AUTO,
-    BASELINE_NAMES,
-    RULE_NAMES,
-    BaselineName,
     Overlap,
     PartitionName,
     Schedule,
@@ -21,6 +17,7 @@ from distlion.lab.training.train_settings import (
     TrainSettings,
     torchrun_world_size,
 )
+from distlion.lab.training.workers import AUTO
 
 __all__ = [
     "AUTO",
@@ -31,7 +28,6 @@ __all__ = [
     "PRESETS",
     "RECORD_NAME",
     "RULE_NAMES",
-    "BaselineName",
     "CheckpointSettings",
     "CompareProgress",
     "CompareSettings",

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.lab.training.history import History
-from distlion.lab.training.methods import Method, gather_rows
 from distlion.lab.training.train_settings import TrainSettings
+from distlion.lab.training.workers import RealWorker, gather_rows
 from distlion.optim import VotingBase
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -52,7 +52,7 @@ class CheckpointSettings:
 
     @property
     def are_used(self) -> bool:
-        """Whether anything is saved or loaded."""
+        """Return whether anything is saved or loaded."""
         return self.every is not None or self.resume
 
     def check(self, settings: TrainSettings) -> None:
@@ -61,7 +61,7 @@ class CheckpointSettings:
         Raises:
             InvalidArgumentError: It cannot.
         """
-        if self.are_used and settings.baseline is not None:
+        if self.are_used and not settings.method.votes:
             raise InvalidArgumentError(
                 f"checkpoints are asked for with the rule {settings.rule}, a baseline whose state "
                 "they cannot hold; --checkpoint-every and --resume belong to rules that vote"
@@ -93,7 +93,7 @@ class RunCheckpoints:
         settings: When to save, and whether to resume.
         run_dir: Folder of the run.
         training: What is trained.
-        method: Has model and optimizer.
+        worker: Has model and optimizer.
         schedule: Of the learning rate.
         history: What the record will say.
     """
@@ -104,17 +104,17 @@ class RunCheckpoints:
         run_dir: Path,
         *,
         training: TrainSettings,
-        method: Method,
+        worker: RealWorker,
         schedule: LRScheduler,
         history: History,
     ) -> None:
-        assert isinstance(method.optimizer, VotingBase)  # CheckpointSettings.check has looked
+        assert isinstance(worker.optimizer, VotingBase)  # CheckpointSettings.check has looked
         self._settings = settings
         self._run_dir = run_dir
         self._folder = run_dir / CHECKPOINTS_NAME
         self._training = training
-        self._model = method.model
-        self._optimizer: VotingBase = method.optimizer
+        self._model = worker.model
+        self._optimizer: VotingBase = worker.optimizer
         self._schedule = schedule
         self._history = history
 

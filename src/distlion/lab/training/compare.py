@@ -15,8 +15,8 @@ import torch
 from distlion.errors import InvalidArgumentError
 from distlion.lab.tasks import Task
 from distlion.lab.training.compare_settings import TUNING_SEED, Cell, CompareSettings
-from distlion.lab.training.contenders import find_contender
 from distlion.lab.training.local_workers import Emit
+from distlion.lab.training.methods import find_method
 from distlion.lab.training.pool import Finished, Pool
 from distlion.lab.training.record import write_whole
 from distlion.lab.training.run import list_slow_imports, load_task
@@ -263,11 +263,11 @@ class _Comparison:
 
 
 def _describe(settings: CompareSettings, name: str) -> dict[str, Any]:
-    contender = find_contender(name)
+    method = find_method(name)
     own = settings.weight_decay is None
     return {
-        "description": contender.description,
-        "definition": contender.definition,
-        "kind": contender.kind.value,
-        "weight_decay": contender.weight_decay if own else settings.weight_decay,
+        "description": method.description,
+        "definition": method.definition,
+        "kind": method.kind.value,
+        "weight_decay": method.weight_decay if own else settings.weight_decay,
     }

@@ -11,9 +11,8 @@ from typing import Any
 
 from distlion.errors import InvalidArgumentError
 from distlion.lab.tasks import Tokenizer
-from distlion.lab.training.contenders import find_contender
 from distlion.lab.training.device import check_device
-from distlion.lab.training.grid import make_grid
+from distlion.lab.training.methods import find_method
 from distlion.lab.training.run_settings import RunSettings
 from distlion.lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
@@ -33,7 +32,7 @@ class CompareSettings:
 
     Args:
         task: What to train.
-        methods: Names of contenders, each once.
+        methods: Names of methods, each once.
         workers: Numbers of virtual workers, each once; 1 or more.
         seeds: Runs of each method and number of workers that are reported, at least 1.
         lrs: Learning rates that each method may try, at least 1. With 1 nothing is tuned.
@@ -176,7 +175,7 @@ class Cell:
     def grid(self) -> tuple[float, ...]:
         """Return the learning rates to try, from the lowest on."""
         return make_grid(
-            find_contender(self.method).base_lr * self.settings.lr_scale,
+            find_method(self.method).base_lr * self.settings.lr_scale,
             points=self.settings.lrs,
             factor=self.settings.lr_factor,
         )
@@ -185,7 +184,7 @@ class Cell:
         given = self.settings
         weight_decay = given.weight_decay
         if weight_decay is None:
-            weight_decay = find_contender(self.method).weight_decay
+            weight_decay = find_method(self.method).weight_decay
         return RunSettings(
             task=given.task,
             data=given.data,
@@ -220,3 +219,14 @@ def _shorten(path: Path) -> str:
     """Write a path as seen from the working directory where it lies below that."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def make_grid(base_lr: float, *, points: int, factor: float) -> tuple[float, ...]:
+    """Spread learning rates evenly around one.
+
+    Equation:
+        lr_k = base_lr * factor^(k - (n - 1) / 2),  k = 0 .. n - 1
+        n is ``points``; rounded to three digits. An even n leaves ``base_lr`` itself out.
+    """
+    middle = (points - 1) / 2
+    return tuple(float(f"{base_lr * factor ** (k - middle):.3g}") for k in range(points))

@@ -1,4 +1,4 @@
-"""What a record says of the steps of a run, those before a resume included."""
+"""Keep the series of a run for its record, those before a resume included."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.errors import CheckpointError
 from distlion.lab.baselines import ring_all_reduce_bytes
-from distlion.lab.training.methods import Method, gather_rows
+from distlion.lab.training.workers import RealWorker, gather_rows
 
 _LOSS_SERIES = ("step", "seconds", "loss", "lr")
 _EVALUATION_SERIES = ("step", "seconds", "loss", "accuracy")
@@ -23,7 +23,7 @@ class History:
     """The series and accounts of a run on one worker.
 
     Args:
-        method: Counts what this process has sent.
+        worker: Counts what this process has sent.
         world_size: Number of workers.
 
     Attributes:
@@ -32,10 +32,10 @@ class History:
         evaluations: Series ``step``, ``seconds``, ``loss``, ``accuracy``.
     """
 
-    def __init__(self, method: Method, world_size: int) -> None:
+    def __init__(self, worker: RealWorker, world_size: int) -> None:
         self.losses: dict[str, list[float]] = {name: [] for name in _LOSS_SERIES}
         self.evaluations: dict[str, list[float]] = {name: [] for name in _EVALUATION_SERIES}
-        self._method = method
+        self._worker = worker
         self._world_size = world_size
         self._settled = 0
         self._start_s = time.perf_counter()
@@ -56,11 +56,11 @@ class History:
     @property
     def sent_bytes(self) -> int:
         """Sent by this worker, or by the one that stood at its place before a resume."""
-        return int(self._traffic_before.get("sent_bytes", 0)) + self._method.sent_bytes
+        return int(self._traffic_before.get("sent_bytes", 0)) + self._worker.sent_bytes
 
     @property
     def bits_per_parameter(self) -> float:
-        """Of the last step, as the method counts them."""
+        """Of the last step, as the worker counts them."""
         return float(self.traffic()["bits_per_parameter"])
 
     def add_step(self, step: int, *, loss: float, lr: float) -> None:
@@ -84,8 +84,8 @@ class History:
             self._settled = len(self.losses["loss"])
 
     def traffic(self) -> dict[str, Any]:
-        """Return the method's account, that of before a resume included."""
-        before, now = self._traffic_before, self._method.traffic()
+        """Return the worker's account, that of before a resume included."""
+        before, now = self._traffic_before, self._worker.traffic()
         joined = {
             name: before.get(name, 0) + value if name not in _OF_LAST_STEP else value
             for name, value in now.items()
@@ -96,7 +96,7 @@ class History:
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """Return how far votes agreed, before a resume too."""
-        return self._diagnostics_before + self._method.diagnostics()
+        return self._diagnostics_before + self._worker.diagnostics()
 
     def full_precision_bytes(self, trainable: int) -> int:
         """Count what a ring all-reduce of fp32 gradients would have sent in the steps so far."""

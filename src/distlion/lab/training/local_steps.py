@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.lab.training.virtual_method import Entry, VirtualMethod, VirtualVoting
+from distlion.lab.training.workers import MethodRun, VirtualVoting, VirtualWorkers
 
 _SCALE_BYTES = 4
 
@@ -33,7 +33,7 @@ class LocalSteps:
     after an exchange, those of all.
 
     Args:
-        entry: The model, the inner rate and N. The last step of a run always ends in an exchange.
+        run: The model, the inner rate and N. The last step of a run always ends in an exchange.
         every: K, at least 1.
         make_inner: Builds a worker's optimizer over its parameters.
         make_outer: Builds what exchanges, over the anchor, with deltas for gradients.
@@ -48,20 +48,20 @@ class LocalSteps:
 
     def __init__(
         self,
-        entry: Entry,
+        run: MethodRun,
         *,
         every: int,
-        make_inner: Callable[[Entry], torch.optim.Optimizer],
-        make_outer: Callable[[Entry], VirtualMethod],
+        make_inner: Callable[[MethodRun], torch.optim.Optimizer],
+        make_outer: Callable[[MethodRun], VirtualWorkers],
     ) -> None:
         if every < 1:
             raise InvalidArgumentError(f"every is {every}; expected 1 or more")
-        self._every, self._steps = every, entry.steps
-        self._staged = [param for _, param in entry.params]
-        anchored = _copy_params(entry)
+        self._every, self._steps = every, run.steps
+        self._staged = [param for _, param in run.params]
+        anchored = _copy_params(run)
         self._anchor = [param for _, param in anchored.params]
         self._outer = make_outer(anchored)
-        self._workers = [_Worker.start(entry, make_inner) for _ in range(entry.workers)]
+        self._workers = [_Worker.start(run, make_inner) for _ in range(run.workers)]
         self._turn = 0
         self._done = 0
 
@@ -158,9 +158,11 @@ class _Worker:
     optimizer: torch.optim.Optimizer
 
     @classmethod
-    def start(cls, entry: Entry, make_inner: Callable[[Entry], torch.optim.Optimizer]) -> _Worker:
+    def start(
+        cls, run: MethodRun, make_inner: Callable[[MethodRun], torch.optim.Optimizer]
+    ) -> _Worker:
         """Begin with the parameters of the model."""
-        mine = _copy_params(entry)
+        mine = _copy_params(run)
         return cls([param for _, param in mine.params], make_inner(mine))
 
     def step(self, scheduled: torch.optim.Optimizer) -> None:
@@ -171,9 +173,9 @@ class _Worker:
         self.optimizer.zero_grad()
 
 
-def _copy_params(entry: Entry) -> Entry:
-    copies = [(name, nn.Parameter(param.detach().clone())) for name, param in entry.params]
-    return replace(entry, params=copies)
+def _copy_params(run: MethodRun) -> MethodRun:
+    copies = [(name, nn.Parameter(param.detach().clone())) for name, param in run.params]
+    return replace(run, params=copies)
 
 
 class ScaledVotes:
@@ -188,7 +190,7 @@ class ScaledVotes:
     given ones: they begin an exchange at 0 with a rate of 1 and therefore end it at -S.
 
     Args:
-        entry: What moves, N and the seed of ties.
+        run: What moves, N and the seed of ties.
         rule: How directions are voted on.
         make_optimizer: Builds what steps on the outcomes, momentum included.
 
@@ -199,29 +201,29 @@ class ScaledVotes:
 
     def __init__(
         self,
-        entry: Entry,
+        run: MethodRun,
         *,
         rule: Aggregation,
-        make_optimizer: Callable[[Entry], torch.optim.Optimizer],
+        make_optimizer: Callable[[MethodRun], torch.optim.Optimizer],
     ) -> None:
-        self.optimizer = make_optimizer(entry)
-        self._params = [param for _, param in entry.params]
+        self.optimizer = make_optimizer(run)
+        self._params = [param for _, param in run.params]
         self._outcomes = [nn.Parameter(torch.zeros_like(param)) for param in self._params]
-        names = [name for name, _ in entry.params]
+        names = [name for name, _ in run.params]
         standing_in = replace(
-            entry,
+            run,
             params=list(zip(names, self._outcomes, strict=True)),
             lr=1.0,
             weight_decay=0.0,
         )
         self._votes = VirtualVoting.build(standing_in, rule, betas=(0.0, 0.0))
         self._scales = [param.new_zeros(()) for param in self._params]
-        self._entry = entry
+        self._run = run
         self._exchanges = 0
 
     @property
     def sent_bytes(self) -> int:
-        peers = self._entry.workers - 1
+        peers = self._run.workers - 1
         scales = _SCALE_BYTES * len(self._params) * peers * self._exchanges
         return self._votes.sent_bytes + scales
 
@@ -235,7 +237,7 @@ class ScaledVotes:
 
     @property
     def _scale_bits_per_parameter(self) -> float:
-        return 8 * _SCALE_BYTES * len(self._params) / self._entry.n_elements
+        return 8 * _SCALE_BYTES * len(self._params) / self._run.n_elements
 
     @property
     def rounds(self) -> int:
@@ -247,7 +249,7 @@ class ScaledVotes:
         """Take every ``p.grad`` as the direction of a worker, and clear it."""
         for place, param in enumerate(self._params):
             assert param.grad is not None  # deltas are there for all
-            self._scales[place] += param.grad.abs().mean() / self._entry.workers
+            self._scales[place] += param.grad.abs().mean() / self._run.workers
             self._outcomes[place].grad, param.grad = param.grad, None
         self._votes.collect(worker)
 

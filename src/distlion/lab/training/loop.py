@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import NonFiniteError
@@ -19,9 +20,20 @@ from distlion.lab.training.checkpoints import CheckpointSettings, RunCheckpoints
 from distlion.lab.training.device import find_device, move_batch
 from distlion.lab.training.dropout import seeded_dropout
 from distlion.lab.training.history import History
-from distlion.lab.training.methods import build_method, gather_rows
 from distlion.lab.training.record import Record, describe_versions
-from distlion.lab.training.train_settings import Schedule, TrainSettings
+from distlion.lab.training.train_settings import (
+    DEFAULT_STEP_TIMEOUT_S,
+    Schedule,
+    TrainSettings,
+)
+from distlion.lab.training.workers import (
+    MethodRun,
+    RealWorker,
+    VoteOptions,
+    find_exchange,
+    gather_rows,
+)
+from distlion.optim import MomentumSync
 
 _FINAL_LOSS_STEPS = 20
 _COSINE_FLOOR = 0.1
@@ -77,6 +89,29 @@ def lr_factor(step: int, *, settings: TrainSettings) -> float:
     return _COSINE_FLOOR + (1 - _COSINE_FLOOR) * (1 + math.cos(math.pi * done)) / 2
 
 
+def start_worker(settings: TrainSettings, model: nn.Module) -> RealWorker:
+    """Start this process's worker of a run, over the default process group."""
+    run = MethodRun(
+        params=list(model.named_parameters()),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        workers=settings.workers,
+        steps=settings.steps,
+        seed=settings.seed,
+        warmup_steps=settings.warmup_steps,
+    )
+    every = settings.sync_every
+    options = VoteOptions(
+        exchange=find_exchange(settings.exchange),
+        momentum_sync=None if every is None else MomentumSync(every=every),
+        overlap=settings.overlap.choice,
+        diagnose_every=settings.diagnose_every,
+        step_timeout_s=settings.step_timeout_s or DEFAULT_STEP_TIMEOUT_S,
+    )
+    assert settings.method.start is not None  # the settings checked it
+    return settings.method.start(model, run, options)
+
+
 class TrainingLoop:
     """Train a task over the default process group.
 
@@ -104,9 +139,9 @@ class TrainingLoop:
         self._world_size = dist.get_world_size()
         self._device = find_device(settings.device, self._rank)
         model = task.build_model(seed=settings.seed).to(self._device)
-        self._method = build_method(settings, model)
-        self._schedule = LambdaLR(self._method.optimizer, partial(lr_factor, settings=settings))
-        self._history = History(self._method, self._world_size)
+        self._worker = start_worker(settings, model)
+        self._schedule = LambdaLR(self._worker.optimizer, partial(lr_factor, settings=settings))
+        self._history = History(self._worker, self._world_size)
         self._own_steps = 0
         self._training_s = 0.0
         self._checkpoints: RunCheckpoints | None = None
@@ -115,7 +150,7 @@ class TrainingLoop:
                 checkpoints,
                 run_dir,
                 training=settings,
-                method=self._method,
+                worker=self._worker,
                 schedule=self._schedule,
                 history=self._history,
             )
@@ -154,11 +189,11 @@ class TrainingLoop:
         )
         with seeded_dropout(seed=seed, step=step, rank=self._rank, device=device):
             batch = move_batch(batch, device)
-            loss = batch_loss(self._method.model, batch)
+            loss = batch_loss(self._worker.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         lr = float(self._schedule.get_last_lr()[0])
-        self._method.optimizer.step()
-        self._method.optimizer.zero_grad()
+        self._worker.optimizer.step()
+        self._worker.optimizer.zero_grad()
         self._schedule.step()
         # Checked after the step, in which the ranks agree on errors of their gradients.
         self._check_finite(float(loss.detach()), "training", step)
@@ -174,7 +209,7 @@ class TrainingLoop:
         batches = self._task.heldout_batches()
         sums = torch.zeros(len(batches), 3, dtype=torch.float64)
         for index in range(self._rank, len(batches), self._world_size):
-            score = score_batch(self._method.model, move_batch(batches[index], self._device))
+            score = score_batch(self._worker.model, move_batch(batches[index], self._device))
             sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
         # One rank fills a row, the others add zeros to it: exact.
         rows = gather_rows(sums).sum(dim=0).tolist()
@@ -218,7 +253,7 @@ class TrainingLoop:
         history.settle()
         losses = torch.tensor(history.losses["loss"], dtype=torch.float64)
         sent = gather_rows(torch.tensor(history.sent_bytes, dtype=torch.int64)).max()
-        params = [p for p in self._method.model.parameters() if p.requires_grad]
+        params = [p for p in self._worker.model.parameters() if p.requires_grad]
         trainable = sum(param.numel() for param in params)
         return Record(
             settings=self._settings.to_json(),
@@ -234,7 +269,7 @@ class TrainingLoop:
             sent_bytes_per_worker=int(sent),
             full_precision_bytes_per_worker=history.full_precision_bytes(trainable),
             bits_per_parameter=history.bits_per_parameter,
-            replicas_equal=self._method.replicas_equal(),
+            replicas_equal=self._worker.replicas_equal(),
             traffic=history.traffic(),
             losses=history.losses,
             evaluations=history.evaluations,

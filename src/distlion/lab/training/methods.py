@@ -1,284 +1,391 @@
-"""The rules of the command line as optimizers, each with its own account of bytes."""
+"""Methods by name: how each trains real workers and virtual ones, and its place in comparisons.
+
+A method of one name is a line of ``_MEANS`` or ``_SIGNUM``. A rule is a line of
+``distlion.aggregation.RULES``: it has its name here, with masks, betas, momentum averaging and
+local steps, without another line.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import warnings
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
-from distlion.errors import ReplicaMismatchError
-from distlion.exchange import PATTERNS
+from distlion.aggregation import (
+    RULES,
+    Aggregation,
+    Average,
+    MajorityVote,
+    QuantizedVote,
+    list_rule_names,
+)
+from distlion.errors import InvalidArgumentError
 from distlion.lab.baselines import (
-    HALF_BYTES,
-    AllReduceState,
     Compression,
-    CompressionState,
-    CountedPowerSGD,
     DeepGradientCompression,
     GradDrop,
+    HalfPrecision,
     PowerSGD,
     TernGrad,
-    compression_hook,
-    full_precision_hook,
-    half_precision_hook,
-    power_sgd_hook,
+    VirtualBaseline,
 )
-from distlion.lab.training.train_settings import (
-    AUTO,
-    DEFAULT_STEP_TIMEOUT_S,
-    BaselineName,
-    TrainSettings,
-)
-from distlion.lab.training.vote_names import (
+from distlion.lab.names import suggest
+from distlion.lab.training.inner import (
+    ADAMW,
     ADAMW_BETAS,
-    LION_BETAS,
-    find_vote,
-    split_betas,
-    split_cautious,
+    LION,
+    LION_LR,
+    LION_WEIGHT_DECAY,
+    MOMENTUM_SGD,
+    NOISY_ADAMW,
+    OUTER_SGD,
+    PLAIN_OUTER_SGD,
+    PLAIN_SGD,
+    SGD_MOMENTUM,
+    TRAIN_SGD,
+    Inner,
+    choose_adamw,
+    choose_lion,
 )
-from distlion.optim import DistributedLion, Lion, MomentumSync
-
-_ONE_BUCKET_MB = 1 << 20
-
-
-class Method(Protocol):
-    """A model to call, the optimizer that moves it, and what its steps have sent."""
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the module whose forward and backward make the gradients."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer to step after each backward."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the bytes that this worker has sent in all steps so far."""
-
-    @property
-    def bits_per_parameter(self) -> float:
-        """Return the bits for each trainable parameter that this worker sends in a step."""
-
-    def traffic(self) -> dict[str, Any]:
-        """Return the account of bytes as JSON can hold it."""
-
-    def diagnostics(self) -> list[dict[str, Any]]:
-        """Return how far votes agreed as JSON can hold it; empty unless that was asked for."""
-
-    def replicas_equal(self) -> bool:
-        """Return whether all ranks, which must all call it, hold bitwise identical parameters."""
+from distlion.lab.training.local_steps import LocalSteps, ScaledVotes
+from distlion.lab.training.name_parts import (
+    CAUTIOUS,
+    SYNC,
+    Betas,
+    describe_betas,
+    describe_steps,
+    describe_variant,
+    read_sync,
+    split_name,
+)
+from distlion.lab.training.workers import (
+    LION_BETAS,
+    AveragingWorker,
+    MethodRun,
+    RealWorker,
+    VirtualVoting,
+    VirtualWorkers,
+    VoteOptions,
+    VotingWorker,
+)
+from distlion.optim import MomentumSync, lion_cub
 
 
-def build_method(settings: TrainSettings, model: nn.Module) -> Method:
-    """Build the optimizer of the rule over the default process group."""
-    if settings.baseline is None:
-        return VotingMethod.build(settings, model)
-    return AveragingMethod.build(settings, model)
+class MethodKind(str, Enum):
+    """The side of a method in a comparison."""
+
+    OURS = "ours"
+    BASELINE = "baseline"
+    FULL_PRECISION = "full precision"
 
 
-def gather_rows(row: Tensor) -> Tensor:
-    """Stack the tensors of all ranks: (world_size, *row.shape). All ranks must call it."""
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, row)
-    return torch.stack(rows)
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train, which a name such as ``majority`` stands for.
 
-
-@dataclass(frozen=True)
-class VotingMethod:
-    """DistributedLion on a bare model: gradients stay local, votes are exchanged."""
-
-    model: nn.Module
-    optimizer: DistributedLion
-
-    @classmethod
-    def build(cls, settings: TrainSettings, model: nn.Module) -> VotingMethod:
-        """Build DistributedLion with the rule and the exchange of the settings."""
-        vote = find_vote(settings.rule)
-        assert vote is not None  # TrainSettings checked it
-        optimizer = DistributedLion(
-            model.named_parameters(),
-            lr=settings.lr,
-            betas=vote.betas,
-            cautious=vote.cautious,
-            weight_decay=settings.weight_decay,
-            aggregation=vote.rule,
-            exchange="auto" if settings.exchange == AUTO else PATTERNS[settings.exchange],
-            momentum_sync=(
-                None if settings.sync_every is None else MomentumSync(every=settings.sync_every)
-            ),
-            overlap=settings.overlap.choice,
-            diagnose_every=settings.diagnose_every,
-            seed=settings.seed,
-            step_timeout_s=(
-                DEFAULT_STEP_TIMEOUT_S
-                if settings.step_timeout_s is None
-                else settings.step_timeout_s
-            ),
-        )
-        return cls(model, optimizer)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the bytes of the steps; the replica digests are counted apart."""
-        return self.optimizer.traffic.sent_bytes
-
-    @property
-    def bits_per_parameter(self) -> float:
-        """Return the bits of the last step for each trainable parameter."""
-        return self.optimizer.traffic.bits_per_parameter
-
-    def traffic(self) -> dict[str, Any]:
-        """Return the optimizer's traffic."""
-        return dataclasses.asdict(self.optimizer.traffic)
-
-    def diagnostics(self) -> list[dict[str, Any]]:
-        """Return the optimizer's diagnostics."""
-        return [dataclasses.asdict(found) for found in self.optimizer.diagnostics()]
-
-    def replicas_equal(self) -> bool:
-        """Return whether the optimizer finds the replicas equal."""
-        try:
-            self.optimizer.verify_replicas()
-        except ReplicaMismatchError:
-            return False
-        return True
-
-
-class _Account(Protocol):
-    """The state of a communication hook, which counts."""
-
-    @property
-    def steps(self) -> int:
-        """Return the backward passes so far."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the bytes that this worker has sent in all of them."""
-
-
-@dataclass(frozen=True)
-class AveragingMethod:
-    """An optimizer fed the mean gradient of all workers, plain or compressed, by a hook of DDP.
-
-    Gloo does not report what it sends, so bytes are those of rings that carry what the hook handed
-    over.
+    Attributes:
+        name: Its name on the command line.
+        description: A phrase for reports.
+        definition: The same to the last number; a record is that of a method as defined here.
+        kind: Its side in a comparison.
+        base_lr: Center of its grid of learning rates in a comparison.
+        weight_decay: Its default weight decay in a comparison.
+        enter: Builds the virtual workers of a run.
+        start: Builds this process's worker of a run; None where only a comparison knows it.
+        votes: Whether workers vote in each step; False where they average.
+        train_lr, train_weight_decay: Defaults for real workers.
     """
 
-    model: DistributedDataParallel
-    optimizer: torch.optim.Optimizer
-    account: _Account
-
-    @classmethod
-    def build(cls, settings: TrainSettings, model: nn.Module) -> AveragingMethod:
-        """Wrap the model in DDP with the hook of the rule; build the optimizer of the rule."""
-        optimizer = _build_optimizer(settings, model)
-        wrapped = _wrap(settings, model)
-        account, hook = _build_hook(settings, wrapped)
-        wrapped.register_comm_hook(account, hook)
-        return cls(wrapped, optimizer, account)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the bytes of the gradients."""
-        return self.account.sent_bytes
-
-    @property
-    def bits_per_parameter(self) -> float:
-        """Return the bits of a step for each trainable parameter, on average over the steps."""
-        elements = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        return 8 * self.sent_bytes / (max(1, self.account.steps) * elements)
-
-    def traffic(self) -> dict[str, Any]:
-        """Return steps and bytes."""
-        return {
-            "steps": self.account.steps,
-            "sent_bytes": self.sent_bytes,
-            "received_bytes": self.sent_bytes,  # a ring passes on as much as it takes
-            "bits_per_parameter": self.bits_per_parameter,
-        }
-
-    def diagnostics(self) -> list[dict[str, Any]]:
-        """Return nothing: nobody votes."""
-        return []
-
-    def replicas_equal(self) -> bool:
-        """Compare a digest of all parameters over the ranks."""
-        digest = hashlib.sha256()
-        for param in self.model.parameters():
-            digest.update(param.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
-        rows = gather_rows(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).clone())
-        return bool((rows == rows[0]).all())
+    name: str
+    description: str
+    definition: str
+    kind: MethodKind
+    base_lr: float
+    weight_decay: float
+    enter: Callable[[MethodRun], VirtualWorkers]
+    start: Callable[[nn.Module, MethodRun, VoteOptions], RealWorker] | None = None
+    votes: bool = False
+    train_lr: float = LION_LR
+    train_weight_decay: float = LION_WEIGHT_DECAY
 
 
-def _wrap(settings: TrainSettings, model: nn.Module) -> DistributedDataParallel:
-    one_bucket = settings.baseline is BaselineName.DDP_POWERSGD  # as its hook demands
-    with warnings.catch_warnings():
-        # Torch 2.13 renamed the argument; older ones know only this name.
-        warnings.simplefilter("ignore", FutureWarning)
-        return DistributedDataParallel(
-            model,
-            broadcast_buffers=False,
-            bucket_cap_mb=_ONE_BUCKET_MB if one_bucket else None,
-        )
+def find_method(name: str) -> Method:
+    """Return the method of a name in ``METHOD_NAMES``, as ``distlion compare`` takes it.
 
-
-def _build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-    """Build what steps on the mean gradient.
-
-    TernGrad and GradDrop say nothing of the optimizer, so they get AdamW: with plain SGD, vision
-    transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside.
+    Raises:
+        InvalidArgumentError: There is none, or its momenta cannot be averaged as it says.
     """
-    params, lr, weight_decay = model.parameters(), settings.lr, settings.weight_decay
-    base, betas = split_betas(settings.rule)
-    match settings.baseline:
-        case BaselineName.GLOBAL_ADAMW | BaselineName.TERNGRAD | BaselineName.GRADDROP:
-            return torch.optim.AdamW(params, lr, betas or ADAMW_BETAS, weight_decay=weight_decay)
-        case BaselineName.DGC:
-            # Without momentum, its L2 term is decoupled weight decay.
-            return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
-        case _:
-            _, cautious = split_cautious(base)
-            betas = betas or LION_BETAS
-            return Lion(params, lr, betas, weight_decay=weight_decay, cautious=cautious)
+    method = _find_mean(name) or _find_periodic(name) or _find_vote(name)
+    if method is None:
+        # In those of a pattern, letters in capitals stand for something.
+        known = [*_list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
+        form = describe_betas(name, of=_WITH_BETAS) or describe_steps(name, of=_PERIODIC_NAMES)
+        hint = suggest(name, known, all_in="distlion compare --help")
+        raise InvalidArgumentError(f"method {name!r} is unknown; {hint}{form}")
+    return method
 
 
-def _build_hook(
-    settings: TrainSettings, model: DistributedDataParallel
-) -> tuple[_Account, Callable[..., Any]]:
-    group = model.process_group
-    compression = _build_compression(settings)
-    if compression is not None:
-        state = CompressionState(
-            compression, model.parameters(), process_group=group, seed=settings.seed
-        )
-        return state, compression_hook
-    match settings.baseline:
-        case BaselineName.DDP_FP16:
-            return AllReduceState(group, element_bytes=HALF_BYTES), half_precision_hook
-        case BaselineName.DDP_POWERSGD:
-            return CountedPowerSGD(group, PowerSGD(), seed=settings.seed), power_sgd_hook
-        case _:
-            return AllReduceState(group), full_precision_hook
+def find_rule(name: str) -> Method:
+    """Return the method of a name in ``RULE_NAMES``, as ``distlion train`` takes it.
+
+    Raises:
+        InvalidArgumentError: There is none.
+    """
+    method = None if SYNC.fullmatch(name) else _find_mean(name) or _find_vote(name)
+    if method is None or method.start is None:
+        known = [*_list_plain_votes(), *BASELINE_NAMES, f"{_LION}-cautious"]
+        form = describe_betas(name, of=_WITH_BETAS)
+        hint = suggest(name, known, all_in="distlion train --help")
+        raise InvalidArgumentError(f"rule {name!r} is unknown; {hint}{form}")
+    return method
 
 
-def _build_compression(settings: TrainSettings) -> Compression | None:
-    match settings.baseline:
-        case BaselineName.TERNGRAD:
-            return TernGrad()
-        case BaselineName.GRADDROP:
-            return GradDrop()
-        case BaselineName.DGC:
-            # The paper raises sparsity and learning rate over the same steps.
-            return DeepGradientCompression(warmup_steps=settings.warmup_steps)
-        case _:
-            return None
+# Votes in each step: a rule, its momenta, and how these are averaged, if at all.
+
+_SIGNUM: dict[str, tuple[Aggregation, Betas, str]] = {
+    "signum": (MajorityVote(), (0.9, 0.9), "Signum with majority vote (arXiv:1810.05291)"),
+    "signum-average": (Average(), (0.9, 0.9), "Signum with the average of the signs"),
+    "signsgd": (MajorityVote(), (0.0, 0.0), "signSGD with majority vote (arXiv:1810.05291)"),
+}
+"""Methods of others: our rules with their momenta. Betas (0, 0) vote on gradients."""
+
+_LION_CUB = "lion-cub"
+
+
+def _find_vote(name: str) -> Method | None:
+    if name == _LION_CUB:
+        return _make_lion_cub()
+    synced = SYNC.fullmatch(name)
+    base, cautious, betas = split_name(synced["stem"] if synced else name)
+    signum = _SIGNUM.get(synced["stem"] if synced else name)
+    if signum is not None:
+        rule, betas, description = signum
+    elif base in RULES:
+        rule = RULES[base].rule
+        description = describe_variant(RULES[base].description, cautious, betas)
+    else:
+        return None
+    momentum_sync, how = read_sync(synced) if synced else (None, "")
+    vote = VoteOptions(aggregation=rule, betas=betas or LION_BETAS, cautious=cautious)
+    kind = MethodKind.OURS if signum is None else MethodKind.BASELINE
+    return _vote(name, description + how, vote, momentum_sync, kind)
+
+
+def _vote(
+    name: str,
+    description: str,
+    vote: VoteOptions,
+    momentum_sync: MomentumSync | None,
+    kind: MethodKind = MethodKind.OURS,
+) -> Method:
+    masked = ", cautious=True" if vote["cautious"] else ""
+    return Method(
+        name=name,
+        description=description,
+        definition=f"{vote['aggregation']!r}, betas={vote['betas']}{masked}, {momentum_sync!r}",
+        kind=kind,
+        base_lr=LION_LR,
+        weight_decay=LION_WEIGHT_DECAY,
+        enter=partial(
+            VirtualVoting.build,
+            aggregation=vote["aggregation"],
+            betas=vote["betas"],
+            cautious=vote["cautious"],
+            momentum_sync=momentum_sync,
+        ),
+        start=partial(VotingWorker.build, vote=vote) if momentum_sync is None else None,
+        votes=True,
+    )
+
+
+def _make_lion_cub() -> Method:
+    """Take the settings of ``distlion.lion_cub``, which makes real workers, from its defaults."""
+    given = {name: each.default for name, each in inspect.signature(lion_cub).parameters.items()}
+    rule = QuantizedVote(bits=given["bits"])
+    description = "Lion Cub (arXiv:2411.16462): quantized votes, momenta averaged"
+    vote = VoteOptions(aggregation=rule, betas=LION_BETAS, cautious=False)
+    return _vote(_LION_CUB, description, vote, given["momentum_sync"])
+
+
+def _list_plain_votes() -> list[str]:
+    """Return every name without betas, each number of bits a name of its own."""
+    return [*RULES, *(f"{name}{CAUTIOUS}" for name in RULES), *_SIGNUM]
+
+
+# Averaged gradients, compressed or not, for one optimizer.
+
+# The comparison of arXiv:2404.00438 keeps 4 % of the entries.
+_KEPT = 0.04
+# Of the run, in place of 4 epochs of the paper's 90 or more.
+_WARM_UP_SHARE = 0.05
+_WITH_BETAS = _LION, _ADAMW = "global-lion", "global-adamw"
+_Compression = Compression | PowerSGD
+
+
+def _mean(
+    name: str,
+    description: str,
+    inner: Inner,
+    compression: _Compression | None = None,
+    *,
+    train: Inner | None = None,
+) -> Method:
+    """Make a method of one optimizer; ``train`` is that of real workers, if they know it."""
+    how = "mean gradient" if compression is None else repr(compression)
+    if isinstance(compression, DeepGradientCompression):
+        how += f" with a warm-up of {_WARM_UP_SHARE:.0%}"
+    return Method(
+        name=name,
+        description=description,
+        definition=f"{how}; {inner.name}",
+        kind=MethodKind.FULL_PRECISION if compression is None else MethodKind.BASELINE,
+        base_lr=inner.base_lr,
+        weight_decay=inner.weight_decay,
+        enter=partial(_enter_mean, inner=inner, compression=compression),
+        start=partial(_start_mean, inner=train, compression=compression) if train else None,
+        train_lr=(train or inner).base_lr,
+        train_weight_decay=(train or inner).weight_decay,
+    )
+
+
+def _enter_mean(
+    run: MethodRun, *, inner: Inner, compression: _Compression | None = None
+) -> VirtualWorkers:
+    compression = _warm_up(compression, run)
+    optimizer = inner.make(run)
+    return VirtualBaseline(optimizer, workers=run.workers, compression=compression, seed=run.seed)
+
+
+def _start_mean(
+    model: nn.Module,
+    run: MethodRun,
+    _: VoteOptions,
+    *,
+    inner: Inner,
+    compression: _Compression | None,
+) -> RealWorker:
+    compression = _warm_up(compression, run)
+    return AveragingWorker.build(model, inner.make(run), compression, seed=run.seed)
+
+
+def _warm_up(compression: _Compression | None, run: MethodRun) -> _Compression | None:
+    if not isinstance(compression, DeepGradientCompression):
+        return compression
+    share = round(_WARM_UP_SHARE * run.steps)
+    return replace(
+        compression, warmup_steps=share if run.warmup_steps is None else run.warmup_steps
+    )
+
+
+_TERNGRAD = "TernGrad (arXiv:1705.07878)"
+_GRADDROP = f"GradDrop (arXiv:1704.05021) of all but {_KEPT:.0%}"
+_DGC = f"Deep Gradient Compression (arXiv:1712.01887) to {_KEPT:.0%}"
+_POWERSGD = f"PowerSGD (arXiv:1905.13727) of rank {PowerSGD().rank}, Lion"
+_LARGEST = GradDrop(keep=_KEPT)
+_LARGEST_MOMENTUM = DeepGradientCompression(keep=_KEPT, momentum=SGD_MOMENTUM)
+
+# TernGrad and GradDrop say nothing of the optimizer. Real workers get AdamW: with plain SGD, vision
+# transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside,
+# whose L2 term is then decoupled weight decay.
+_MEANS = (
+    _mean(_LION, "Lion on the mean gradient", LION, train=LION),
+    _mean(_ADAMW, "AdamW on the mean gradient", ADAMW, train=ADAMW),
+    _mean("global-sgd", "SGD with momentum on the mean gradient", MOMENTUM_SGD),
+    _mean("ddp-fp16", "Lion on a float16 all-reduce", LION, HalfPrecision(), train=LION),
+    _mean("ddp-powersgd", _POWERSGD, LION, PowerSGD(), train=LION),
+    _mean("terngrad", f"{_TERNGRAD}, SGD with momentum", MOMENTUM_SGD, TernGrad(), train=ADAMW),
+    _mean("terngrad-adamw", f"{_TERNGRAD}, AdamW", NOISY_ADAMW, TernGrad()),
+    _mean("graddrop", f"{_GRADDROP}, SGD with momentum", MOMENTUM_SGD, _LARGEST, train=ADAMW),
+    _mean("graddrop-adamw", f"{_GRADDROP}, AdamW", NOISY_ADAMW, _LARGEST),
+    _mean("dgc", f"{_DGC}, SGD with its momentum", PLAIN_SGD, _LARGEST_MOMENTUM, train=TRAIN_SGD),
+)
+MEANS = {method.name: method for method in _MEANS}
+"""Methods that average gradients, by name."""
+
+
+def _find_mean(name: str) -> Method | None:
+    base, cautious, betas = split_name(name)
+    if betas is None and not cautious:
+        return MEANS.get(name)
+    if base == _LION:
+        inner = choose_lion(betas or LION_BETAS, cautious=cautious)
+    elif base == _ADAMW and not cautious:
+        inner = choose_adamw(betas or ADAMW_BETAS)
+    else:
+        return None
+    description = describe_variant(MEANS[base].description, cautious, betas)
+    return _mean(name, description, inner, train=inner)
+
+
+# An exchange every K steps, of what local steps have moved.
+
+_PERIODIC = re.compile(
+    r"(?:diloco|(?P<rule>.+)-every)-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?"
+)
+_PERIODIC_NAMES = ("diloco-K[-lion][-plain]", "RULE-every-K[-lion][-plain]")
+
+
+def _find_periodic(name: str) -> Method | None:
+    match = _PERIODIC.fullmatch(name)
+    if match is None or (match["rule"] is not None and match["rule"] not in RULES):
+        return None
+    every = int(match["every"])
+    inner = LION if match["inner"] else ADAMW
+    outer = PLAIN_OUTER_SGD if match["outer"] else OUTER_SGD
+    vote = RULES[match["rule"]] if match["rule"] else None
+    what = "mean" if vote is None else f"{vote.description},"
+    what += f" of deltas of {every} local steps of {inner.name.partition('(')[0]}"
+    is_diloco = vote is None and match["outer"] is None and match["inner"] is None
+    how = "mean" if vote is None else f"{vote.rule!r} x mean magnitude"
+    make_outer: Callable[[MethodRun], VirtualWorkers] = (
+        partial(_enter_mean, inner=outer)
+        if vote is None
+        else partial(ScaledVotes, rule=vote.rule, make_optimizer=outer.make)
+    )
+    return Method(
+        name=name,
+        description=what + (", DiLoCo (arXiv:2311.08105)" if is_diloco else ""),
+        definition=f"{how} of deltas of {every} steps of {inner.name}; outer {outer.name}",
+        kind=MethodKind.BASELINE if vote is None else MethodKind.OURS,
+        base_lr=inner.base_lr,
+        weight_decay=inner.weight_decay,
+        enter=partial(LocalSteps, every=every, make_inner=inner.make, make_outer=make_outer),
+    )
+
+
+# For messages and help. P is 1 to 8 bits, 2 at most for feedback; A and B are digits of betas; K is
+# a number of steps; plain has no outer momentum.
+
+_VOTE_NAMES = (
+    *list_rule_names(),
+    *("RULE-cautious", "RULE-betas-A-B", "RULE-cautious-betas-A-B"),
+    *_SIGNUM,
+)
+_SYNC_NAMES = ("K", "exp", "K-auto", "K-attention", "K-int8")
+_MASKED_MEAN = f"{_LION}{CAUTIOUS}"
+BASELINE_NAMES = tuple(method.name for method in _MEANS if method.start is not None)
+"""Rules of ``distlion train`` that average gradients."""
+RULE_NAMES = (
+    *_VOTE_NAMES,
+    *BASELINE_NAMES,
+    *(f"{name}-betas-A-B" for name in _WITH_BETAS),
+    _MASKED_MEAN,
+    f"{_MASKED_MEAN}-betas-A-B",
+)
+"""Rules of ``distlion train``."""
+METHOD_NAMES = (
+    *_VOTE_NAMES,
+    _LION_CUB,
+    *(f"RULE-sync-{how}" for how in _SYNC_NAMES),
+    *_PERIODIC_NAMES,
+    *MEANS,
+    _MASKED_MEAN,
+    *(f"{name}-betas-A-B" for name in _WITH_BETAS),
+    f"{_MASKED_MEAN}-betas-A-B",
+)
+"""Methods of ``distlion compare``."""

@@ -13,7 +13,7 @@ from typing import Any
 from distlion.errors import DataError
 from distlion.lab.json_file import read_json
 from distlion.lab.tasks import Tokenizer
-from distlion.lab.training.contenders import find_contender
+from distlion.lab.training.methods import find_method
 from distlion.lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
 _DIGEST_DIGITS = 16
@@ -31,7 +31,7 @@ class RunSettings:
         alpha: Concentration of the partition ``by-class``; None for other partitions.
         tokenizer: Level of text; None for other tasks.
         model_config: A transformers config; None for the task's preset.
-        method: Name of a contender.
+        method: Name of a method.
         workers: Virtual workers, at least 1.
         seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
         lr: Highest learning rate, above 0.
@@ -104,7 +104,7 @@ class RunSettings:
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["model_config"] = self._read_model_config()
-        fields["definition"] = find_contender(self.method).definition
+        fields["definition"] = find_method(self.method).definition
         return {
             name: value.value if isinstance(value, Enum) else value
             for name, value in fields.items()

@@ -16,15 +16,8 @@ from distlion.exchange import PATTERNS
 from distlion.lab.names import suggest
 from distlion.lab.tasks import ByClass, Tokenizer
 from distlion.lab.training.device import check_device
-from distlion.lab.training.vote_names import (
-    MEANS_WITH_BETAS,
-    describe_betas,
-    find_vote,
-    list_plain_votes,
-    list_vote_names,
-    split_betas,
-    split_cautious,
-)
+from distlion.lab.training.methods import Method, find_rule
+from distlion.lab.training.workers import AUTO
 
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
@@ -32,37 +25,10 @@ DEFAULT_STEP_TIMEOUT_S = 60.0
 
 
 class TaskName(str, Enum):
-    """What to train."""
+    """The task to train."""
 
     TEXT = "text"
     IMAGES = "images"
-
-
-class BaselineName(str, Enum):
-    """What a vote is compared with: an optimizer on the mean of all workers' gradients."""
-
-    GLOBAL_LION = "global-lion"
-    GLOBAL_ADAMW = "global-adamw"
-    DDP_FP16 = "ddp-fp16"
-    DDP_POWERSGD = "ddp-powersgd"
-    TERNGRAD = "terngrad"
-    GRADDROP = "graddrop"
-    DGC = "dgc"
-
-
-BASELINE_NAMES = tuple(name.value for name in BaselineName)
-RULE_NAMES = (
-    *list_vote_names(),
-    *BASELINE_NAMES,
-    *(f"{name}-betas-A-B" for name in MEANS_WITH_BETAS),
-    f"{BaselineName.GLOBAL_LION.value}-cautious",
-    f"{BaselineName.GLOBAL_LION.value}-cautious-betas-A-B",
-)
-"""For messages and help; P is 1 to 8 bits, 2 at most for feedback, A and B are digits of betas."""
-
-_KNOWN_RULES = (*list_plain_votes(), *BASELINE_NAMES, f"{BaselineName.GLOBAL_LION.value}-cautious")
-
-AUTO = "auto"
 
 
 class PartitionName(str, Enum):
@@ -82,7 +48,7 @@ class Schedule(str, Enum):
 
 
 class Overlap(str, Enum):
-    """Whether votes leave during backward."""
+    """The overlap of votes with backward."""
 
     OFF = "off"
     ON = "on"
@@ -90,7 +56,7 @@ class Overlap(str, Enum):
 
     @property
     def choice(self) -> bool | Literal["auto"]:
-        """What ``DistributedLion(overlap=...)`` takes."""
+        """Return the argument for ``DistributedLion(overlap=...)``."""
         return "auto" if self is Overlap.AUTO else self is Overlap.ON
 
 
@@ -102,19 +68,6 @@ _PARTITIONS: Mapping[TaskName, tuple[PartitionName, ...]] = {
     # The first is the default.
     TaskName.TEXT: (PartitionName.CONTIGUOUS, PartitionName.EVEN, PartitionName.BY_BOOK),
     TaskName.IMAGES: (PartitionName.EVEN, PartitionName.BY_CLASS),
-}
-# Small sweeps of one seed, in docs/explanation/lab-notebook.md.
-_LION_LR = 5e-4
-_ADAMW_LR = 1e-3
-_SGD_LR = 0.1
-_WEIGHT_DECAY = 0.1
-# Per step the weights then shrink as much as Lion's: lr * weight_decay is the same.
-_SGD_WEIGHT_DECAY = 5e-4
-_BASELINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    BaselineName.GLOBAL_ADAMW.value: {"lr": _ADAMW_LR},
-    BaselineName.TERNGRAD.value: {"lr": _ADAMW_LR},
-    BaselineName.GRADDROP.value: {"lr": _ADAMW_LR},
-    BaselineName.DGC.value: {"lr": _SGD_LR, "weight_decay": _SGD_WEIGHT_DECAY},
 }
 
 
@@ -198,6 +151,7 @@ class TrainSettings:
             InvalidArgumentError: As the class.
             TypeError: A name is not a setting.
         """
+        method = find_rule(rule)
         settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(cls))
         settings |= {
             "task": task,
@@ -205,15 +159,14 @@ class TrainSettings:
             "rule": rule,
             "exchange": AUTO,
             "overlap": Overlap.OFF,
-            "lr": _LION_LR,
-            "weight_decay": _WEIGHT_DECAY,
+            "lr": method.train_lr,
+            "weight_decay": method.train_weight_decay,
             "schedule": Schedule.COSINE,
             "seed": 0,
             "threads": 1,
             "device": "cpu",
             "partition": _PARTITIONS[task][0],
             **_DEFAULTS[task],
-            **_BASELINE_DEFAULTS.get(split_cautious(split_betas(rule)[0])[0], {}),
         }
         if task is TaskName.TEXT:
             settings["tokenizer"] = Tokenizer.BYTE
@@ -222,7 +175,8 @@ class TrainSettings:
         return cls(**settings | {name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        self._check_names()
+        find_rule(self.rule)
+        self._check_exchange()
         check_device(self.device)
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
             self._check_least(name, 1)
@@ -247,22 +201,11 @@ class TrainSettings:
             raise InvalidArgumentError(f"{name} is {value}; expected a number of at least {least}")
 
     @property
-    def baseline(self) -> BaselineName | None:
-        """Return the baseline of the rule; None if the rule votes."""
-        rest, betas = split_betas(self.rule)
-        base, cautious = split_cautious(rest)
-        known = BASELINE_NAMES if betas is None else MEANS_WITH_BETAS
-        if cautious:
-            known = (BaselineName.GLOBAL_LION.value,)
-        return BaselineName(base) if base in known else None
+    def method(self) -> Method:
+        """Return the method of the rule."""
+        return find_rule(self.rule)
 
-    def _check_names(self) -> None:
-        if find_vote(self.rule) is None and self.baseline is None:
-            raise InvalidArgumentError(
-                f"rule {self.rule!r} is unknown; "
-                f"{suggest(self.rule, _KNOWN_RULES, all_in='distlion train --help')}"
-                f"{describe_betas(self.rule)}"
-            )
+    def _check_exchange(self) -> None:
         if self.exchange != AUTO and self.exchange not in PATTERNS:
             raise InvalidArgumentError(
                 f"exchange {self.exchange!r} is unknown; "
@@ -270,7 +213,7 @@ class TrainSettings:
             )
 
     def _check_pairs(self) -> None:
-        if self.baseline is not None:
+        if not self.method.votes:
             self._check_baseline()
         if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
             raise InvalidArgumentError(

@@ -16,14 +16,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import DataError, NonFiniteError
 from distlion.lab.tasks import Batch, Task, batch_loss, score_batch
-from distlion.lab.training.contenders import find_contender
 from distlion.lab.training.device import move_batch
 from distlion.lab.training.dropout import seeded_dropout
 from distlion.lab.training.loop import lr_factor
+from distlion.lab.training.methods import find_method
 from distlion.lab.training.record import describe_versions
 from distlion.lab.training.run_record import RunRecord
 from distlion.lab.training.run_settings import RunSettings
-from distlion.lab.training.virtual_method import Entry
+from distlion.lab.training.workers import MethodRun
 
 # Often enough for a median, seldom enough not to hold up a GPU.
 _TIME_EVERY = 8
@@ -69,8 +69,8 @@ class VirtualLoop:
         self._device = torch.device(settings.device)
         self._model = task.build_model(seed=settings.seed).to(self._device)
         self._params = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
-        self._method = find_contender(settings.method).enter(
-            Entry(
+        self._workers = find_method(settings.method).enter(
+            MethodRun(
                 params=self._params,
                 lr=settings.lr,
                 weight_decay=settings.weight_decay,
@@ -80,7 +80,7 @@ class VirtualLoop:
             )
         )
         factor = partial(lr_factor, settings=settings.to_training())
-        self._schedule = LambdaLR(self._method.optimizer, factor)
+        self._schedule = LambdaLR(self._workers.optimizer, factor)
         self._validation, self._test = (
             [move_batch(batch, self._device) for batch in part] for part in split_heldout(task)
         )
@@ -119,10 +119,10 @@ class VirtualLoop:
         losses = []
         for worker in range(self._settings.workers):
             losses.append(self._backward(worker))
-            self._method.collect(worker)
+            self._workers.collect(worker)
         loss = float(torch.stack(losses).double().mean())
         self._check_finite(loss, "training")
-        self._method.step()
+        self._workers.step()
         self._schedule.step()
         return loss
 
@@ -156,7 +156,7 @@ class VirtualLoop:
             validation_accuracy=validation[1],
             test_loss=test[0],
             test_accuracy=test[1],
-            sent_bytes=self._method.sent_bytes,
+            sent_bytes=self._workers.sent_bytes,
         )
 
     def _score(self, batches: Sequence[Batch]) -> tuple[float, float]:
@@ -178,10 +178,10 @@ class VirtualLoop:
             task=self._task.describe(),
             trainable_parameters=sum(param.numel() for _, param in self._params),
             diverged=diverged,
-            up_bits_per_parameter=self._method.up_bits_per_parameter,
-            down_bits_per_parameter=self._method.down_bits_per_parameter,
-            sent_bytes_per_step=self._method.sent_bytes / max(1, self._done),
-            rounds=self._method.rounds,
+            up_bits_per_parameter=self._workers.up_bits_per_parameter,
+            down_bits_per_parameter=self._workers.down_bits_per_parameter,
+            sent_bytes_per_step=self._workers.sent_bytes / max(1, self._done),
+            rounds=self._workers.rounds,
             parameters_sha256=digest_parameters(self._model),
             series=self._series.columns,
             timing={

@@ -1,4 +1,4 @@
-"""A method at work inside one worker: what a step is, and what it sends."""
+"""A run of a method in the network lab, inside one worker: its steps and their bytes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config
 
-from distlion.aggregation import RULES
 from distlion.cost import wire_bytes
-from distlion.lab.netlab.ddp import wrap_in_ddp
-from distlion.lab.netlab.method_names import (
-    ALL_REDUCE,
-    BASELINES,
-    FLOOR,
-    parse_vote_method,
-)
+from distlion.lab.baselines import compress_gradients, wrap_in_ddp
+from distlion.lab.netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, parse_vote
 from distlion.lab.netlab.workload import GptWorkload, VectorWorkload, Workload
 from distlion.lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion.lab.tasks.models import build_language_model
@@ -33,7 +27,7 @@ _BATCHES = 4
 
 
 @dataclass(frozen=True)
-class Contestant:
+class LabRun:
     """A method with a model, optimizer and state of its own.
 
     Attributes:
@@ -64,17 +58,32 @@ class Contestant:
             self.optimizer.verify_replicas()
 
 
-def build_contestant(name: str, workload: Workload, *, rank: int) -> Contestant:
-    """Build a method; every rank calls it, in the same order.
+def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
+    """Start a run; every rank calls it, in the same order.
 
     Args:
-        name: As in ``distlion.lab.netlab.method_names``.
-        workload: What it works on.
-        rank: Of this worker, whose data differs from that of the others.
+        name: Name of the method, as in ``distlion.lab.netlab.method_names``.
+        workload: Its model and data, or its vector.
+        rank: Number of this worker, whose data differs from that of the others.
     """
     if isinstance(workload, VectorWorkload):
         return _build_exchange(name, workload, rank)
     return _build_training(name, workload, rank)
+
+
+def average_gradients(model: nn.Module, name: str, *, seed: int) -> nn.Module:
+    """Wrap a model in DDP as one of ``BASELINES``; without compression it has no hook at all.
+
+    Args:
+        model: The model, on every worker.
+        name: Name of the method.
+        seed: Seed of PowerSGD's draws.
+    """
+    compression = BASELINES[name]
+    wrapped = wrap_in_ddp(model, compression)
+    if compression is not None:
+        compress_gradients(wrapped, compression, seed=seed)
+    return wrapped
 
 
 def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
@@ -90,19 +99,19 @@ def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
     return batches
 
 
-def _build_training(name: str, workload: GptWorkload, rank: int) -> Contestant:
+def _build_training(name: str, workload: GptWorkload, rank: int) -> LabRun:
     model = build_language_model(_describe_model(workload), seed=_SEED)
     n_parameters = sum(p.numel() for p in model.parameters())
     batches = make_batches(workload, rank=rank)
     if name == FLOOR or name in BASELINES:
         optimizer = Lion(model.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
-        model = model if name == FLOOR else wrap_in_ddp(model, name, seed=_SEED)
-        return Contestant(_training_step(model, optimizer, batches), None, n_parameters)
+        model = model if name == FLOOR else average_gradients(model, name, seed=_SEED)
+        return LabRun(_training_step(model, optimizer, batches), None, n_parameters)
     voting = _build_optimizer(name, model)
     step = _training_step(model, voting, batches)
     while is_trying_overlap(voting):
         step()
-    return Contestant(step, voting, n_parameters)
+    return LabRun(step, voting, n_parameters)
 
 
 def _describe_model(workload: GptWorkload) -> GPT2Config:
@@ -124,17 +133,14 @@ def _describe_model(workload: GptWorkload) -> GPT2Config:
 
 
 def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
-    method = parse_vote_method(name)
     return DistributedLion(
         model.named_parameters(),
         lr=_LR,
         weight_decay=_WEIGHT_DECAY,
-        aggregation=RULES[method.rule].rule,
-        exchange=method.exchange,
-        overlap=method.overlap,
         # A comparison now and then would make a few steps longer; there is one at the end.
         check_every=None,
         seed=_SEED,
+        **parse_vote(name),
     )
 
 
@@ -153,18 +159,18 @@ def _training_step(
     return step
 
 
-def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> Contestant:
+def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> LabRun:
     n_elements = workload.n_elements
     if name == ALL_REDUCE:
         # Sums would overflow before long; zeros take as long.
         vector = torch.zeros(n_elements)
-        return Contestant(lambda: _all_reduce(vector), None, n_elements)
+        return LabRun(lambda: _all_reduce(vector), None, n_elements)
     param = nn.Parameter(torch.zeros(n_elements))
     param.grad = torch.randn(n_elements, generator=seeded_generator(_SEED, rank))
     holder = nn.ParameterDict({"vector": param})
     optimizer = _build_optimizer(name, holder)
     # The commit would be none of the exchange.
-    return Contestant(partial(rehearse_step, optimizer), optimizer, n_elements)
+    return LabRun(partial(rehearse_step, optimizer), optimizer, n_elements)
 
 
 def _all_reduce(vector: Tensor) -> None:

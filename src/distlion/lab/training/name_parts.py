@@ -1,0 +1,106 @@
+"""Parts of a method's name behind its base: mask, betas, and how momenta are averaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from distlion.optim import MomentumSync
+
+CAUTIOUS = "-cautious"
+SYNC = re.compile(
+    r"(?P<stem>.+)-sync-(?P<every>\d+|exp)(?P<where>-auto|-attention)?(?P<dtype>-bf16|-int8)?"
+)
+"""Names of methods that average momenta."""
+Betas = tuple[float, float]
+
+# A third digit is never 0: each pair of betas has one name.
+_DIGITS = r"\d\d[1-9]?"
+_BETAS = re.compile(rf"(?P<base>.+)-betas-(?P<first>{_DIGITS})-(?P<second>{_DIGITS})")
+_WHERE: dict[str | None, tuple[str | tuple[str, ...], str]] = {
+    None: ("all", ""),
+    "-auto": ("auto", ", where they differ most"),
+    # As transformers call them.
+    "-attention": (("*attention*", "*attn*"), ", those of the attention"),
+}
+_DTYPES = {None: torch.float32, "-bf16": torch.bfloat16, "-int8": torch.int8}
+
+
+def split_betas(name: str) -> tuple[str, Betas | None]:
+    """Take betas from the end of a name: ``majority-betas-90-95`` has (0.9, 0.95).
+
+    The numbers are two or three digits behind the decimal point.
+
+    Returns:
+        The rest of the name, and the betas; None where it says nothing of them.
+    """
+    match = _BETAS.fullmatch(name)
+    if match is None:
+        return name, None
+    return match["base"], (float(f"0.{match['first']}"), float(f"0.{match['second']}"))
+
+
+def split_name(name: str) -> tuple[str, bool, Betas | None]:
+    """Split ``majority-cautious-betas-90-95`` into its base, whether it is masked, and betas."""
+    rest, betas = split_betas(name)
+    base = rest.removesuffix(CAUTIOUS)
+    return base, base != rest, betas
+
+
+def describe_variant(description: str, cautious: bool, betas: Betas | None) -> str:
+    """Add the mask and the betas of a name to the description of its base."""
+    if cautious:
+        description += ", cautious (arXiv:2411.16085)"
+    return description if betas is None else f"{description}, betas {betas}"
+
+
+def describe_betas(name: str, *, of: Sequence[str]) -> str:
+    """Return the form of betas, for the error of an unknown name that has some; or "".
+
+    Args:
+        name: The unknown name.
+        of: Names beside those of rules that may have betas.
+    """
+    if "-betas-" not in name:
+        return ""
+    return (
+        "; betas are digits behind the point, two or three of them, 90-95 for (0.9, 0.95); they "
+        f"stand behind a rule, {' or '.join(of)} and before -sync-K"
+    )
+
+
+def describe_steps(name: str, *, of: Sequence[str]) -> str:
+    """Return the form of local steps, for the error of an unknown name that has some; or "".
+
+    Args:
+        name: The unknown name.
+        of: Forms of the names that have local steps.
+    """
+    if "diloco" not in name and "-every-" not in name:
+        return ""
+    return (
+        f"; methods with local steps are {' and '.join(of)}; RULE is a rule and K a "
+        "number of steps, 1 or more"
+    )
+
+
+def read_sync(match: re.Match[str]) -> tuple[MomentumSync, str]:
+    """Read a match of ``SYNC``; return also a phrase for the description.
+
+    Raises:
+        InvalidArgumentError: Momenta cannot be averaged as it says.
+    """
+    select, where = _WHERE[match["where"]]
+    dtype = _DTYPES[match["dtype"]]
+    if match["every"] == "exp":
+        sync = MomentumSync(schedule="exponential", select=select, dtype=dtype)
+        how = "; momenta averaged at intervals that double"
+    else:
+        sync = MomentumSync(every=int(match["every"]), select=select, dtype=dtype)
+        how = f"; momenta averaged every {match['every']} steps"
+    how += where
+    if match["dtype"]:
+        how += f", as {match['dtype'].removeprefix('-')}"
+    return sync, how

@@ -1,0 +1,308 @@
+"""Workers that train by a method: real ones, one in each process, and N virtual ones in one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlion.aggregation import Aggregation
+from distlion.errors import ReplicaMismatchError
+from distlion.exchange import PATTERNS, AllReduce, Exchange
+from distlion.lab.baselines import Account, Compression, PowerSGD, compress_gradients, wrap_in_ddp
+from distlion.optim import DistributedLion, MomentumSync
+from distlion.virtual import VirtualCluster
+
+LION_BETAS = (0.9, 0.99)
+AUTO = "auto"
+"""In place of a pattern's name: the optimizer chooses one."""
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """A run of a method.
+
+    Attributes:
+        params: Names and trainable parameters of the model.
+        lr: Highest learning rate.
+        weight_decay: Decoupled weight decay.
+        workers: Number of workers, real or virtual.
+        steps: Number of steps in the whole run.
+        seed: Seed of every draw.
+        warmup_steps: Steps in which Deep Gradient Compression raises its sparsity; None for a
+            twentieth of the run.
+    """
+
+    params: Sequence[tuple[str, nn.Parameter]]
+    lr: float
+    weight_decay: float
+    workers: int
+    steps: int
+    seed: int
+    warmup_steps: int | None = None
+
+    @property
+    def n_elements(self) -> int:
+        """Number of trainable elements."""
+        return sum(param.numel() for _, param in self.params)
+
+
+class VoteOptions(TypedDict, total=False):
+    """Arguments of ``DistributedLion``; an absent one takes its default there."""
+
+    aggregation: Aggregation
+    betas: tuple[float, float]
+    cautious: bool
+    exchange: Exchange | Literal["auto"]
+    overlap: bool | Literal["auto"]
+    momentum_sync: MomentumSync | None
+    diagnose_every: int | None
+    step_timeout_s: float
+
+
+def find_exchange(name: str) -> Exchange | Literal["auto"]:
+    """Return the argument of ``DistributedLion`` for the name of a pattern, or for "auto"."""
+    return "auto" if name == AUTO else PATTERNS[name]
+
+
+class RealWorker(Protocol):
+    """One worker of the default process group, with its model, optimizer and account of bytes."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the module whose forward and backward make the gradients."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer to step after each backward."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that this worker has sent in all steps so far."""
+
+    @property
+    def bits_per_parameter(self) -> float:
+        """Return the bits for each trainable parameter that this worker sends in a step."""
+
+    def traffic(self) -> dict[str, Any]:
+        """Return the account of bytes as JSON can hold it."""
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return how far votes agreed as JSON can hold it; empty unless that was asked for."""
+
+    def replicas_equal(self) -> bool:
+        """Return whether all ranks, which must all call it, hold bitwise identical parameters."""
+
+
+def gather_rows(row: Tensor) -> Tensor:
+    """Stack the tensors of all ranks: (world_size, *row.shape). All ranks must call it."""
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class VotingWorker:
+    """DistributedLion on a bare model: gradients stay local, votes are exchanged."""
+
+    model: nn.Module
+    optimizer: DistributedLion
+
+    @classmethod
+    def build(
+        cls, model: nn.Module, run: MethodRun, options: VoteOptions, *, vote: VoteOptions
+    ) -> VotingWorker:
+        """Build the optimizer of a run.
+
+        Args:
+            model: The model whose parameters the run moves.
+            run: The run.
+            options: How votes are exchanged and watched.
+            vote: How the method votes: rule, betas and mask.
+        """
+        optimizer = DistributedLion(
+            run.params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
+        )
+        return cls(model, optimizer)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes of the steps; the replica digests are counted apart."""
+        return self.optimizer.traffic.sent_bytes
+
+    @property
+    def bits_per_parameter(self) -> float:
+        """Return the bits of the last step for each trainable parameter."""
+        return self.optimizer.traffic.bits_per_parameter
+
+    def traffic(self) -> dict[str, Any]:
+        """Return the optimizer's traffic."""
+        return dataclasses.asdict(self.optimizer.traffic)
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return the optimizer's diagnostics."""
+        return [dataclasses.asdict(found) for found in self.optimizer.diagnostics()]
+
+    def replicas_equal(self) -> bool:
+        """Return whether the optimizer finds the replicas equal."""
+        try:
+            self.optimizer.verify_replicas()
+        except ReplicaMismatchError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class AveragingWorker:
+    """An optimizer fed the mean gradient of all workers, plain or compressed, by a hook of DDP.
+
+    Gloo does not report what it sends, so bytes are those of rings that carry what the hook handed
+    over.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    account: Account
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compression: Compression | PowerSGD | None,
+        *,
+        seed: int,
+    ) -> AveragingWorker:
+        """Wrap the model in DDP with the hook of a compression."""
+        wrapped = wrap_in_ddp(model, compression)
+        return cls(wrapped, optimizer, compress_gradients(wrapped, compression, seed=seed))
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes of the gradients."""
+        return self.account.sent_bytes
+
+    @property
+    def bits_per_parameter(self) -> float:
+        """Return the bits of a step for each trainable parameter, on average over the steps."""
+        elements = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return 8 * self.sent_bytes / (max(1, self.account.steps) * elements)
+
+    def traffic(self) -> dict[str, Any]:
+        """Return steps and bytes."""
+        return {
+            "steps": self.account.steps,
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.sent_bytes,  # a ring passes on as much as it takes
+            "bits_per_parameter": self.bits_per_parameter,
+        }
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return nothing: nobody votes."""
+        return []
+
+    def replicas_equal(self) -> bool:
+        """Compare a digest of all parameters over the ranks."""
+        digest = hashlib.sha256()
+        for param in self.model.parameters():
+            digest.update(param.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+        rows = gather_rows(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).clone())
+        return bool((rows == rows[0]).all())
+
+
+class VirtualWorkers(Protocol):
+    """N workers that take turns with one model, then step together.
+
+    ``distlion.lab.baselines.VirtualBaseline`` is one, for methods that average gradients.
+    """
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer whose learning rate a schedule sets."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that one worker would have sent in all steps so far."""
+
+    @property
+    def up_bits_per_parameter(self) -> float:
+        """Return the bits from worker to server, for each parameter and step."""
+
+    @property
+    def down_bits_per_parameter(self) -> float:
+        """Return the bits from server to worker, for each parameter and step."""
+
+    @property
+    def rounds(self) -> int:
+        """Return how many messages of a step wait for each other."""
+
+    def collect(self, worker: int) -> None:
+        """Take every ``p.grad`` as the gradient of a worker, and clear it."""
+
+    def step(self) -> None:
+        """Move the parameters."""
+
+
+@dataclass(frozen=True)
+class VirtualVoting:
+    """Virtual workers that vote, under the pattern ``AllReduce``."""
+
+    optimizer: VirtualCluster
+    rounds: int
+
+    @classmethod
+    def build(
+        cls,
+        run: MethodRun,
+        aggregation: Aggregation,
+        *,
+        betas: tuple[float, float] = LION_BETAS,
+        cautious: bool = False,
+        momentum_sync: MomentumSync | None = None,
+    ) -> VirtualVoting:
+        """Build the workers of a run that vote by a rule."""
+        cluster = VirtualCluster(
+            run.params,
+            run.lr,
+            betas,
+            workers=run.workers,
+            weight_decay=run.weight_decay,
+            aggregation=aggregation,
+            cautious=cautious,
+            momentum_sync=momentum_sync,
+            seed=run.seed,
+        )
+        return cls(cluster, _count_rounds(run, aggregation, syncs=momentum_sync is not None))
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.optimizer.traffic.sent_bytes
+
+    @property
+    def up_bits_per_parameter(self) -> float:
+        return self.optimizer.up_bits_per_parameter
+
+    @property
+    def down_bits_per_parameter(self) -> float:
+        return self.optimizer.down_bits_per_parameter
+
+    def collect(self, worker: int) -> None:
+        self.optimizer.collect(worker)
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def _count_rounds(run: MethodRun, aggregation: Aggregation, *, syncs: bool) -> int:
+    """Count the rounds of a step; staggered momenta travel in an exchange of their own."""
+    if run.workers == 1:
+        return 0
+    shape = aggregation.shape_of(run.n_elements, run.workers)
+    return AllReduce().rounds(shape) * (2 if syncs else 1)
