@@ -21,6 +21,7 @@ from distlion.step.hyperparameters import (
     read_step,
 )
 from distlion.step.lifecycle import Lifecycle
+from distlion.step.make import Make, describe_make
 from distlion.step.memory import check_own_memory, check_shared_memory
 from distlion.step.outcome import (
     describe_problem,
@@ -34,9 +35,7 @@ from distlion.step.param import (
     SPARSE,
     Copies,
     GradientMark,
-    Make,
     VotingParam,
-    describe_make,
     is_dtensor,
     local_tensor,
     take_gradients,

@@ -14,6 +14,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coefficients, Segment
 from distlion.layout import Slot
+from distlion.step.make import Make, describe_make
 from distlion.step.memory import check_own_memory
 from distlion.vote import WorkerState
 
@@ -33,61 +34,6 @@ def local_tensor(tensor: Tensor) -> Tensor:
     with torch.no_grad():  # where no graph is built, the shard itself and not a new view of it
         shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return shard
-
-
-class Make(NamedTuple):
-    """Shape, dtype and device of a dense tensor.
-
-    Attributes:
-        shape: Its sizes.
-        dtype: Of its elements.
-        device: Where they are.
-    """
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Make:
-        """Return the make of a tensor."""
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def of_momentum(self, shape: torch.Size, asked: torch.dtype | None) -> Make:
-        """Return the make of what is kept of a parameter's momentum.
-
-        Args:
-            shape: Of what is kept.
-            asked: Its dtype; None for the parameter's, or float32 for float16, which would lose
-                small gradients.
-        """
-        chosen = torch.float32 if self.dtype == torch.float16 else self.dtype
-        return Make(shape, asked or chosen, self.device)
-
-    def fits(self, tensor: object) -> bool:
-        """Return whether a tensor is of this make."""
-        return (
-            isinstance(tensor, Tensor)
-            and tensor.dtype is self.dtype
-            and tensor.shape == self.shape
-            and tensor.device == self.device
-            and tensor.layout is torch.strided
-        )
-
-    def __str__(self) -> str:
-        return describe_make(self)
-
-
-def describe_make(found: object) -> str:
-    """Say what something is that may be no tensor: "float32 of shape (3, 4) on cpu"."""
-    if found is None:
-        return "missing"
-    if not isinstance(found, Tensor | Make):
-        return f"a {type(found).__name__}"
-    layout = torch.strided if isinstance(found, Make) else found.layout
-    prefix = "" if layout is torch.strided else f"{layout}, "
-    dtype = str(found.dtype).removeprefix("torch.")
-    return f"{prefix}{dtype} of shape {tuple(found.shape)} on {found.device}"
 
 
 class Copies(NamedTuple):
@@ -304,13 +250,7 @@ class VotingParam:
 
     def mark(self) -> GradientMark:
         """Remember the present gradient."""
-        grad = self.param.grad
-        if grad is None:
-            return GradientMark(self, grad, 0, 0)
-        if grad.layout is not torch.strided:
-            return GradientMark(self, grad, SPARSE, 0)
-        own = local_tensor(grad) if self.is_sharded else grad
-        return GradientMark(self, grad, grad._version, own.data_ptr())
+        return mark_gradients([self])[0]
 
 
 def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:
@@ -363,6 +303,35 @@ def _check_memory(tensor: Tensor, what: str) -> None:
         )
 
 
+def make_segments(
+    params: Sequence[VotingParam],
+    grads: Sequence[Tensor | None],
+    coefficients: Sequence[Coefficients],
+    grad_scale: float,
+) -> list[Segment]:
+    """Put together what the ops need of parameters, as ``VotingParam.segment`` does of one.
+
+    Args:
+        params: The parameters.
+        grads: What to vote with; None to abstain.
+        coefficients: Hyperparameters of every param group.
+        grad_scale: What gradients are multiplied by; a node takes that of its first rank.
+    """
+    scaled = [
+        each if each.grad_scale == grad_scale else each._replace(grad_scale=grad_scale)
+        for each in coefficients
+    ]
+    segments = []
+    for param, grad in zip(params, grads, strict=True):
+        tensor, slot = param.param, param.slot
+        if param.piece is None and not param.is_sharded and tensor.is_contiguous():
+            momentum = param.state[tensor]["exp_avg"]
+            segments.append(Segment(slot, tensor, grad, momentum, scaled[param.group]))
+        else:
+            segments.append(param.segment(scaled[param.group], grad))
+    return segments
+
+
 class GradientMark(NamedTuple):
     """A gradient as it was when it was encoded.
 
@@ -381,10 +350,32 @@ class GradientMark(NamedTuple):
 
     def has_changed(self) -> bool:
         """Return whether the parameter has another gradient now, or the same one was written to."""
-        grad = self.owner.param.grad
-        if grad is not self.grad:
-            return True
-        if grad is None or self.version == SPARSE:
-            return False
-        own = local_tensor(grad) if self.owner.is_sharded else grad
-        return (grad._version, own.data_ptr()) != (self.version, self.address)
+        return find_changed([self]) is not None
+
+
+def mark_gradients(params: Sequence[VotingParam]) -> list[GradientMark]:
+    """Remember the present gradients."""
+    marks = []
+    for param in params:
+        grad, version, address = param.param.grad, 0, 0
+        if grad is not None and grad.layout is not torch.strided:
+            version = SPARSE
+        elif grad is not None:
+            own = local_tensor(grad) if param.is_sharded else grad
+            version, address = grad._version, own.data_ptr()
+        marks.append(GradientMark(param, grad, version, address))
+    return marks
+
+
+def find_changed(marks: Sequence[GradientMark]) -> VotingParam | None:
+    """Find the first parameter that has another gradient now, or whose gradient was written to."""
+    for mark in marks:
+        owner, version = mark.owner, mark.version
+        grad = owner.param.grad
+        if grad is not mark.grad:
+            return owner
+        if grad is not None and version != SPARSE:
+            own = local_tensor(grad) if owner.is_sharded else grad
+            if grad._version != version or own.data_ptr() != mark.address:
+                return owner
+    return None

@@ -61,7 +61,7 @@ class Ranks:
         inside = tuple(range(node * size, (node + 1) * size))
         return replace(self, inside=inside, between=tuple(range(local, self.n_ranks, size)))
 
-    @property
+    @cached_property
     def is_alone(self) -> bool:
         """Whether there is nobody to vote with."""
         return self.n_ranks == 1

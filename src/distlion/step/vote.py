@@ -23,7 +23,15 @@ from distlion.failures import Status
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.step.gradients import digest_gradients, look_at_gradients
 from distlion.step.outcome import describe_problem, log_abstention
-from distlion.step.param import SPARSE, GradientMark, VotingParam, take_gradients
+from distlion.step.param import (
+    SPARSE,
+    GradientMark,
+    VotingParam,
+    find_changed,
+    make_segments,
+    mark_gradients,
+    take_gradients,
+)
 from distlion.step.route import Route
 
 NoteNorm = Callable[[float], None]
@@ -133,10 +141,7 @@ class Draft:
 
     def find_changed(self) -> VotingParam | None:
         """Find the first parameter whose gradient is not the one that was encoded."""
-        for mark in self.marks:
-            if mark.has_changed():
-                return mark.owner
-        return None
+        return find_changed(self.marks)
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
         return draft_nothing(route, header)
     marks: list[GradientMark] = []
     try:
-        marks += [param.mark() for param in route.params]
+        marks += mark_gradients(route.params)
         grads = take_gradients(route.params)
     except Exception as error:  # noqa: BLE001
         return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)
@@ -177,13 +182,8 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
     if inputs.found_inf and inputs.nonfinite == "abstain":
         grads = [None] * len(grads)
     means, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
-    segments = []
     try:
-        for param, mean in zip(route.own, means, strict=True):
-            scaled = inputs.coefficients[param.group]
-            if scaled.grad_scale != scale:  # the node's first rank has another one
-                scaled = scaled._replace(grad_scale=scale)
-            segments.append(param.segment(scaled, mean))
+        segments = make_segments(route.own, means, inputs.coefficients, scale)
         gathered = route.kernels.gather(segments)
     except Exception as error:  # noqa: BLE001
         return Draft(route, marks, (), inputs.refuse(header, error), can_vote=False)

@@ -66,7 +66,12 @@ class GlooTransfer:
             raise link.broken(error, step, what) from error
         self._start_s = time.monotonic()
         link.n_under_way += 1
-        link.counted += sent
+        before = link.counted
+        link.counted = ByteCount(
+            before.sent_bytes + sent.sent_bytes,
+            before.received_bytes + sent.received_bytes,
+            before.messages + sent.messages,
+        )
 
     def wait(self) -> None:
         """Wait for its end.
