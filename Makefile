@@ -44,9 +44,15 @@ train: $(VENV)/.ready-train  ## set up, then train a small language model with f
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, and sum up
 	@$(run_parts)
+	# Tests that start no workers need one core: the others run on the second one.
+	alone() {
+	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow and not distributed" $(ARGS)
+	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
+	}
+	aside alone
 	$(static_parts)
-	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(ARGS)
-	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
+	part "workers" $(BIN)/pytest -m "not slow and distributed" $(ARGS)
+	rejoin
 	sum_up
 
 test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
@@ -123,21 +129,45 @@ clean:  ## remove the virtual environment and everything that was generated
 # Recipes are whole scripts: a function that one line defines is there for the next.
 .ONESHELL:
 
-# part NAME COMMAND...: run one part and note how it went; sum_up: show all notes, fail if one part failed.
+# part NAME COMMAND...: run one part and note how it went; aside FUNCTION: run the parts of a function beside those that
+# follow; rejoin: wait for them, show and note them; sum_up: show all notes, fail if one part failed.
 define run_parts
-lines=(); failures=0; log=$$(mktemp); trap 'rm -f "$$log"' EXIT
+lines=(); failures=0; empty=0; scratch=$$(mktemp -d); log=$$scratch/log; trap 'rm -rf "$$scratch"' EXIT
 part() {
-    local name=$$1 started=$$SECONDS verdict=passed counted=""
+    local name=$$1 started=$$SECONDS verdict=passed status=0 counted=""
     shift
     echo; echo "=== $$name"
-    "$$@" </dev/null 2>&1 | tee "$$log" || { verdict=FAILED; failures=$$((failures + 1)); }
+    "$$@" </dev/null 2>&1 | tee "$$log" || status=$$?
+    # Pytest ends with 5 where it finds no test: another part may have those that ARGS asks for.
+    if [[ $$status == 5 && -n '$(if $(ARGS),some)' ]]; then verdict=empty; empty=$$((empty + 1))
+    elif [ $$status -ne 0 ]; then verdict=FAILED; failures=$$((failures + 1)); fi
     if [[ $$1 == */pytest ]]; then counted=$$(tail -n 1 "$$log" | sed 's/\x1b\[[0-9;]*m//g; s/^=* *//; s/ *=*$$//'); fi
     if grep -q "Total coverage: " "$$log"; then counted+=", coverage $$(sed -n 's/.*Total coverage: //p' "$$log")"; fi
     lines+=("$$(printf '%-14s %-7s %4d s  %s' "$$name" "$$verdict" $$((SECONDS - started)) "$$counted")")
 }
+aside() {
+    (
+        # A shell lets what it runs in the background ignore Ctrl-C.
+        trap - INT EXIT
+        lines=(); failures=0; empty=0; log=$$scratch/log-aside
+        "$$@"
+        printf '%s\n' "$$failures" "$$empty" "$${lines[@]}" >"$$scratch/notes"
+    ) </dev/null >"$$scratch/aside" 2>&1 &
+}
+rejoin() {
+    local more_failures more_empty line
+    wait || true
+    cat "$$scratch/aside"
+    {
+        read -r more_failures; read -r more_empty
+        while IFS= read -r line; do lines+=("$$line"); done
+    } <"$$scratch/notes"
+    failures=$$((failures + more_failures)); empty=$$((empty + more_empty))
+}
 sum_up() {
     echo; echo "=== summary"
     printf '%s\n' "$${lines[@]}"
+    if [ $$empty -gt 1 ]; then echo "there is no test that ARGS asks for"; exit 1; fi
     if [ $$failures -gt 0 ]; then echo "$$failures of $${#lines[@]} parts FAILED"; exit 1; fi
     echo "all $${#lines[@]} parts passed"
 }

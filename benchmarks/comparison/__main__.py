@@ -7,8 +7,9 @@ run again.
     python benchmarks/comparison [--images cifar-10-batches-py --books FOLDER] [--seeds 3]
         [--parts NAME ...] [--records FOLDER] [--jobs N] [--results FOLDER]
 
-Writes claims.md and claims.json, and the report and figures of each part, into the folder of
-results: benchmarks/results/comparison for all parts on the data given, else one beside the records.
+Writes claims.md and claims.json, and the report of each part with the figures that a page shows,
+into the folder of results: benchmarks/results/comparison for all parts on the data given, else one
+beside the records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import argparse
 import dataclasses
 import json
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,15 @@ from parts import PARTS, Part
 
 from distlion.cost import LinkModel
 from distlion.lab.planning import count_cores, parse_rate
-from distlion.lab.report import read_comparison, write_comparison_report
+from distlion.lab.report import read_comparison
 from distlion.lab.report.comparison import Comparison
+from distlion.lab.report.comparison_report import build_report
 from distlion.lab.report.document import (
     Block,
     Code,
     Heading,
     Paragraph,
+    Picture,
     Table,
     render_markdown,
 )
@@ -77,10 +79,13 @@ def run_part(part: Part, data: str | None, args: argparse.Namespace, command: st
     link = LinkModel.of_line(parse_rate(RATE), latency_s=LATENCY_S)
     results = args.results / part.name
     results.mkdir(parents=True, exist_ok=True)
-    for path in write_comparison_report(folder, link=link, rate=RATE):
-        if path.suffix != ".html":
-            shutil.copy(path, results / path.name)
-    return read_comparison(folder)
+    comparison = read_comparison(folder)
+    blocks = build_report(comparison, link=link, rate=RATE, figures=part.figures)
+    (results / "report.md").write_text(render_markdown(blocks))
+    for block in blocks:
+        if isinstance(block, Picture):
+            (results / block.name).write_bytes(block.png)
+    return comparison
 
 
 def describe_claims(

@@ -43,6 +43,7 @@ class Part:
         workers: Numbers of virtual workers.
         runs: Name of the folder that keeps the runs; parts that share it share runs.
         others: Settings of its own, such as how the training data is shared out.
+        figures: Those of its report that a page of the documentation shows.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Part:
     workers: tuple[int, ...]
     runs: str
     others: Mapping[str, Any] = field(default_factory=dict)
+    figures: tuple[str, ...] = ()
 
     def settings(self, data: str | None, *, seeds: int) -> CompareSettings:
         """Return the settings on real data, or in minutes on what is embedded."""
@@ -101,6 +103,7 @@ PARTS = (
         ),
         (4, 8, 16, 32),
         "images",
+        figures=("bits.png",),
     ),
     Part("images-rules", TaskName.IMAGES, _RULES, (2, 4), "images"),
     # What the skewed ones are set beside.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str)
         assert grids[cell.method, cell.workers] == pytest.approx(cell.grid(), rel=1e-2)
     for method, definition in definitions.items():
         assert find_method(method).definition.removesuffix(", None") == definition
+
+
+def test_committed_pictures_are_those_that_reports_show(parts: Any) -> None:
+    for part in parts.PARTS:
+        folder = RESULTS / part.name
+        shown = re.findall(r"\]\((\w+\.png)\)", (folder / "report.md").read_text())
+        assert shown == list(part.figures)
+        assert {path.name for path in folder.glob("*.png")} == set(shown)
 
 
 def answer_first(claims: Any, part: Comparison) -> dict[str, Any]:
@@ -312,7 +321,8 @@ def test_the_program_runs_parts_and_writes_what_they_say(
     assert [each["workers"] for each in found["answers"]] == [2]
     text = (results / "claims.md").read_text()
     assert f"[{part.name}]({part.name}/report.md)" in text
-    assert {path.suffix for path in (results / part.name).iterdir()} == {".md", ".png"}
+    assert {path.name for path in (results / part.name).iterdir()} == {"report.md", *part.figures}
+    assert "](bits.png)" in (results / part.name / "report.md").read_text()
 
 
 def test_the_program_does_not_mix_data(

@@ -7,7 +7,9 @@ from matplotlib import image
 from comparisons import write_comparison
 from distlion.cost import LinkModel
 from distlion.errors import DataError
-from distlion.lab.report import write_comparison_report
+from distlion.lab.report import read_comparison, write_comparison_report
+from distlion.lab.report.comparison_report import build_report
+from distlion.lab.report.document import Heading, Picture
 
 LINK = LinkModel(latency_s=1e-4, rate_bit_per_s=1e9)
 FIGURES = ["bits.png", "bytes.png", "seconds.png", "steps.png", "workers.png"]
@@ -37,6 +39,15 @@ def test_report_is_figures_markdown_and_a_page(written):
 def test_figure_is_a_png_with_something_drawn_and_markdown_shows_it(folder, name):
     assert image.imread(folder / name).std() > 0
     assert f"]({name})" in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("figures", [(), ("bits.png",)])
+def test_only_figures_that_are_asked_for_are_drawn(folder, figures):
+    comparison = read_comparison(folder)
+    blocks = build_report(comparison, link=LINK, rate="1gbit", figures=figures)
+    assert [block.name for block in blocks if isinstance(block, Picture)] == list(figures)
+    headings = [block.text for block in blocks if isinstance(block, Heading)]
+    assert ("Figures" in headings) == bool(figures)
 
 
 def test_page_needs_nothing_else(folder):

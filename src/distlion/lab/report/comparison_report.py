@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -39,6 +39,7 @@ from distlion.lab.report.document import (
 
 MARKDOWN_NAME = "report.md"
 PAGE_NAME = "report.html"
+FIGURES = ("steps.png", "workers.png", "bits.png", "bytes.png", "seconds.png")
 _SOFTWARE = ("distlion", "torch", "transformers", "python", "platform")
 
 
@@ -70,13 +71,15 @@ def write_comparison_report(folder: Path, *, link: LinkModel, rate: str) -> list
     return [folder / name for name in contents]
 
 
-def build_report(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
-    """Put the report together."""
+def build_report(
+    comparison: Comparison, *, link: LinkModel, rate: str, figures: Collection[str] = FIGURES
+) -> list[Block]:
+    """Put the report together, with those of the figures that are asked for."""
     return [
         *_introduce(comparison),
         *(Paragraph(f"Warning: {warning}.") for warning in list_warnings(comparison)),
         *_describe_outcomes(comparison, link=link, rate=rate),
-        *_show_figures(comparison, link=link, rate=rate),
+        *_show_figures(comparison, figures, link=link, rate=rate),
         *_describe_tuning(comparison),
         Heading("Methods"),
         tabulate_methods(comparison),
@@ -126,38 +129,42 @@ def _describe_outcomes(comparison: Comparison, *, link: LinkModel, rate: str) ->
     return blocks
 
 
-def _show_figures(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
+def _show_figures(
+    comparison: Comparison, figures: Collection[str], *, link: LinkModel, rate: str
+) -> list[Block]:
+    captions = _write_captions(comparison, link=link, rate=rate)
+    draw: dict[str, Callable[[], Figure]] = {
+        "steps.png": lambda: draw_course(comparison),
+        "workers.png": lambda: draw_workers(comparison),
+        "bits.png": lambda: draw_bits(comparison),
+        "bytes.png": lambda: draw_bytes(comparison),
+        "seconds.png": lambda: draw_seconds(comparison, link, rate=rate),
+    }
+    pictures = [_picture(name, captions[name], draw[name]()) for name in FIGURES if name in figures]
+    return [Heading("Figures"), *pictures] if pictures else []
+
+
+def _write_captions(comparison: Comparison, *, link: LinkModel, rate: str) -> dict[str, str]:
     band = "Lines are means over seeds, bands reach from the least to the most."
     bars = "Bars are standard deviations over seeds."
     lines = "Solid lines are ours, dashed ones uncompressed baselines, dotted ones other baselines."
     metric = comparison.course.name.partition(" (")[0].capitalize()
     final = comparison.outcome.name.partition(" (")[0]
     latency = f"{link.latency_s * 1e6:g} us a round"
-    return [
-        Heading("Figures"),
-        _picture("steps.png", f"{metric} against steps. {lines} {band}", draw_course(comparison)),
-        _picture(
-            "workers.png",
-            f"Final {final} against workers; methods stand beside each other. {bars}",
-            draw_workers(comparison),
-        ),
-        _picture(
-            "bits.png",
+    return {
+        "steps.png": f"{metric} against steps. {lines} {band}",
+        "workers.png": (f"Final {final} against workers; methods stand beside each other. {bars}"),
+        "bits.png": (
             f"Final {final} against bits per parameter and step between a worker and a server. "
-            f"Closer to the lower left is better. {bars}",
-            draw_bits(comparison),
+            f"Closer to the lower left is better. {bars}"
         ),
-        _picture(
-            "bytes.png", f"Loss against what each worker has sent. {band}", draw_bytes(comparison)
-        ),
-        _picture(
-            "seconds.png",
+        "bytes.png": f"Loss against what each worker has sent. {band}",
+        "seconds.png": (
             f"Loss against the predicted time at {rate}/s, {latency}: "
             f"{comparison.compute_s * 1e3:.3g} ms of forward and backward a step, the median of "
-            f"all runs, and the exchange; the optimizer's own arithmetic is left out. {band}",
-            draw_seconds(comparison, link, rate=rate),
+            f"all runs, and the exchange; the optimizer's own arithmetic is left out. {band}"
         ),
-    ]
+    }
 
 
 def _describe_tuning(comparison: Comparison) -> list[Block]:
