@@ -279,7 +279,7 @@ MUTATIONS = (
     ),
     Mutation(
         "virtual: a parameter that is not contiguous is not written back",
-        "virtual/poll.py",
+        "virtual/route.py",
         "param.write_back(segments[index].param)",
         "pass",
         COLLECTION,
@@ -301,7 +301,7 @@ MUTATIONS = (
     Mutation(
         "virtual: diagnoses are forgotten with a new line-up",
         "virtual/cluster.py",
-        "earlier = None if self._lineup is None else self._lineup.examiner",
+        "earlier = None if self._layout is None else self._layout.examiner",
         "earlier = None",
         COLLECTION,
     ),

@@ -51,14 +51,14 @@ CORE = (
     ),
     Mutation(
         "core: virtual workers' counter has heard nothing",
-        "virtual/poll.py",
+        "virtual/route.py",
         "            self._counter.hear(everything.to(self._device))\n",
         "            self._counter.hear(0 * everything.to(self._device))\n",
         ("virtual/test_cluster_equals_processes.py",),
     ),
     Mutation(
         "core: a virtual counter forgets what it has counted",
-        "virtual/poll.py",
+        "virtual/route.py",
         "            self._counter.note()\n",
         "            pass\n",
         ("virtual/test_cluster_equals_processes.py",),

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import list_params
-from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.identity import list_loaded, note_loaded, read_newest
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
@@ -135,13 +135,13 @@ class Loading:
         with ownership.meeting(CALL):
             ownership.agree(CALL, None)
             channel = ownership.open_channel(False)
-            self._council = Council(channel, process=ownership.process, call=CALL)
+            self._barrier = CheckpointBarrier(channel, process=ownership.process, call=CALL)
             reader, problem = attempt(
                 lambda: Reader(find(), ownership, self._on_world_change, self._stack)
             )
-            self._council.share(problem)
+            self._barrier.share(problem)
             assert reader is not None  # or all have raised
-            check_equal(self._council, reader)
+            check_equal(self._barrier, reader)
         self._reader = reader
 
     def parse(self, problem: CheckpointError | None = None) -> None:
@@ -159,7 +159,7 @@ class Loading:
                 parsed, problem = attempt(
                     lambda: self._reader.parse(self._model, self._optimizer, self._scheduler)
                 )
-            self._council.share(problem)
+            self._barrier.share(problem)
         assert parsed is not None  # or all have raised
         self._parsed = parsed
 
@@ -199,12 +199,12 @@ class Loading:
                 params[index].copy_(value)
 
 
-def check_equal(council: Council, reader: Reader) -> None:
+def check_equal(barrier: CheckpointBarrier, reader: Reader) -> None:
     """Raise where processes have different checkpoints before them."""
-    steps = council.share(None, step=reader.manifest.step, files=reader.manifest.digest)
+    steps = barrier.share(None, step=reader.manifest.step, files=reader.manifest.digest)
     if len({row["files"] for row in steps}) > 1:
         listed = ", ".join(f"{number}: {row['step']}" for number, row in enumerate(steps))
-        raise council.refuse(
+        raise barrier.refuse(
             range(len(steps)),
             f"processes have different checkpoints before them (steps {listed}); name one that all "
             "of them have",

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import Contents, collect, digest_entries
-from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import prune
 from distlion.checkpoint.identity import identify, list_loaded
 from distlion.checkpoint.manifest import read_manifest
@@ -145,18 +145,20 @@ def save_checkpoint(
         root, path_problem = attempt(lambda: Path(path))
         ownership.agree(CALL, problem or path_problem)
         assert contents is not None and root is not None  # or all have raised
-        council = Council(ownership.open_channel(async_), process=ownership.process, call=CALL)
-        shared = _find_shared(council, contents)
+        barrier = CheckpointBarrier(
+            ownership.open_channel(async_), process=ownership.process, call=CALL
+        )
+        shared = _find_shared(barrier, contents)
         if async_:
             contents, problem = attempt(contents.snapshot)
-            council.share(problem)
+            barrier.share(problem)
             assert contents is not None
         writer = Writer(
             root,
             contents,
             shared,
             ownership,
-            council,
+            barrier,
             identity=identify(optimizer),
             loaded=list_loaded(optimizer),
             keep_last=keep_last,
@@ -203,7 +205,7 @@ def ownership_of(optimizer: object) -> MomentumOwnership:
     return optimizer.momentum_ownership
 
 
-def _find_shared(council: Council, contents: Contents) -> dict[str, int]:
+def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, int]:
     """Digest those of the model's tensors that are equal on all processes.
 
     Raises:
@@ -211,11 +213,11 @@ def _find_shared(council: Council, contents: Contents) -> dict[str, int]:
         CheckpointError: The models have different tensors.
     """
     shapes = [(name, tuple(each.shape), str(each.dtype)) for name, each in contents.model.items()]
-    council.compare(repr(shapes), "names, shapes or dtypes of the model's tensors")
+    barrier.compare(repr(shapes), "names, shapes or dtypes of the model's tensors")
     found, problem = attempt(lambda: digest_entries(contents.model))
-    council.share(problem)
+    barrier.share(problem)
     assert found is not None
-    rows = council.gather(torch.tensor(found, dtype=torch.int64).numpy().tobytes())
+    rows = barrier.gather(torch.tensor(found, dtype=torch.int64).numpy().tobytes())
     table = [memoryview(row).cast("q") for row in rows]
     differing = {
         name
@@ -224,6 +226,6 @@ def _find_shared(council: Council, contents: Contents) -> dict[str, int]:
     }
     torn = [name for name in contents.model if name in differing & contents.replicated]
     if torn:
-        raise council.refuse_replicas(torn, step=contents.step)
+        raise barrier.refuse_replicas(torn, step=contents.step)
     digests = zip(contents.model, found, strict=True)
     return {name: digest for name, digest in digests if name not in differing}

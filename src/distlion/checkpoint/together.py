@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlion.checkpoint.council import Council, attempt
+from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.folder import find_checkpoint
 from distlion.checkpoint.load import CALL, Loading, check_equal
 from distlion.checkpoint.manifest import read_manifest
@@ -138,17 +138,17 @@ def check_checkpoints(find: Callable[[], Sequence[Path]], *, on_world_change: Wo
     """
     together = dist.is_available() and dist.is_initialized()
     rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    council = Council(_gather if together else _gather_alone, process=rank, call=CALL)
+    barrier = CheckpointBarrier(_gather if together else _gather_alone, process=rank, call=CALL)
 
     def read() -> list[Reader]:
         return [_read(folder, rank, n_ranks, on_world_change, stack) for folder in find()]
 
     with ExitStack() as stack:
         readers, problem = attempt(read)
-        council.share(problem)
+        barrier.share(problem)
         assert readers is not None  # or all have raised
         for reader in readers:
-            check_equal(council, reader)
+            check_equal(barrier, reader)
 
 
 def _read(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from distlion import faults
+from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import Contents
-from distlion.checkpoint.council import Council, attempt
 from distlion.checkpoint.folder import (
     PARTIAL,
     choose_name,
@@ -43,7 +43,7 @@ class Writer:
         contents: What this process has.
         shared: Digests of those of the model's tensors that are equal everywhere.
         ownership: Whose momenta are here.
-        council: All processes.
+        barrier: All processes.
         identity: Of the optimizer, as this process knows it.
         loaded: Those after which it may go on in a folder.
         keep_last: Complete checkpoints to keep; None for all.
@@ -57,7 +57,7 @@ class Writer:
         contents: Contents,
         shared: dict[str, int],
         ownership: MomentumOwnership,
-        council: Council,
+        barrier: CheckpointBarrier,
         *,
         identity: str,
         loaded: frozenset[str],
@@ -70,14 +70,14 @@ class Writer:
         self._shared = shared
         self._left_out = shared.keys() - contents.replicated if only_trained else set()
         self._ownership = ownership
-        self._council = council
+        self._barrier = barrier
         self._identity, self._loaded = identity, loaded
         self._keep_last = keep_last
         self._overwrite = overwrite
 
     def write(self) -> Path:
         """Write: 1 make a folder, 2 see who shares it, 3 write, 4 seal, 5 publish, 6 prune."""
-        share, process = self._council.share, self._ownership.process
+        share, process = self._barrier.share, self._ownership.process
         # 1 make a folder
         first = share(None, nonce=os.urandom(8).hex(), identity=self._identity)[0]
         self._identity = first["identity"]

@@ -112,6 +112,8 @@ class DistributedLion(VotingBase):
         ...     optimizer.zero_grad()
     """
 
+    _grad_norm: float | None = None
+
     def __init__(
         self,
         params: ParamsT,
@@ -156,7 +158,6 @@ class DistributedLion(VotingBase):
         )
         params = list_params(params)
         self._session, pieces = open_session(name_tensors(params), process_group, self._settings)
-        self._grad_norm: float | None = None
         super().__init__(
             params,
             lr,

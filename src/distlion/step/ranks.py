@@ -76,7 +76,7 @@ class Ranks:
         """The id of this rank's worker in the roster, which its coins depend on."""
         return self.roster.ids[self.between.index(self.rank)]
 
-    @cached_property
+    @property
     def watch(self) -> PeerWatch | None:
         """What finds out which rank failed; None for a rank without a group."""
         return None if self.process_group is None else watch_peers(self.process_group)

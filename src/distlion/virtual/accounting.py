@@ -10,8 +10,8 @@ from distlion.layout import FLOAT_BYTES
 from distlion.options import plan_norms
 from distlion.step import Traffic
 from distlion.transport import ByteCount
-from distlion.virtual.lineup import Lineup
-from distlion.virtual.poll import Poll
+from distlion.virtual.layout import ClusterLayout
+from distlion.virtual.route import VirtualRoute
 
 
 @dataclass
@@ -33,26 +33,28 @@ class Account:
     momenta_down_bits: int = 0
 
     @classmethod
-    def draw_up(cls, lineup: Lineup, polls: Sequence[Poll], *, step: int) -> Account:
+    def draw_up(
+        cls, layout: ClusterLayout, routes: Sequence[VirtualRoute], *, step: int
+    ) -> Account:
         """Sum up what a step will send, before it changes what the next one will."""
-        settings, workers, last = lineup.settings, lineup.n_workers, lineup.n_workers - 1
+        settings, workers, last = layout.settings, layout.n_workers, layout.n_workers - 1
         pattern = settings.exchange
         assert isinstance(pattern, Exchange)  # the constructor refuses "auto"
         account = cls()
-        for poll in polls:
-            account.votes += pattern.plan(poll.rule.shape(poll.bucket, workers), last)
-            n_elements = sum(slot.n_elements for slot in poll.bucket.slots)
-            account.up_bits += n_elements * poll.rule.vote_planes
-            account.up_bits += len(poll.bucket.slots) * poll.rule.n_scales * 8 * FLOAT_BYTES
-            account.down_bits += n_elements * poll.rule.reply_planes(workers)
+        for route in routes:
+            account.votes += pattern.plan(route.rule.shape(route.bucket, workers), last)
+            n_elements = sum(slot.n_elements for slot in route.bucket.slots)
+            account.up_bits += n_elements * route.rule.vote_planes
+            account.up_bits += len(route.bucket.slots) * route.rule.n_scales * 8 * FLOAT_BYTES
+            account.down_bits += n_elements * route.rule.reply_planes(workers)
         clip = settings.clip_norm
         if workers > 1 and clip is not None and clip.scope == "global":
             account.votes += plan_norms(workers)
-        if lineup.examiner is not None:
-            account.rest += lineup.examiner.plan(step)
-        if lineup.momenta is not None:
-            account.rest += lineup.momenta.plan(step, pattern, last)
-            for rows in lineup.momenta.list_rows(step):
+        if layout.examiner is not None:
+            account.rest += layout.examiner.plan(step)
+        if layout.momenta is not None:
+            account.rest += layout.momenta.plan(step, pattern, last)
+            for rows in layout.momenta.list_rows(step):
                 account.momenta_up_bits += rows.up_bits
                 account.momenta_down_bits += rows.down_bits
         return account

@@ -28,7 +28,7 @@ from distlion.signals import deferred_signals
 from distlion.step import describe_hyperparameters, describe_problem, take_gradients
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
-from distlion.virtual.lineup import Lineup
+from distlion.virtual.layout import ClusterLayout
 from distlion.virtual.momenta import average_momenta
 from distlion.virtual.worker_number import read_worker
 
@@ -95,7 +95,7 @@ class VirtualCluster(VotingBase):
         self._workers = _check_workers(workers)
         self._grad_norms: dict[int, float] | None = None
         self._accounting = Accounting()
-        self._lineup: Lineup | None = None
+        self._layout: ClusterLayout | None = None
         self._settings = Settings(
             exchange=AllReduce() if exchange is None else _check_pattern(exchange),
             nodes=None,
@@ -124,8 +124,8 @@ class VirtualCluster(VotingBase):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        earlier = None if self._lineup is None else self._lineup.examiner
-        self._lineup = Lineup.draw_up(
+        earlier = None if self._layout is None else self._layout.examiner
+        self._layout = ClusterLayout.draw_up(
             self._settings,
             self._workers,
             self._list_trainable(),
@@ -133,13 +133,13 @@ class VirtualCluster(VotingBase):
             earlier=earlier,
         )
         self._fixed.note(self.param_groups)
-        self._begin_step(self._lineup, committed=False)
+        self._begin_step(self._layout, committed=False)
 
-    def _begin_step(self, lineup: Lineup, *, committed: bool) -> None:
+    def _begin_step(self, layout: ClusterLayout, *, committed: bool) -> None:
         """Begin a step; ``committed`` says whether the one before was."""
-        for poll in lineup.polls:
-            poll.begin(committed=committed)
-        self._collection = Collection(lineup, step=self.committed_step)
+        for route in layout.routes:
+            route.begin(committed=committed)
+        self._collection = Collection(layout, step=self.committed_step)
         self._said: list[str] = []  # of the groups, when the first worker is collected
 
     @torch.no_grad()
@@ -158,44 +158,44 @@ class VirtualCluster(VotingBase):
                 finite. If other workers were collected before, the cluster is of no more use.
             SparseGradientError: A gradient is sparse.
         """
-        lineup = self._laid_out
+        layout = self._laid_out
         self._collection.check_whole()
         worker = self._check_worker(worker)
         self._collection.check_new(worker)
         with self._refusing(worker):
-            coefficients, grads = self._read_inputs(lineup)
-            self._check_grads(lineup, worker)
-        for param in lineup.params:
+            coefficients, grads = self._read_inputs(layout)
+            self._check_grads(layout, worker)
+        for param in layout.params:
             param.param.grad = None
         self._collection.add(worker, grads, coefficients)
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
-        lineup, collection, step = self._laid_out, self._collection, self._find_step()
+        layout, collection, step = self._laid_out, self._collection, self._find_step()
         collection.check_whole()
-        account = Account.draw_up(lineup, collection.polls, step=step)
+        account = Account.draw_up(layout, collection.routes, step=step)
         with self._refusing(0):
-            coefficients, _ = self._read_inputs(lineup)
+            coefficients, _ = self._read_inputs(layout)
         try:
             committed = collection.commit(coefficients)
-            if committed and lineup.momenta is not None:
-                average_momenta(lineup.momenta, lineup, self.param_groups, step=step)
+            if committed and layout.momenta is not None:
+                average_momenta(layout.momenta, layout, self.param_groups, step=step)
         except NonFiniteError:
             self._begin_step(
-                lineup, committed=False
+                layout, committed=False
             )  # held gradients are looked at before any momentum moves
             raise
-        self._accounting.count(account, lineup.n_elements, committed=committed)
+        self._accounting.count(account, layout.n_elements, committed=committed)
         if committed:
             self._grad_norms = collection.grad_norms
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
-        self._begin_step(lineup, committed=committed)
+        self._begin_step(layout, committed=committed)
 
-    def _read_inputs(self, lineup: Lineup) -> tuple[list[Coefficients], list[Tensor | None]]:
+    def _read_inputs(self, layout: ClusterLayout) -> tuple[list[Coefficients], list[Tensor | None]]:
         """Check what a step reads; return hyperparameters and gradients."""
         self._fixed.check(self.param_groups)
-        grads, coefficients = take_gradients(lineup.params), self._read_groups().coefficients
+        grads, coefficients = take_gradients(layout.params), self._read_groups().coefficients
         said = describe_hyperparameters(self.param_groups)
         self._said = self._said or said
         for before, now in zip(self._said, said, strict=True):
@@ -220,9 +220,9 @@ class VirtualCluster(VotingBase):
             ) from error
 
     @property
-    def _laid_out(self) -> Lineup:
-        assert self._lineup is not None  # since the constructor returned
-        return self._lineup
+    def _laid_out(self) -> ClusterLayout:
+        assert self._layout is not None  # since the constructor returned
+        return self._layout
 
     @property
     def workers(self) -> int:
@@ -274,7 +274,7 @@ class VirtualCluster(VotingBase):
             InvalidArgumentError, UnsupportedTypeError: As in the constructor, or workers have been
                 collected for the present step.
         """
-        if self._lineup is None:
+        if self._layout is None:
             super().add_param_group(param_group)
             return
         self._collection.check_idle("add_param_group()")
@@ -313,13 +313,13 @@ class VirtualCluster(VotingBase):
             )
         return number
 
-    def _check_grads(self, lineup: Lineup, worker: int) -> None:
+    def _check_grads(self, layout: ClusterLayout, worker: int) -> None:
         """Refuse what no worker can vote with."""
-        known = {param.param for param in lineup.params}
+        known = {param.param for param in layout.params}
         names = self._param_names()
         frozen = {param: name for param, name in names.items() if param not in known}
         check_frozen(frozen, "make a new cluster and load the state into it")
-        for param in lineup.params:
+        for param in layout.params:
             if param.has_sparse_grad():
                 raise SparseGradientError(
                     SPARSE.format(name=param.name), rank=worker, step=self.committed_step

@@ -13,8 +13,8 @@ from distlion.failures import Status
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.options import clip_alone, clip_together, make_clip_alone
 from distlion.step import check_finite, commit_alone, log_abstention, log_skip
-from distlion.virtual.lineup import Lineup
-from distlion.virtual.poll import Poll
+from distlion.virtual.layout import ClusterLayout
+from distlion.virtual.route import VirtualRoute
 from distlion.vote import ParameterReply
 
 Grads = Sequence[Tensor | None]
@@ -28,15 +28,15 @@ class Collection:
     are *held* until the step ends.
 
     Args:
-        lineup: The workers, and where their parameters lie.
+        layout: The workers, and where their parameters lie.
         step: The number of this step.
 
     Attributes:
         grad_norms: By worker, what was measured to clip by; empty where nothing is.
     """
 
-    def __init__(self, lineup: Lineup, *, step: int) -> None:
-        self._lineup = lineup
+    def __init__(self, layout: ClusterLayout, *, step: int) -> None:
+        self._layout = layout
         self._step = step
         self._workers: set[int] = set()
         self._held: dict[int, Grads] = {}
@@ -44,7 +44,7 @@ class Collection:
         self._has_moved = False
         self.is_torn = False
         self.grad_norms: dict[int, float] = {}
-        self.polls: Sequence[Poll] = lineup.polls
+        self.routes: Sequence[VirtualRoute] = layout.routes
 
     def check_whole(self) -> None:
         """Raise CheckpointError where momenta have moved for a step that cannot be completed."""
@@ -88,7 +88,7 @@ class Collection:
         Raises:
             NonFiniteError: A gradient that was held is not finite, under "raise"; nothing moved.
         """
-        if self._lineup.n_workers == 1:
+        if self._layout.n_workers == 1:
             return self._commit_alone(coefficients)
         if not self._release_held(coefficients):
             return False
@@ -98,44 +98,44 @@ class Collection:
     @property
     def _holds(self) -> bool:
         """Whether gradients wait for each other, because all of them decide."""
-        settings = self._lineup.settings
+        settings = self._layout.settings
         clip = settings.clip_norm
         is_global = clip is not None and clip.scope == "global"
-        return self._lineup.n_workers == 1 or settings.nonfinite == "skip" or is_global
+        return self._layout.n_workers == 1 or settings.nonfinite == "skip" or is_global
 
     def _encode(self, worker: int, segments: Sequence[Segment]) -> None:
         """Encode a worker's votes, then move its momenta; NonFiniteError stops it in between."""
-        clip = self._lineup.settings.clip_norm
+        clip = self._layout.settings.clip_norm
         if clip is not None and clip.scope == "worker":
             segments = clip_alone(segments, clip, partial(self._note_norm, worker))
-        coins = Coins(self._lineup.settings.seed, self._step, worker)
+        coins = Coins(self._layout.settings.seed, self._step, worker)
         segments = list(segments)
-        for poll in self.polls:
-            placed = [segments[param.position]._replace(slot=param.slot) for param in poll.params]
-            finite = poll.encode(worker, placed, coins).tolist()
+        for route in self.routes:
+            placed = [segments[param.position]._replace(slot=param.slot) for param in route.params]
+            finite = route.encode(worker, placed, coins).tolist()
             for index, is_finite in enumerate(finite):
                 if not is_finite:
-                    position = poll.params[index].position
+                    position = route.params[index].position
                     segments[position] = self._refuse(segments[position], worker)
-        for poll in self.polls:
+        for route in self.routes:
             # Not before all are encoded, since _refuse may raise.
-            present = [segments[param.position].grad is not None for param in poll.params]
-            poll.note(worker, present)
+            present = [segments[param.position].grad is not None for param in route.params]
+            route.note(worker, present)
         self._note_sample(worker, segments)
-        for poll in self.polls:
-            mine = [segments[param.position] for param in poll.params]
-            poll.kernels.update_momentum(mine, [1] * len(mine))
+        for route in self.routes:
+            mine = [segments[param.position] for param in route.params]
+            route.kernels.update_momentum(mine, [1] * len(mine))
         self._has_moved = True
 
     def _note_norm(self, worker: int, norm: float) -> None:
         self.grad_norms[worker] = norm
 
     def _note_global_norm(self, norm: float) -> None:
-        self.grad_norms = dict.fromkeys(range(self._lineup.n_workers), norm)
+        self.grad_norms = dict.fromkeys(range(self._layout.n_workers), norm)
 
     def _refuse(self, segment: Segment, worker: int) -> Segment:
         """Abstain for a parameter that is not finite, or raise."""
-        if self._lineup.settings.nonfinite == "abstain":
+        if self._layout.settings.nonfinite == "abstain":
             log_abstention([segment.slot.name], rank=worker, step=self._step)
             return segment._replace(grad=None)
         self.is_torn = self._has_moved
@@ -152,7 +152,7 @@ class Collection:
 
     def _release_held(self, coefficients: Sequence[Coefficients]) -> bool:
         """Encode the gradients that waited for each other; False where the step is skipped."""
-        settings = self._lineup.settings
+        settings = self._layout.settings
         held: dict[int, Sequence[Segment]] = {
             worker: self._segments_of(worker, grads, coefficients)
             for worker, grads in sorted(self._held.items())
@@ -161,7 +161,7 @@ class Collection:
             return False
         clip = settings.clip_norm
         if clip is not None and clip.scope == "global":
-            absent = self._lineup.n_workers - len(held)
+            absent = self._layout.n_workers - len(held)
             clipped = clip_together([*held.values()], absent, clip, self._note_global_norm)
             held = dict(zip(held, clipped, strict=True))
         for worker, segments in held.items():
@@ -180,26 +180,26 @@ class Collection:
     def _give_up(self, verdict: Verdict) -> None:
         """Raise what was found, or say that the step is skipped."""
         worker = verdict.culprits[0]
-        if self._lineup.settings.nonfinite == "raise":
-            raise self._non_finite(self._lineup.params[verdict.position].name, worker)
-        log_skip(self._lineup.params, verdict, rank=worker, step=self._step)
+        if self._layout.settings.nonfinite == "raise":
+            raise self._non_finite(self._layout.params[verdict.position].name, worker)
+        log_skip(self._layout.params, verdict, rank=worker, step=self._step)
 
     def _apply_replies(self, coefficients: Sequence[Coefficients]) -> None:
-        coins = Coins(self._lineup.settings.seed, self._step, 0)
+        coins = Coins(self._layout.settings.seed, self._step, 0)
         replies: list[ParameterReply] = []
-        for poll in self.polls:
+        for route in self.routes:
             # Momenta have moved when workers were collected.
             segments = [
                 param.segment(coefficients[param.group], None, param.exp_avg[0])
-                for param in poll.params
+                for param in route.params
             ]
-            reply, present = poll.count(coins), poll.present.sum(0).tolist()
-            replies += poll.list_replies(reply, present)
-            poll.apply(segments, present, reply, self._rounding(coins))
+            reply, present = route.count(coins), route.present.sum(0).tolist()
+            replies += route.list_replies(reply, present)
+            route.apply(segments, present, reply, self._rounding(coins))
         self._examine(replies, coefficients)
 
     def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
-        examiner = self._lineup.examiner
+        examiner = self._layout.examiner
         if examiner is not None and examiner.is_due(self._step):
             self._samples[worker] = examiner.list_numbers(dict(enumerate(segments)))
 
@@ -207,17 +207,17 @@ class Collection:
         self, replies: Sequence[ParameterReply], coefficients: Sequence[Coefficients]
     ) -> None:
         """Diagnose the step; who was not collected has no gradient."""
-        examiner, workers = self._lineup.examiner, range(self._lineup.n_workers)
+        examiner, workers = self._layout.examiner, range(self._layout.n_workers)
         if examiner is None or not examiner.is_due(self._step):
             return
-        nothing: Grads = [None] * len(self._lineup.params)
+        nothing: Grads = [None] * len(self._layout.params)
         for worker in set(workers) - set(self._samples):
             self._note_sample(worker, self._segments_of(worker, nothing, coefficients))
         examiner.conclude(self._step, [self._samples[worker] for worker in workers], replies)
 
     def _commit_alone(self, coefficients: Sequence[Coefficients]) -> bool:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        params, settings = self._lineup.params, self._lineup.settings
+        params, settings = self._layout.params, self._layout.settings
         grads = self._held.get(0, [None] * len(params))
         verdict = commit_alone(
             params,
@@ -237,8 +237,8 @@ class Collection:
     ) -> list[Segment]:
         return [
             param.segment(coefficients[param.group], grads[index], param.exp_avg[worker])
-            for index, param in enumerate(self._lineup.params)
+            for index, param in enumerate(self._layout.params)
         ]
 
     def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._lineup.settings.rounding == "stochastic" else None
+        return coins.rounding if self._layout.settings.rounding == "stochastic" else None

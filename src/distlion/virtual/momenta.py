@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from distlion.options import MomentumStage
-from distlion.virtual.lineup import Lineup
+from distlion.virtual.layout import ClusterLayout
 
 
 def average_momenta(
-    stage: MomentumStage, lineup: Lineup, groups: Sequence[dict[str, Any]], *, step: int
+    stage: MomentumStage, layout: ClusterLayout, groups: Sequence[dict[str, Any]], *, step: int
 ) -> None:
     """Average what ``momentum_sync`` wants after a step, as real workers would.
 
     Args:
         stage: What moves in which step.
-        lineup: Whose momenta are written.
+        layout: Whose momenta are written.
         groups: The optimizer's param groups, which remember what "auto" has selected.
         step: The step that has just been applied.
     """
-    momenta = [lineup.exp_avg(worker) for worker in range(lineup.n_workers)]
+    momenta = [layout.exp_avg(worker) for worker in range(layout.n_workers)]
     selected = None
     if stage.sync.is_measured(step):
         samples = [stage.take_sample(partial(_pick, mine)) for mine in momenta]

@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 def attempt(part: Callable[[], _Made]) -> tuple[_Made | None, CheckpointError | None]:
-    """Do a part, and keep for the council whatever went wrong in it."""
+    """Do a part, and return the result, or what went wrong in it."""
     try:
         return part(), None
     except CheckpointError as error:
@@ -35,8 +35,8 @@ def attempt(part: Callable[[], _Made]) -> tuple[_Made | None, CheckpointError | 
         return None, found
 
 
-class Council:
-    """All processes of an optimizer, during one save or load.
+class CheckpointBarrier:
+    """A point of a save or load that all processes reach, or none passes.
 
     Args:
         gather: Connects them.

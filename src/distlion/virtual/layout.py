@@ -11,11 +11,11 @@ from torch import Tensor
 from distlion.layout import Bucket, fill_buckets
 from distlion.options import Examiner, MomentumStage, Settings
 from distlion.step import VotingParam
-from distlion.virtual.poll import Poll
+from distlion.virtual.route import VirtualRoute
 
 
 @dataclass(frozen=True)
-class Lineup:
+class ClusterLayout:
     """What all workers of one process share, as ``Peers`` does for real ones.
 
     Attributes:
@@ -25,7 +25,7 @@ class Lineup:
         buckets: Where they lie.
         momenta: Which momenta are averaged, and when; None for never.
         examiner: Looks at how far workers agree; None for never.
-        polls: The votes on each bucket; none where a worker is alone.
+        routes: The votes on each bucket; none where a worker is alone.
     """
 
     settings: Settings
@@ -34,7 +34,7 @@ class Lineup:
     buckets: Sequence[Bucket]
     momenta: MomentumStage | None
     examiner: Examiner | None
-    polls: Sequence[Poll]
+    routes: Sequence[VirtualRoute]
 
     @classmethod
     def draw_up(
@@ -45,7 +45,7 @@ class Lineup:
         groups: Sequence[Mapping[str, Any]],
         *,
         earlier: Examiner | None,
-    ) -> Lineup:
+    ) -> ClusterLayout:
         """Place parameters into buckets; ``earlier`` hands over what it has found."""
         buckets = fill_buckets(
             [param.slot for param in params],
@@ -64,10 +64,10 @@ class Lineup:
             examiner = Examiner(
                 settings.diagnose_every, params, n_workers=n_workers, seed=seed, earlier=earlier
             )
-        polls = []
+        routes = []
         if n_workers > 1:
-            polls = [Poll(bucket, params, workers=n_workers) for bucket in buckets]
-        return cls(settings, n_workers, params, buckets, momenta, examiner, polls)
+            routes = [VirtualRoute(bucket, params, workers=n_workers) for bucket in buckets]
+        return cls(settings, n_workers, params, buckets, momenta, examiner, routes)
 
     @property
     def n_elements(self) -> int:

@@ -13,7 +13,7 @@ from distlion.step import VotingParam
 from distlion.vote import ParameterReply, Roster, WorkerState
 
 
-class Poll:
+class VirtualRoute:
     """The votes on one bucket, step by step.
 
     Args:
