@@ -32,7 +32,6 @@ FIRST_RANK = 10
 CULPRIT = 1
 RANK = FIRST_RANK + CULPRIT
 MANY_ELEMENTS = 1 << 22
-FRAMES_AND_PADDING = 0.01
 """A chunk of so many elements has 128 bytes of frame, and up to 511 elements of padding."""
 
 
@@ -175,23 +174,20 @@ def check_work(pattern: Exchange) -> None:
     for n in WORLD_SIZES[1:]:
         trial = Trial(pattern, n)
         trial.run()
-        work = pattern.work(trial.shape)
+        work = pattern.cost(trial.shape)
         frames = max(cast(CountingKernels, link.kernels).n_rows for link in trial.links)
         assert frames == work.frames_written + work.frames_read
         assert max(reducer.counted_bytes for reducer in trial.reducers) == work.counted_bytes
-        assert pattern.rounds(trial.shape) >= pattern.transfers
+        assert work.rounds >= pattern.transfers
 
 
-def check_bits(pattern: Exchange) -> None:
-    """The closed form agrees with the plan, and no rank is busier than the first and the last."""
+def check_busiest(pattern: Exchange) -> None:
+    """No rank is busier than the first and the last."""
     rule = MajorityVote(tie="zero")
-    assert pattern.bits_sent(1, 2, 1) == 0
     for n in range(2, 9):
         shape = rule.shape_of(MANY_ELEMENTS, n)
         sent = [pattern.plan(shape, rank).sent_bytes for rank in range(n)]
         assert max(sent) == max(sent[0], sent[-1])
-        expected = pattern.bits_sent(rule.vote_planes, rule.reply_planes(n), n)
-        assert abs(8 * max(sent) / MANY_ELEMENTS - expected) <= FRAMES_AND_PADDING * expected
 
 
 def check_errors(pattern: Exchange) -> None:
@@ -266,7 +262,7 @@ CHECKS: tuple[Callable[[Exchange], None], ...] = (
     check_replies,
     check_plans,
     check_work,
-    check_bits,
+    check_busiest,
     check_errors,
     check_disagreement,
     check_cancellation,

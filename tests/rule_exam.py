@@ -49,7 +49,7 @@ Bits = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Poll:
+class CountedVote:
     """Directions of all workers on one bucket, and what becomes of them.
 
     Attributes:
@@ -67,9 +67,9 @@ class Poll:
     reply: Tensor
 
 
-def hold_poll(
+def hold_vote(
     rule: Aggregation, n_workers: int, *, step: int = STEPS[0], absent: bool = True
-) -> Poll:
+) -> CountedVote:
     """Encode and count votes on directions of which some are 0 and some cancel."""
     bucket = make_bucket(n_workers)
     present = torch.ones(n_workers, len(SIZES), dtype=torch.bool)
@@ -95,7 +95,7 @@ def hold_poll(
         ]
         for worker in range(n_workers)
     ]
-    return Poll(bucket, directions, present, votes, reply)
+    return CountedVote(bucket, directions, present, votes, reply)
 
 
 def make_bucket(n_workers: int) -> Bucket:
@@ -232,28 +232,28 @@ def check_against_the_oracle(rule: Aggregation) -> None:
     """Encoded and counted, votes give the S of the oracle, of those who are present."""
     for n_workers in WORLD_SIZES:
         for step in STEPS:
-            poll = hold_poll(rule, n_workers, step=step)
-            bits = unpack(poll.reply)
+            held = hold_vote(rule, n_workers, step=step)
+            bits = unpack(held.reply)
             for index in range(len(SIZES)):
-                voters = poll.present[:, index].nonzero().flatten().tolist()
+                voters = held.present[:, index].nonzero().flatten().tolist()
                 if voters:
                     found = read_reply(
-                        rule.reply_format, bits[:, where(poll.bucket, index)], len(voters)
+                        rule.reply_format, bits[:, where(held.bucket, index)], len(voters)
                     )
-                    expected = ask_the_oracle(rule, poll, index, voters, step)
+                    expected = ask_the_oracle(rule, held, index, voters, step)
                     assert np.array_equal(found, expected), (n_workers, step, index)
 
 
 def ask_the_oracle(
-    rule: Aggregation, poll: Poll, index: int, voters: Sequence[int], step: int
+    rule: Aggregation, held: CountedVote, index: int, voters: Sequence[int], step: int
 ) -> oracle.I64:
-    slot = poll.bucket.slots[index]
+    slot = held.bucket.slots[index]
 
     def draw(domain: int) -> oracle.I64:
         return oracle.signs_by_coin(SEED, step, domain, slot.first_word, slot.n_elements)
 
     return oracle.combine(
-        [poll.directions[worker][index] for worker in voters],
+        [held.directions[worker][index] for worker in voters],
         [draw(oracle.FIRST_ZERO_DOMAIN + worker) for worker in voters],
         matrix.describe_for_oracle(rule),
         draw(oracle.TIE_DOMAIN),
@@ -262,16 +262,16 @@ def ask_the_oracle(
 
 def check_spare_bits(rule: Aggregation) -> None:
     """Bits between and after parameters, and those of a parameter without a vote, are 0."""
-    poll = hold_poll(rule, 3)
-    used = np.zeros(poll.bucket.n_blocks * 512, dtype=bool)
+    held = hold_vote(rule, 3)
+    used = np.zeros(held.bucket.n_blocks * 512, dtype=bool)
     for index in range(len(SIZES)):
-        used[where(poll.bucket, index)] = True
-    assert not unpack(poll.reply)[:, ~used].any()
+        used[where(held.bucket, index)] = True
+    assert not unpack(held.reply)[:, ~used].any()
     for worker in range(3):
         voted = np.zeros_like(used)
-        for index in poll.present[worker].nonzero().flatten().tolist():
-            voted[where(poll.bucket, index)] = True
-        assert not unpack_votes(rule, poll.votes[worker])[:, ~voted].any()
+        for index in held.present[worker].nonzero().flatten().tolist():
+            voted[where(held.bucket, index)] = True
+        assert not unpack_votes(rule, held.votes[worker])[:, ~voted].any()
 
 
 def unpack_votes(rule: Aggregation, votes: Tensor) -> Bits:
@@ -287,17 +287,17 @@ def check_absent_votes_do_not_count(rule: Aggregation) -> None:
     """What lies in the place of an absent worker's vote changes no bit of the reply."""
     if rule.n_scales:
         pytest.skip("what an absent worker said before still counts: kernels/test_feedback.py")
-    poll = hold_poll(rule, 3)
-    votes = poll.votes.clone()
-    for worker, index in (~poll.present).nonzero().tolist():
-        block = poll.bucket.slots[index].bucket_word // BLOCK_WORDS
-        votes[worker, block] ^= mask_of(rule, poll.bucket, index, block)
-    assert not torch.equal(votes, poll.votes)
-    found = count(rule, poll.bucket, votes, poll.present, STEPS[0])
+    held = hold_vote(rule, 3)
+    votes = held.votes.clone()
+    for worker, index in (~held.present).nonzero().tolist():
+        block = held.bucket.slots[index].bucket_word // BLOCK_WORDS
+        votes[worker, block] ^= mask_of(rule, held.bucket, index, block)
+    assert not torch.equal(votes, held.votes)
+    found = count(rule, held.bucket, votes, held.present, STEPS[0])
     for index in range(len(SIZES)):
-        if poll.present[:, index].any():
-            here = where(poll.bucket, index)
-            assert np.array_equal(unpack(found)[:, here], unpack(poll.reply)[:, here])
+        if held.present[:, index].any():
+            here = where(held.bucket, index)
+            assert np.array_equal(unpack(found)[:, here], unpack(held.reply)[:, here])
 
 
 def mask_of(rule: Aggregation, bucket: Bucket, index: int, block: int) -> Tensor:
@@ -315,39 +315,39 @@ def mask_of(rule: Aggregation, bucket: Bucket, index: int, block: int) -> Tensor
 def check_shards_count_alike(rule: Aggregation) -> None:
     """Owners that count a shard each write, together, what one that counts everything writes."""
     for n_workers in WORLD_SIZES:
-        poll = hold_poll(rule, n_workers)
-        blocks = poll.bucket.shard_blocks
+        held = hold_vote(rule, n_workers)
+        blocks = held.bucket.shard_blocks
         parts = [
             count(
                 rule,
-                poll.bucket,
-                poll.votes[:, first : first + blocks].contiguous(),
-                poll.present,
+                held.bucket,
+                held.votes[:, first : first + blocks].contiguous(),
+                held.present,
                 STEPS[0],
                 first,
             )
-            for first in range(0, poll.bucket.n_blocks, blocks)
+            for first in range(0, held.bucket.n_blocks, blocks)
         ]
         assert len(parts) == n_workers
-        assert torch.equal(torch.cat(parts), poll.reply)
+        assert torch.equal(torch.cat(parts), held.reply)
 
 
 def check_parts_add_up(rule: Aggregation) -> None:
     """Votes that are counted in parts give the reply to all; those of floats cannot be."""
-    poll = hold_poll(rule, 3)
+    held = hold_vote(rule, 3)
     if not rule.vote_format.has_partial_sums:
-        assert rule.shape(poll.bucket, len(poll.present)).tally_bytes is None
+        assert rule.shape(held.bucket, len(held.present)).tally_bytes is None
         return
     tally, sent = (
-        RuleTally(rule, poll.bucket, Coins(SEED, STEPS[0], 0), len(poll.present)),
-        poll.votes.flatten(1),
+        RuleTally(rule, held.bucket, Coins(SEED, STEPS[0], 0), len(held.present)),
+        held.votes.flatten(1),
     )
     parts = [
-        tally.tally(sent[part].view(torch.uint8), poll.present[part], 0)
+        tally.tally(sent[part].view(torch.uint8), held.present[part], 0)
         for part in (slice(0, 1), slice(1, 3))
     ]
-    reply = tally.settle(tally.combine(torch.stack(parts)), poll.present.sum(0), 0)
-    assert torch.equal(reply, poll.reply.flatten().view(torch.uint8))
+    reply = tally.settle(tally.combine(torch.stack(parts)), held.present.sum(0), 0)
+    assert torch.equal(reply, held.reply.flatten().view(torch.uint8))
 
 
 def check_damage_is_told(rule: Aggregation) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import matrix
 from distlion.aggregation import RULES, Aggregation, NamedRule
-from distlion.exchange import PATTERNS, Ballot, Exchange, Exchanging, Reducer, Reply, Work
+from distlion.exchange import PATTERNS, Ballot, Cost, Exchange, Exchanging, Reducer, Reply
 from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape
@@ -54,22 +54,21 @@ class AtOnce(Exchange):
     """Send all votes to everybody at once, however large they are, and count at every rank."""
 
     transfers: ClassVar[int] = 1
-    both_ways: ClassVar[bool] = True
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
         n_bytes = peers * shape.whole_vote_chunk.n_bytes
         return ByteCount(n_bytes, n_bytes, peers)
 
-    def rounds(self, shape: BucketShape) -> int:
-        return 1
-
-    def work(self, shape: BucketShape) -> Work:
+    def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
-        return Work(frames_written=1, frames_read=n, counted_bytes=n * n * shape.vote_bytes)
-
-    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
-        return float((n_workers - 1) * vote_bits)
+        return Cost(
+            rounds=1,
+            both_ways=True,
+            frames_written=1,
+            frames_read=n,
+            counted_bytes=n * n * shape.vote_bytes,
+        )
 
     def exchange(
         self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer

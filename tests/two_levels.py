@@ -9,11 +9,11 @@ from distlion import faults
 from distlion.exchange import (
     Ballot,
     ChunkKind,
+    Cost,
     Exchange,
     Exchanging,
     Reducer,
     Reply,
-    Work,
     find_errors,
     fire_framed,
 )
@@ -31,22 +31,21 @@ class TwoLevels(Exchange):
     """
 
     transfers: ClassVar[int] = 2
-    both_ways: ClassVar[bool] = True
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
         n_bytes = peers * (shape.whole_vote_chunk.n_bytes + _whole_tally(shape).n_bytes)
         return ByteCount(n_bytes, n_bytes, 2 * peers)
 
-    def rounds(self, shape: BucketShape) -> int:
-        return 2
-
-    def work(self, shape: BucketShape) -> Work:
+    def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
-        return Work(2, 2 * n, min(n, 2) * n * shape.vote_bytes)
-
-    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
-        return (n_workers - 1) * (vote_bits + 32.0)
+        return Cost(
+            rounds=2,
+            both_ways=True,
+            frames_written=2,
+            frames_read=2 * n,
+            counted_bytes=min(n, 2) * n * shape.vote_bytes,
+        )
 
     def exchange(
         self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer

@@ -1,4 +1,4 @@
-"""Failures of a step: from what a rank saw to the error class and its words, in one table."""
+"""One table of failures: the error class and message of each status or failed transfer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FailureKind = Literal["lost", "silent", "order", "left"]
 different optimizers, or a worker said that it leaves."""
 
 
-SPARSE = (
+SPARSE_WORDS = (
     "{name} has a sparse gradient; every element is voted on, so build the embedding with "
     "sparse=False"
 )
@@ -73,7 +73,7 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
     ),
     Status.SPARSE_GRADIENT: Failure(
         SparseGradientError,
-        f"on {{who}}: {SPARSE}; nothing was committed",
+        f"on {{who}}: {SPARSE_WORDS}; nothing was committed",
         is_recoverable=True,
     ),
     Status.GRADIENT_CHANGED: Failure(

@@ -45,15 +45,15 @@ def test_latency_counts_the_rounds(pattern, n):
     link = LinkModel(latency_s=1.0, rate_bit_per_s=1e30)
     for n_bytes in (64, 1 << 20):
         shape = make_shape(n, n_bytes, n_bytes)
-        assert exchange_seconds(pattern, shape, link) == pytest.approx(pattern.rounds(shape))
+        assert exchange_seconds(pattern, shape, link) == pytest.approx(pattern.cost(shape).rounds)
 
 
 @pytest.mark.parametrize("n", range(2, 9))
 def test_large_chunks_go_to_one_peer_in_a_round(n):
     small, large = make_shape(n, 64, 64), make_shape(n, 1 << 20, 1 << 20)
-    assert [AllReduce().rounds(shape) for shape in (small, large)] == [2, 1 + (n - 1)]
-    assert [AllGather().rounds(shape) for shape in (small, large)] == [1, n - 1]
-    assert [ParameterServer().rounds(shape) for shape in (small, large)] == [2, 2]
+    assert [AllReduce().cost(shape).rounds for shape in (small, large)] == [2, 1 + (n - 1)]
+    assert [AllGather().cost(shape).rounds for shape in (small, large)] == [1, n - 1]
+    assert [ParameterServer().cost(shape).rounds for shape in (small, large)] == [2, 2]
 
 
 def test_further_messages_of_a_round_cost_time_of_their_own():

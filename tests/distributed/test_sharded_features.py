@@ -354,13 +354,13 @@ def clip_beside_tensor_parallelism(rank: int, world_size: int) -> tuple[float, f
     torch.manual_seed(rank // 2)
     model(torch.randn(4, 7)).square().mean().backward()
     squares = [param.grad.full_tensor().double().square().sum() for param in model.parameters()]
-    inputs, peers = optimizer._gather_inputs(), optimizer._session
+    inputs, session = optimizer._gather_inputs(), optimizer._session
     counted = [
         segment
-        for route in peers.network.routes
+        for route in session.routing.routes
         for segment in draft_vote(route, inputs).list_counted()
     ]
-    _, norm = peers.network.clipper.measure(counted, inputs.header)
+    _, norm = session.routing.clipper.measure(counted, inputs.header)
     optimizer.step()
     refused = ""
     try:

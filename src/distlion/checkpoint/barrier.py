@@ -36,7 +36,7 @@ def attempt(part: Callable[[], _Made]) -> tuple[_Made | None, CheckpointError | 
 
 
 class CheckpointBarrier:
-    """A point of a save or load that all processes reach, or none passes.
+    """Let all processes of a save or load agree before any goes on.
 
     Args:
         gather: Connects them.

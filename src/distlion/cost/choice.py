@@ -29,7 +29,7 @@ def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> 
     """
     if shape.n_shards == 1:
         return 0.0
-    return _busiest_seconds(pattern, shape, link, both_ways=pattern.both_ways)
+    return _busiest_seconds(pattern, shape, link, both_ways=pattern.cost(shape).both_ways)
 
 
 def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buckets: int) -> float:
@@ -66,7 +66,7 @@ def _busiest_seconds(
 def _rank_seconds(
     pattern: Exchange, shape: BucketShape, link: LinkModel, rank: int, *, both_ways: bool
 ) -> float:
-    plan, rounds = pattern.plan(shape, rank), pattern.rounds(shape)
+    plan, rounds = pattern.plan(shape, rank), pattern.cost(shape).rounds
     if both_ways:
         transfer_s = link.transfer_s(plan.sent_bytes, plan.received_bytes)
     else:

@@ -4,11 +4,11 @@ from distlion.exchange.all_gather import AllGather
 from distlion.exchange.all_reduce import AllReduce
 from distlion.exchange.base import (
     Ballot,
+    Cost,
     Exchange,
     PartialReducer,
     Reducer,
     Reply,
-    Work,
     fire_framed,
 )
 from distlion.exchange.frame import (
@@ -49,6 +49,7 @@ __all__ = [
     "Ballot",
     "Chunk",
     "ChunkKind",
+    "Cost",
     "Exchange",
     "Exchanging",
     "Header",
@@ -59,7 +60,6 @@ __all__ = [
     "Reducer",
     "Reply",
     "Verdict",
-    "Work",
     "find_errors",
     "fire_framed",
     "gather_flags",

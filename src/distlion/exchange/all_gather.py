@@ -11,10 +11,10 @@ from torch import Tensor
 from distlion import faults
 from distlion.exchange.base import (
     Ballot,
+    Cost,
     Exchange,
     Reducer,
     Reply,
-    Work,
     fire_counted,
     fire_framed,
 )
@@ -39,23 +39,21 @@ class AllGather(Exchange):
     """
 
     transfers: ClassVar[int] = 1
-    both_ways: ClassVar[bool] = True
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
         n_bytes = peers * shape.whole_vote_chunk.n_bytes
         return ByteCount(n_bytes, n_bytes, peers)
 
-    def rounds(self, shape: BucketShape) -> int:
-        return all_gather_rounds(shape.n_shards, shape.whole_vote_chunk.n_bytes)
-
-    def work(self, shape: BucketShape) -> Work:
+    def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
-        return Work(frames_written=1, frames_read=n, counted_bytes=n * n * shape.vote_bytes)
-
-    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
-        """Equation: (N - 1) u."""
-        return float((n_workers - 1) * vote_bits)
+        return Cost(
+            rounds=all_gather_rounds(n, shape.whole_vote_chunk.n_bytes),
+            both_ways=True,
+            frames_written=1,
+            frames_read=n,
+            counted_bytes=n * n * shape.vote_bytes,
+        )
 
     def exchange(
         self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer

@@ -11,10 +11,10 @@ from torch import Tensor
 from distlion import faults
 from distlion.exchange.base import (
     Ballot,
+    Cost,
     Exchange,
     Reducer,
     Reply,
-    Work,
     fire_counted,
     fire_framed,
 )
@@ -44,23 +44,21 @@ class AllReduce(Exchange):
     """
 
     transfers: ClassVar[int] = 2
-    both_ways: ClassVar[bool] = True
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
         n_bytes = peers * (shape.vote_chunk.n_bytes + shape.reply_chunk.n_bytes)
         return ByteCount(n_bytes, n_bytes, 2 * peers)
 
-    def rounds(self, shape: BucketShape) -> int:
-        return ONE_ROUND + all_gather_rounds(shape.n_shards, shape.reply_chunk.n_bytes)
-
-    def work(self, shape: BucketShape) -> Work:
+    def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
-        return Work(frames_written=n + 1, frames_read=2 * n, counted_bytes=n * shape.vote_bytes)
-
-    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
-        """Equation: (N - 1) / N * (u + d)."""
-        return (n_workers - 1) / n_workers * (vote_bits + reply_bits)
+        return Cost(
+            rounds=ONE_ROUND + all_gather_rounds(n, shape.reply_chunk.n_bytes),
+            both_ways=True,
+            frames_written=n + 1,
+            frames_read=2 * n,
+            counted_bytes=n * shape.vote_bytes,
+        )
 
     def exchange(
         self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer

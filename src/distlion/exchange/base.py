@@ -106,15 +106,19 @@ class Reply:
     gradient_digests: tuple[int, ...] = ()
 
 
-class Work(NamedTuple):
-    """What the busiest rank computes in one exchange.
+class Cost(NamedTuple):
+    """The cost of one exchange between several workers, beside its bytes.
 
     Attributes:
-        frames_written: Chunks that it frames.
+        rounds: Rounds of messages, one after the other.
+        both_ways: Whether the busiest rank sends and receives at the same time.
+        frames_written: Chunks that the busiest rank frames.
         frames_read: Chunks that it checks.
         counted_bytes: Bytes of votes that it counts.
     """
 
+    rounds: int
+    both_ways: bool
     frames_written: int
     frames_read: int
     counted_bytes: int
@@ -126,36 +130,20 @@ class Exchange(ABC):
     Patterns never look into a payload, and all of them return the same bits. They are frozen
     dataclasses without state; a pattern's ``repr`` rebuilds it.
 
-    What a pattern costs it declares itself: ``plan`` is exact and tested against what is sent, the
-    rest is what the cost model reads. Ranks other than the first and the last may not be busier.
+    A pattern declares its own costs. ``plan`` is exact and tested against what is sent; the cost
+    model reads ``cost``. Ranks other than the first and the last may not be busier.
     """
 
     transfers: ClassVar[int]
-    """How many transfers an exchange waits for."""
-    both_ways: ClassVar[bool]
-    """Whether the busiest rank sends and receives at the same time."""
+    """Number of transfers that an exchange waits for."""
 
     @abstractmethod
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
 
     @abstractmethod
-    def rounds(self, shape: BucketShape) -> int:
-        """Count the rounds, one after the other, of one bucket of several workers."""
-
-    @abstractmethod
-    def work(self, shape: BucketShape) -> Work:
-        """Declare what the busiest rank computes for one bucket of several workers."""
-
-    @abstractmethod
-    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
-        """Return the bits for each element that the busiest rank sends, frames and padding aside.
-
-        Args:
-            vote_bits: u, bits of a vote on one element.
-            reply_bits: d, bits of the reply on it.
-            n_workers: N; 1 sends nothing.
-        """
+    def cost(self, shape: BucketShape) -> Cost:
+        """Declare what one bucket of several workers costs beside its bytes."""
 
     @abstractmethod
     def exchange(

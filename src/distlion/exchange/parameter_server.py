@@ -12,10 +12,10 @@ from distlion import faults
 from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.exchange.base import (
     Ballot,
+    Cost,
     Exchange,
     Reducer,
     Reply,
-    Work,
     fire_framed,
 )
 from distlion.exchange.frame import ChunkKind, Header, read_chunk, write_chunk
@@ -40,8 +40,6 @@ class ParameterServer(Exchange):
     """
 
     transfers: ClassVar[int] = 2
-    # The server has all votes before it sends the first reply.
-    both_ways: ClassVar[bool] = False
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         vote_bytes, reply_bytes = shape.whole_vote_chunk.n_bytes, shape.whole_reply_chunk.n_bytes
@@ -50,17 +48,15 @@ class ParameterServer(Exchange):
             return ByteCount(peers * reply_bytes, peers * vote_bytes, peers)
         return ByteCount(vote_bytes, reply_bytes, 1)
 
-    def rounds(self, shape: BucketShape) -> int:
-        return 2 * ONE_ROUND
-
-    def work(self, shape: BucketShape) -> Work:
+    def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
-        return Work(frames_written=2, frames_read=n, counted_bytes=n * n * shape.vote_bytes)
-
-    def bits_sent(self, vote_bits: int, reply_bits: int, n_workers: int) -> float:
-        """Equation: max(u, (N - 1) d); 0 for N = 1."""
-        peers = n_workers - 1
-        return float(max(vote_bits, peers * reply_bits) if peers else 0)
+        return Cost(
+            rounds=2 * ONE_ROUND,
+            both_ways=False,  # the server has all votes before it sends the first reply
+            frames_written=2,
+            frames_read=n,
+            counted_bytes=n * n * shape.vote_bytes,
+        )
 
     def exchange(
         self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer

@@ -19,7 +19,7 @@ from distlion.options.momentum_stage import (
 )
 from distlion.options.momentum_sync import MomentumSync
 from distlion.options.node_route import NodeRoute
-from distlion.options.nodes import PIECE_UNIT_ELEMENTS, Cutter, NodePieces, Nodes
+from distlion.options.nodes import PIECE_UNIT_ELEMENTS, NodePieces, Nodes
 from distlion.options.overlap import Overlap
 from distlion.options.overlap_trial import OverlapTrial
 from distlion.options.settings import Settings
@@ -30,7 +30,6 @@ __all__ = [
     "PIECE_UNIT_ELEMENTS",
     "SELECTED_KEY",
     "ClipNorm",
-    "Cutter",
     "Diagnosis",
     "Examiner",
     "FollowUp",

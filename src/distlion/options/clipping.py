@@ -96,6 +96,8 @@ def make_clip_alone(clip: ClipNorm | None) -> ClipAlone | None:
 class NormClipper:
     """Clip the gradients of a worker among others, by its own norm or by that of all.
 
+    A ``step.Clipper``.
+
     Attributes:
         clip: To what.
         between: The network of those who vote, for "global"; None where it is not needed.

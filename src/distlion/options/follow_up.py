@@ -131,7 +131,7 @@ class FollowUp:
             votes: Those of the step, one for each bucket.
             header: This rank's.
             link: Between the ranks that vote with each other.
-            inside: Between the ranks of this worker; None where it has one.
+            inside: Between the ranks of this worker; None if the worker has a single rank.
         """
         segments = _list_segments(votes)
         assert link is not None  # votes have crossed it

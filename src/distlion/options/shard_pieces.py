@@ -101,7 +101,7 @@ class ShardPieces:
                 return local_tensor(exp_avg.redistribute(mesh, placements))[0]  # type: ignore[attr-defined]
             exp_avg = exp_avg.full_tensor()  # type: ignore[attr-defined]
         if exp_avg.shape == stacked:
-            exp_avg = exp_avg[self._sharding.ranks.voter]
+            exp_avg = exp_avg[self._sharding.ranks.row]
         elif exp_avg.shape != param.shape:
             return exp_avg
         _, offset = _find_offset(param)

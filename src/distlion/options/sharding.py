@@ -108,6 +108,7 @@ def find_sharding(
         Ranks.of(everybody),
         inside=tuple(number_of[rank] for rank in worker),
         between=tuple(number_of[rank] for rank in ranks),
+        is_sharded=True,
     )
     state_meshes = {
         mesh: mesh if dim is not None else _add_voters(mesh, voters, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Everything that happens between steps: joining, agreeing on a call, comparing replicas."""
+"""The parts that all steps share, and everything between steps: joining, meeting, comparing."""
 
 from distlion.session.fingerprint import (
     Fingerprint,

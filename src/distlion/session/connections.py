@@ -19,12 +19,10 @@ class Connections:
         ranks: All ranks of the optimizer, two or more.
         settings: The optimizer's.
         name: Of the optimizer, unlike that of any other on the process group.
-        is_sharded: Whether the ranks of a worker hold shards of the parameters.
     """
 
-    def __init__(self, ranks: Ranks, settings: Settings, *, name: str, is_sharded: bool) -> None:
-        self._ranks, self._settings = ranks, settings
-        self._name, self._is_sharded = name, is_sharded
+    def __init__(self, ranks: Ranks, settings: Settings, *, name: str) -> None:
+        self._ranks, self._settings, self._name = ranks, settings, name
         self._everybody = ranks.process_group
         self._inside: dist.ProcessGroup | None = None
         self._between: dist.ProcessGroup | None = None
@@ -44,34 +42,34 @@ class Connections:
         """
         ranks = self._ranks
         self._everybody = self._make("")
-        if len(ranks.inside) > 1 or self._is_sharded:
+        if len(ranks.inside) > 1 or ranks.is_sharded:
             self._inside = self._make(f"inside {ranks.inside[0]}", ranks.inside)
             self._between = self._make(f"between {ranks.between[0]}", ranks.between)
 
-    def link(self, timeout_s: float) -> Transport:
+    def link_all(self, timeout_s: float) -> Transport:
         """Return a link between all ranks: on their own group, once they are connected."""
         assert self._everybody is not None  # there are two ranks or more
         return Gloo(self._everybody, timeout_s=timeout_s, watch=self._ranks.watch)
 
-    def between(self, timeout_s: float) -> Transport:
+    def link_voters(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that vote with each other, one of each worker."""
         if self._between is None:
-            return self.link(timeout_s)
+            return self.link_all(timeout_s)
         ranks = self._ranks
         return Gloo(self._between, timeout_s=timeout_s, ranks=ranks.between, watch=ranks.watch)
 
-    def inside(self, timeout_s: float) -> Transport | None:
+    def link_worker(self, timeout_s: float) -> Transport | None:
         """Return a link between the ranks of this worker; None where nothing is cut over them."""
         if self._inside is None:
             return None
         ranks = self._ranks
         return Gloo(self._inside, timeout_s=timeout_s, ranks=ranks.inside, watch=ranks.watch)
 
-    def replicas(self, timeout_s: float) -> Transport:
+    def link_replicas(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
-        return self.between(timeout_s) if self._is_sharded else self.link(timeout_s)
+        return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
 
-    def checkpoints(self, *, in_background: bool) -> Transport:
+    def link_checkpoints(self, *, in_background: bool) -> Transport:
         """Return a link between all ranks on a group of its own, which waits for slow disks.
 
         In the background it is without the watch, which speaks for the thread of the steps.

@@ -14,12 +14,12 @@ from distlion.step import VotingParam, describe_hyperparameters, describe_make, 
 
 
 def digest_lines(lines: Sequence[str]) -> bytes:
-    """Digest a description: 32 bytes."""
+    """Digest the lines of a fingerprint: 32 bytes."""
     return hashlib.sha256("\n".join(lines).encode()).digest()
 
 
 def digest_settings(lines: Sequence[str]) -> int:
-    """Digest a description for a header: unsigned 64 bits."""
+    """Digest the lines of a fingerprint for a header: unsigned 64 bits."""
     return int.from_bytes(digest_lines(lines)[:8], "little")
 
 

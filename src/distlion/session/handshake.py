@@ -10,7 +10,7 @@ from distlion.failures import Status, make_error, name_ranks
 from distlion.session.fingerprint import digest_lines
 from distlion.transport import Transport, gather_bytes
 
-_CALL = "call: "
+CALL = "call: "
 
 PROBLEM_BYTES = 1024
 """What travels of a message, so that records have one size."""
@@ -61,8 +61,8 @@ def explain_verdict(
         culprits, said = _gather_problems(link, problem, step=step)
         raise make_error(verdict.status, rank=link.rank, step=step, culprits=culprits, problem=said)
     if verdict.status is Status.CONFIG:
-        if not any(line.startswith("call: ") for line in lines):
-            lines = ["call: step()", *lines]
+        if not any(line.startswith(CALL) for line in lines):
+            lines = [f"{CALL}step()", *lines]
         explain_difference(link, lines, step=step)
 
 
@@ -101,10 +101,10 @@ def raise_difference(link: Transport, lines: Sequence[str], longest: int, *, ste
 
 def _advise(what: str, texts: Sequence[str]) -> str:
     """Say what to do: calls that some rank left out are those that it should have made."""
-    if not what.startswith(_CALL):
+    if not what.startswith(CALL):
         return "give every worker the same parameters, settings, version and calls"
     lines = dict.fromkeys(line for text in texts for line in text.split("\n"))
-    calls = [line.removeprefix(_CALL) for line in lines if line.startswith(_CALL)]
+    calls = [line.removeprefix(CALL) for line in lines if line.startswith(CALL)]
     listed = " and ".join(call for call in calls if call != "step()")
     return f"{listed} must be called by every rank, after the same step"
 

@@ -12,13 +12,13 @@ from distlion.kernels import Coins
 from distlion.options import Settings
 from distlion.session.connections import Connections
 from distlion.session.fingerprint import digest_settings
-from distlion.session.handshake import explain_verdict, share_problem
+from distlion.session.handshake import CALL, explain_verdict, share_problem
 from distlion.session.routing import Routing
 from distlion.step import Ranks, TrafficMeter, VotingParam, abstain_from_all, explain
 
 
 class Meetings:
-    """Lets all ranks of an optimizer agree on a call before they make it.
+    """Let all ranks of an optimizer agree on a call before they make it.
 
     Args:
         ranks: All ranks of the optimizer.
@@ -26,7 +26,6 @@ class Meetings:
         connections: Its process groups.
         routing: Its routes.
         meter: Forgets what is sent: a meeting is no step.
-        is_sharded: Whether the ranks of a worker hold shards of the parameters.
     """
 
     def __init__(
@@ -36,10 +35,8 @@ class Meetings:
         connections: Connections,
         routing: Routing,
         meter: TrafficMeter,
-        *,
-        is_sharded: bool,
     ) -> None:
-        self._ranks, self._settings, self._is_sharded = ranks, settings, is_sharded
+        self._ranks, self._settings = ranks, settings
         self._connections, self._routing, self._meter = connections, routing, meter
 
     def meet(
@@ -60,7 +57,7 @@ class Meetings:
         ranks = self._ranks
         if ranks.is_alone:
             return
-        lines = [f"call: {call}", *lines]
+        lines = [f"{CALL}{call}", *lines]
         agreed = step if next_step is None else next_step
         digest = digest_settings(lines)
         header = Header(ChunkKind.VOTE, agreed, 0, 0, digest, epoch=ranks.roster.epoch)
@@ -92,11 +89,11 @@ class Meetings:
             agree_alone(call, problem)
             return
         self.meet(call, [], step=step)
-        link = self._connections.link(self._settings.step_timeout_s)
+        link = self._connections.link_all(self._settings.step_timeout_s)
         share_problem(link, problem, call=call, step=step)
 
     def settle(self, verdict: Verdict, header: Header) -> Verdict:
-        """Let all ranks that hold shards of this worker's parameters find together.
+        """Share a verdict among the ranks that hold this worker's shards.
 
         A step is one transaction over all shards: what was found on one of them keeps all from
         their commit.
@@ -106,7 +103,7 @@ class Meetings:
             header: Of the step, without an error.
         """
         inside = self._routing.inside
-        if inside is None or not self._is_sharded:
+        if inside is None or not self._ranks.is_sharded:
             return verdict
         return share_verdict(inside, verdict, header, n_voters=self._ranks.roster.n_voters)
 
@@ -129,7 +126,7 @@ class Meetings:
             step: The step that was abandoned.
         """
         if not self._ranks.is_alone:
-            link = self._connections.link(self._settings.step_timeout_s)
+            link = self._connections.link_all(self._settings.step_timeout_s)
             explain_verdict(link, verdict, lines, problem, step=step)
         raise explain(verdict, params, problem, rank=self._ranks.rank, step=step)
 

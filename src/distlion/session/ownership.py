@@ -1,4 +1,4 @@
-"""Whose momenta a process keeps, and how it meets those that keep the others."""
+"""Momentum ownership: the workers whose momenta a process keeps."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _gather_alone(record: bytes) -> list[bytes]:
 
 def name_worker(session: Session) -> str | None:
     """Name the worker whose momenta a state holds; None for those of all, or of one alone."""
-    ranks, size = session.ranks, session.node_size
+    ranks, size = session.ranks, session.ranks.node_size
     if ranks.is_alone or session.sharding is not None:
         return None
     nodes = f", in nodes of {size}" if size > 1 else ""
@@ -110,13 +110,13 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
             yield
 
     def open_channel(in_background: bool) -> Gather:
-        link = session.connections.checkpoints(in_background=in_background)
+        link = session.connections.link_checkpoints(in_background=in_background)
         return lambda record: gather_bytes(link, record, step=step())
 
     return MomentumOwnership(
         workers=(ranks.rank,),
         n_workers=ranks.n_ranks,
-        node_size=session.node_size,
+        node_size=session.ranks.node_size,
         process=ranks.rank,
         n_processes=ranks.n_ranks,
         is_stacked=False,

@@ -23,7 +23,7 @@ from distlion.kernels import choose_kernels
 from distlion.options import Settings
 from distlion.session.connections import Connections
 from distlion.session.routing import Routing
-from distlion.step import VotingParam, local_tensor
+from distlion.step import Ranks, VotingParam, local_tensor
 from distlion.transport import Transport, gather_bytes
 
 logger = logging.getLogger("distlion")
@@ -37,20 +37,20 @@ class Replicas:
     """The parameters that all workers hold, equal to the last bit.
 
     Args:
-        connections: The optimizer's process groups.
-        routing: Its routes: counters may have to be told anew.
+        ranks: All ranks of the optimizer.
         settings: The optimizer's.
-        is_sharded: Whether a rank holds shards of them only.
+        connections: Its process groups.
+        routing: Its routes: counters may have to be told anew.
 
     Attributes:
         are_compared: Whether they have been found equal since they were last loaded.
     """
 
     def __init__(
-        self, connections: Connections, routing: Routing, settings: Settings, *, is_sharded: bool
+        self, ranks: Ranks, settings: Settings, connections: Connections, routing: Routing
     ) -> None:
         self._connections, self._routing = connections, routing
-        self._settings, self._is_sharded = settings, is_sharded
+        self._settings, self._is_sharded = settings, ranks.is_sharded
         self.are_compared = False
 
     def take_over(
@@ -66,7 +66,7 @@ class Replicas:
         Raises:
             ConfigMismatchError: Some workers have the same values in another order.
         """
-        timeout_s, link_of = self._settings.init_timeout_s, self._connections.replicas
+        timeout_s, link_of = self._settings.init_timeout_s, self._connections.link_replicas
         with self._as_one(timeout_s, step=step):
             compare_order(link_of(timeout_s), params, step=step)
         self.are_compared = False
@@ -81,7 +81,7 @@ class Replicas:
             ReplicaMismatchError: They differ; on every rank.
         """
         timeout_s = self._settings.step_timeout_s
-        link = self._connections.replicas(timeout_s)
+        link = self._connections.link_replicas(timeout_s)
         was_repaired = False
         with self._as_one(timeout_s, step=step):
             was_repaired = verify_replicas(link, params, self._settings.on_divergence, step=step)
@@ -102,7 +102,7 @@ class Replicas:
             yield
         except (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError) as error:
             found = error
-        share_finding(self._connections.link(timeout_s), found, step=step)
+        share_finding(self._connections.link_all(timeout_s), found, step=step)
 
 
 def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Which bucket goes which way: by which pattern, over which links, in which order."""
+"""Routes: the pattern and the links of each bucket, and their order."""
 
 from __future__ import annotations
 
@@ -41,19 +41,18 @@ from distlion.transport import ByteCount, Transport, gather_bytes
 
 
 class Routing:
-    """Places the parameters of an optimizer with several ranks into buckets, and builds routes.
+    """Place the parameters of an optimizer with several ranks into buckets, and builds routes.
 
     Args:
         ranks: All ranks of the optimizer.
         settings: The optimizer's.
         connections: Its process groups.
         meter: Counts what rules with state tell each other.
-        is_sharded: Whether the ranks of a worker hold shards of the parameters.
 
     Attributes:
         routes: What carries each bucket, in the order in which they are exchanged.
         between: The link between the ranks that vote with each other, since ``lay_out``.
-        inside: The link between the ranks of this worker; None where it has one.
+        inside: The link between the ranks of this worker; None if the worker has a single rank.
         clipper: Clips gradients; None where nothing is clipped.
         trial: Whether buckets leave during backward.
     """
@@ -64,10 +63,8 @@ class Routing:
         settings: Settings,
         connections: Connections,
         meter: TrafficMeter,
-        *,
-        is_sharded: bool,
     ) -> None:
-        self._ranks, self._settings, self._is_sharded = ranks, settings, is_sharded
+        self._ranks, self._settings = ranks, settings
         self._connections, self._meter = connections, meter
         self._model: LinkModel | None = None
         self.between: Transport | None = None
@@ -84,9 +81,9 @@ class Routing:
             step: The step that errors name.
         """
         if self.between is None:
-            self.between = self._connections.between(self._settings.step_timeout_s)
+            self.between = self._connections.link_voters(self._settings.step_timeout_s)
             if len(self._ranks.inside) > 1:
-                self.inside = self._connections.inside(self._settings.step_timeout_s)
+                self.inside = self._connections.link_worker(self._settings.step_timeout_s)
             self._meter.links = self.between, self.inside
         if self._model is None and self._wants_model():
             self._model = self._measure_link(step)
@@ -94,7 +91,7 @@ class Routing:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
         buckets = self._fill_buckets(params, self._bucket_elements(params))
-        if self._is_sharded:
+        if self._ranks.is_sharded:
             buckets = tuple(
                 repack(bucket, [params[index].slot for index in bucket.members])
                 for bucket in buckets
@@ -120,7 +117,10 @@ class Routing:
             return
         ranks, timeout_s = self._ranks, self._settings.init_timeout_s
         header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=ranks.roster.epoch)
-        link, inside = self._connections.between(timeout_s), self._connections.inside(timeout_s)
+        link, inside = (
+            self._connections.link_voters(timeout_s),
+            self._connections.link_worker(timeout_s),
+        )
         told = (route.tell_counters(link, header) for route in self.routes)
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
         self._meter.count_rule_state(link.take_counted().sent_bytes)
@@ -144,7 +144,7 @@ class Routing:
             Whether there are new routes.
         """
         timeout_s = self._settings.step_timeout_s
-        changes = self.trial.note_step(lambda: self._connections.link(timeout_s), step=step)
+        changes = self.trial.note_step(lambda: self._connections.link_all(timeout_s), step=step)
         if changes:
             self.lay_out(params, step=step)
         return changes
@@ -161,9 +161,9 @@ class Routing:
 
     def _measure_link(self, step: int) -> LinkModel:
         timeout_s = self._settings.init_timeout_s
-        model = probe_link(self._connections.between(timeout_s), step=step)
+        model = probe_link(self._connections.link_voters(timeout_s), step=step)
         # Each rank of a worker has measured for itself, and buckets must be equal.
-        return agree_on_model(self._connections.link(timeout_s), model, step=step)
+        return agree_on_model(self._connections.link_all(timeout_s), model, step=step)
 
     def _fill_buckets(
         self, params: Sequence[VotingParam], bucket_elements: int, *, backwards: bool | None = None
@@ -198,7 +198,7 @@ class Routing:
             for index, position in enumerate(bucket.members)
         ]
         rule, _, device = members[0].kind
-        if self.inside is None or self._is_sharded:
+        if self.inside is None or self._ranks.is_sharded:
             pattern = self._choose_pattern(rule.shape(bucket, roster.n_votes))
             return self._build_flat(bucket, members, rule, device, pattern)
         all_pieces = [param.pieces for param in params]
@@ -234,7 +234,7 @@ class Routing:
     ) -> FlatRoute:
         """Build the route of a bucket, or of a part of one that may be empty."""
         kernels = choose_kernels(device)
-        inside = self.inside if self._is_sharded else None
+        inside = self.inside if self._ranks.is_sharded else None
         assert self.between is not None
         return FlatRoute(
             bucket,
@@ -257,7 +257,7 @@ class Routing:
         for param in params:
             for part, (start, stop) in enumerate(param.pieces):
                 blocks[part] += -(-(stop - start) // PIECE_UNIT_ELEMENTS)
-        if self._is_sharded and inside is not None:  # other ranks' shards may be larger
+        if self._ranks.is_sharded and inside is not None:  # other ranks' shards may be larger
             rows = gather_bytes(inside, blocks[0].to_bytes(8, "little"), step=step)
             blocks = [int.from_bytes(row, "little") for row in rows]
         return NormClipper(

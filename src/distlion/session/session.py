@@ -1,4 +1,4 @@
-"""What an optimizer has to do with other ranks, from its construction to its end."""
+"""The session of an optimizer: the parts that all its ranks use alike."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from distlion.transport import ByteCount
 
 
 class Session:
-    """The parts of an optimizer that all its ranks must use alike, and what joins them.
+    """The parts of an optimizer that all its ranks must use alike.
 
     Args:
         ranks: All ranks of the optimizer.
@@ -74,13 +74,11 @@ class Session:
     def __init__(self, ranks: Ranks, settings: Settings, sharding: Sharding | None) -> None:
         self.ranks, self.settings, self.sharding = ranks, settings, sharding
         self.lifecycle, self.meter = Lifecycle(ranks), TrafficMeter()
-        is_sharded, name = sharding is not None, str(self.lifecycle.number)
-        self.connections = Connections(ranks, settings, name=name, is_sharded=is_sharded)
-        self.routing = Routing(ranks, settings, self.connections, self.meter, is_sharded=is_sharded)
-        self.meetings = Meetings(
-            ranks, settings, self.connections, self.routing, self.meter, is_sharded=is_sharded
-        )
-        self.replicas = Replicas(self.connections, self.routing, settings, is_sharded=is_sharded)
+        name = str(self.lifecycle.number)
+        self.connections = Connections(ranks, settings, name=name)
+        self.routing = Routing(ranks, settings, self.connections, self.meter)
+        self.meetings = Meetings(ranks, settings, self.connections, self.routing, self.meter)
+        self.replicas = Replicas(ranks, settings, self.connections, self.routing)
         self.gradients = GradientWatch()
         self.overlap: Overlap | None = None
         self.params: Sequence[VotingParam] = ()
@@ -112,7 +110,7 @@ class Session:
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.ranks.is_alone:
             self.connections.approach()
-            shake_hands(self.connections.link(self.settings.init_timeout_s), lines, step=step)
+            shake_hands(self.connections.link_all(self.settings.init_timeout_s), lines, step=step)
         if not any(param.whole_slot.n_elements for param in params):
             raise InvalidArgumentError(
                 "no parameter requires a gradient, so there is nothing to vote on"
@@ -149,7 +147,7 @@ class Session:
             f"distlion version: {version('distlion')}",
             f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.ranks.n_ranks}",
-            f"node size: {self.node_size}",
+            f"node size: {self.ranks.node_size}",
             f"workers that vote: {self.ranks.roster.n_voters}",
             *self.settings.describe(),
             f"exp_avg_dtype: {exp_avg_dtype}",
@@ -198,7 +196,7 @@ class Session:
             self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
 
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
-        """Check that a call may meet the peers between two steps, perhaps to add parameters.
+        """Check that a call may meet the other ranks between two steps, perhaps to add parameters.
 
         Raises:
             ProcessGroupError: This optimizer is dead, or its group is gone.
@@ -218,7 +216,7 @@ class Session:
     ) -> None:
         """Meet all ranks, which must load these param groups, and momenta that are cut alike."""
         lines = [*self.fingerprint.list_lines(groups), *cuts]
-        if self.node_size == 1:  # the ranks of a node select for themselves
+        if self.ranks.node_size == 1:  # the ranks of a node select for themselves
             lines += describe_selection(groups)
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
@@ -241,8 +239,9 @@ class Session:
         call = "verify_replicas()"
         self.check_idle(call)
         if not self.ranks.is_alone:
+            lines = self.fingerprint.list_lines(groups)
             with self.lifecycle.exchange(call):
-                self.meetings.meet(call, self.fingerprint.list_lines(groups), step=step)
+                self.meetings.meet(call, lines, step=step)
                 self.compare_replicas(step=step)
 
     def make_inputs(
@@ -336,11 +335,6 @@ class Session:
         following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
         return self.routing.plan() + following
 
-    @property
-    def node_size(self) -> int:
-        """Ranks of a node; 1 without nodes."""
-        return len(self.ranks.inside) if self.sharding is None else 1
-
 
 def open_session(
     params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, settings: Settings
@@ -357,6 +351,7 @@ def open_session(
     """
     sharding = find_sharding(params, process_group, timeout_s=settings.init_timeout_s)
     if sharding is not None:
+        sharding.ranks.start_watch()
         if settings.node_size(sharding.ranks.n_ranks) > 1:
             raise UnsupportedTypeError(
                 "nodes= averages gradients inside a node, which FSDP has done for DTensors; "
@@ -364,5 +359,6 @@ def open_session(
             )
         return Session(sharding.ranks, settings, sharding), ShardPieces(sharding)
     ranks = Ranks.of(process_group)
+    ranks.start_watch()
     size = settings.node_size(ranks.n_ranks)
     return Session(ranks.in_nodes(size), settings, None), NodePieces(size, ranks.rank % size)

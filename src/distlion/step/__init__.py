@@ -13,7 +13,6 @@ from distlion.step.gradients import GradientWatch, look_at_gradients
 from distlion.step.hyperparameters import (
     GroupNumbers,
     check_hyperparameters,
-    check_number,
     check_positive,
     check_step,
     describe_hyperparameters,
@@ -46,6 +45,7 @@ from distlion.step.staging import bring_down, bring_up, name_failure, read_toget
 from distlion.step.traffic import Traffic, TrafficMeter
 from distlion.step.vote import (
     CastVote,
+    Clipper,
     Completion,
     NoteNorm,
     StepInputs,
@@ -61,6 +61,7 @@ __all__ = [
     "SPARSE",
     "CastVote",
     "ClipAlone",
+    "Clipper",
     "Completion",
     "Copies",
     "FlatRoute",
@@ -84,7 +85,6 @@ __all__ = [
     "check_finite",
     "check_hyperparameters",
     "check_member",
-    "check_number",
     "check_own_memory",
     "check_positive",
     "check_shared_memory",

@@ -8,7 +8,7 @@ import torch
 
 from distlion.errors import SparseGradientError, StepError
 from distlion.exchange import Verdict
-from distlion.failures import SPARSE, Status
+from distlion.failures import SPARSE_WORDS, Status
 from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
 from distlion.step.param import VotingParam, take_gradients
 from distlion.step.vote import NoteNorm, StepInputs, abstain
@@ -29,7 +29,7 @@ def gather_alone(
     grads = take_gradients(params)
     for param in params:
         if param.has_sparse_grad():
-            raise SparseGradientError(SPARSE.format(name=param.name), step=step)
+            raise SparseGradientError(SPARSE_WORDS.format(name=param.name), step=step)
     return [
         param.segment(coefficients[param.group], grad)
         for param, grad in zip(params, grads, strict=True)

@@ -154,7 +154,7 @@ class FlatRoute:
 
 @dataclass(frozen=True)
 class _Hearing:
-    """Passes worker state to a counter, and replies zeros."""
+    """Pass worker state to a counter, and replies zeros."""
 
     vote: BucketVote
 

@@ -1,4 +1,4 @@
-"""What all workers found out together, as an exception or a log line."""
+"""Verdicts as exceptions and log lines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe_problem(error: Exception) -> str:
 
 def name_param(params: Sequence[VotingParam], position: int) -> str:
     """Name a parameter; -1 stands for none in particular."""
-    return params[position].name if position >= 0 else "some parameter"
+    return params[position].name if 0 <= position < len(params) else "some parameter"
 
 
 def log_skip(params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step: int) -> None:

@@ -226,7 +226,8 @@ class VotingParam:
 
     def has_sparse_grad(self) -> bool:
         """Return whether the gradient is sparse, which cannot be voted on element by element."""
-        return self.mark().version == SPARSE
+        grad = self.param.grad
+        return grad is not None and grad.layout is not torch.strided
 
     def segment(
         self, coefficients: Coefficients, grad: Tensor | None, exp_avg: Tensor | None = None

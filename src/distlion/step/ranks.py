@@ -28,6 +28,7 @@ class Ranks:
         n_ranks: Number of ranks.
         inside: The ranks of this worker, in their order.
         between: This rank and its peers in other workers, one of each worker.
+        is_sharded: Whether the ranks of a worker hold shards of the parameters.
     """
 
     process_group: dist.ProcessGroup | None
@@ -35,6 +36,7 @@ class Ranks:
     n_ranks: int
     inside: tuple[int, ...]
     between: tuple[int, ...]
+    is_sharded: bool = False
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup | None) -> Ranks:
@@ -66,6 +68,16 @@ class Ranks:
         """Whether there is nobody to vote with."""
         return self.n_ranks == 1
 
+    @property
+    def node_size(self) -> int:
+        """Ranks of a node; 1 without nodes."""
+        return 1 if self.is_sharded else len(self.inside)
+
+    @property
+    def row(self) -> int:
+        """The row of this rank's worker in tensors of votes."""
+        return self.between.index(self.rank)
+
     @cached_property
     def roster(self) -> Roster:
         """Who votes."""
@@ -74,12 +86,17 @@ class Ranks:
     @cached_property
     def voter(self) -> int:
         """The id of this rank's worker in the roster, which its coins depend on."""
-        return self.roster.ids[self.between.index(self.rank)]
+        return self.roster.ids[self.row]
 
     @property
     def watch(self) -> PeerWatch | None:
         """What finds out which rank failed; None for a rank without a group."""
         return None if self.process_group is None else watch_peers(self.process_group)
+
+    def start_watch(self) -> None:
+        """Start the watch, which answers others also where this rank alone raises from now on."""
+        if self.process_group is not None:
+            watch_peers(self.process_group)
 
 
 def check_member(process_group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -39,7 +39,7 @@ NoteNorm = Callable[[float], None]
 
 
 class Clipper(Protocol):
-    """Scales the gradients of a step down to a norm."""
+    """Scale the gradients of a step down to a norm."""
 
     def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
         """Measure the norm of all gradients; return the header, with what peers found, and it."""

@@ -66,6 +66,7 @@ class GlooTransfer:
             raise link.broken(error, step, what) from error
         self._start_s = time.monotonic()
         link.n_under_way += 1
+        # In one call fewer than a sum of two counts: it is on the way of every step.
         before = link.counted
         link.counted = ByteCount(
             before.sent_bytes + sent.sent_bytes,

@@ -19,7 +19,7 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
-from distlion.failures import SPARSE, Status, make_error
+from distlion.failures import SPARSE_WORDS, Status, make_error
 from distlion.kernels import Coefficients
 from distlion.optim import Traffic, VotingBase
 from distlion.options import ClipNorm, Diagnosis, MomentumSync, Settings
@@ -322,7 +322,7 @@ class VirtualCluster(VotingBase):
         for param in layout.params:
             if param.has_sparse_grad():
                 raise SparseGradientError(
-                    SPARSE.format(name=param.name), rank=worker, step=self.committed_step
+                    SPARSE_WORDS.format(name=param.name), rank=worker, step=self.committed_step
                 )
 
 

@@ -118,7 +118,7 @@ def _host_s(machine: Machine, rule: Aggregation, pattern: Exchange, shape: Bucke
     """Return the seconds in which the busiest rank counts votes and writes and reads frames."""
     if shape.n_shards == 1:
         return 0.0
-    work, plan = pattern.work(shape), pattern.plan(shape, 0)
+    work, plan = pattern.cost(shape), pattern.plan(shape, 0)
     counted = work.counted_bytes * 8 / rule.vote_planes if rule.worker_state else 0.0
     return (
         work.counted_bytes / machine.count_bytes_per_s

@@ -305,4 +305,4 @@ def _count_rounds(run: MethodRun, aggregation: Aggregation, *, syncs: bool) -> i
     if run.workers == 1:
         return 0
     shape = aggregation.shape_of(run.n_elements, run.workers)
-    return AllReduce().rounds(shape) * (2 if syncs else 1)
+    return AllReduce().cost(shape).rounds * (2 if syncs else 1)
