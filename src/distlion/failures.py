@@ -135,7 +135,7 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
         "same calls of all its optimizers, in the same order; nothing was committed here",
     ),
 }
-"""What was seen, in a header or in a transfer, and the error that it becomes."""
+"""The error for each status in a header and each failure of a transfer."""
 
 GIVEN_UP = (
     "{what}: the other workers heard nothing of this one for too long, and gave it up; nothing was "

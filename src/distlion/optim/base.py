@@ -321,7 +321,7 @@ class VotingBase(LionBase):
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
-        """Whose momenta this process keeps, for checkpoints."""
+        """The momenta that this process keeps, for checkpoints."""
         raise NotImplementedError
 
     def _read_groups(self) -> GroupNumbers:

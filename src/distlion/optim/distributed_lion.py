@@ -312,7 +312,7 @@ class DistributedLion(VotingBase):
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
-        """Whose momenta this process keeps, for checkpoints."""
+        """The momenta that this process keeps, for checkpoints."""
         return find_ownership(self._session, self._find_step)
 
     def diagnostics(self) -> list[Diagnosis]:

@@ -1,4 +1,4 @@
-"""What an optimizer does only if it is asked to: nodes, shards, overlap, clipping, averages."""
+"""Options of an optimizer: nodes, shards, overlap, clipping, averages, diagnoses."""
 
 from distlion.options.buffers import average_buffers
 from distlion.options.clipping import (

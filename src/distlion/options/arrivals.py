@@ -15,7 +15,7 @@ SAMPLE_ELEMENTS = 64
 
 
 class Arrivals:
-    """What has arrived in a step under overlap; a change after that would not be in the vote.
+    """The gradients that have arrived in a step under overlap; the vote misses later changes.
 
     A mark sees another tensor, other memory, and whatever moves a version counter. Writes through
     ``data`` or ``numpy()`` move none, nor does torch's clipping on a DTensor: they are found by a
@@ -131,7 +131,7 @@ class Arrivals:
 
 
 class SampledChanges(NamedTuple):
-    """Which gradients differ from their samples.
+    """The gradients that differ from their samples.
 
     Attributes:
         positions: Of their parameters.

@@ -50,7 +50,7 @@ class Diagnosis:
 
 
 class Examiner:
-    """What an optimizer needs to diagnose its votes every few steps.
+    """The diagnosis of an optimizer's votes every few steps.
 
     Args:
         every: Steps from one diagnosis to the next, the first step included.

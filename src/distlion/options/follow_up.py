@@ -1,4 +1,4 @@
-"""What follows a vote and precedes its commit: diagnoses, and momenta that are averaged."""
+"""Exchanges between a vote and its commit: diagnoses, and momenta that are averaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class FollowedUp:
-    """What came of it in one step, to be written once the step is committed.
+    """The results of one step, to be written once the step is committed.
 
     Attributes:
         averaged: What all workers found, and the momenta.
@@ -32,7 +32,7 @@ class FollowedUp:
 
     @property
     def verdict(self) -> Verdict:
-        """What all workers found."""
+        """The verdict of all workers."""
         return self.averaged.verdict
 
 
@@ -104,7 +104,7 @@ class FollowUp:
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
-        """What was found so far, the oldest first."""
+        """The diagnoses so far, the oldest first."""
         return [] if self._examiner is None else self._examiner.found
 
     def plan(self, step: int) -> ByteCount:

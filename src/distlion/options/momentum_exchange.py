@@ -33,7 +33,7 @@ class MomentumSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentumRows:
-    """What one exchange moves, and in what format: every worker sends one row.
+    """The momenta that one exchange moves, and their format: every worker sends one row.
 
     Attributes:
         slices: What the row is made of, in order.

@@ -42,7 +42,7 @@ SELECTED_KEY = "momentum_selected"
 
 @dataclass(frozen=True)
 class AveragedMomenta:
-    """What came back in a step.
+    """The averaged momenta of one step.
 
     Attributes:
         verdict: What all workers found.
@@ -56,7 +56,7 @@ class AveragedMomenta:
 
 
 class MomentumStage:
-    """Which momenta move in which step, over which of the trainable parameters.
+    """The schedule of momentum averages over the trainable parameters.
 
     Args:
         sync: When and where.

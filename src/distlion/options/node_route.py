@@ -41,7 +41,7 @@ class NodeRoute:
 
     @cached_property
     def frames(self) -> NodeFrames:
-        """What carries bytes among the ranks of the node."""
+        """The frames that the ranks of the node exchange."""
         buckets = tuple(part.bucket for part in self.parts)
         shapes = tuple(part.vote.shape for part in self.parts)
         dtype = self.params[0].param.dtype
@@ -66,7 +66,7 @@ class NodeRoute:
 
     @cached_property
     def _index_of(self) -> dict[int, int]:
-        """Where each parameter stands in ``params``, by its position among the trainable ones."""
+        """The index of each parameter in ``params``, by its position among the trainable ones."""
         return {param.position: index for index, param in enumerate(self.params)}
 
     def plan(self) -> ByteCount:

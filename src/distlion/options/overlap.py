@@ -105,7 +105,7 @@ class Overlap:
 
     @property
     def has_begun(self) -> bool:
-        """Whether gradients of this step have arrived; votes may have left then."""
+        """True if gradients of this step have arrived; votes may have left then."""
         return bool(self._arrivals) or self._inputs is not None
 
     @contextmanager

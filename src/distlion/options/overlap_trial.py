@@ -22,7 +22,7 @@ _SECONDS = struct.Struct("<3d")
 
 
 class OverlapTrial:
-    """Whether votes leave during backward: as asked for, or found out.
+    """The choice whether votes leave during backward: as asked for, or measured.
 
     With "auto" the first 64 steps go in stretches, with overlap and without. Bits are the same. A
     stretch counts by the median of its steps, from the end of one to the end of the next, so that

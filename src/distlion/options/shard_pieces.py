@@ -1,4 +1,4 @@
-"""What a rank keeps of the momenta of sharded parameters, and how states hold those of all."""
+"""Momenta of sharded parameters: those that a rank keeps, and the form in states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ShardPieces:
-    """What this process keeps of each parameter's momentum: that of its local shard.
+    """The momenta that this process keeps: those of its local shards.
 
     Args:
         sharding: How parameters are cut.

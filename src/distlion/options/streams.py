@@ -9,7 +9,7 @@ import torch
 
 
 class VotingStreams:
-    """What of a bucket has been launched where, and the streams on which votes are encoded.
+    """The streams on which gradients were launched, and those on which votes are encoded.
 
     A gradient that a hook is told of is not computed yet: it was launched, on the stream that is
     current then. So that the votes of its bucket wait for it, and backward not for them, they are

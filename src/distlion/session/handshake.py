@@ -1,4 +1,4 @@
-"""What workers compare before they trust each other: settings, layout and versions."""
+"""The handshake: workers compare settings, layout and versions before they trust each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlion.transport import Transport, gather_bytes
 CALL = "call: "
 
 PROBLEM_BYTES = 1024
-"""What travels of a message, so that records have one size."""
+"""Bytes of a message that travel, so that records have one size."""
 
 
 def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:

@@ -18,7 +18,7 @@ Gather = Callable[[bytes], list[bytes]]
 
 @dataclass(frozen=True)
 class MomentumOwnership:
-    """What a checkpoint needs to know of an optimizer among others.
+    """The momenta that a process keeps, and the calls that checkpoints make with all processes.
 
     Attributes:
         workers: Those whose momenta are kept in this process.

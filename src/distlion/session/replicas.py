@@ -1,4 +1,4 @@
-"""What makes replicas equal and shows that they are: broadcast and digests."""
+"""Replicas: made equal by a broadcast, compared by digests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("distlion")
 
 NAMED_DIFFERENCES = 5
 FINDING_BYTES = 1024
-"""What travels of a finding to those who hold other shards."""
+"""Bytes of a finding that travel to those who hold other shards."""
 
 
 class Replicas:

@@ -1,4 +1,4 @@
-"""What a step launches on a device, launched once at construction, where nobody waits for it."""
+"""Warm-up: kernels are launched once at construction, where nobody waits for them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class FlatRoute:
 
     @property
     def _is_on_host(self) -> bool:
-        """Whether parameters are where the wire is."""
+        """True if parameters are in the memory that the wire takes."""
         return self.device == self.link.wire_device
 
     def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""What raw gradients say of a script: all workers have the same ones, or none at all."""
+"""Warnings about raw gradients: all workers have the same ones, or none has any."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _INSIDE = (
     str(Path(torch.__file__).parent),
     contextlib.__file__,
 )
-"""Where frames are no user's: schedulers, profilers, compilers and decorators wrap ``step()``."""
+"""Paths of frames that belong to no user: schedulers, profilers and decorators wrap ``step()``."""
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

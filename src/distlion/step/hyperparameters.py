@@ -111,7 +111,7 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
 
 
 class GroupNumbers(NamedTuple):
-    """What a step computes with, on the host.
+    """The numbers that a step computes with, on the host.
 
     Attributes:
         groups: The param groups, without tensors of a device.

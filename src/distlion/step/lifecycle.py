@@ -1,4 +1,4 @@
-"""Whether an optimizer can go on: the one place that knows if it is ready, dead or torn."""
+"""The life of an optimizer: the one place that knows if it is ready, dead or torn."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Lifecycle:
 
     @property
     def is_dead(self) -> bool:
-        """Whether an exchange has failed."""
+        """True if an exchange has failed."""
         return self._cause_of_death is not None
 
     def check_usable(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether parameters share memory: what two of them hold would be voted on and moved twice."""
+"""Checks that parameters share no memory: shared elements would be voted on and moved twice."""
 
 from __future__ import annotations
 

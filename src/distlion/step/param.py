@@ -92,17 +92,17 @@ class VotingParam:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The parameter's name in errors."""
         return self.slot.name
 
     @property
     def device(self) -> torch.device:
-        """Where it lives."""
+        """The device of the parameter."""
         return self.make.device
 
     @property
     def kind(self) -> tuple[Aggregation, torch.dtype, torch.device]:
-        """What must be equal within a bucket."""
+        """The properties that all parameters of a bucket share."""
         return self.rule, self.make.dtype, self.make.device
 
     @property
@@ -124,7 +124,7 @@ class VotingParam:
 
     @property
     def worker_state(self) -> WorkerState:
-        """What this process keeps of it for its rule."""
+        """The tensors that this process keeps of it for its rule."""
         entry = self.state[self.param]
         return {key: entry[key] for key in self.rule.worker_state}
 

@@ -65,7 +65,7 @@ class Ranks:
 
     @cached_property
     def is_alone(self) -> bool:
-        """Whether there is nobody to vote with."""
+        """True if there is nobody to vote with."""
         return self.n_ranks == 1
 
     @property
@@ -80,7 +80,7 @@ class Ranks:
 
     @cached_property
     def roster(self) -> Roster:
-        """Who votes."""
+        """The roster of voters."""
         return Roster.of(len(self.between))
 
     @cached_property
@@ -90,7 +90,7 @@ class Ranks:
 
     @property
     def watch(self) -> PeerWatch | None:
-        """What finds out which rank failed; None for a rank without a group."""
+        """The watch that finds out which rank failed; None for a rank without a group."""
         return None if self.process_group is None else watch_peers(self.process_group)
 
     def start_watch(self) -> None:

@@ -1,4 +1,4 @@
-"""What carries one bucket through a step: two kinds, one interface."""
+"""The interface of a route, which carries one bucket through a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Route(Protocol):
 
     @property
     def bucket(self) -> Bucket:
-        """Where the parameters lie."""
+        """The layout of the parameters."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Route(Protocol):
 
     @property
     def own(self) -> tuple[VotingParam, ...]:
-        """What this rank votes for: the parameters, or with nodes its pieces of them."""
+        """The parameters that this rank votes for, or with nodes its pieces of them."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What the optimizer's steps cost on the network."""
+"""The network traffic of an optimizer's steps."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Clipper(Protocol):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What the buckets of one step share.
+    """The inputs that all buckets of one step share.
 
     Attributes:
         rank: This rank among all workers.
@@ -94,7 +94,7 @@ class StepInputs:
 
 
 class Completion(NamedTuple):
-    """What the last bucket's header says of the whole step.
+    """The findings about a whole step that its last bucket's header carries.
 
     Attributes:
         flags: Read together with the votes of that bucket, so that its device is waited for once.

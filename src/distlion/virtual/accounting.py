@@ -1,4 +1,4 @@
-"""What one of several virtual workers would hand to the network."""
+"""The traffic of one of several virtual workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distlion.virtual.route import VirtualRoute
 
 @dataclass
 class Account:
-    """What one worker hands to the network in a step.
+    """The traffic of one worker in a step.
 
     Attributes:
         votes: For votes, and what precedes them.

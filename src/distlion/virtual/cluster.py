@@ -231,7 +231,7 @@ class VirtualCluster(VotingBase):
 
     @property
     def traffic(self) -> Traffic:
-        """What one worker would have handed to the network; not the one that serves."""
+        """Traffic that one worker would have had; not the one that serves."""
         return self._accounting.traffic
 
     @property
@@ -246,7 +246,7 @@ class VirtualCluster(VotingBase):
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
-        """Whose momenta this process keeps, for checkpoints: those of all workers."""
+        """The momenta that this process keeps, for checkpoints: those of all workers."""
         return MomentumOwnership.of_one_process(
             self._workers, is_stacked=True, seed=self._settings.seed
         )

@@ -21,7 +21,7 @@ Grads = Sequence[Tensor | None]
 
 
 class Collection:
-    """What workers have handed in for one step.
+    """The gradients that workers have handed in for one step.
 
     A gradient is encoded when it is added and then let go: a *vote*, and a momentum that has moved.
     Where all workers decide together (a single one, a step to be skipped, a norm of all), gradients
@@ -97,7 +97,7 @@ class Collection:
 
     @property
     def _holds(self) -> bool:
-        """Whether gradients wait for each other, because all of them decide."""
+        """True if gradients wait for each other, because all of them decide."""
         settings = self._layout.settings
         clip = settings.clip_norm
         is_global = clip is not None and clip.scope == "global"

@@ -16,7 +16,7 @@ from distlion.virtual.route import VirtualRoute
 
 @dataclass(frozen=True)
 class ClusterLayout:
-    """What all workers of one process share, as ``Session`` does for real workers.
+    """The parts that all workers of one process share, as ``Session`` is for real workers.
 
     Attributes:
         settings: What does not change from step to step.

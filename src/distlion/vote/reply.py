@@ -12,7 +12,7 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 
 
 class ParameterReply(NamedTuple):
-    """Where the reply on one parameter stands.
+    """The place of the reply on one parameter.
 
     Attributes:
         position: Of the parameter among the trainable ones.
