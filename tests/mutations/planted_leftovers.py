@@ -97,4 +97,12 @@ SHARED = (
         "    if True:\n",
         (f"{BUFFERS[0]}::test_calls_are_counted_by_group_and_an_interrupt_waits_for_the_end",),
     ),
+    Mutation(
+        "a refused worker fixes the hyperparameters of a virtual step",
+        "virtual/cluster.py",
+        "for before, now in zip(self._said or said, said, strict=True):",
+        "self._said = self._said or said\n"
+        "        for before, now in zip(self._said, said, strict=True):",
+        ("virtual/test_collection.py",),
+    ),
 )

@@ -160,3 +160,14 @@ def test_a_parameter_without_elements_is_no_diagnosis_and_no_obstacle() -> None:
     do_step(cluster, params, 0)
 
     assert [each.parameter for each in cluster.diagnostics()] == ["a"]
+
+
+def test_a_refused_first_worker_does_not_fix_the_hyperparameters_of_the_step() -> None:
+    cluster, params = make_cluster(2, nonfinite="raise")
+    set_grads(params, 0, 0)
+    next(iter(params.values())).grad.fill_(float("nan"))  # type: ignore[union-attr]
+    with pytest.raises(NonFiniteError):
+        cluster.collect(0)
+    cluster.param_groups[0]["lr"] /= 2
+    do_step(cluster, params, 0)
+    assert cluster.committed_step == 1

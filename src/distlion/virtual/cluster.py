@@ -163,11 +163,12 @@ class VirtualCluster(VotingBase):
         worker = self._check_worker(worker)
         self._collection.check_new(worker)
         with self._refusing(worker):
-            coefficients, grads = self._read_inputs(layout)
+            coefficients, grads, said = self._read_inputs(layout)
             self._check_grads(layout, worker)
         for param in layout.params:
             param.param.grad = None
         self._collection.add(worker, grads, coefficients)
+        self._said = said
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
@@ -175,7 +176,7 @@ class VirtualCluster(VotingBase):
         collection.check_whole()
         account = Account.draw_up(layout, collection.routes, step=step)
         with self._refusing(0):
-            coefficients, _ = self._read_inputs(layout)
+            coefficients, *_ = self._read_inputs(layout)
         try:
             committed = collection.commit(coefficients)
             if committed and layout.momenta is not None:
@@ -192,19 +193,20 @@ class VirtualCluster(VotingBase):
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(layout, committed=committed)
 
-    def _read_inputs(self, layout: ClusterLayout) -> tuple[list[Coefficients], list[Tensor | None]]:
-        """Check what a step reads; return hyperparameters and gradients."""
+    def _read_inputs(
+        self, layout: ClusterLayout
+    ) -> tuple[list[Coefficients], list[Tensor | None], list[str]]:
+        """Check what a step reads; return hyperparameters, gradients, and the former in words."""
         self._fixed.check(self.param_groups)
         grads, coefficients = take_gradients(layout.params), self._read_groups().coefficients
         said = describe_hyperparameters(self.param_groups)
-        self._said = self._said or said
-        for before, now in zip(self._said, said, strict=True):
+        for before, now in zip(self._said or said, said, strict=True):
             if now != before:
                 raise InvalidArgumentError(
                     f"{now}, but {before} when the first worker of this step was collected. "
                     "Expected the same for all workers. Change groups after step()"
                 )
-        return coefficients, grads
+        return coefficients, grads, said
 
     @contextmanager
     def _refusing(self, worker: int) -> Iterator[None]:
