@@ -219,3 +219,18 @@ def test_a_scheduler_of_an_object_and_a_function_loads_its_own_state() -> None:
     other = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, Warmth()])
     with pytest.raises(errors.CheckpointError, match="lr_lambdas"):
         check_schedule(Path("folder"), scheduler.state_dict(), other)
+
+
+def test_a_schedule_of_a_tensor_rate_and_one_of_a_float_take_each_other() -> None:
+    states = []
+    for lr in (0.1, torch.tensor(0.1)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        optimizer.step()
+        scheduler.step()
+        states.append((scheduler.state_dict(), scheduler))
+    assert isinstance(states[1][0]["_last_lr"][0], torch.Tensor)
+    check_schedule(Path("folder"), states[1][0], states[0][1])
+    check_schedule(Path("folder"), states[0][0], states[1][1])
+    with pytest.raises(distlion.errors.CheckpointError, match="_last_lr"):
+        check_schedule(Path("folder"), {**states[1][0], "_last_lr": [torch.ones(2)]}, states[0][1])

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from distlion.errors import CheckpointError
 
 _PLAIN = (int, float, str, list, tuple, Mapping, type(None))
@@ -45,8 +47,8 @@ def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
 
 def _is_alike(now: Any, then: Any) -> bool:
     """Return whether one is a number, a list of such, or a dict where the other is."""
-    if isinstance(now, int | float):
-        return isinstance(then, int | float)
+    if _is_number(now):
+        return _is_number(then)
     if isinstance(now, list | tuple):
         if not isinstance(then, list | tuple):
             return False
@@ -54,3 +56,8 @@ def _is_alike(now: Any, then: Any) -> bool:
         alike = now if len(now) == len(then) else now[:1] * len(then)
         return all(map(_is_alike, alike, then))
     return isinstance(then, Mapping) if isinstance(now, Mapping) else True
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a tensor of one, as a learning rate may be."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
