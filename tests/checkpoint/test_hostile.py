@@ -232,5 +232,5 @@ def test_a_schedule_of_a_tensor_rate_and_one_of_a_float_take_each_other() -> Non
     assert isinstance(states[1][0]["_last_lr"][0], torch.Tensor)
     check_schedule(Path("folder"), states[1][0], states[0][1])
     check_schedule(Path("folder"), states[0][0], states[1][1])
-    with pytest.raises(distlion.errors.CheckpointError, match="_last_lr"):
+    with pytest.raises(errors.CheckpointError, match="_last_lr"):
         check_schedule(Path("folder"), {**states[1][0], "_last_lr": [torch.ones(2)]}, states[0][1])
