@@ -150,8 +150,8 @@ class NodePieces:
 class Cutter:
     """Cut parameters, one after the other, into one piece for each part, of about equal size.
 
-    Pieces depend on a parameter and those that were cut before it only; the parts that get a unit
-    more take turns.
+    A parameter's pieces depend only on it and on the parameters cut before it. Parts take turns at
+    the larger pieces.
 
     Args:
         n_parts: Number of parts.
