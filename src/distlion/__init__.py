@@ -11,6 +11,7 @@ from distlion.aggregation import (
     TernaryVote,
 )
 from distlion.checkpoint import load_checkpoint, save_checkpoint
+from distlion.crew import Crew, CrewSampler
 from distlion.exchange import AllGather, AllReduce, ParameterServer
 from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
 from distlion.options import average_buffers
@@ -23,6 +24,8 @@ __all__ = [
     "AllReduce",
     "Average",
     "ClipNorm",
+    "Crew",
+    "CrewSampler",
     "DistributedLion",
     "FeedbackVote",
     "FullPrecision",

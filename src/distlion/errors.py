@@ -70,6 +70,10 @@ class ProcessGroupError(DistlionError, RuntimeError):
     """The process group is missing, was destroyed or replaced, or is dead since a failed step."""
 
 
+class CrewError(DistlionError, RuntimeError):
+    """A crew cannot be joined, or has too few workers to go on."""
+
+
 class ConcurrentCallError(DistlionError, RuntimeError):
     """A call of an optimizer was made while another one was under way; that one goes on."""
 
@@ -113,6 +117,10 @@ class PeerLostError(StepError):
 
 class StepTimeoutError(StepError):
     """A peer did not answer within ``step_timeout_s``."""
+
+
+class EpochOverError(StepError):
+    """Members of a crew change, so that workers leave the epoch together before they vote on."""
 
 
 class StepMismatchError(StepError):

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from distlion.errors import (
     ConfigMismatchError,
     CorruptFrameError,
+    EpochOverError,
     GradientChangedError,
     NonFiniteError,
     PeerLostError,
@@ -24,15 +25,16 @@ class Status(IntEnum):
     """The state of a step that a header reports; of several, the highest stands."""
 
     OK = 0
-    NON_FINITE = 1
-    SPARSE_GRADIENT = 2
-    GRADIENT_CHANGED = 3
-    INPUT = 4
-    SETTINGS_CHANGED = 5
-    CANCELLED = 6
-    CONFIG = 7
-    STEP = 8
-    CORRUPT = 9
+    EPOCH_OVER = 1
+    NON_FINITE = 2
+    SPARSE_GRADIENT = 3
+    GRADIENT_CHANGED = 4
+    INPUT = 5
+    SETTINGS_CHANGED = 6
+    CANCELLED = 7
+    CONFIG = 8
+    STEP = 9
+    CORRUPT = 10
 
 
 FailureKind = Literal["lost", "silent", "order", "left"]
@@ -64,6 +66,11 @@ class Failure(NamedTuple):
 # A call of step() that one rank left out shows in none of them: numbers count committed steps, so
 # that it takes part one batch later, and is missed at the end, by a timeout.
 FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
+    Status.EPOCH_OVER: Failure(
+        EpochOverError,
+        "{who} has seen that members of the crew change; nothing was committed",
+        is_recoverable=True,
+    ),
     Status.NON_FINITE: Failure(
         NonFiniteError,
         "gradient, direction or new momentum of {name} is not finite on {who}; nothing was "

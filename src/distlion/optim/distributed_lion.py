@@ -19,17 +19,11 @@ from distlion.failures import Status
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import restoring
-from distlion.options import (
-    ClipNorm,
-    Diagnosis,
-    MomentumSync,
-    Nodes,
-    Settings,
-    make_clip_alone,
-)
+from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings, make_clip_alone
 from distlion.session import (
     Fingerprint,
     MomentumOwnership,
+    Session,
     find_ownership,
     name_worker,
     open_session,
@@ -157,7 +151,7 @@ class DistributedLion(VotingBase):
             seed=seed,
         )
         params = list_params(params)
-        self._session, pieces = open_session(name_tensors(params), process_group, self._settings)
+        self._session, pieces = self._open_session(params, process_group)
         super().__init__(
             params,
             lr,
@@ -170,10 +164,19 @@ class DistributedLion(VotingBase):
             worker=name_worker(self._session),
         )
         with self._session.lifecycle.exchange("construction"):
-            trained = self._list_trainable()
-            lines = self._take_fingerprint(trained).list_lines(self.param_groups)
-            self._session.join(lines, trained, self._all_params(), step=self.committed_step)
-            self._lay_out()
+            self._join()
+
+    def _open_session(
+        self, params: list[Any], process_group: dist.ProcessGroup | None
+    ) -> tuple[Session, Any]:
+        return open_session(name_tensors(params), process_group, self._settings)
+
+    def _join(self) -> None:
+        """Become one of the workers; every rank must call it."""
+        trained = self._list_trainable()
+        lines = self._take_fingerprint(trained).list_lines(self.param_groups)
+        self._session.join(lines, trained, self._all_params(), step=self.committed_step)
+        self._lay_out()
 
     def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
         names, dtype = self._param_names(), self._exp_avg_dtype

@@ -54,6 +54,7 @@ class Session:
         ranks: All ranks of the optimizer.
         settings: The optimizer's.
         sharding: How parameters are cut over the ranks of each worker; None for whole ones.
+        earlier: The session that this one goes on for; None for the first.
 
     Attributes:
         ranks, settings, sharding: As given.
@@ -71,9 +72,17 @@ class Session:
         n_elements: Trainable elements.
     """
 
-    def __init__(self, ranks: Ranks, settings: Settings, sharding: Sharding | None) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        settings: Settings,
+        sharding: Sharding | None,
+        *,
+        earlier: Session | None = None,
+    ) -> None:
         self.ranks, self.settings, self.sharding = ranks, settings, sharding
-        self.lifecycle, self.meter = Lifecycle(ranks), TrafficMeter()
+        self.lifecycle = Lifecycle(ranks)
+        self.meter: TrafficMeter = TrafficMeter() if earlier is None else earlier.meter
         name = str(self.lifecycle.number)
         self.connections = Connections(ranks, settings, name=name)
         self.routing = Routing(ranks, settings, self.connections, self.meter)

@@ -29,6 +29,7 @@ class Ranks:
         inside: The ranks of this worker, in their order.
         between: This rank and its peers in other workers, one of each worker.
         is_sharded: Whether the ranks of a worker hold shards of the parameters.
+        members: In a crew, the roster of its epoch; None: workers are numbered by rank.
     """
 
     process_group: dist.ProcessGroup | None
@@ -37,6 +38,7 @@ class Ranks:
     inside: tuple[int, ...]
     between: tuple[int, ...]
     is_sharded: bool = False
+    members: Roster | None = None
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup | None) -> Ranks:
@@ -56,6 +58,11 @@ class Ranks:
         if n_ranks > MAX_WORKERS:
             raise ProcessGroupError(f"{n_ranks} workers vote; expected {MAX_WORKERS} at most")
         return cls(group, rank, n_ranks, inside=(rank,), between=tuple(range(n_ranks)))
+
+    @classmethod
+    def alone(cls) -> Ranks:
+        """Return a rank that has nobody to vote with."""
+        return cls(None, 0, 1, inside=(0,), between=(0,))
 
     def in_nodes(self, size: int) -> Ranks:
         """Return the same ranks, with ``size`` of them in a row as one worker."""
@@ -81,7 +88,7 @@ class Ranks:
     @cached_property
     def roster(self) -> Roster:
         """The roster of voters."""
-        return Roster.of(len(self.between))
+        return self.members or Roster.of(len(self.between))
 
     @cached_property
     def voter(self) -> int:

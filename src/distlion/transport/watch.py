@@ -48,6 +48,7 @@ class PeerWatch:
 
     Args:
         process_group: The workers.
+        store_is_apart: Whether none of them keeps the store.
 
     Attributes:
         turns: Which call of which optimizer this worker is at.
@@ -55,7 +56,7 @@ class PeerWatch:
         has_settled: Whether a transfer of this worker has failed.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup) -> None:
+    def __init__(self, process_group: dist.ProcessGroup, *, store_is_apart: bool = False) -> None:
         self._rank = dist.get_rank(process_group)
         self._world_size = dist.get_world_size(process_group)
         self._group = weakref.ref(process_group)
@@ -64,7 +65,7 @@ class PeerWatch:
         self._ranks = dist.get_process_group_ranks(process_group)
         self._name = f"process group {process_group.group_name}"
         self.has_settled, self._settled_s = False, 0.0
-        self._store_host = _find_store_host(process_group, self._store)
+        self._store_host = None if store_is_apart else _find_store_host(process_group, self._store)
         self._ended = threading.Event()
         self.alarmed = threading.Event()
         # Transfers that are waited for: of several optimizers with overlap, on several threads.
@@ -293,10 +294,10 @@ class PeerWatch:
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.WeakKeyDictionary()
 
 
-def watch_peers(process_group: dist.ProcessGroup) -> PeerWatch:
+def watch_peers(process_group: dist.ProcessGroup, *, store_is_apart: bool = False) -> PeerWatch:
     """Return the watch of a group, which is started when first asked for."""
     if process_group not in _watches:
-        _watches[process_group] = PeerWatch(process_group)
+        _watches[process_group] = PeerWatch(process_group, store_is_apart=store_is_apart)
     return _watches[process_group]
 
 

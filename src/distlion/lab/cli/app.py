@@ -13,6 +13,8 @@ from distlion.lab.cli.checkpoint import checkpoint_app
 from distlion.lab.cli.command import Command, Group
 from distlion.lab.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from distlion.lab.cli.compare import compare_command
+from distlion.lab.cli.crew import EXAMPLE as CREW_EXAMPLE
+from distlion.lab.cli.crew import crew_command
 from distlion.lab.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
 from distlion.lab.cli.doctor import doctor_command
 from distlion.lab.cli.netlab import netlab_app
@@ -32,6 +34,7 @@ app.command("train", cls=Command, epilog=EXAMPLE)(train_command)
 app.command("compare", cls=Command, epilog=COMPARE_EXAMPLE)(compare_command)
 app.command("plan", cls=Command, epilog=PLAN_EXAMPLE)(plan_command)
 app.command("doctor", cls=Command, epilog=DOCTOR_EXAMPLE)(doctor_command)
+app.command("crew", cls=Command, epilog=CREW_EXAMPLE)(crew_command)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(netlab_app, name="netlab")
 

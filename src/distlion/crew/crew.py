@@ -1,0 +1,363 @@
+"""The crew: the workers of a run, of which some may be lost while others join."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Protocol, get_args
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from distlion.crew.epoch import Epoch, Member, describe_self, meet, shrink, take_id
+from distlion.crew.optimizer import CrewLion
+from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
+from distlion.errors import CrewError, InvalidArgumentError
+
+logger = logging.getLogger("distlion")
+
+SECRET_VARIABLE = "DISTLION_CREW_SECRET"
+Newcomers = Literal["zeros", "donor", "mean"]
+_LOOK_S = 0.5
+_SIT_OUT_S, _MOST_SIT_OUT_S = 5.0, 60.0
+
+
+class Carried(Protocol):
+    """A scheduler, a sampler: newcomers take its state from the most advanced worker."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return numbers, strings, lists and dicts of them."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take a state."""
+        ...
+
+
+class Crew:
+    """The workers of a run: some may be lost, return or join while the others train on.
+
+    An *epoch* is a roster of workers and the process group made for them, which is the default
+    group of this process. Within an epoch all holds that holds for ``DistributedLion``. Between two
+    epochs parameters are copied bit for bit from the most advanced worker.
+
+    Args:
+        endpoint: "host:port" of a store that outlives workers: ``distlion crew --port 29400``.
+        min_workers: The least that train, 2 or more; fewer wait for others. More than half of all
+            keep a network that falls apart from going on as two runs.
+        max_workers: The most.
+        run_id: Name of the run; runs with different names may share a store.
+        secret: What the workers of this run alone know; None: DISTLION_CREW_SECRET. It signs what
+            workers read from the store. Without one, who reaches the store can run code here.
+        newcomers: The momentum that a newcomer begins with: "zeros", that of the "donor" from whom
+            it has its parameters, or the "mean" of all others.
+        wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+        CrewError: No store answers at the endpoint.
+
+    Notes:
+        The store is the one thing that must live: without it all workers stop with a CrewError.
+
+    Example:
+        >>> with distlion.Crew("head:29400", min_workers=3) as crew:
+        ...     optimizer = crew.optimizer(model.named_parameters(), lr=1e-4)
+        ...     while optimizer.committed_step < 10_000:
+        ...         batch = take(optimizer.committed_step, crew.place, crew.size)
+        ...         model(batch).loss.backward()
+        ...         optimizer.step()  # False where members changed: the batch is taken again
+        ...         optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        min_workers: int = 2,
+        max_workers: int = MOST_WORKERS,
+        run_id: str = "run",
+        secret: str | None = None,
+        newcomers: Newcomers = "zeros",
+        wait_timeout_s: float = 600,
+    ) -> None:
+        if not 2 <= min_workers <= max_workers <= MOST_WORKERS:
+            raise InvalidArgumentError(
+                f"min_workers={min_workers}, max_workers={max_workers}: expected 2 <= min_workers "
+                f"<= max_workers <= {MOST_WORKERS}; a single worker trains with distlion.Lion"
+            )
+        if newcomers not in get_args(Newcomers):
+            raise InvalidArgumentError(
+                f"newcomers={newcomers!r}: expected one of {', '.join(get_args(Newcomers))}"
+            )
+        if not run_id:
+            raise InvalidArgumentError("run_id='': expected a name")
+        secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
+        if not secret:
+            logger.warning(
+                "the crew has no secret: whoever reaches %s can run code on all workers; set %s "
+                "to the same random words on all of them",
+                endpoint,
+                SECRET_VARIABLE,
+            )
+        self.newcomers: Newcomers = newcomers
+        self.min_workers = min_workers
+        self._rendezvous = Rendezvous(
+            endpoint,
+            run_id=run_id,
+            secret=secret,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            wait_timeout_s=wait_timeout_s,
+        )
+        self._id = take_id(self._rendezvous.store)
+        self._carried: dict[str, Carried] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._optimizer: weakref.ref[CrewLion] | None = None
+        self._epoch: Epoch | None = None
+        self._wants_change = False
+        self._trouble: CrewError | None = None
+        self._ended = threading.Event()
+        watcher = threading.Thread(
+            target=_look_for_newcomers,
+            args=(weakref.ref(self), self._ended),
+            name="distlion crew",
+            daemon=True,
+        )
+        watcher.start()
+        weakref.finalize(self, self._ended.set)
+
+    @property
+    def id(self) -> int:
+        """The number of this worker, which nobody else of the run gets."""
+        return self._id
+
+    @property
+    def epoch(self) -> Epoch:
+        """The present epoch.
+
+        Raises:
+            CrewError: None was formed yet.
+        """
+        if self._epoch is None:
+            raise CrewError("the crew has formed no epoch yet; make its optimizer first")
+        return self._epoch
+
+    @property
+    def place(self) -> int:
+        """The place of this worker among the present members; its rank."""
+        return self.epoch.place
+
+    @property
+    def size(self) -> int:
+        """Number of present members."""
+        return len(self.epoch.members)
+
+    @property
+    def wants_change(self) -> bool:
+        """True if somebody waits to join, so that the epoch has to end.
+
+        Raises:
+            CrewError: The store is gone.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+        return self._wants_change
+
+    def optimizer(
+        self,
+        params: ParamsT,
+        *args: Any,
+        carry: Mapping[str, Carried] | None = None,
+        buffers: Iterable[Tensor] = (),
+        **options: Any,
+    ) -> CrewLion:
+        """Make the optimizer of this worker, and wait until the first epoch is formed.
+
+        Args:
+            params: As for ``DistributedLion``.
+            *args: As for ``DistributedLion``.
+            carry: By name, objects whose state a newcomer takes from the most advanced worker, such
+                as a learning-rate scheduler; all workers give the same names.
+            buffers: Tensors that a newcomer takes from it too, ``model.buffers()``.
+            **options: As for ``DistributedLion``, but for ``process_group``, ``nodes`` and
+                ``momentum_sync``. ``init_timeout_s`` is 30 unless it is given: workers that are
+                lost while an epoch is formed are waited for so long.
+
+        Raises:
+            InvalidArgumentError: The crew has an optimizer already, or cannot have this option.
+            UnsupportedTypeError: Parameters are DTensors.
+            CrewError: Fewer than ``min_workers`` came in time.
+        """
+        if self._optimizer is not None:
+            raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
+        self.carry(**(carry or {}))
+        optimizer = CrewLion(self, params, *args, buffers=buffers, **options)
+        self._optimizer = weakref.ref(optimizer)
+        optimizer.form(())
+        return optimizer
+
+    def carry(self, **carried: Carried) -> None:
+        """Let newcomers take the state of these objects from the most advanced worker.
+
+        A newcomer makes its scheduler when its optimizer has joined; it takes its state here.
+        """
+        self._carried.update(carried)
+        waiting = {name: self._told.pop(name) for name in carried if name in self._told}
+        for name, state in waiting.items():
+            carried[name].load_state_dict(state)
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if waiting and optimizer is not None:
+            optimizer.take_told_groups()  # a new scheduler has begun with its first rate
+
+    def describe_carried(self) -> dict[str, dict[str, Any]]:
+        """Return the states of what is carried, by name."""
+        return {name: each.state_dict() for name, each in self._carried.items()}
+
+    def take_carried(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Load the states of what is carried, and keep those of what is still to be made."""
+        self._told = {name: state for name, state in states.items() if name not in self._carried}
+        for name in self._carried.keys() & states.keys():
+            self._carried[name].load_state_dict(states[name])
+
+    def check_carried(self) -> None:
+        """Check that all that the most advanced worker carries is carried here too.
+
+        Raises:
+            CrewError: Something is not.
+        """
+        if self._told:
+            raise CrewError(
+                f"other workers carry {', '.join(sorted(self._told))}, and this one does not; call "
+                "crew.carry() with the same names on all workers before the first step"
+            )
+
+    def describe(self, *, epoch: int, step: int) -> Member:
+        """Describe this worker as a member.
+
+        Args:
+            epoch: The last epoch that it was whole in.
+            step: Steps that its parameters have seen.
+        """
+        return describe_self(self._id, epoch=epoch, step=step)
+
+    def find_next(self, own: Member, lost: Collection[int]) -> Epoch:
+        """Find the next epoch: of those who are left, or of who comes to the rendezvous.
+
+        Args:
+            own: This worker.
+            lost: Ranks in the present epoch of those who are lost, as all others found.
+
+        Raises:
+            CrewError: Fewer than ``min_workers`` came in time, or the store is gone.
+        """
+        found = None
+        if self._epoch is not None and lost:
+            ids = {self._epoch.members[rank].id for rank in lost}
+            found = shrink(self._rendezvous, self._epoch, own, ids, min_workers=self.min_workers)
+        if found is None:
+            logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
+            found = meet(self._rendezvous, own)
+        return found
+
+    def enter(self, epoch: Epoch, *, seconds: float) -> None:
+        """Note that an epoch was formed, and say who left and who came."""
+        before = set() if self._epoch is None else {each.id for each in self._epoch.members}
+        now = {member.id for member in epoch.members}
+        logger.info(
+            "epoch %d of %d workers formed in %.2f s at step %d, rank %d here; left: %s; came: %s",
+            epoch.number,
+            len(epoch.members),
+            seconds,
+            epoch.members[0].step,
+            epoch.place,
+            _list(before - now),
+            _list(now - before),
+        )
+        self._epoch, self._wants_change = epoch, False
+        if epoch.place == 0:
+            self._rendezvous.publish(epoch.describe())
+
+    def sit_out(self, epoch: Epoch, failures: int) -> None:
+        """Let the others form an epoch without this worker, if it is to blame that they cannot.
+
+        Workers that reach the store and not each other would form an epoch in vain for ever. After
+        the second time the youngest of them stays away for a while, each time for longer.
+        """
+        youngest = max(member.id for member in epoch.members)
+        if failures >= 2 and youngest == self._id and len(epoch.members) > self.min_workers:
+            seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
+            logger.warning(
+                "worker %d could not connect %d times; it stays away for %g s, so that the others "
+                "can go on",
+                self._id,
+                failures,
+                seconds,
+            )
+            self._ended.wait(seconds)
+
+    def finish(self) -> None:
+        """Wait until all members have come to their end; one that lags gets its last step here.
+
+        Raises:
+            CrewError: Too few are left.
+        """
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None or self._epoch is None:
+            return
+        while not self._have_all_finished(optimizer):
+            optimizer.form(())
+        self._ended.set()
+        self._rendezvous.close()
+
+    def _have_all_finished(self, optimizer: CrewLion) -> bool:
+        """Wait; False where somebody was lost, or failed in its last step."""
+        epoch = self.epoch
+        epoch.store.set(f"finished/{self._id}", "")
+        keys = [f"finished/{member.id}" for member in epoch.members]
+        while not epoch.store.check(keys):
+            if optimizer.has_lost_somebody:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _look(self) -> None:
+        try:
+            waiting = self._rendezvous.count_waiting()
+        except CrewError as error:
+            self._trouble = error
+            return
+        if self._epoch is not None and waiting:
+            self._wants_change = True
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Finish; after an error leave, so that the others go on without this worker."""
+        if error is None:
+            self.finish()
+
+
+def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None:
+    while not ended.wait(_LOOK_S):
+        found = crew()
+        if found is None:
+            return
+        if found._epoch is not None:
+            found._look()
+        del found
+
+
+def _list(ids: Collection[int]) -> str:
+    return ", ".join(f"worker {each}" for each in sorted(ids)) or "nobody"

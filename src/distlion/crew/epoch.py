@@ -1,0 +1,242 @@
+"""Epochs: a roster of workers, decided once for all of them, and the process group made for it.
+
+    round ──members──► epoch 1 ──somebody is lost──► epoch 2 ──somebody waits──► round ──► epoch 3
+
+The workers of a round of the rendezvous tell each other what they have, and are ordered alike: the
+most advanced first. Where one of them is lost, the others have agreed on whom (``PeerWatch``), so
+that those who are left decide on the next epoch among themselves, in milliseconds. Whatever is in
+doubt goes back to the rendezvous, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from distlion.crew.rendezvous import Rendezvous
+from distlion.transport import keep_forever, watch_peers
+from distlion.vote import Roster
+
+QUICK_S = 2.0
+"""How long those who are left wait for each other before they ask the rendezvous."""
+FACTS_S = 10.0
+"""How long the workers of a round wait for what each of them has."""
+_POLL_S = 0.005
+_EPOCHS, _IDS, _DECISION = "epochs", "ids", "decision"
+
+
+class FormingError(Exception):
+    """Somebody was lost while an epoch was formed."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker of a crew.
+
+    Attributes:
+        id: Its number, which nobody else gets.
+        epoch: The last epoch that it was whole in; 0 for a newcomer.
+        step: Steps that its parameters have seen.
+        host: Where it runs, for logs.
+        pid: Its process there.
+    """
+
+    id: int
+    epoch: int
+    step: int
+    host: str
+    pid: int
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it is: parameters of a later epoch stand, whatever their step."""
+        return self.epoch, self.step
+
+    def __str__(self) -> str:
+        return f"worker {self.id} ({self.host}, process {self.pid})"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Members between two changes of membership.
+
+    Attributes:
+        number: Greater than that of every epoch before.
+        members: In the order of their ranks, the most advanced first.
+        place: This worker's rank.
+        store: A part of the store that this epoch has for itself.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    place: int
+    store: Any
+
+    @property
+    def roster(self) -> Roster:
+        """The voters: each counts a shard, and has one vote."""
+        ids = tuple(member.id for member in self.members)
+        return Roster(ids, ids, (1,) * len(ids), self.number)
+
+    def describe(self) -> str:
+        """Say in a line who is there."""
+        names = ", ".join(map(str, self.members))
+        return f"epoch {self.number}, step {self.members[0].step}: {len(self.members)}: {names}"
+
+    @property
+    def has_newcomers(self) -> bool:
+        """True if some member brings nothing."""
+        return any(member.epoch == 0 for member in self.members)
+
+    @property
+    def has_laggards(self) -> bool:
+        """True if some member has other parameters than the first one."""
+        return len({member.progress for member in self.members}) > 1
+
+    @property
+    def is_behind(self) -> bool:
+        """True if this worker has other parameters than the first one."""
+        return self.members[self.place].progress != self.members[0].progress
+
+
+def take_id(store: Any) -> int:
+    """Return a number that no other worker of the run gets."""
+    return int(store.add(_IDS, 1)) - 1
+
+
+def describe_self(identity: int, *, epoch: int, step: int) -> Member:
+    """Describe this process as a member."""
+    return Member(identity, epoch, step, os.uname().nodename, os.getpid())
+
+
+def meet(rendezvous: Rendezvous, own: Member) -> Epoch:
+    """Form an epoch of all who come to the next round of the rendezvous.
+
+    Args:
+        rendezvous: Where workers meet.
+        own: This worker.
+
+    Raises:
+        FormingError: Somebody who came is gone again.
+        CrewError: As ``Rendezvous.join``.
+    """
+    found = rendezvous.join()
+    try:
+        record: dict[str, Any] = {"member": asdict(own)}
+        if found.place == 0:
+            record["epoch"] = int(rendezvous.store.add(_EPOCHS, 1))
+        found.store.set(f"member/{found.place}", json.dumps(record))
+        keys = [f"member/{place}" for place in range(found.size)]
+        _await(found.store, keys, FACTS_S)
+        records = [json.loads(found.store.get(key)) for key in keys]
+    except RuntimeError as error:
+        raise FormingError(str(error)) from error
+    members = [Member(**each["member"]) for each in records]
+    return _make(rendezvous.store, records[0]["epoch"], members, own)
+
+
+def shrink(
+    rendezvous: Rendezvous,
+    before: Epoch,
+    own: Member,
+    lost: Collection[int],
+    *,
+    min_workers: int,
+) -> Epoch | None:
+    """Form an epoch of those who are left, where all of them know who is lost.
+
+    The first one to see all of them there decides; so does the first one to wait in vain, who sends
+    everybody to the rendezvous.
+
+    Args:
+        rendezvous: Its store keeps the decision.
+        before: The epoch that is over.
+        own: This worker, as it is now.
+        lost: Ids of those who are lost, as all others found.
+        min_workers: The least that train.
+
+    Returns:
+        The epoch; None where the rendezvous has to find out who is there.
+    """
+    left = [member.id for member in before.members if member.id not in lost]
+    if not lost or own.id not in left or len(left) < min_workers:
+        return None
+    store = before.store
+    try:
+        store.set(f"next/{own.id}", json.dumps(asdict(own)))
+        keys = [f"next/{each}" for each in left]
+        deadline_s = time.monotonic() + QUICK_S
+        while not (are_all := store.check(keys)) and not store.check([_DECISION]):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        if not store.check([_DECISION]):
+            proposal: dict[str, Any] = {}
+            if are_all:
+                records = [json.loads(store.get(key)) for key in keys]
+                proposal = {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": records}
+            store.compare_set(_DECISION, "", json.dumps(proposal))
+        decision = json.loads(store.get(_DECISION))
+    except RuntimeError:
+        return None
+    members = [Member(**record) for record in decision.get("members", [])]
+    if own.id not in [member.id for member in members]:
+        return None
+    return _make(rendezvous.store, decision["epoch"], members, own)
+
+
+def _make(store: Any, number: int, members: list[Member], own: Member) -> Epoch:
+    ordered = sorted(members, key=lambda member: (-member.epoch, -member.step, member.id))
+    place = [member.id for member in ordered].index(own.id)
+    part = PrefixStore(f"epoch {number}", store)
+    return Epoch(number, tuple(ordered), place, part)
+
+
+def _await(store: Any, keys: list[str], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not store.check(keys):
+        if time.monotonic() > deadline_s:
+            raise FormingError("somebody who came to the rendezvous is gone again")
+        time.sleep(_POLL_S)
+
+
+def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
+    """Make the default process group of an epoch.
+
+    Raises:
+        FormingError: Somebody did not come to make it.
+    """
+    store = PrefixStore("group", epoch.store)
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=epoch.place,
+            world_size=len(epoch.members),
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        disconnect(has_failed=True)
+        raise FormingError(str(error)) from error
+    group = dist.group.WORLD
+    assert group is not None
+    watch_peers(group, store_is_apart=True)
+    return group
+
+
+def disconnect(*, has_failed: bool) -> None:
+    """Give the default process group up."""
+    if not dist.is_initialized():
+        return
+    if has_failed:
+        # Its destructor may wait for peers that are silent.
+        keep_forever(dist.group.WORLD)
+    dist.destroy_process_group()

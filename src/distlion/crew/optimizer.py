@@ -1,0 +1,302 @@
+"""The optimizer of a crew: a ``DistributedLion`` that is formed anew in place."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from distlion.crew.epoch import Epoch, FormingError, connect, disconnect
+from distlion.errors import (
+    CrewError,
+    EpochOverError,
+    InvalidArgumentError,
+    PeerLostError,
+    ProcessGroupError,
+    StepTimeoutError,
+    UnsupportedTypeError,
+)
+from distlion.exchange import with_error
+from distlion.failures import Status
+from distlion.optim import WORKER_KEY, DistributedLion
+from distlion.session import Session, name_worker
+from distlion.step import Ranks, StepInputs, is_dtensor
+from distlion.transport import watch_peers
+
+if TYPE_CHECKING:
+    from distlion.crew.crew import Crew
+
+REFUSED = {
+    "process_group": "the crew makes a process group for each epoch",
+    "nodes": "a node would have to leave and come as a whole",
+    "momentum_sync": "the momenta that are averaged would change with the members",
+}
+INIT_TIMEOUT_S = 30.0
+_LOST = (PeerLostError, StepTimeoutError)
+_TOLD = "told"
+
+
+class CrewLion(DistributedLion):
+    """A ``DistributedLion`` whose workers may change between two steps.
+
+    Args:
+        crew: Its workers.
+        params: As for ``DistributedLion``.
+        *args: As for ``DistributedLion``.
+        buffers: Tensors that a newcomer takes from the most advanced worker.
+        **options: As for ``DistributedLion``.
+
+    Raises:
+        InvalidArgumentError: A crew cannot have this option.
+        UnsupportedTypeError: Parameters are DTensors.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        params: ParamsT,
+        *args: Any,
+        buffers: Iterable[Tensor] = (),
+        **options: Any,
+    ) -> None:
+        for name, reason in REFUSED.items():
+            if options.get(name) is not None:
+                raise InvalidArgumentError(f"{name}= cannot be used in a crew: {reason}")
+        if dist.is_initialized():
+            raise InvalidArgumentError(
+                "there is a process group, and the crew makes one for each epoch; leave "
+                "init_process_group() out"
+            )
+        options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
+        self._crew, self._buffers = crew, list(buffers)
+        self._whole_epoch = 0
+        self._lost: tuple[int, ...] = ()
+        self._told_groups: list[dict[str, Any]] = []
+        super().__init__(params, *args, **options)
+        if any(is_dtensor(param) for param in self._all_params()):
+            raise UnsupportedTypeError(
+                "the parameters are DTensors; in a crew each worker holds whole parameters"
+            )
+
+    def _open_session(
+        self, params: list[Any], process_group: dist.ProcessGroup | None
+    ) -> tuple[Session, Any]:
+        """Begin alone; ``form`` connects this worker with the others."""
+        return Session(Ranks.alone(), self._settings, None), None
+
+    @property
+    def has_lost_somebody(self) -> bool:
+        """True if some member is gone, or could not go on, since the epoch was formed."""
+        group = self._session.ranks.process_group
+        return group is not None and watch_peers(group).alarmed.is_set()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
+        """Do one step, or form the next epoch where members change.
+
+        Args:
+            closure: Re-evaluates the model; run once.
+
+        Returns:
+            Whether this step was committed. Where it was not, members changed, or all workers
+            skipped it (``nonfinite="skip"``): take the batch of ``committed_step`` again.
+
+        Raises:
+            CrewError: Too few workers are left, or the store is gone.
+            StepError: As ``DistributedLion``, of what has nothing to do with members.
+        """
+        if self._session.lifecycle.is_dead:
+            self.form(self._lost)
+            return False
+        self._crew.check_carried()
+        before = self.committed_step
+        try:
+            super().step(closure)
+        except EpochOverError:
+            self.form(())
+            return False
+        except _LOST as error:
+            self._lost = error.culprits
+            if self.committed_step == before:
+                self.form(self._lost)
+                return False
+            # The step was committed, and what follows it failed: the next call forms an epoch.
+        return self.committed_step > before
+
+    def _gather_inputs(self) -> StepInputs:
+        """Say in the header of a vote that somebody waits: so all leave the epoch at one step."""
+        inputs = super()._gather_inputs()
+        if not self._crew.wants_change:
+            return inputs
+        header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
+        return replace(inputs, header=header)
+
+    def form(self, lost: Collection[int]) -> None:
+        """Form the next epoch; all members do.
+
+        Args:
+            lost: Ranks in the present epoch that all others found to be gone.
+
+        Raises:
+            CrewError: Too few workers are left, or the store is gone.
+        """
+        crew, began_s, failures = self._crew, time.monotonic(), 0
+        while True:
+            self._let_go()
+            epoch, own = None, crew.describe(epoch=self._whole_epoch, step=self.committed_step)
+            try:
+                epoch = crew.find_next(own, lost)
+                self._enter(epoch)
+            except (FormingError, ProcessGroupError, *_LOST):
+                failures += 1
+                if epoch is not None:
+                    crew.sit_out(epoch, failures)
+                lost = ()
+                continue
+            crew.enter(epoch, seconds=time.monotonic() - began_s)
+            return
+
+    def _let_go(self) -> None:
+        """Leave the connections of the present epoch."""
+        before = self._session
+        self._lost = ()
+        self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
+        disconnect(has_failed=before.lifecycle.is_dead)
+
+    @torch.no_grad()
+    def _enter(self, epoch: Epoch) -> None:
+        """Become one of the members of an epoch: with its hyperparameters, then its parameters."""
+        workers = connect(epoch, timeout_s=self._settings.init_timeout_s)
+        ranks = replace(Ranks.of(workers), members=epoch.roster)
+        self._session = Session(ranks, self._settings, None, earlier=self._session)
+        self._tell(epoch)
+        told = self._hear(epoch)
+        kept = [{**group} for group in self.param_groups]
+        try:
+            if epoch.is_behind:
+                self._take_groups(told["groups"])
+            with self._session.lifecycle.exchange("forming an epoch"):
+                taken = self._take_part(epoch)
+        except BaseException:
+            for group, values in zip(self.param_groups, kept, strict=True):
+                group.update(values)
+            raise
+        # Nothing can fail any more that others take part in.
+        for own, new in taken:
+            own.copy_(new)
+        if epoch.is_behind:
+            self._told_groups = told["groups"]
+            self._crew.take_carried(told["carried"])
+        self._whole_epoch = epoch.number
+
+    def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
+        """Meet the others; return what is to be overwritten here, and by what."""
+        session, step = self._session, self.committed_step
+        for group in (*self.param_groups, self.defaults):
+            group[WORKER_KEY] = name_worker(session)
+        self._fixed.note(self.param_groups)
+        own = [param.detach() for param in self._all_params()]
+        new = [param.clone() for param in own] if epoch.is_behind else own
+        trained = self._list_trainable()
+        lines = self._take_fingerprint(trained).list_lines(self.param_groups)
+        session.join(lines, trained, new, step=step)
+        self._lay_out()
+        session.routing.tell_counters(step=step)
+        taken = list(zip(own, new, strict=True)) if epoch.is_behind else []
+        if epoch.has_laggards:
+            taken += self._fetch_buffers(epoch)
+        if epoch.has_newcomers and epoch.members[0].epoch and self._crew.newcomers != "zeros":
+            taken += self._fetch_momenta(epoch)
+        return taken
+
+    def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
+        pairs = [(buffer, self._broadcast(buffer, source=0)) for buffer in self._buffers]
+        return pairs if epoch.is_behind else []
+
+    def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
+        """Return a momentum for each parameter of a newcomer, from who has one."""
+        members = epoch.members
+        sources = [rank for rank, member in enumerate(members) if member.epoch]
+        if self._crew.newcomers == "donor":
+            sources = sources[:1]
+        pairs = []
+        for param in self._all_params():
+            if "exp_avg" in self.state.get(param, {}):
+                own = self.state[param]["exp_avg"]
+                total = torch.zeros_like(own, dtype=torch.float32)
+                for source in sources:
+                    total += self._broadcast(own, source=source)
+                pairs.append((own, (total / len(sources)).to(own.dtype)))
+        return pairs if members[epoch.place].epoch == 0 else []
+
+    def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
+        """Return the tensor of a member, of the same shape and dtype."""
+        link = self._session.connections.link_all(self._settings.init_timeout_s)
+        row = tensor.detach().clone().to(link.wire_device).contiguous()
+        if row.numel():
+            flat = row.view(-1).view(torch.uint8)
+            link.broadcast(flat, step=self.committed_step, source=source).wait()
+        return row.to(tensor.device)
+
+    def _tell(self, epoch: Epoch) -> None:
+        """As the most advanced, tell the others hyperparameters and what is carried."""
+        if epoch.place == 0 and epoch.has_laggards:
+            groups = [
+                {
+                    key: value.item() if isinstance(value, Tensor) else value
+                    for key, value in group.items()
+                    if _is_told(key)
+                }
+                for group in self.param_groups
+            ]
+            told = {"groups": groups, "carried": self._crew.describe_carried()}
+            try:
+                text = json.dumps(told)
+            except (TypeError, ValueError) as error:
+                raise CrewError(
+                    f"param groups and what is carried must be numbers, strings, lists and dicts "
+                    f"({error})"
+                ) from error
+            epoch.store.set(_TOLD, text)
+
+    def _hear(self, epoch: Epoch) -> dict[str, Any]:
+        """Return what the most advanced has told, where this worker is behind."""
+        if not epoch.is_behind:
+            return {}
+        deadline_s = time.monotonic() + self._settings.init_timeout_s
+        while not epoch.store.check([_TOLD]):
+            if time.monotonic() > deadline_s or self.has_lost_somebody:
+                raise FormingError("the most advanced worker is gone")
+            time.sleep(0.005)
+        told: dict[str, Any] = json.loads(epoch.store.get(_TOLD))
+        return told
+
+    def take_told_groups(self) -> None:
+        """Take again the hyperparameters that this worker was told when it joined."""
+        self._take_groups(self._told_groups)
+
+    def _take_groups(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Take the hyperparameters of the most advanced worker, the number of its step too."""
+        if len(told) != len(self.param_groups):
+            raise CrewError(
+                f"the most advanced worker has {len(told)} param groups, and this one "
+                f"{len(self.param_groups)}; do all workers run the same script?"
+            )
+        for group, values in zip(self.param_groups, told, strict=True):
+            for key, value in values.items():
+                if isinstance(group.get(key), Tensor):
+                    group[key] = torch.full_like(group[key], value)
+                else:
+                    group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        self._known_step = self.committed_step
+
+
+def _is_told(key: str) -> bool:
+    """Return whether a key of a param group holds what changes while training goes on."""
+    return key not in ("params", "param_names", "aggregation", WORKER_KEY)

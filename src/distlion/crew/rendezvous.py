@@ -1,0 +1,217 @@
+"""The rendezvous: torch finds the workers and keeps them alive; its shared state is signed here."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousTimeout,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from distlion.errors import CrewError
+
+DEFAULT_PORT = 29400
+KEEP_ALIVE_S = 1
+MISSED_KEEP_ALIVES = 3
+"""A worker that has said nothing for so many intervals is taken out."""
+LAST_CALL_S = 1.5
+"""Workers that wait look once a second, so that all of them come within this time."""
+CONNECT_S = 5
+MOST_WORKERS = 1024
+NOW = "now"
+"""Key of a line on the present members."""
+_TAG_BYTES = hashlib.sha256().digest_size
+
+
+def name_run(run_id: str) -> str:
+    """Return what all keys of a run begin with."""
+    return f"distlion/{run_id}"
+
+
+class SignedBackend(RendezvousBackend):
+    """The state of a rendezvous, signed: torch unpickles it, which runs what a stranger wrote.
+
+        stored = HMAC-SHA256(key, state) | state
+
+    Args:
+        backend: Keeps the bytes.
+        key: Known to the workers of this run alone.
+    """
+
+    def __init__(self, backend: RendezvousBackend, key: bytes) -> None:
+        self._backend, self._key = backend, key
+
+    @property
+    def name(self) -> str:
+        """Name of the backend that keeps the bytes."""
+        return self._backend.name
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """Return the state and its token, or None where there is none yet.
+
+        Raises:
+            RendezvousStateError: It was signed with another key, or not at all.
+        """
+        found = self._backend.get_state()
+        return None if found is None else (self._open(found[0]), found[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """Replace the state that has this token; return what is there now.
+
+        Raises:
+            RendezvousStateError: What is there was signed with another key, or not at all.
+        """
+        found = self._backend.set_state(self._tag(state) + state, token)
+        return None if found is None else (self._open(found[0]), found[1], found[2])
+
+    def _tag(self, state: bytes) -> bytes:
+        return hmac.digest(self._key, state, "sha256")
+
+    def _open(self, signed: bytes) -> bytes:
+        tag, state = signed[:_TAG_BYTES], signed[_TAG_BYTES:]
+        if not hmac.compare_digest(tag, self._tag(state)):
+            raise RendezvousStateError(
+                "the state of the rendezvous was not signed with the secret of this run; it is not "
+                "read. Do all workers have the same secret and run_id?"
+            )
+        return state
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of the rendezvous: the workers that came to it.
+
+    Attributes:
+        store: A part of the store that this round has for itself.
+        place: The place of this worker among those who came.
+        size: Their number.
+    """
+
+    store: Any
+    place: int
+    size: int
+
+
+class Rendezvous:
+    """A worker's end of the rendezvous of a crew.
+
+    Args:
+        endpoint: "host:port" of the store.
+        run_id: Name of the run.
+        secret: What the workers of the run alone know.
+        min_workers: The least that a round takes.
+        max_workers: The most; with so many it does not wait for more.
+        wait_timeout_s: How long a round may take to have enough.
+
+    Attributes:
+        store: The keys of this run, over a connection for this worker's own questions.
+
+    Raises:
+        CrewError: No store answers at the endpoint.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        run_id: str,
+        secret: str,
+        min_workers: int,
+        max_workers: int,
+        wait_timeout_s: float,
+    ) -> None:
+        self._endpoint, self._min_workers = endpoint, min_workers
+        self._wait_timeout_s = wait_timeout_s
+        # A read that waits keeps others off its connection, so that heartbeats have their own.
+        self.store = PrefixStore(name_run(run_id), self._connect(run_id))
+        backend = C10dRendezvousBackend(self._connect(run_id), run_id)
+        key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
+        # Otherwise each round's first worker would open a port for a store that is not needed.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        self._handler = DynamicRendezvousHandler.from_backend(
+            run_id,
+            self._connect(run_id),
+            SignedBackend(backend, key),
+            min_workers,
+            max_workers,
+            # Hosts in containers may have one name and one process number.
+            local_addr=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+            timeout=RendezvousTimeout(
+                join=timedelta(seconds=wait_timeout_s), last_call=timedelta(seconds=LAST_CALL_S)
+            ),
+            keep_alive_interval=KEEP_ALIVE_S,
+            keep_alive_max_attempt=MISSED_KEEP_ALIVES,
+        )
+
+    def _connect(self, run_id: str) -> Any:
+        host, port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
+        try:
+            return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=CONNECT_S))  # type: ignore[attr-defined]
+        except (RuntimeError, ValueError) as error:
+            raise CrewError(
+                f"no store answers at {self._endpoint} for the crew {run_id!r}; start one on a "
+                f"host that stays: distlion crew --port {port}"
+            ) from error
+
+    def join(self) -> Round:
+        """Wait for the next round, and take part in it.
+
+        Raises:
+            CrewError: Fewer than ``min_workers`` came, somebody else writes to the store, or the
+                store is gone.
+        """
+        try:
+            found = self._handler.next_rendezvous()
+        except RendezvousTimeoutError as error:
+            raise CrewError(
+                f"fewer than {self._min_workers} workers came to {self._endpoint} within "
+                f"{self._wait_timeout_s:g} s; start more of them, and resume from a checkpoint"
+            ) from error
+        except RendezvousClosedError as error:
+            raise CrewError("the run is over: its workers have reached their end") from error
+        except (RendezvousError, RuntimeError) as error:
+            raise CrewError(
+                f"the store at {self._endpoint} cannot be used ({error}); if it is gone, start it "
+                "again and resume all workers from a checkpoint"
+            ) from error
+        return Round(found.store, found.rank, found.world_size)
+
+    def count_waiting(self) -> int:
+        """Return how many workers wait for the next round.
+
+        Raises:
+            CrewError: The store is gone.
+        """
+        try:
+            return int(self._handler.num_nodes_waiting())
+        except (RendezvousError, RuntimeError) as error:
+            raise CrewError(f"the store at {self._endpoint} is gone ({error})") from error
+
+    def publish(self, now: str) -> None:
+        """Show the present members to whoever looks on."""
+        with suppress(RuntimeError):  # a store that is gone is noticed where it is needed
+            self.store.set(NOW, now)
+
+    def close(self) -> None:
+        """End the run: nobody can join any more."""
+        self._handler.shutdown()

@@ -1,0 +1,60 @@
+"""Which examples each member of a crew takes: none twice, and none left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from distlion.crew.crew import Crew
+
+
+class CrewSampler:
+    """Deal examples out to the members of a crew, whoever they are at the time.
+
+    All members share one cursor in one order of the examples. In a step worker ``place`` of
+    ``size`` takes the ``place``-th ``batch_size`` of them; ``advance`` moves the cursor by
+    ``size * batch_size``. Members that change take the examples again of a step that was not
+    committed, at their new places: no example of an epoch of the data is seen twice or left out,
+    but for those that the end of the data cuts off.
+
+    Args:
+        crew: The members.
+        n_examples: Examples in all.
+        batch_size: Examples of each worker in a step.
+        seed: Of the order.
+
+    Attributes:
+        cursor: Examples dealt out so far.
+    """
+
+    def __init__(self, crew: Crew, n_examples: int, batch_size: int, *, seed: int = 0) -> None:
+        self._crew, self._n_examples, self._batch_size = crew, n_examples, batch_size
+        self._seed, self.cursor = seed, 0
+        self._order: tuple[int, torch.Tensor] | None = None
+        crew.carry(sampler=self)
+
+    def take(self) -> list[int]:
+        """Return the numbers of this worker's examples in the next step."""
+        first = self.cursor + self._crew.place * self._batch_size
+        return [self._find(first + offset) for offset in range(self._batch_size)]
+
+    def advance(self) -> None:
+        """Note that a step was committed, or skipped by all."""
+        self.cursor += self._crew.size * self._batch_size
+
+    def _find(self, position: int) -> int:
+        time_through, place = divmod(position, self._n_examples)
+        if self._order is None or self._order[0] != time_through:
+            generator = torch.Generator().manual_seed(self._seed + time_through)
+            self._order = time_through, torch.randperm(self._n_examples, generator=generator)
+        return int(self._order[1][place])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cursor."""
+        return {"cursor": self.cursor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a cursor."""
+        self.cursor = int(state_dict["cursor"])

@@ -1,0 +1,64 @@
+"""``distlion crew``: keep the store through which workers meet, and show who is there."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from torch.distributed.distributed_c10d import PrefixStore
+
+from distlion.crew import DEFAULT_PORT, NOW, name_run
+from distlion.errors import CrewError
+from distlion.lab.cli.failure import shown_failures
+
+EXAMPLE = "Example: distlion crew --port 29400"
+_LOOK_S = 0.5
+
+_Port = Annotated[int, typer.Option(help="Where workers find the store.")]
+_Run = Annotated[str, typer.Option(help="The run whose members are shown.")]
+
+
+def crew_command(*, port: _Port = DEFAULT_PORT, run_id: _Run = "run") -> None:
+    """Keep the store through which the workers of a crew meet, until Ctrl-C.
+
+    It must live as long as the run does. A line is printed whenever members change. The store
+    listens on all interfaces: let only the workers reach the port.
+    """
+    console = Console()
+    with shown_failures(Console(stderr=True)):
+        store = keep_store(port)
+        console.print(f"the store listens at port {store.port}; members of {run_id!r} follow")
+        members, shown = PrefixStore(name_run(run_id), store), b""
+        with suppress(KeyboardInterrupt):
+            while True:
+                if members.check([NOW]) and (now := members.get(NOW)) != shown:
+                    console.print(now.decode(), highlight=False, soft_wrap=True)
+                    shown = now
+                time.sleep(_LOOK_S)
+        console.print("the store has ended")
+
+
+def keep_store(port: int) -> Any:
+    """Start a store in this process.
+
+    Raises:
+        CrewError: The port is taken.
+    """
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            "0.0.0.0",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=10),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise CrewError(
+            f"no store can listen at port {port} ({str(error).splitlines()[0]}); choose another "
+            "--port"
+        ) from error
