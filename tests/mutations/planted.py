@@ -166,7 +166,7 @@ MUTATIONS = (
     Mutation(
         "another parameter named, sparse",
         "step/vote.py",
-        "position=sparse[0]",
+        "position=sparse.position",
         "position=0",
         BLAME,
     ),
@@ -223,9 +223,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a commit that was cut short leaves no trace",
-        "step/lifecycle.py",
-        "        self._is_torn = True\n        yield",
-        "        yield",
+        "optim/distributed_lion.py",
+        "session.lifecycle.is_torn = True",
+        "pass",
         LIFECYCLE,
     ),
     Mutation(

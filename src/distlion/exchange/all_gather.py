@@ -20,7 +20,7 @@ from distlion.exchange.base import (
 )
 from distlion.exchange.frame import ChunkKind, read_chunks, write_chunk
 from distlion.exchange.pipeline import Exchanging
-from distlion.exchange.verdict import judge_chunks
+from distlion.exchange.verdict import Verdict, judge_chunks
 from distlion.failures import Status
 from distlion.layout import BucketShape
 from distlion.transport import ByteCount, Transport, all_gather_rounds
@@ -98,12 +98,11 @@ def count_whole_votes(
         bucket=ballot.header.bucket,
         epoch=ballot.header.epoch,
     )
-    verdict = judge_chunks(chunks, link.ranks)
     if faults.armed:
         fire_counted(link, ballot.header)
-    if verdict.status is not Status.OK:
+    if not chunks.agree:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-        return Reply(verdict, nothing, received)
+        return Reply(judge_chunks(chunks, link.ranks), nothing, received)
     reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
     payload = reply.view(shape.n_shards, -1)
-    return Reply(verdict, chunks.present.sum(0), payload, chunks.gradient_digests)
+    return Reply(Verdict(Status.OK), chunks.present.sum(0), payload, chunks.gradient_digests)

@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
-from distlion.exchange import Exchange, worst_of
+from distlion.exchange import Exchange
 from distlion.failures import Status
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
@@ -42,6 +42,7 @@ from distlion.step import (
     VotingParam,
     cast_votes,
     check_unchanged,
+    judge_votes,
     step_alone,
 )
 from distlion.transport import ByteCount
@@ -203,7 +204,7 @@ class DistributedLion(VotingBase):
     def _vote_and_commit(self, step: int) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, votes) = self._session, self._cast_votes()
-        verdict = worst_of([vote.reply.verdict for vote in votes])
+        verdict = judge_votes(votes)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
         follow_up, followed, routing = session.follow_up, None, session.routing
@@ -217,13 +218,14 @@ class DistributedLion(VotingBase):
             session.compare_replicas(step=step)  # weights may have been loaded after construction
         self._fire("before_commit", step)
         check_unchanged(votes, rank=inputs.rank, step=step)
-        with session.lifecycle.commit():
-            for vote in votes:
-                vote.commit(inputs)
-            if follow_up is not None and followed is not None:
-                follow_up.commit(followed, votes, step)
-                self._fixed.note(self.param_groups)  # momenta may have been selected anew
-            self._advance()
+        session.lifecycle.is_torn = True
+        for vote in votes:
+            vote.commit(inputs)
+        if follow_up is not None and followed is not None:
+            follow_up.commit(followed, votes, step)
+            self._fixed.note(self.param_groups)  # momenta may have been selected anew
+        self._advance()
+        session.lifecycle.is_torn = False
         if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
             session.gradients.observe([vote.reply for vote in votes], session.params)
         self._fire("after_commit", step)

@@ -123,7 +123,7 @@ class Routing:
         )
         told = (route.tell_counters(link, header) for route in self.routes)
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
-        self._meter.count_rule_state(link.take_counted().sent_bytes)
+        self._meter.count_rule_state(link.counted.sent_bytes)
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
         if inside is not None:  # what other ranks of this worker have heard
             verdict = share_verdict(inside, verdict, header, n_voters=ranks.roster.n_voters)

@@ -54,6 +54,7 @@ from distlion.step.vote import (
     cast_votes,
     check_unchanged,
     draft_and_cast,
+    judge_votes,
 )
 
 __all__ = [
@@ -98,6 +99,7 @@ __all__ = [
     "explain",
     "gather_alone",
     "is_dtensor",
+    "judge_votes",
     "local_tensor",
     "log_abstention",
     "log_skip",

@@ -15,19 +15,21 @@ from distlion.exchange import (
     Header,
     Pipeline,
     Reply,
+    Verdict,
     run_all,
     with_error,
     with_error_of,
+    worst_of,
 )
 from distlion.failures import Status
 from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.step.gradients import digest_gradients, look_at_gradients
 from distlion.step.outcome import describe_problem, log_abstention
 from distlion.step.param import (
-    SPARSE,
     GradientMark,
     VotingParam,
     find_changed,
+    find_sparse,
     make_segments,
     mark_gradients,
     take_gradients,
@@ -176,9 +178,11 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
         grads = take_gradients(route.params)
     except Exception as error:  # noqa: BLE001
         return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)
-    sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
-    if sparse:
-        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
+    sparse = find_sparse(marks)
+    if sparse is not None:
+        header = with_error(
+            header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse.position
+        )
     if inputs.found_inf and inputs.nonfinite == "abstain":
         grads = [None] * len(grads)
     means, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
@@ -227,6 +231,7 @@ def cast_vote(
         # Only a GradScaler may know that something overflowed, and not what.
         position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
+    present = [segment.grad is not None for segment in segments]
     if faults.armed:
         inputs.after_encode()
     changed = draft.find_changed()
@@ -234,7 +239,6 @@ def cast_vote(
         header = with_error(
             header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
         )
-    present = [segment.grad is not None for segment in segments]
     if completion is not None:
         header = completion.complete(header, *flags)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
@@ -326,6 +330,13 @@ def abstain_from_all(
     found, norm = clipper.measure([], header)
     clipped = [draft.clipped(norm, clipper, found) for draft in drafts]
     return run_all(cast_nothing(draft, coins, nonfinite=nonfinite) for draft in clipped)
+
+
+def judge_votes(votes: Sequence[CastVote]) -> Verdict:
+    """Join what came back on all buckets; where nothing was wrong, or there is none, that is OK."""
+    verdicts = [vote.reply.verdict for vote in votes]
+    wrong = [verdict for verdict in verdicts if verdict.status is not Status.OK]
+    return worst_of(wrong) if wrong else Verdict(Status.OK)
 
 
 def check_unchanged(votes: Sequence[CastVote], *, rank: int, step: int) -> None:
