@@ -14,19 +14,13 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
-from distlion.exchange import Exchange
+from distlion.exchange import ChunkKind, Exchange, Header
 from distlion.failures import Status
+from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import restoring
-from distlion.options import (
-    ClipNorm,
-    Diagnosis,
-    MomentumSync,
-    Nodes,
-    Settings,
-    make_clip_alone,
-)
+from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings
 from distlion.session import (
     Fingerprint,
     MomentumOwnership,
@@ -42,8 +36,10 @@ from distlion.step import (
     VotingParam,
     cast_votes,
     check_unchanged,
+    describe_hyperparameters,
     judge_votes,
-    step_alone,
+    read_groups,
+    read_step,
 )
 from distlion.transport import ByteCount
 
@@ -188,22 +184,23 @@ class DistributedLion(VotingBase):
         self._fixed.note(self.param_groups)
 
     def _do_step(self) -> None:
-        session, step, every = self._session, self._find_step(), self._settings.check_every
+        session, every = self._session, self._settings.check_every
         if session.ranks.is_alone:
             self._step_alone()
             return
         if self._settings.overlap:
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
-        self._fire("before_step", step)
-        with session.lifecycle.exchange(f"step {step}"):
-            if self._vote_and_commit(step) and every and (step + 1) % every == 0:
-                session.compare_replicas(step=step + 1)
+        self._fire("before_step", self._known_step)
+        with session.lifecycle.exchange(f"step {self._known_step}"):
+            if self._vote_and_commit() and every and self._known_step % every == 0:
+                session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
-                session.try_overlap(step=self.committed_step)
+                session.try_overlap(step=self._known_step)
 
-    def _vote_and_commit(self, step: int) -> bool:
+    def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, votes) = self._session, self._cast_votes()
+        step = inputs.header.step
         verdict = judge_votes(votes)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
@@ -239,33 +236,37 @@ class DistributedLion(VotingBase):
 
     def _gather_inputs(self) -> StepInputs:
         """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
-        session, problem = self._session, None
+        session, groups, problem = self._session, self.param_groups, None
+        ranks, settings = session.ranks, self._settings
         try:
-            session.fingerprint.check_groups(self.param_groups)
-            numbers = self._read_groups()
+            session.fingerprint.check_groups(groups)
+            numbers = read_groups(self)
+            self._known_step = read_step(groups)
         except Exception as error:  # noqa: BLE001
-            numbers, problem = GroupNumbers(self.param_groups, [], found_inf=False), error
-        inputs = session.make_inputs(
-            self.param_groups,
-            numbers,
-            step=self._known_step,
+            numbers, problem = GroupNumbers(groups, [], found_inf=False), error
+        digest = session.fingerprint.digest(groups, describe_hyperparameters(numbers.groups))
+        coins = Coins(settings.seed, self._known_step, ranks.voter)
+        inputs = StepInputs(
+            rank=ranks.rank,
+            header=Header(ChunkKind.VOTE, coins.step, 0, 0, digest, epoch=ranks.roster.epoch),
+            coins=coins,
+            rounding=coins.rounding if settings.rounding == "stochastic" else None,
+            coefficients=numbers.coefficients,
+            nonfinite=settings.nonfinite,
+            found_inf=numbers.found_inf,
+            wants_digest=session.gradients.steps_left > 0,
             note_norm=self._note_norm,
-            after_encode=partial(self._fire, "after_encode", self._known_step),
+            after_encode=partial(self._fire, "after_encode", coins.step),
         )
         return inputs if problem is None else inputs.refused(problem)
 
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
-        """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        self._session.lifecycle.check_usable()
-        session, inputs = self._session, self._gather_inputs()
-        verdict = step_alone(session.params, inputs, make_clip_alone(self._settings.clip_norm))
-        session.meter.count_step(session.n_elements)
-        if verdict.status is Status.OK:
+        session = self._session
+        session.lifecycle.check_usable()
+        if session.step_alone(self.param_groups, self._gather_inputs()):
             self._advance()
             session.gradients.observe([], session.params)
-        else:
-            session.abandon(verdict, self.param_groups, inputs)
 
     def _note_norm(self, norm: float) -> None:
         self._grad_norm = norm
@@ -355,10 +356,9 @@ class DistributedLion(VotingBase):
                 self._remove_last_group()
                 raise
             self._lay_out()
+            added = self.param_groups[-1]["params"]
             if not session.ranks.is_alone:
-                session.replicas.take_over(
-                    session.params, self.param_groups[-1]["params"], step=step
-                )
+                session.replicas.take_over(session.params, added, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
