@@ -145,7 +145,7 @@ MUTATIONS = (
     Mutation(
         "owners that disagree on presence are believed",
         "exchange/all_reduce.py",
-        "bool((chunks.present != present).any())",
+        "bool((read.present != present).any())",
         "False",
         ("exchange/test_pattern_contract.py",),
     ),
@@ -231,8 +231,8 @@ MUTATIONS = (
     Mutation(
         "headers do not carry this step's hyperparameters",
         "session/fingerprint.py",
-        "[self._digest, *changing, *self.list_toggled(groups)]",
-        "[self._digest, *self.list_toggled(groups)]",
+        "[self._digest, *changing, *toggled]",
+        "[self._digest, *toggled]",
         ("session/test_fingerprint.py",),
     ),
     Mutation(

@@ -13,13 +13,13 @@ from distlion.exchange.base import (
     Ballot,
     Cost,
     Exchange,
+    Exchanging,
     Reducer,
     Reply,
     fire_counted,
     fire_framed,
 )
-from distlion.exchange.frame import ChunkKind, read_chunks, write_chunk
-from distlion.exchange.pipeline import Exchanging
+from distlion.exchange.frame import read_chunks, write_chunk
 from distlion.exchange.verdict import Verdict, judge_chunks
 from distlion.failures import Status
 from distlion.layout import BucketShape
@@ -90,14 +90,7 @@ def count_whole_votes(
     received: Tensor, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
 ) -> Reply:
     """Check everybody's chunks, (workers, n) uint8, and count all shards."""
-    chunks = read_chunks(
-        link.kernels,
-        received,
-        shape.whole_vote_chunk,
-        kind=ChunkKind.VOTE,
-        bucket=ballot.header.bucket,
-        epoch=ballot.header.epoch,
-    )
+    chunks = read_chunks(link.kernels, received, shape.whole_vote_chunk, ballot.header)
     if faults.armed:
         fire_counted(link, ballot.header)
     if not chunks.agree:

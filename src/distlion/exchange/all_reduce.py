@@ -6,23 +6,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from distlion import faults
 from distlion.exchange.base import (
     Ballot,
     Cost,
     Exchange,
+    Exchanging,
     Reducer,
     Reply,
     fire_counted,
     fire_framed,
 )
-from distlion.exchange.frame import ChunkKind, Header, read_chunks, write_chunk, write_chunks
-from distlion.exchange.pipeline import Exchanging
+from distlion.exchange.frame import ChunkKind, read_chunks, write_chunk, write_chunks
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
 from distlion.failures import Status
-from distlion.layout import BucketShape, ChunkShape
+from distlion.layout import BucketShape
 from distlion.transport import ONE_ROUND, ByteCount, Transport, all_gather_rounds
 
 
@@ -71,14 +70,7 @@ class AllReduce(Exchange):
         votes_under_way.wait()
 
         # 2 count
-        votes = read_chunks(
-            link.kernels,
-            received,
-            vote_shape,
-            kind=ChunkKind.VOTE,
-            bucket=ballot.header.bucket,
-            epoch=ballot.header.epoch,
-        )
+        votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
         header = replace(ballot.header, kind=ChunkKind.REPLY)
         if votes.agree:
             present = votes.present.sum(0)
@@ -99,18 +91,12 @@ class AllReduce(Exchange):
         replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
         yield
         replies_under_way.wait()
-        return _read_replies(replies, reply_shape, header, link)
-
-
-def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Transport) -> Reply:
-    chunks = read_chunks(
-        link.kernels, replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket, epoch=own.epoch
-    )
-    present = chunks.present[0]
-    if not chunks.agree:
-        verdict = judge_chunks(chunks, link.ranks)
-    elif bool((chunks.present != present).any()):
-        verdict = Verdict(Status.CORRUPT)
-    else:
-        verdict = Verdict(Status.OK)
-    return Reply(verdict, present, chunks.payloads, chunks.gradient_digests)
+        read = read_chunks(link.kernels, replies, reply_shape, header)
+        present = read.present[0]
+        if not read.agree:
+            verdict = judge_chunks(read, link.ranks)
+        elif bool((read.present != present).any()):
+            verdict = Verdict(Status.CORRUPT)
+        else:
+            verdict = Verdict(Status.OK)
+        return Reply(verdict, present, read.payloads, read.gradient_digests)

@@ -109,8 +109,6 @@ class DistributedLion(VotingBase):
         ...     optimizer.zero_grad()
     """
 
-    _grad_norm: float | None = None
-
     def __init__(
         self,
         params: ParamsT,
@@ -238,13 +236,15 @@ class DistributedLion(VotingBase):
         """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
         session, groups, problem = self._session, self.param_groups, None
         ranks, settings = session.ranks, self._settings
+        toggled = session.fingerprint.list_toggled(groups)
         try:
-            session.fingerprint.check_groups(groups)
+            if toggled:
+                session.fingerprint.check_groups(groups)
             numbers = read_groups(self)
             self._known_step = read_step(groups)
         except Exception as error:  # noqa: BLE001
             numbers, problem = GroupNumbers(groups, [], found_inf=False), error
-        digest = session.fingerprint.digest(groups, describe_hyperparameters(numbers.groups))
+        digest = session.fingerprint.digest(describe_hyperparameters(numbers.groups), toggled)
         coins = Coins(settings.seed, self._known_step, ranks.voter)
         inputs = StepInputs(
             rank=ranks.rank,
@@ -255,7 +255,7 @@ class DistributedLion(VotingBase):
             nonfinite=settings.nonfinite,
             found_inf=numbers.found_inf,
             wants_digest=session.gradients.steps_left > 0,
-            note_norm=self._note_norm,
+            note_norm=session.note_norm,
             after_encode=partial(self._fire, "after_encode", coins.step),
         )
         return inputs if problem is None else inputs.refused(problem)
@@ -267,9 +267,6 @@ class DistributedLion(VotingBase):
         if session.step_alone(self.param_groups, self._gather_inputs()):
             self._advance()
             session.gradients.observe([], session.params)
-
-    def _note_norm(self, norm: float) -> None:
-        self._grad_norm = norm
 
     def _fire(self, point: faults.Point, step: int) -> None:
         if faults.armed:
@@ -311,7 +308,7 @@ class DistributedLion(VotingBase):
     @property
     def grad_norm(self) -> float | None:
         """Norm that ``clip_norm`` found in the last committed step, own or "global"; or None."""
-        return self._grad_norm
+        return self._session.grad_norm
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:

@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import Header, Pipeline, Verdict, with_error, with_error_of
+from distlion.exchange import Header, Verdict, with_error, with_error_of
 from distlion.failures import Status
 from distlion.options.arrivals import Arrivals
 from distlion.options.streams import VotingStreams
@@ -26,6 +26,7 @@ from distlion.step import (
     CastVote,
     Completion,
     Lifecycle,
+    Pipeline,
     Route,
     StepInputs,
     abstain_from,

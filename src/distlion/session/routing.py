@@ -20,7 +20,6 @@ from distlion.exchange import (
     Exchange,
     Header,
     Verdict,
-    run_all,
     share_verdict,
     worst_of,
 )
@@ -36,7 +35,7 @@ from distlion.options import (
 )
 from distlion.session.connections import Connections
 from distlion.session.warm_up import compile_kernels
-from distlion.step import FlatRoute, Ranks, Route, TrafficMeter, VotingParam, explain
+from distlion.step import FlatRoute, Ranks, Route, TrafficMeter, VotingParam, explain, run_all
 from distlion.transport import ByteCount, Transport, gather_bytes
 
 

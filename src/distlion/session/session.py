@@ -67,6 +67,7 @@ class Session:
         fingerprint: What must be equal on all ranks.
         follow_up: What follows a vote; None where nothing does.
         n_elements: Trainable elements.
+        grad_norm: The norm that clipping found in the last committed step; None for none.
     """
 
     def __init__(self, ranks: Ranks, settings: Settings, sharding: Sharding | None) -> None:
@@ -83,6 +84,7 @@ class Session:
         self.fingerprint = Fingerprint.of_nothing()
         self.follow_up: FollowUp | None = None
         self.n_elements = 0
+        self.grad_norm: float | None = None
 
     def join(
         self,
@@ -241,6 +243,10 @@ class Session:
             with self.lifecycle.exchange(call):
                 self.meetings.meet(call, lines, step=step)
                 self.compare_replicas(step=step)
+
+    def note_norm(self, norm: float) -> None:
+        """Note by which norm the gradients of a step were clipped."""
+        self.grad_norm = norm
 
     def step_alone(self, groups: Sequence[Mapping[str, Any]], inputs: StepInputs) -> bool:
         """Do a step of ``Lion``, under the same policy for values that are not finite.
