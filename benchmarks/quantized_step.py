@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from distlion.aggregation import QuantizedVote
-from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
+from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels
 from distlion.lab.tasks import TextTask, Tokenizer, batch_loss
 from distlion.layout import BLOCK_WORDS, fill_buckets, place_parameters
 
@@ -48,7 +48,8 @@ def vote_sign(directions: Tensor, rule: QuantizedVote, step: int) -> Tensor:
         votes.append(out)
     reply = torch.empty((bucket.n_blocks, 1, BLOCK_WORDS), dtype=torch.int64)
     present = torch.ones((len(votes), 1), dtype=torch.bool)
-    rule.count(kernels, torch.stack(votes), present, bucket, 0, Coins(0, step, 0), out=reply)
+    cast = BlockVotes(torch.stack(votes), present, bucket, 0)
+    rule.count(kernels, cast, Coins(0, step, 0), out=reply)
     bits = torch.zeros_like(nothing)
     moved = Segment(bucket.slots[0], bits, nothing, nothing.clone(), Coefficients(0, 0, 1.0, 0))
     kernels.apply_reply([moved], [1], reply, reply_format=rule.reply_format, rounding=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distlion.kernels import Coefficients, Coin, ReplyFormat, Segment
+from distlion.kernels import BlockVotes, Coefficients, Coin, ReplyFormat, Segment
 from distlion.kernels.cpu import CpuKernels
 from distlion.layout import Bucket, Slot
 
@@ -61,7 +61,7 @@ def count(
     if present is None:
         present = torch.ones(votes.shape[0], 2, dtype=torch.bool)
     coin = (COIN,) if op in ("count_signs", "count_levels") else ()
-    getattr(KERNELS, op)(votes, present, bucket, 0, *coin, out=out)
+    getattr(KERNELS, op)(BlockVotes(votes, present, bucket, 0), *coin, out=out)
 
 
 def apart(n: int) -> Tensor:

@@ -18,8 +18,7 @@ from conformance import (
     make_bucket,
     make_segments,
 )
-from distlion.kernels import PARAM_DTYPES, Coin, Kernels, ReplyFormat, Segment
-from distlion.layout import Bucket
+from distlion.kernels import PARAM_DTYPES, BlockVotes, Coin, Kernels, ReplyFormat, Segment
 
 ZERO = Coin(0x0123456789ABCDEF)
 TIE = Coin(0xFEDCBA9876543210, inverted=True)
@@ -132,11 +131,8 @@ def stepping_all(
         votes = m.place(draw_words(g, n_workers, n_blocks, bits))
         scales = draw(g, n_workers * len(sizes) * bits, torch.float32, wild=True)
         said = (
-            votes,
+            BlockVotes(votes, m.place(present, CPU), bucket, shard[0] * n_blocks),
             m.place(scales.view(n_workers, len(sizes), bits)),
-            m.place(present, CPU),
-            bucket,
-            shard[0] * n_blocks,
         )
         beside = m.place(torch.full_like(estimates, torch.nan))
         k.add_steps_of_all(estimates, *said, out=beside)
@@ -148,50 +144,22 @@ def stepping_all(
 
 # Counting.
 
-Count = Callable[[Kernels, Tensor, Tensor, Bucket, int, Tensor], None]
+Count = Callable[[Kernels, BlockVotes, Tensor], None]
 
 
 def directions_counter(dtype: torch.dtype) -> Count:
-    return lambda k, votes, present, bucket, first, out: k.sum_directions(
-        votes, present, bucket, first, dtype=dtype, out=out
-    )
+    return lambda k, votes, out: k.sum_directions(votes, dtype=dtype, out=out)
 
 
-def count_levels(
-    k: Kernels, votes: Tensor, present: Tensor, bucket: Bucket, first: int, out: Tensor
-) -> None:
-    k.count_levels(votes, present, bucket, first, TIE, out=out)
+def count_levels(k: Kernels, votes: BlockVotes, out: Tensor) -> None:
+    k.count_levels(votes, TIE, out=out)
 
 
 COUNTERS: dict[str, tuple[int, int, Count]] = {
-    "signs": (
-        1,
-        1,
-        lambda k, votes, present, bucket, first, out: k.count_signs(
-            votes, present, bucket, first, TIE, out=out
-        ),
-    ),
-    "signs without coin": (
-        1,
-        2,
-        lambda k, votes, present, bucket, first, out: k.count_signs(
-            votes, present, bucket, first, None, out=out
-        ),
-    ),
-    "ternary": (
-        2,
-        2,
-        lambda k, votes, present, bucket, first, out: k.count_ternary(
-            votes, present, bucket, first, out=out
-        ),
-    ),
-    "ones": (
-        1,
-        0,
-        lambda k, votes, present, bucket, first, out: k.count_ones(
-            votes, present, bucket, first, out=out
-        ),
-    ),
+    "signs": (1, 1, lambda k, votes, out: k.count_signs(votes, TIE, out=out)),
+    "signs without coin": (1, 2, lambda k, votes, out: k.count_signs(votes, None, out=out)),
+    "ternary": (2, 2, lambda k, votes, out: k.count_ternary(votes, out=out)),
+    "ones": (1, 0, lambda k, votes, out: k.count_ones(votes, out=out)),
     "directions in float32": (32, 2, directions_counter(torch.float32)),
     "directions in bfloat16": (16, 2, directions_counter(torch.bfloat16)),
     **{f"levels of {planes} planes": (planes, 1, count_levels) for planes in range(1, 9)},
@@ -239,7 +207,8 @@ def counting(
         votes = m.place(draw_votes(counter, n_workers, n_blocks, ties=ties, g=g))
         out = m.packed(n_blocks, planes or n_workers.bit_length())
         # Presence is read on the host, whatever the backend.
-        count(k, votes, m.place(present, CPU), bucket, shard[0] * n_blocks, out)
+        cast = BlockVotes(votes, m.place(present, CPU), bucket, shard[0] * n_blocks)
+        count(k, cast, out)
 
     return f"{counter}, {n_workers} workers {tuple(sizes)} {shard} ties={ties} {share}", run
 

@@ -26,6 +26,7 @@ from distlion.aggregation import (
 )
 from distlion.kernels import (
     FLOAT_PLANES,
+    BlockVotes,
     Coefficients,
     Coins,
     ReplyFormat,
@@ -179,7 +180,8 @@ def count(
     for old in (0, -1):
         shape = (votes.shape[1], rule.reply_planes(votes.shape[0]), BLOCK_WORDS)
         out = torch.full(shape, old, dtype=torch.int64)
-        rule.count(KERNELS, votes, present, bucket, first, Coins(SEED, step, 0), out=out)
+        cast = BlockVotes(votes, present, bucket, first)
+        rule.count(KERNELS, cast, Coins(SEED, step, 0), out=out)
         replies.append(out)
     assert torch.equal(*replies)
     return replies[0]

@@ -12,8 +12,8 @@ import matrix
 from distlion.aggregation import RULES, Aggregation, NamedRule
 from distlion.exchange import PATTERNS, Ballot, Cost, Exchange, Exchanging, Reducer, Reply
 from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
-from distlion.layout import Bucket, BucketShape
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.layout import BucketShape
 from distlion.transport import ByteCount, Transport
 from leaning_vote import LeaningVote
 from oracle import Rule
@@ -35,18 +35,8 @@ class CautiousVote(Aggregation):
     ) -> Tensor:
         return kernels.encode_signs(segments, coins.zero, out=out)
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
-        kernels.count_signs(votes, present, bucket, first_block, None, out=out)
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
+        kernels.count_signs(votes, None, out=out)
 
 
 @dataclass(frozen=True)

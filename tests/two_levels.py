@@ -57,7 +57,7 @@ class TwoLevels(Exchange):
 
         # 1 gather votes
         vote = link.empty(shape.whole_vote_chunk.n_bytes)
-        sent, bucket = ballot.header, ballot.header.bucket
+        sent = ballot.header
         row = ballot.votes.flatten()
         write_chunk(kernels, vote, shape.whole_vote_chunk, sent, ballot.present, row)
         if faults.armed:
@@ -68,14 +68,7 @@ class TwoLevels(Exchange):
         under_way.wait()
 
         # 2 tally the pair
-        read = read_chunks(
-            kernels,
-            votes,
-            shape.whole_vote_chunk,
-            kind=ChunkKind.VOTE,
-            epoch=sent.epoch,
-            bucket=bucket,
-        )
+        read = read_chunks(kernels, votes, shape.whole_vote_chunk, sent)
         first = link.rank - link.rank % 2
         pair = slice(first, first + 2)
         header = find_errors(read, replace(sent, kind=ChunkKind.REPLY), link.ranks)
@@ -90,9 +83,7 @@ class TwoLevels(Exchange):
         under_way.wait()
 
         # 4 settle
-        read = read_chunks(
-            kernels, tallies, chunk_shape, kind=ChunkKind.REPLY, epoch=sent.epoch, bucket=bucket
-        )
+        read = read_chunks(kernels, tallies, chunk_shape, header)
         verdict, n_present = judge_chunks(read, link.ranks), read.present[::2].sum(0)
         reply = parts.settle(parts.combine(read.payloads[::2]), n_present, 0)
         return Reply(verdict, n_present, reply.view(shape.n_shards, -1), read.gradient_digests)

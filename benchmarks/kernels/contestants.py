@@ -23,7 +23,7 @@ from lions import (
 )
 from torch import Tensor
 
-from distlion.kernels import Coefficients, Coin, ReplyFormat, Segment
+from distlion.kernels import BlockVotes, Coefficients, Coin, ReplyFormat, Segment
 from distlion.kernels.cpu import CpuKernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, fill_buckets, place_parameters
 
@@ -166,7 +166,7 @@ def count_call(
     tie = () if op == "count_ones" else (COIN,)
     reply_planes = n_workers.bit_length() if op == "count_ones" else 1
     out = torch.empty((bucket.shard_blocks, reply_planes, BLOCK_WORDS), dtype=torch.int64)
-    return partial(getattr(data.kernels, op), votes, present, bucket, 0, *tie, out=out)
+    return partial(getattr(data.kernels, op), BlockVotes(votes, present, bucket, 0), *tie, out=out)
 
 
 def build_counts(data: Data) -> Contestants:
@@ -235,10 +235,11 @@ def build_counting(data: Data) -> Contestants:
     votes = data.random_words[: n_workers * bucket.n_blocks * BLOCK_WORDS]
     packed = votes.view(n_workers, bucket.n_blocks, 1, BLOCK_WORDS)
     present = torch.ones((n_workers, 1), dtype=torch.bool)
+    cast = BlockVotes(packed, present, bucket, 0)
     out = make_output(bucket, 1)
 
     def count() -> None:
-        data.kernels.count_signs(packed, present, bucket, 0, COIN, out=out)
+        data.kernels.count_signs(cast, COIN, out=out)
 
     def unpack() -> np.ndarray:
         rows = votes.view(n_workers, -1).numpy().view(np.uint8)

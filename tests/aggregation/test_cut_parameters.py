@@ -11,7 +11,7 @@ from torch import Tensor
 import matrix
 from backends import Backend, over_all
 from distlion.aggregation import Aggregation, QuantizedVote
-from distlion.kernels import Coefficients, Coins, Segment
+from distlion.kernels import BlockVotes, Coefficients, Coins, Segment
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 
 N_WORKERS = 5
@@ -74,7 +74,9 @@ def vote(
     reply = reply.to(device)
     for first in range(0, bucket.n_blocks, bucket.shard_blocks):
         blocks = slice(first, first + bucket.shard_blocks)
-        rule.count(k, votes[:, blocks], present, bucket, first, coins, out=reply[blocks])
+        rule.count(
+            k, BlockVotes(votes[:, blocks], present, bucket, first), coins, out=reply[blocks]
+        )
     k.commit(
         segments[0],
         present.sum(0).tolist(),

@@ -55,7 +55,7 @@ def test_a_chunk_is_read_as_it_was_written(n_params: int, blocks: int, has_count
     highest = 65536 if has_counts else 2
     present = torch.randint(highest, (n_params,), generator=torch.Generator().manual_seed(n_params))
     chunk = make_chunk(shape, HEADER, present)
-    read = read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, epoch=0, bucket=2, sender=1)
+    read = read_chunk(KERNELS, chunk, shape, HEADER)
     assert read is not None
     assert read.header == HEADER
     assert torch.equal(read.present, present)
@@ -66,7 +66,7 @@ def test_gradients_travel_with_their_scale_instead_of_their_digest() -> None:
     shape = ChunkShape(n_params=3, payload_bytes=64)
     header = replace(HEADER, kind=ChunkKind.GRADIENT, grad_scale=1 / 3)
     chunk = make_chunk(shape, header, torch.tensor([1, 0, 1]))
-    read = read_chunk(KERNELS, chunk, shape, kind=ChunkKind.GRADIENT, epoch=0, bucket=2, sender=1)
+    read = read_chunk(KERNELS, chunk, shape, header)
     assert read is not None
     assert read.header == replace(header, gradient_digest=0)
 
@@ -77,9 +77,7 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))
     chunk[bit // 8] ^= 1 << (bit % 8)
-    assert (
-        read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, epoch=0, bucket=2, sender=1) is None
-    )
+    assert read_chunk(KERNELS, chunk, shape, HEADER) is None
 
 
 def write_three(senders: list[int]) -> tuple[torch.Tensor, ChunkShape, torch.Tensor]:
@@ -97,7 +95,7 @@ def write_three(senders: list[int]) -> tuple[torch.Tensor, ChunkShape, torch.Ten
 def test_chunks_written_together_have_payloads_and_checksums_of_their_own() -> None:
     rows, shape, payloads = write_three(senders=[])
     for row, payload in zip(rows, payloads, strict=True):
-        chunk = read_chunk(KERNELS, row, shape, kind=ChunkKind.VOTE, epoch=0, bucket=2, sender=1)
+        chunk = read_chunk(KERNELS, row, shape, HEADER)
         assert chunk is not None
         assert torch.equal(chunk.payload, payload)
 
@@ -105,7 +103,7 @@ def test_chunks_written_together_have_payloads_and_checksums_of_their_own() -> N
 def test_one_damaged_chunk_does_not_stain_the_others() -> None:
     rows, shape, payloads = write_three(senders=[0, 1, 2])
     rows[1, -1] ^= 1
-    chunks = read_chunks(KERNELS, rows, shape, kind=ChunkKind.VOTE, epoch=0, bucket=2)
+    chunks = read_chunks(KERNELS, rows, shape, HEADER)
     assert chunks.whole.tolist() == [True, False, True]
     assert torch.equal(chunks.payloads[::2], payloads[::2])
 
@@ -115,22 +113,20 @@ def test_one_damaged_chunk_does_not_stain_the_others() -> None:
 def test_junk_is_no_chunk(junk: bytes) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = torch.frombuffer(bytearray(junk), dtype=torch.uint8)
-    assert (
-        read_chunk(KERNELS, chunk, shape, kind=ChunkKind.VOTE, epoch=0, bucket=2, sender=1) is None
-    )
+    assert read_chunk(KERNELS, chunk, shape, HEADER) is None
 
 
 def test_a_chunk_of_another_epoch_is_refused() -> None:
-    shape, ours = ChunkShape(n_params=3, payload_bytes=128), {"kind": ChunkKind.VOTE, "bucket": 2}
+    shape = ChunkShape(n_params=3, payload_bytes=128)
     late = replace(HEADER, epoch=(1 << 32) - 1)
     chunk = make_chunk(shape, late, torch.tensor([1, 0, 1]))
-    assert read_chunk(KERNELS, chunk, shape, **ours, sender=1, epoch=0) is None
-    read = read_chunk(KERNELS, chunk, shape, **ours, sender=1, epoch=late.epoch)
+    assert read_chunk(KERNELS, chunk, shape, HEADER) is None
+    read = read_chunk(KERNELS, chunk, shape, late)
     assert read is not None
     assert read.header == late
     rows = torch.stack([make_chunk(shape, replace(late, sender=n), torch.ones(3)) for n in (0, 1)])
-    assert not read_chunks(KERNELS, rows, shape, **ours, epoch=late.epoch - 1).whole.any()
-    assert read_chunks(KERNELS, rows, shape, **ours, epoch=late.epoch).whole.all()
+    assert not read_chunks(KERNELS, rows, shape, replace(late, epoch=late.epoch - 1)).whole.any()
+    assert read_chunks(KERNELS, rows, shape, late).whole.all()
 
 
 def test_a_chunk_of_another_sender_bucket_or_kind_is_refused() -> None:
@@ -141,7 +137,5 @@ def test_a_chunk_of_another_sender_bucket_or_kind_is_refused() -> None:
         (ChunkKind.VOTE, 1, 1),
         (ChunkKind.VOTE, 2, 0),
     ]:
-        assert (
-            read_chunk(KERNELS, chunk, shape, kind=kind, epoch=0, bucket=bucket, sender=sender)
-            is None
-        )
+        like = replace(HEADER, kind=kind, bucket=bucket, sender=sender)
+        assert read_chunk(KERNELS, chunk, shape, like) is None

@@ -69,15 +69,7 @@ def write(shape: ChunkShape, header: Header, seed: int) -> Tensor:
 
 
 def read(chunk: Tensor, shape: ChunkShape, header: Header) -> Chunk | None:
-    return read_chunk(
-        BACKENDS[0],
-        chunk,
-        shape,
-        kind=header.kind,
-        bucket=header.bucket,
-        epoch=header.epoch,
-        sender=header.sender,
-    )
+    return read_chunk(BACKENDS[0], chunk, shape, header)
 
 
 def check_chunk(chunk: Chunk, shape: ChunkShape) -> None:
@@ -145,8 +137,7 @@ def test_frames_of_random_bytes_or_of_another_shape_are_refused() -> None:
             assert read(cut, other, header) is None
         rows = torch.stack([write(shape, replace(header, sender=rank), rank) for rank in range(3)])
         rows[1] = torch.frombuffer(bytearray(repeated[: shape.n_bytes]), dtype=torch.uint8)
-        expected = {"kind": header.kind, "bucket": header.bucket, "epoch": header.epoch}
-        found = read_chunks(BACKENDS[0], rows, shape, **expected)
+        found = read_chunks(BACKENDS[0], rows, shape, header)
         assert [chunk is not None for chunk in found] == [True, False, True]
 
     keep_on(fuzz)

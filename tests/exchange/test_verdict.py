@@ -35,7 +35,7 @@ def find(found: list[Header]) -> Header:
     for row, header in zip(rows, found, strict=True):
         payload = torch.zeros(SHAPE.payload_bytes, dtype=torch.uint8)
         write_chunk(KERNELS, row, SHAPE, header, torch.ones(1, dtype=torch.bool), payload)
-    chunks = read_chunks(KERNELS, rows, SHAPE, kind=ChunkKind.REPLY, epoch=0, bucket=0)
+    chunks = read_chunks(KERNELS, rows, SHAPE, OWN)
     return find_errors(chunks, OWN, range(len(found)))
 
 

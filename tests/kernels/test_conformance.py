@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from backends import CPU, Backend, over_cores, over_others
 from conformance import DTYPES, MANY, Memory, conform, draw_words, make_bucket, make_segments
-from distlion.kernels import Coin, Kernels, ReplyFormat
+from distlion.kernels import BlockVotes, Coin, Kernels, ReplyFormat
 from distlion.kernels.cpu import Core, CpuKernels
 from kernel_cases import ROUNDING, TIE, ZERO, all_ops, committing, counting, encoding
 
@@ -47,11 +47,11 @@ def test_votes_and_replies_need_not_be_contiguous(backend: Backend) -> None:
         present = (torch.rand(len(MANY), 6, generator=g) < 0.7).T
         assert not votes.is_contiguous()
         assert not present.is_contiguous()
-        k.count_ternary(votes, present, bucket, 0, out=m.packed(n_blocks, 2))
+        k.count_ternary(BlockVotes(votes, present, bucket, 0), out=m.packed(n_blocks, 2))
         strided = votes[:, :, ::2]
-        k.count_signs(strided, present, bucket, 0, TIE, out=m.packed(n_blocks, 1))
-        k.count_ones(strided, present, bucket, 0, out=m.packed(n_blocks, 3))
-        k.count_levels(votes, present, bucket, 0, TIE, out=m.packed(n_blocks, 1))
+        k.count_signs(BlockVotes(strided, present, bucket, 0), TIE, out=m.packed(n_blocks, 1))
+        k.count_ones(BlockVotes(strided, present, bucket, 0), out=m.packed(n_blocks, 3))
+        k.count_levels(BlockVotes(votes, present, bucket, 0), TIE, out=m.packed(n_blocks, 1))
         reply = m.place(draw_words(g, 2, n_blocks)).transpose(0, 1)
         segments = make_segments(bucket, g, m)
         k.commit(segments, [1] * 12, reply, reply_format=ReplyFormat.TERNARY, rounding=None)
@@ -139,10 +139,14 @@ def test_a_step_is_equal_from_the_votes_to_the_commit(
         for first in range(0, bucket.n_blocks, bucket.shard_blocks or 1):
             blocks = slice(first, first + bucket.shard_blocks)
             if reply_format is ReplyFormat.COUNT:
-                k.count_ones(votes[:, blocks], present, bucket, first, out=reply[blocks])
+                k.count_ones(
+                    BlockVotes(votes[:, blocks], present, bucket, first), out=reply[blocks]
+                )
             else:
                 tie = TIE if reply_format is ReplyFormat.SIGN else None
-                k.count_signs(votes[:, blocks], present, bucket, first, tie, out=reply[blocks])
+                k.count_signs(
+                    BlockVotes(votes[:, blocks], present, bucket, first), tie, out=reply[blocks]
+                )
         k.commit(
             workers[0],
             present.sum(0).tolist(),

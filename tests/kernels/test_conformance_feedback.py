@@ -19,7 +19,7 @@ from conformance import (
     make_bucket,
     make_segments,
 )
-from distlion.kernels import Coefficients, Kernels, Segment
+from distlion.kernels import BlockVotes, Coefficients, Kernels, Segment
 from kernel_cases import ZERO, draw_estimates, resting, stepping, stepping_all
 
 # One block of a scale, more, and less; 4,133 is a prime above 4,096.
@@ -200,7 +200,7 @@ def test_what_all_workers_said_need_not_be_contiguous(backend: Backend) -> None:
         scales = m.place(torch.rand(2, 2, 3, generator=g)).permute(2, 0, 1)
         present = (torch.rand(2, 3, generator=g) < 0.7).T
         out = m.place(torch.full(estimates.shape, torch.nan))
-        k.add_steps_of_all(estimates, votes, scales, present, bucket, 0, out=out)
+        k.add_steps_of_all(estimates, BlockVotes(votes, present, bucket, 0), scales, out=out)
         return [out]
 
     conform(backend, "steps, not contiguous", run)

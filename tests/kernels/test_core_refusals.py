@@ -23,7 +23,7 @@ from core_calls import (
     words,
 )
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import ReplyFormat
+from distlion.kernels import BlockVotes, ReplyFormat
 from distlion.kernels.cpu import Core, CpuKernels
 from distlion.layout import Slot
 
@@ -175,10 +175,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "votes, planes of directions": (
         lambda: KERNELS.sum_directions(
-            words(1, 1, 16, 8),
-            words(1, 2).bool(),
-            BUCKET,
-            0,
+            BlockVotes(words(1, 1, 16, 8), words(1, 2).bool(), BUCKET, 0),
             dtype=torch.float32,
             out=words(1, 2, 8),
         ),
@@ -186,10 +183,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "sum of another dtype": (
         lambda: KERNELS.sum_directions(
-            words(1, 1, 16, 8),
-            words(1, 2).bool(),
-            BUCKET,
-            0,
+            BlockVotes(words(1, 1, 16, 8), words(1, 2).bool(), BUCKET, 0),
             dtype=torch.float16,
             out=words(1, 2, 8),
         ),

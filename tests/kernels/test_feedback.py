@@ -10,6 +10,7 @@ from torch import Tensor
 import oracle
 from distlion.kernels import (
     FLOAT_PLANES,
+    BlockVotes,
     Coefficients,
     Coins,
     Segment,
@@ -195,11 +196,8 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
         found = torch.empty(N_WORKERS, 512 * bucket.shard_blocks)
         KERNELS.add_steps_of_all(
             everybody[:, elements],
-            torch.stack(votes)[:, blocks].contiguous(),
+            BlockVotes(torch.stack(votes)[:, blocks].contiguous(), present, bucket, first),
             torch.stack(scales),
-            present,
-            bucket,
-            first,
             out=found,
         )
         assert torch.equal(found, expected[:, elements])
@@ -223,7 +221,7 @@ def test_the_reply_is_the_sign_of_all_estimates_those_of_absent_workers_too() ->
     out = torch.full((bucket.n_blocks, 1, BLOCK_WORDS), -1, dtype=torch.int64)
     packed = estimates.view(torch.int64).view(2, bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
-    count_estimates(KERNELS, packed, present, bucket, 0, COINS.tie, out=out)
+    count_estimates(KERNELS, BlockVotes(packed, present, bucket, 0), COINS.tie, out=out)
 
     bits = unpack(split_planes(out)[0], 512 * bucket.n_blocks).numpy()
     total = estimates[:, :130].sum(0).numpy()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from core_calls import BUCKET, COIN, KERNELS, SLOTS, N, apart, make_segments, words
 from distlion.errors import InvalidArgumentError
+from distlion.kernels import BlockVotes
 from distlion.kernels.cpu import Core
 from distlion.layout import Bucket, Slot
 
@@ -57,11 +58,13 @@ def add_all(
 ) -> None:
     KERNELS.add_steps_of_all(
         torch.zeros(3, 512) if estimates is None else estimates,
-        words(3, 1, 2, 8) if votes is None else votes,
+        BlockVotes(
+            words(3, 1, 2, 8) if votes is None else votes,
+            torch.ones(3, 2, dtype=torch.bool) if present is None else present,
+            Bucket(0, BUCKET.members, slots, 1),
+            0,
+        ),
         torch.zeros(3, 2, 2) if scales is None else scales,
-        torch.ones(3, 2, dtype=torch.bool) if present is None else present,
-        Bucket(0, BUCKET.members, slots, 1),
-        0,
         out=torch.zeros(3, 512),
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from backends import TRUTH, Backend, over_all
 from distlion.kernels import (
+    BlockVotes,
     Coefficients,
     Coin,
     Coins,
@@ -95,11 +96,11 @@ def test_ties_take_the_bits_of_their_numbers(planes: int, backend: Backend) -> N
     out = empty_planes(1, backend.device)
     # Counted from the middle on, so that some slots are cut.
     for blocks in (slice(0, 4), slice(4, BUCKET.n_blocks)):
-        shard = (votes[:, blocks], present, BUCKET, blocks.start, COINS.tie)
+        shard = BlockVotes(votes[:, blocks], present, BUCKET, blocks.start)
         if planes:
-            backend.kernels.count_levels(*shard, out=out[blocks])
+            backend.kernels.count_levels(shard, COINS.tie, out=out[blocks])
         else:
-            backend.kernels.count_signs(*shard, out=out[blocks])
+            backend.kernels.count_signs(shard, COINS.tie, out=out[blocks])
     for slot in BUCKET.slots:
         assert bits_of(out, slot) == bits_by_number(COINS.tie, slot), slot
 
@@ -108,7 +109,8 @@ def test_ties_of_votes_counted_in_parts_take_the_bits_of_their_numbers() -> None
     votes = torch.zeros((2, BUCKET.n_blocks, 1, BLOCK_WORDS), dtype=torch.int64)
     votes[1] = -1
     tally = tally_votes(
-        votes, torch.ones((2, 64), dtype=torch.bool), BUCKET, 0, vote_format=VoteFormat.LEVEL
+        BlockVotes(votes, torch.ones((2, 64), dtype=torch.bool), BUCKET, 0),
+        vote_format=VoteFormat.LEVEL,
     )
     out = empty_planes(1, TRUTH.device)
     settle_tally(

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS, Coin, Kernels, reference
+from distlion.kernels import (
+    PARAM_DTYPES,
+    SCALE_BLOCK_ELEMENTS,
+    BlockVotes,
+    Coin,
+    Kernels,
+    reference,
+)
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 from fuzz_settings import FUZZ, keep_on
@@ -34,17 +41,17 @@ def count(
     first_block: int,
     out: Tensor,
 ) -> None:
-    shard = (votes, present, bucket, first_block)
+    shard = BlockVotes(votes, present, bucket, first_block)
     if op in ("signs", "signs or zero"):
-        kernels.count_signs(*shard, TIE if op == "signs" else None, out=out)
+        kernels.count_signs(shard, TIE if op == "signs" else None, out=out)
     elif op == "ternary":
-        kernels.count_ternary(*shard, out=out)
+        kernels.count_ternary(shard, out=out)
     elif op == "ones":
-        kernels.count_ones(*shard, out=out)
+        kernels.count_ones(shard, out=out)
     elif op == "levels":
-        kernels.count_levels(*shard, TIE, out=out)
+        kernels.count_levels(shard, TIE, out=out)
     else:
-        kernels.sum_directions(*shard, dtype=getattr(torch, op), out=out)
+        kernels.sum_directions(shard, dtype=getattr(torch, op), out=out)
 
 
 def planes_of(op: str, n_workers: int, level_planes: int) -> tuple[int, int]:

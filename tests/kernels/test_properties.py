@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backends import Backend, over_all
-from distlion.kernels import PARAM_DTYPES, Coefficients, Coins, ReplyFormat, Segment
+from distlion.kernels import PARAM_DTYPES, BlockVotes, Coefficients, Coins, ReplyFormat, Segment
 from distlion.kernels.coin import GOLDEN, MASK, mix
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
@@ -202,12 +202,12 @@ def test_counting_shard_by_shard_equals_counting_the_bucket(backend: Backend) ->
     votes = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator).to(backend.device)
     present = torch.rand(4, 4, generator=generator) < 0.7
     whole = empty_planes(bucket, 1, backend.device)
-    backend.kernels.count_signs(votes, present, bucket, 0, COINS.tie, out=whole)
+    backend.kernels.count_signs(BlockVotes(votes, present, bucket, 0), COINS.tie, out=whole)
     for shard in range(3):
         part = empty_planes(bucket, 1, backend.device)[: bucket.shard_blocks]
         blocks = slice(shard * bucket.shard_blocks, (shard + 1) * bucket.shard_blocks)
-        shard_votes = (votes[:, blocks], present, bucket, blocks.start)
-        backend.kernels.count_signs(*shard_votes, COINS.tie, out=part)
+        shard_votes = BlockVotes(votes[:, blocks], present, bucket, blocks.start)
+        backend.kernels.count_signs(shard_votes, COINS.tie, out=part)
         assert torch.equal(part, whole[blocks])
 
 
@@ -220,7 +220,8 @@ def test_a_count_of_any_number_of_workers_is_exact(workers: int, backend: Backen
     votes[:, 0, 0, 0] = torch.randint(-(2**63), 2**63 - 1, (workers,), generator=generator)
     out = empty_planes(bucket, workers.bit_length(), backend.device)
     present = torch.ones((workers, 1), dtype=torch.bool)
-    backend.kernels.count_ones(votes.to(backend.device), present, bucket, 0, out=out)
+    cast = BlockVotes(votes.to(backend.device), present, bucket, 0)
+    backend.kernels.count_ones(cast, out=out)
     for coordinate in (0, 1, 31, 63):
         ones = sum(int(word) >> coordinate & 1 for word in votes[:, 0, 0, 0])
         planes = range(workers.bit_length())

@@ -145,7 +145,7 @@ MUTATIONS = (
     Mutation(
         "owners that disagree on presence are believed",
         "exchange/all_reduce.py",
-        "bool((chunks.present != present).any())",
+        "bool((read.present != present).any())",
         "False",
         ("exchange/test_pattern_contract.py",),
     ),
@@ -166,7 +166,7 @@ MUTATIONS = (
     Mutation(
         "another parameter named, sparse",
         "step/vote.py",
-        "position=sparse[0]",
+        "position=sparse.position",
         "position=0",
         BLAME,
     ),
@@ -223,16 +223,16 @@ MUTATIONS = (
     ),
     Mutation(
         "a commit that was cut short leaves no trace",
-        "step/lifecycle.py",
-        "        self._is_torn = True\n        yield",
-        "        yield",
+        "optim/distributed_lion.py",
+        "session.lifecycle.is_torn = True",
+        "pass",
         LIFECYCLE,
     ),
     Mutation(
         "headers do not carry this step's hyperparameters",
         "session/fingerprint.py",
-        "[self._digest, *changing, *self.list_toggled(groups)]",
-        "[self._digest, *self.list_toggled(groups)]",
+        "[self._digest, *changing, *toggled]",
+        "[self._digest, *toggled]",
         ("session/test_fingerprint.py",),
     ),
     Mutation(

@@ -45,7 +45,7 @@ CORE = (
     Mutation(
         "core: bytes of another epoch are read",
         "exchange/frame.py",
-        '        ("epoch", epoch),\n',
+        '        ("epoch", like.epoch),\n',
         "",
         ("exchange/test_frame.py",),
     ),

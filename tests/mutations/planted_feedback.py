@@ -25,8 +25,8 @@ FEEDBACK = (
     Mutation(
         "votes that are never committed have been heard",
         "aggregation/feedback.py",
-        "kernels.add_steps_of_all(estimates[own], *said, out=after)",
-        "kernels.add_steps_of_all(estimates[own], *said, out=(after := estimates[own]))",
+        "kernels.add_steps_of_all(estimates[own], one, scales[own], out=after)",
+        "kernels.add_steps_of_all(estimates[own], one, scales[own], out=(after := estimates[own]))",
         ESTIMATES,
     ),
     Mutation(
@@ -88,7 +88,7 @@ FEEDBACK = (
     Mutation(
         "an absent worker's estimate does not count",
         "kernels/feedback.py",
-        "everybody = voted.expand(len(estimates), -1).contiguous()",
+        "everybody = voted.expand(len(packed), -1).contiguous()",
         "everybody = present",
         OPS,
     ),

@@ -38,18 +38,18 @@ PROTOCOL = (
     Mutation(
         "a worker leaves the exchange once it finds an error, simulated",
         "step/vote.py",
-        "    present = [segment.grad is not None for segment in segments]\n    if completion",
+        "    present = [segment.grad is not None for segment in segments]\n    if faults",
         "    present = [segment.grad is not None for segment in segments]\n"
         "    if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
         '        raise GradientChangedError("not finite", is_recoverable=True)\n'
-        "    if completion",
+        "    if faults",
         SIMULATION,
     ),
     Mutation(
         "the last bucket's verdict is not heard, simulated",
         "optim/distributed_lion.py",
-        "verdict = worst_of([vote.reply.verdict for vote in votes])",
-        "verdict = worst_of([vote.reply.verdict for vote in votes[:1]])",
+        "verdict = judge_votes(votes)",
+        "verdict = judge_votes(votes[:1])",
         SIMULATION,
     ),
     Mutation(

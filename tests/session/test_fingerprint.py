@@ -35,7 +35,7 @@ def fixed_groups() -> FixedGroups:
 
 
 def digest(found: Fingerprint, groups: list[dict[str, Any]]) -> int:
-    return found.digest(groups, describe_hyperparameters(groups))
+    return found.digest(describe_hyperparameters(groups), found.list_toggled(groups))
 
 
 @pytest.mark.parametrize("change", [{"lr": 2e-3}, {"step": 1}, {"betas": (0.8, 0.99)}, {}])

@@ -100,7 +100,7 @@ def test_nobody_waits_behind_what_is_under_way(kind: str) -> None:
 def test_meeting_is_not_counted(kind: str) -> None:
     over = make_link(Group())
     begin(over, kind, LARGE).wait()
-    assert over.take_counted() == ByteCount(2 * LARGE, 2 * LARGE, 2)
+    assert over.counted == ByteCount(2 * LARGE, 2 * LARGE, 2)
 
 
 @KINDS

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import matrix
 from distlion.aggregation import Aggregation, FullPrecision
-from distlion.kernels import Coins, choose_kernels
+from distlion.kernels import BlockVotes, Coins, choose_kernels
 from distlion.kernels.words import interleave, pack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 from distlion.vote import RuleTally
@@ -60,7 +60,7 @@ def test_any_split_of_the_workers_gives_the_reply_to_all(
         own = votes[:, block : block + bucket.shard_blocks].contiguous()
         planes = rule.reply_planes(n_workers)
         expected = torch.empty(bucket.shard_blocks, planes, BLOCK_WORDS, dtype=torch.int64)
-        rule.count(KERNELS, own, present, bucket, block, COINS, out=expected)
+        rule.count(KERNELS, BlockVotes(own, present, bucket, block), COINS, out=expected)
 
         sent = own.flatten(1).view(torch.uint8)
         tallies = []

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
-from distlion.layout import Bucket
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,5 @@ class Average(Aggregation):
     ) -> Tensor:
         return kernels.encode_signs(segments, coins.zero, out=out)
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
-        kernels.count_ones(votes, present, bucket, first_block, out=out)
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
+        kernels.count_ones(votes, out=out)

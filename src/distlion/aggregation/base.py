@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape, bucket_of_one
 from distlion.vote import BucketVote, Roster
 
@@ -94,25 +94,12 @@ class Aggregation(ABC):
         """
 
     @abstractmethod
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
         """Write the reply to the votes on some blocks of a bucket.
 
         Args:
             kernels: The arithmetic.
-            votes: (voters, blocks, vote_planes, 8) int64.
-            present: (voters, n_params) bool on the CPU: who votes for which parameter.
-            bucket: Where parameters lie.
-            first_block: The bucket's block that ``votes`` begin with.
+            votes: The votes, of ``vote_planes`` planes.
             coins: The coins of this step; only those that are equal on all workers are used.
             out: (blocks, reply_planes, 8) int64. Overwritten.
         """

@@ -13,6 +13,7 @@ from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import (
     FLOAT_PLANES,
+    BlockVotes,
     Coins,
     Kernels,
     ReplyFormat,
@@ -100,23 +101,13 @@ class FeedbackVote(Aggregation):
         nothing = [make_worker_state(self, segment.param)[_ESTIMATE] for segment in segments]
         return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
         """Write the reply to estimates after a vote.
 
         ``votes`` are 32 planes of float32 values: the estimates of all workers, or their sum in
         rank order as that of one.
         """
-        count_estimates(kernels, votes, present, bucket, first_block, coins.tie, out=out)
+        count_estimates(kernels, votes, coins.tie, out=out)
 
 
 class _FeedbackBucket(BucketVote):
@@ -159,29 +150,27 @@ class _FeedbackBucket(BucketVote):
         self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
     ) -> Tensor:
         bucket = self.bucket
-        first_block = first_shard * bucket.shard_blocks
         packed, scales = self._split(votes)
         n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
         if self._everybody is None:
             self._everybody = torch.zeros(len(votes), n_elements, device=votes.device)
         estimates, total = self._everybody, torch.zeros(1, n_elements, device=votes.device)
         after = torch.empty_like(total)
+        said = BlockVotes(packed, present, bucket, first_shard * bucket.shard_blocks)
         for worker in range(len(votes)):  # one at a time, since estimates change in note() only
             own = slice(worker, worker + 1)
-            said = (packed[own], scales[own], present[own], bucket, first_block)
-            kernels.add_steps_of_all(estimates[own], *said, out=after)
+            one = said._replace(packed=packed[own], present=present[own])
+            kernels.add_steps_of_all(estimates[own], one, scales[own], out=after)
             weight = self.roster.weights[worker]
             total += after if weight == 1 else after * weight
 
         def note_votes() -> None:
-            kernels.add_steps_of_all(
-                estimates, packed, scales, present, bucket, first_block, out=estimates
-            )
+            kernels.add_steps_of_all(estimates, said, scales, out=estimates)
 
         self._note_votes = note_votes
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
         anybody, summed = present.any(0, keepdim=True), _as_votes(total, packed.shape[1])
-        self.rule.count(kernels, summed, anybody, bucket, first_block, coins, out=out)
+        self.rule.count(kernels, said._replace(packed=summed, present=anybody), coins, out=out)
         return out.view(-1).view(torch.uint8)
 
     def note(self) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
-from distlion.layout import Bucket
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -60,15 +59,5 @@ class FullPrecision(Aggregation):
     ) -> Tensor:
         return kernels.encode_directions(segments, dtype=self.dtype, out=out)
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
-        kernels.sum_directions(votes, present, bucket, first_block, dtype=self.dtype, out=out)
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
+        kernels.sum_directions(votes, dtype=self.dtype, out=out)

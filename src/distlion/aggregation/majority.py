@@ -10,8 +10,7 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
-from distlion.layout import Bucket
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 
 
 @dataclass(frozen=True)
@@ -63,16 +62,6 @@ class MajorityVote(Aggregation):
     ) -> Tensor:
         return kernels.encode_signs(segments, coins.zero, out=out)
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
         tie = coins.tie if self.tie == "random" else None
-        kernels.count_signs(votes, present, bucket, first_block, tie, out=out)
+        kernels.count_signs(votes, tie, out=out)

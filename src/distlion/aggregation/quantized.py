@@ -10,8 +10,15 @@ from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import FLOAT32_MAX, Coins, Kernels, ReplyFormat, Segment, VoteFormat
-from distlion.layout import Bucket
+from distlion.kernels import (
+    FLOAT32_MAX,
+    BlockVotes,
+    Coins,
+    Kernels,
+    ReplyFormat,
+    Segment,
+    VoteFormat,
+)
 
 MAX_BITS = 8
 
@@ -96,15 +103,5 @@ class QuantizedVote(Aggregation):
             segments, coins.zero, norm=self.norm, step=self.level_width, out=out
         )
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None:
-        kernels.count_levels(votes, present, bucket, first_block, coins.tie, out=out)
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
+        kernels.count_levels(votes, coins.tie, out=out)

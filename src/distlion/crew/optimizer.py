@@ -26,6 +26,7 @@ from distlion.errors import (
 from distlion.exchange import with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
+from distlion.options import NodePieces, Settings, ShardPieces
 from distlion.session import Session, name_worker
 from distlion.step import Ranks, StepInputs, is_dtensor
 from distlion.transport import watch_peers
@@ -85,11 +86,12 @@ class CrewLion(DistributedLion):
                 "the parameters are DTensors; in a crew each worker holds whole parameters"
             )
 
+    @staticmethod
     def _open_session(
-        self, params: list[Any], process_group: dist.ProcessGroup | None
-    ) -> tuple[Session, Any]:
+        params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, settings: Settings
+    ) -> tuple[Session, NodePieces | ShardPieces]:
         """Begin alone; ``form`` connects this worker with the others."""
-        return Session(Ranks.alone(), self._settings, None), None
+        return Session(Ranks.alone(), settings, None), NodePieces(1, 0)
 
     @property
     def has_lost_somebody(self) -> bool:

@@ -6,6 +6,7 @@ from distlion.exchange.base import (
     Ballot,
     Cost,
     Exchange,
+    Exchanging,
     PartialReducer,
     Reducer,
     Reply,
@@ -28,7 +29,6 @@ from distlion.exchange.numbers import (
     plan_sample,
 )
 from distlion.exchange.parameter_server import ParameterServer
-from distlion.exchange.pipeline import Exchanging, Pipeline, run_all
 from distlion.exchange.registry import PATTERNS, list_patterns, parse_pattern
 from distlion.exchange.verdict import (
     Verdict,
@@ -56,7 +56,6 @@ __all__ = [
     "NodeFrames",
     "ParameterServer",
     "PartialReducer",
-    "Pipeline",
     "Reducer",
     "Reply",
     "Verdict",
@@ -71,7 +70,6 @@ __all__ = [
     "plan_numbers",
     "plan_sample",
     "read_chunks",
-    "run_all",
     "share_verdict",
     "with_error",
     "with_error_of",

@@ -13,14 +13,14 @@ from distlion.exchange.base import (
     Ballot,
     Cost,
     Exchange,
+    Exchanging,
     Reducer,
     Reply,
     fire_counted,
     fire_framed,
 )
-from distlion.exchange.frame import ChunkKind, read_chunks, write_chunk
-from distlion.exchange.pipeline import Exchanging
-from distlion.exchange.verdict import judge_chunks
+from distlion.exchange.frame import read_chunks, write_chunk
+from distlion.exchange.verdict import Verdict, judge_chunks
 from distlion.failures import Status
 from distlion.layout import BucketShape
 from distlion.transport import ByteCount, Transport, all_gather_rounds
@@ -90,20 +90,12 @@ def count_whole_votes(
     received: Tensor, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
 ) -> Reply:
     """Check everybody's chunks, (workers, n) uint8, and count all shards."""
-    chunks = read_chunks(
-        link.kernels,
-        received,
-        shape.whole_vote_chunk,
-        kind=ChunkKind.VOTE,
-        bucket=ballot.header.bucket,
-        epoch=ballot.header.epoch,
-    )
-    verdict = judge_chunks(chunks, link.ranks)
+    chunks = read_chunks(link.kernels, received, shape.whole_vote_chunk, ballot.header)
     if faults.armed:
         fire_counted(link, ballot.header)
-    if verdict.status is not Status.OK:
+    if not chunks.agree:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-        return Reply(verdict, nothing, received)
+        return Reply(judge_chunks(chunks, link.ranks), nothing, received)
     reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
     payload = reply.view(shape.n_shards, -1)
-    return Reply(verdict, chunks.present.sum(0), payload, chunks.gradient_digests)
+    return Reply(Verdict(Status.OK), chunks.present.sum(0), payload, chunks.gradient_digests)

@@ -6,30 +6,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from distlion import faults
 from distlion.exchange.base import (
     Ballot,
     Cost,
     Exchange,
+    Exchanging,
     Reducer,
     Reply,
     fire_counted,
     fire_framed,
 )
-from distlion.exchange.frame import (
-    ChunkKind,
-    Chunks,
-    Header,
-    read_chunks,
-    write_chunk,
-    write_chunks,
-)
-from distlion.exchange.pipeline import Exchanging
+from distlion.exchange.frame import ChunkKind, read_chunks, write_chunk, write_chunks
 from distlion.exchange.verdict import Verdict, find_errors, judge_chunks
 from distlion.failures import Status
-from distlion.layout import BucketShape, ChunkShape
+from distlion.layout import BucketShape
 from distlion.transport import ONE_ROUND, ByteCount, Transport, all_gather_rounds
 
 
@@ -78,16 +70,15 @@ class AllReduce(Exchange):
         votes_under_way.wait()
 
         # 2 count
-        votes = read_chunks(
-            link.kernels,
-            received,
-            vote_shape,
-            kind=ChunkKind.VOTE,
-            bucket=ballot.header.bucket,
-            epoch=ballot.header.epoch,
-        )
-        header = find_errors(votes, replace(ballot.header, kind=ChunkKind.REPLY), link.ranks)
-        present, payload = _count(votes, reply_shape, header, link, reducer)
+        votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
+        header = replace(ballot.header, kind=ChunkKind.REPLY)
+        if votes.agree:
+            present = votes.present.sum(0)
+            payload = reducer.reduce(votes.payloads, votes.present.bool(), header.sender)
+        else:  # nobody is present
+            header = find_errors(votes, header, link.ranks)
+            present = torch.zeros(reply_shape.n_params, dtype=torch.int64)
+            payload = torch.zeros(reply_shape.payload_bytes, dtype=torch.uint8)
         if faults.armed:
             fire_counted(link, header)
 
@@ -100,26 +91,12 @@ class AllReduce(Exchange):
         replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
         yield
         replies_under_way.wait()
-        return _read_replies(replies, reply_shape, header, link)
-
-
-def _count(
-    chunks: Chunks, shape: ChunkShape, header: Header, link: Transport, reducer: Reducer
-) -> tuple[Tensor, Tensor]:
-    """Count the votes on this rank's shard; where there was an error, nobody is present."""
-    if header.status is not Status.OK:
-        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-        return nothing, torch.zeros(shape.payload_bytes, dtype=torch.uint8)
-    counted = reducer.reduce(chunks.payloads, chunks.present.bool(), header.sender)
-    return chunks.present.sum(0), counted
-
-
-def _read_replies(replies: Tensor, shape: ChunkShape, own: Header, link: Transport) -> Reply:
-    chunks = read_chunks(
-        link.kernels, replies, shape, kind=ChunkKind.REPLY, bucket=own.bucket, epoch=own.epoch
-    )
-    verdict = judge_chunks(chunks, link.ranks)
-    present = chunks.present[0]
-    if verdict.status is Status.OK and bool((chunks.present != present).any()):
-        verdict = Verdict(Status.CORRUPT)
-    return Reply(verdict, present, chunks.payloads, chunks.gradient_digests)
+        read = read_chunks(link.kernels, replies, reply_shape, header)
+        present = read.present[0]
+        if not read.agree:
+            verdict = judge_chunks(read, link.ranks)
+        elif bool((read.present != present).any()):
+            verdict = Verdict(Status.CORRUPT)
+        else:
+            verdict = Verdict(Status.OK)
+        return Reply(verdict, present, read.payloads, read.gradient_digests)

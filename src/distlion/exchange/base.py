@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from distlion import faults
 from distlion.exchange.frame import Header
-from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict
 from distlion.layout import BucketShape
 from distlion.transport import ByteCount, Transport
+
+T = TypeVar("T")
+Exchanging = Generator[None, None, T]
+"""An exchange, which yields once its bytes are under way, and returns what came back."""
 
 
 class PartialReducer(Protocol):
@@ -151,8 +155,8 @@ class Exchange(ABC):
     ) -> Exchanging[Reply]:
         """Send one bucket's votes and bring back the reply; every rank calls it, in the same order.
 
-        A generator, for ``Pipeline``: it yields in each round, once its bytes are under way. A
-        worker that found an error takes part all the same, and says so in its header.
+        A generator, so that several take turns: it yields in each round, once its bytes are under
+        way. A worker that found an error takes part all the same, and says so in its header.
 
         Raises:
             PeerLostError: A peer's connection closed.

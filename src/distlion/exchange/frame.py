@@ -292,36 +292,27 @@ class Chunks:
         return tuple(rank for rank, whole in zip(ranks, self.whole, strict=True) if not whole)
 
 
-def read_chunk(
-    kernels: Kernels,
-    chunk: Tensor,
-    shape: ChunkShape,
-    *,
-    kind: ChunkKind,
-    bucket: int,
-    sender: int,
-    epoch: int,
-) -> Chunk | None:
-    """Check a chunk and take it apart; None where it is not what ``sender`` must have sent.
+def read_chunk(kernels: Kernels, chunk: Tensor, shape: ChunkShape, like: Header) -> Chunk | None:
+    """Check a chunk and take it apart; None where it is not what the sender must have sent.
 
-    Step, settings and status are left to the caller: a chunk that carries an error is whole.
+    Args:
+        kernels: The arithmetic where ``chunk`` lies.
+        chunk: (n,) uint8.
+        shape: Its sizes.
+        like: A header of the kind, bucket, epoch and sender that it must be of. Step, settings and
+            status are left to the caller: a chunk that carries an error is whole.
     """
     if chunk.numel() != shape.n_bytes:
         return None
-    rows = chunk.unsqueeze(0)
-    return read_chunks(
-        kernels, rows, shape, kind=kind, bucket=bucket, epoch=epoch, senders=[sender]
-    )[0]
+    return read_chunks(kernels, chunk.unsqueeze(0), shape, like, senders=[like.sender])[0]
 
 
 def read_chunks(
     kernels: Kernels,
     raw: Tensor,
     shape: ChunkShape,
+    like: Header,
     *,
-    kind: ChunkKind,
-    bucket: int,
-    epoch: int,
     senders: Sequence[int] | None = None,
 ) -> Chunks:
     """Check chunks and take them apart.
@@ -330,9 +321,7 @@ def read_chunks(
         kernels: The arithmetic where ``raw`` lies.
         raw: (chunks, shape.n_bytes) uint8.
         shape: Their sizes.
-        kind: What each must be.
-        bucket: What each must belong to.
-        epoch: Of which each must be.
+        like: A header of the kind, bucket and epoch that each must be of.
         senders: Who must have sent each; None for one from each member of a link, in order.
     """
     fronts = np.ascontiguousarray(raw[:, : shape.front_bytes].cpu().numpy())
@@ -343,9 +332,9 @@ def read_chunks(
     for name, expected in (
         ("magic", MAGIC_NUMBER),
         ("version", PROTOCOL_VERSION),
-        ("kind", int(kind)),
-        ("bucket", bucket),
-        ("epoch", epoch),
+        ("kind", int(like.kind)),
+        ("bucket", like.bucket),
+        ("epoch", like.epoch),
         ("sender", np.arange(len(fields)) if senders is None else np.array(senders)),
         ("n_bytes", shape.n_bytes),
     ):

@@ -66,21 +66,16 @@ class NodeFrames:
         Returns:
             The header, with the worst that was found, and what came.
         """
-        chunk_shape, kind = self.shape.gradients, ChunkKind.GRADIENT
+        chunk_shape = self.shape.gradients
         chunks = self.link.empty(self.link.n_members, chunk_shape.n_bytes)
-        sent = replace(header, kind=kind, sender=self.link.rank, grad_scale=grad_scale)
+        sent = replace(
+            header, kind=ChunkKind.GRADIENT, sender=self.link.rank, grad_scale=grad_scale
+        )
         for chunk, payload in zip(chunks, payloads, strict=True):
             write_chunk(self.link.kernels, chunk, chunk_shape, sent, present, payload)
         received = torch.empty_like(chunks)
         self.link.all_to_all(received, chunks, step=header.step).wait()
-        read = read_chunks(
-            self.link.kernels,
-            received,
-            chunk_shape,
-            kind=kind,
-            bucket=header.bucket,
-            epoch=header.epoch,
-        )
+        read = read_chunks(self.link.kernels, received, chunk_shape, sent)
         header = find_errors(read, header, self.link.ranks)
         return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
 
@@ -170,6 +165,4 @@ def _gather(
     write_chunk(link.kernels, own, shape, sent, present, payload)
     everybody = link.empty(link.n_members, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
-    return read_chunks(
-        link.kernels, everybody, shape, kind=kind, bucket=header.bucket, epoch=header.epoch
-    )
+    return read_chunks(link.kernels, everybody, shape, sent)

@@ -41,7 +41,7 @@ def gather_numbers(
         fire_framed(link, header, own)
     everybody = link.empty(link.n_members, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
-    chunks = read_chunks(link.kernels, everybody, shape, kind=kind, bucket=0, epoch=header.epoch)
+    chunks = read_chunks(link.kernels, everybody, shape, sent)
     return find_errors(chunks, header, link.ranks), [
         _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None
     ]

@@ -14,12 +14,12 @@ from distlion.exchange.base import (
     Ballot,
     Cost,
     Exchange,
+    Exchanging,
     Reducer,
     Reply,
     fire_framed,
 )
 from distlion.exchange.frame import ChunkKind, Header, read_chunk, write_chunk
-from distlion.exchange.pipeline import Exchanging
 from distlion.exchange.verdict import Verdict, decode_verdict, encode_verdict, with_verdict
 from distlion.failures import Status
 from distlion.layout import BucketShape
@@ -106,15 +106,8 @@ def _write_reply(
 
 
 def _read_reply(raw: Tensor, link: Transport, shape: BucketShape, own: Header) -> Reply:
-    chunk = read_chunk(
-        link.kernels,
-        raw,
-        shape.whole_reply_chunk,
-        kind=ChunkKind.REPLY,
-        bucket=own.bucket,
-        epoch=own.epoch,
-        sender=SERVER,
-    )
+    like = replace(own, kind=ChunkKind.REPLY, sender=SERVER)
+    chunk = read_chunk(link.kernels, raw, shape.whole_reply_chunk, like)
     if chunk is None:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(Verdict(Status.CORRUPT, (link.ranks[SERVER],)), nothing, raw)

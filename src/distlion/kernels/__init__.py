@@ -11,6 +11,7 @@ from distlion.kernels.contract import (
     ReplyFormat,
     Segment,
 )
+from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
 from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
@@ -21,6 +22,7 @@ __all__ = [
     "FLOAT_PLANES",
     "PARAM_DTYPES",
     "SCALE_BLOCK_ELEMENTS",
+    "BlockVotes",
     "Coefficients",
     "Coin",
     "Coins",

@@ -6,7 +6,7 @@ Notation and what holds for all ops stand in ``contract.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,19 +15,26 @@ from distlion.kernels.coin import Coin
 from distlion.layout import Bucket, Slot
 
 
+class BlockVotes(NamedTuple):
+    """The votes of some workers on some blocks of a bucket.
+
+    Attributes:
+        packed: (workers, blocks, planes, 8) int64, where they are counted.
+        present: (workers, n_params) bool on the CPU: who votes for which parameter of the bucket.
+        bucket: Where parameters lie.
+        first_block: The bucket's block that ``packed`` begins with.
+    """
+
+    packed: Tensor
+    present: Tensor
+    bucket: Bucket
+    first_block: int
+
+
 class CountingKernels(Protocol):
     """What a backend implements of them. ``out`` is overwritten whole."""
 
-    def count_signs(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin | None,
-        *,
-        out: Tensor,
-    ) -> None:
+    def count_signs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
         """Take the majority of signs.
 
         Equation:
@@ -35,60 +42,34 @@ class CountingKernels(Protocol):
             coin, S = 0.
 
         Args:
-            votes: (workers, blocks, 1, 8) int64, part of the bucket.
-            present: (workers, n_params) bool on the CPU: who votes for which parameter of the
-                bucket.
-            bucket: Where parameters lie.
-            first_block: The bucket's block that ``votes`` begin with.
+            votes: Of 1 plane.
             tie: The coin, or None for S = 0.
             out: (blocks, 1, 8) int64 with a coin (SIGN), (blocks, 2, 8) without (TERNARY).
         """
         ...
 
-    def count_ternary(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
+    def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
         """Take the sign of the sum of votes in {-1, 0, 1}.
 
         Arguments as ``count_signs``; ``votes`` and ``out`` have 2 planes.
         """
         ...
 
-    def count_ones(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
+    def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
         """Count the +1 votes of those present.
 
         Arguments as ``count_signs``; ``out`` has the planes of a COUNT.
         """
         ...
 
-    def count_levels(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin,
-        *,
-        out: Tensor,
-    ) -> None:
+    def count_levels(self, votes: BlockVotes, tie: Coin, *, out: Tensor) -> None:
         """Take the sign of the sum of odd levels, ties by the coin.
 
         Arguments as ``count_signs``; ``votes`` has p planes, ``out`` 1.
         """
         ...
 
-    def sum_directions(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        dtype: torch.dtype,
-        out: Tensor,
-    ) -> None:
+    def sum_directions(self, votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> None:
         """Take the sign of the sum of directions, added in float32 in rank order; 0 stays 0.
 
         Arguments as ``count_signs``, ``votes`` with 32 or 16 planes, ``out`` with 2.
@@ -118,25 +99,14 @@ class CountingKernels(Protocol):
         ...
 
     def add_steps_of_all(
-        self,
-        estimates: Tensor,
-        votes: Tensor,
-        scales: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        out: Tensor,
+        self, estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor
     ) -> None:
         """Write the estimates of all workers after their votes on some blocks.
 
         Args:
             estimates: (workers, 512 blocks) float32: h of each worker; 0 between parameters.
-            votes: (workers, blocks, 1 or 2, 8) int64.
+            votes: Of 1 or 2 planes.
             scales: (workers, n_params, 1 or 2) float32.
-            present: (workers, n_params) bool on the CPU.
-            bucket: Where parameters lie.
-            first_block: The bucket's block that ``votes`` begin with.
             out: As ``estimates``, contiguous; may be the same tensor. Overwritten.
         """
         ...

@@ -16,7 +16,8 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
-from distlion.layout import Bucket, Slot
+from distlion.kernels.counting import BlockVotes
+from distlion.layout import Slot
 
 try:
     from distlion.kernels._cpu import Core, SegmentTable, instruction_sets
@@ -137,79 +138,35 @@ class CpuKernels:
         return after
 
     def add_steps_of_all(
-        self,
-        estimates: Tensor,
-        votes: Tensor,
-        scales: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        out: Tensor,
+        self, estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor
     ) -> None:
-        said = (votes.contiguous(), scales.contiguous(), present.contiguous())
-        self._core.add_steps_of_all(
-            estimates.contiguous(),
-            *said,
-            bucket.slots,
-            first_block,
-            out,
-            torch.get_num_threads(),
+        packed, present, slots, first_block = _read_votes(votes)
+        said = (estimates.contiguous(), packed, scales.contiguous(), present)
+        self._core.add_steps_of_all(*said, slots, first_block, out, torch.get_num_threads())
+
+    def count_signs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
+        if tie is None:
+            self._core.count_signs_or_zero(*_read_votes(votes), out, torch.get_num_threads())
+        else:
+            self._core.count_signs(
+                *_read_votes(votes), tie.key, tie.inverted, out, torch.get_num_threads()
+            )
+
+    def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
+        self._core.count_ternary(*_read_votes(votes), out, torch.get_num_threads())
+
+    def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
+        self._core.count_ones(*_read_votes(votes), out, torch.get_num_threads())
+
+    def count_levels(self, votes: BlockVotes, tie: Coin, *, out: Tensor) -> None:
+        self._core.count_levels(
+            *_read_votes(votes), tie.key, tie.inverted, out, torch.get_num_threads()
         )
 
-    def count_signs(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin | None,
-        *,
-        out: Tensor,
-    ) -> None:
-        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
-        if tie is None:
-            self._core.count_signs_or_zero(*shard, out, torch.get_num_threads())
-        else:
-            self._core.count_signs(*shard, tie.key, tie.inverted, out, torch.get_num_threads())
-
-    def count_ternary(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
-        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
-        self._core.count_ternary(*shard, out, torch.get_num_threads())
-
-    def count_ones(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
-        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
-        self._core.count_ones(*shard, out, torch.get_num_threads())
-
-    def count_levels(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin,
-        *,
-        out: Tensor,
-    ) -> None:
-        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
-        self._core.count_levels(*shard, tie.key, tie.inverted, out, torch.get_num_threads())
-
-    def sum_directions(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        dtype: torch.dtype,
-        out: Tensor,
-    ) -> None:
-        shard = (votes.contiguous(), present.contiguous(), bucket.slots, first_block)
-        self._core.sum_directions(*shard, _is_bfloat16(dtype), out, torch.get_num_threads())
+    def sum_directions(self, votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> None:
+        self._core.sum_directions(
+            *_read_votes(votes), _is_bfloat16(dtype), out, torch.get_num_threads()
+        )
 
     def commit(
         self,
@@ -285,6 +242,11 @@ class _Gathered(tuple[Segment, ...]):
 
 def _make_flags(segments: Sequence[Segment]) -> Tensor:
     return torch.empty(len(segments), dtype=torch.bool)
+
+
+def _read_votes(votes: BlockVotes) -> tuple[Tensor, Tensor, Sequence[Slot], int]:
+    packed, present, bucket, first_block = votes
+    return packed.contiguous(), present.contiguous(), bucket.slots, first_block
 
 
 def _draws(coin: Coin | None) -> tuple[int, bool] | None:

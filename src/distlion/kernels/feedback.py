@@ -23,6 +23,7 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.counting import BlockVotes
 from distlion.kernels.words import (
     coin_bits,
     cut_blocks,
@@ -33,7 +34,7 @@ from distlion.kernels.words import (
     sum_by_halving,
     unpack,
 )
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 
 FLOAT_PLANES = 32
 """Planes of packed float32 values: those of a block, one after the other."""
@@ -104,23 +105,15 @@ def add_steps(
     return after
 
 
-def add_steps_of_all(
-    estimates: Tensor,
-    votes: Tensor,
-    scales: Tensor,
-    present: Tensor,
-    bucket: Bucket,
-    first_block: int,
-    *,
-    out: Tensor,
-) -> None:
+def add_steps_of_all(estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor) -> None:
     """Do what ``counting.CountingKernels.add_steps_of_all`` says."""
-    planes, after = split_planes(votes), out.copy_(estimates)
+    packed, present, bucket, first_block = votes
+    planes, after = split_planes(packed), out.copy_(estimates)
     for index, slot in enumerate(bucket.slots):
         alone, is_present = replace(bucket, slots=(slot,)), present[:, index : index + 1]
         # Read on the host, where they are: the voters of a run are on the device.
         voters = is_present.flatten().nonzero().flatten().tolist()
-        for run in cut_runs(alone, is_present, first_block, votes.shape[1], device=votes.device):
+        for run in cut_runs(alone, is_present, first_block, packed.shape[1], device=packed.device):
             start = run.words.start * WORD_ELEMENTS
             for worker in voters:
                 after[worker, start : start + run.n_elements] += _read_steps(
@@ -160,47 +153,26 @@ class PlainFeedback(ABC):
         return add_steps(estimates, slots, present, votes, scales)
 
     def add_steps_of_all(
-        self,
-        estimates: Tensor,
-        votes: Tensor,
-        scales: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        out: Tensor,
+        self, estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor
     ) -> None:
-        add_steps_of_all(estimates, votes, scales, present, bucket, first_block, out=out)
+        add_steps_of_all(estimates, votes, scales, out=out)
 
 
-def count_estimates(
-    kernels: Kernels,
-    estimates: Tensor,
-    present: Tensor,
-    bucket: Bucket,
-    first_block: int,
-    tie: Coin,
-    *,
-    out: Tensor,
-) -> None:
+def count_estimates(kernels: Kernels, estimates: BlockVotes, tie: Coin, *, out: Tensor) -> None:
     """Take the sign of the sum of all workers' estimates, the tie coin's where it is 0.
 
     Args:
         kernels: The arithmetic of sums, in float32 and in rank order.
-        estimates: (workers, blocks, 32, 8) int64, whose bytes are 512 values of each block.
-        present: (workers, n_params) bool on the CPU. An absent worker's estimate counts as it is;
-            of a parameter that nobody votes for, all bits are 0.
-        bucket: Where parameters lie.
-        first_block: The bucket's block that ``estimates`` begin with.
+        estimates: Of 32 planes, whose bytes are 512 values of each block. An absent worker's
+            estimate counts as it is; of a parameter that nobody votes for, all bits are 0.
         tie: The coin.
         out: (blocks, 1, 8) int64. Overwritten.
     """
+    packed, present, bucket, first_block = estimates
     voted = present.any(0, keepdim=True)
-    everybody = voted.expand(len(estimates), -1).contiguous()
+    everybody = voted.expand(len(packed), -1).contiguous()
     signs = out.new_empty(out.shape[0], 2, BLOCK_WORDS)
-    kernels.sum_directions(
-        estimates, everybody, bucket, first_block, dtype=torch.float32, out=signs
-    )
+    kernels.sum_directions(estimates._replace(present=everybody), dtype=torch.float32, out=signs)
     sign, is_not_zero = split_planes(signs)
     for run in cut_runs(bucket, voted, first_block, out.shape[0], device=out.device):
         used = pack(torch.ones(run.n_elements, dtype=torch.uint8, device=out.device))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Segment
+from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import add_steps as add_steps
 from distlion.kernels.feedback import add_steps_of_all as add_steps_of_all
 from distlion.kernels.feedback import encode_rests_by
@@ -32,7 +33,7 @@ from distlion.kernels.words import (
     sum_by_halving,
     unpack,
 )
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 
 
 def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
@@ -191,15 +192,10 @@ def encode_rests(
 # Counting, at the owner.
 
 
-def _count(
-    present: Tensor,
-    bucket: Bucket,
-    first_block: int,
-    out: Tensor,
-    reply_of: Callable[[Run], Sequence[Tensor]],
-) -> None:
+def _count(votes: BlockVotes, out: Tensor, reply_of: Callable[[Run], Sequence[Tensor]]) -> None:
     """Write the planes ``reply_of(run)``, (n_elements,) of 0 and 1 each; all else is zeros."""
     planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
+    _, present, bucket, first_block = votes
     for run in cut_runs(bucket, present, first_block, out.shape[0], device=out.device):
         for plane, bits in enumerate(reply_of(run)):
             planes[plane, run.words] = pack(bits)
@@ -212,75 +208,53 @@ def _sign_or_coin(total: Tensor, tie: Coin, run: Run) -> Tensor:
     return torch.where(total == 0, unpack(flips, run.n_elements), (total > 0).to(torch.uint8))
 
 
-def count_signs(
-    votes: Tensor,
-    present: Tensor,
-    bucket: Bucket,
-    first_block: int,
-    tie: Coin | None,
-    *,
-    out: Tensor,
-) -> None:
-    planes = split_planes(votes)
+def count_signs(votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
+    planes = split_planes(votes.packed)
 
     def reply_of(run: Run) -> list[Tensor]:
         bits = run.bits(planes, 0)
         total = 2 * bits.sum(0, dtype=torch.int64) - bits.shape[0]
         return [total > 0, total != 0] if tie is None else [_sign_or_coin(total, tie, run)]
 
-    _count(present, bucket, first_block, out, reply_of)
+    _count(votes, out, reply_of)
 
 
-def count_ternary(
-    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-) -> None:
-    planes = split_planes(votes)
+def count_ternary(votes: BlockVotes, *, out: Tensor) -> None:
+    planes = split_planes(votes.packed)
 
     def reply_of(run: Run) -> list[Tensor]:
         sign, non_zero = run.bits(planes, 0).to(torch.int64), run.bits(planes, 1)
         total = ((2 * sign - 1) * non_zero).sum(0)
         return [total > 0, total != 0]
 
-    _count(present, bucket, first_block, out, reply_of)
+    _count(votes, out, reply_of)
 
 
-def count_ones(
-    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-) -> None:
-    planes = split_planes(votes)
+def count_ones(votes: BlockVotes, *, out: Tensor) -> None:
+    planes = split_planes(votes.packed)
 
     def reply_of(run: Run) -> list[Tensor]:
         ones = run.bits(planes, 0).sum(0, dtype=torch.int64)
         return [(ones >> bit) & 1 for bit in range(out.shape[1])]
 
-    _count(present, bucket, first_block, out, reply_of)
+    _count(votes, out, reply_of)
 
 
-def count_levels(
-    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, tie: Coin, *, out: Tensor
-) -> None:
-    planes = split_planes(votes)
+def count_levels(votes: BlockVotes, tie: Coin, *, out: Tensor) -> None:
+    planes = split_planes(votes.packed)
 
     def reply_of(run: Run) -> list[Tensor]:
         level = torch.ones_like(run.bits(planes, 0), dtype=torch.int64)
-        for plane in range(1, votes.shape[2]):
+        for plane in range(1, votes.packed.shape[2]):
             level += run.bits(planes, plane).to(torch.int64) << plane
         total = ((2 * run.bits(planes, 0).to(torch.int64) - 1) * level).sum(0)
         return [_sign_or_coin(total, tie, run)]
 
-    _count(present, bucket, first_block, out, reply_of)
+    _count(votes, out, reply_of)
 
 
-def sum_directions(
-    votes: Tensor,
-    present: Tensor,
-    bucket: Bucket,
-    first_block: int,
-    *,
-    dtype: torch.dtype,
-    out: Tensor,
-) -> None:
-    values = votes.flatten(1).view(dtype)
+def sum_directions(votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> None:
+    values = votes.packed.flatten(1).view(dtype)
 
     def reply_of(run: Run) -> list[Tensor]:
         start = run.words.start * WORD_ELEMENTS
@@ -290,7 +264,7 @@ def sum_directions(
             total = total + direction.float()
         return [total > 0, total != 0]
 
-    _count(present, bucket, first_block, out, reply_of)
+    _count(votes, out, reply_of)
 
 
 # Committing.

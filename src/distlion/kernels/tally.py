@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import ReplyFormat
+from distlion.kernels.counting import BlockVotes
 from distlion.kernels.words import (
     Run,
     coin_bits,
@@ -40,23 +41,19 @@ class VoteFormat(Enum):
         return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)
 
 
-def tally_votes(
-    votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, vote_format: VoteFormat
-) -> Tensor:
+def tally_votes(votes: BlockVotes, *, vote_format: VoteFormat) -> Tensor:
     """Add the votes of some workers.
 
     Args:
-        votes: (workers, blocks, planes, 8) int64.
-        present: (workers, n_params) bool on the CPU.
-        bucket: Where parameters lie.
-        first_block: The bucket's block that ``votes`` begin with.
+        votes: Their votes.
         vote_format: How they are encoded: LEVEL or TERNARY.
 
     Returns:
         (512 * blocks,) int32, 0 where nobody votes. 65,535 workers of 8 bits stay below 2^24.
     """
-    n_blocks, device = votes.shape[1], votes.device
-    planes = split_planes(votes)
+    packed, present, bucket, first_block = votes
+    n_blocks, device = packed.shape[1], packed.device
+    planes = split_planes(packed)
     tally = torch.zeros(n_blocks * BLOCK_WORDS * WORD_ELEMENTS, dtype=torch.int32, device=device)
     for run in cut_runs(bucket, present, first_block, n_blocks, device=device):
         sign = 2 * run.bits(planes, 0).to(torch.int32) - 1
@@ -64,7 +61,7 @@ def tally_votes(
             size = run.bits(planes, 1).to(torch.int32)
         else:
             size = torch.ones_like(sign)
-            for plane in range(1, votes.shape[2]):
+            for plane in range(1, packed.shape[2]):
                 size += run.bits(planes, plane).to(torch.int32) << plane
         tally[_elements(run)] = (sign * size).sum(0, dtype=torch.int32)
     return tally

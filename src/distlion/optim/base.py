@@ -47,13 +47,11 @@ from distlion.optim.saved_state import (
 from distlion.options import MomentumSync, NodePieces, Settings, ShardPieces, fill_selection
 from distlion.session import FixedGroups, MomentumOwnership
 from distlion.step import (
-    GroupNumbers,
     Make,
     VotingParam,
     check_hyperparameters,
     check_step,
     is_dtensor,
-    read_groups,
     read_step,
 )
 
@@ -182,11 +180,6 @@ class LionBase(Optimizer):
             )
             for position, (param, number, make) in enumerate(found)
         ]
-
-    def _read_groups(self) -> GroupNumbers:
-        """Read the hyperparameters of every group, where schedulers write, and a GradScaler."""
-        told = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
-        return read_groups(self.param_groups, *told)
 
     # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
     @_disable_dynamo
@@ -323,12 +316,6 @@ class VotingBase(LionBase):
     def momentum_ownership(self) -> MomentumOwnership:
         """The momenta that this process keeps, for checkpoints."""
         raise NotImplementedError
-
-    def _read_groups(self) -> GroupNumbers:
-        """Read the numbers of a step, and which one that is."""
-        numbers = super()._read_groups()
-        self._known_step = read_step(self.param_groups)
-        return numbers
 
     def _advance(self) -> None:
         self._known_step += 1  # inputs of a step have read it

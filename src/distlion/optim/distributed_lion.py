@@ -14,16 +14,16 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
-from distlion.exchange import Exchange, worst_of
+from distlion.exchange import ChunkKind, Exchange, Header
 from distlion.failures import Status
+from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import restoring
-from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings, make_clip_alone
+from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings
 from distlion.session import (
     Fingerprint,
     MomentumOwnership,
-    Session,
     find_ownership,
     name_worker,
     open_session,
@@ -36,7 +36,10 @@ from distlion.step import (
     VotingParam,
     cast_votes,
     check_unchanged,
-    step_alone,
+    describe_hyperparameters,
+    judge_votes,
+    read_groups,
+    read_step,
 )
 from distlion.transport import ByteCount
 
@@ -106,7 +109,7 @@ class DistributedLion(VotingBase):
         ...     optimizer.zero_grad()
     """
 
-    _grad_norm: float | None = None
+    _open_session = staticmethod(open_session)
 
     def __init__(
         self,
@@ -151,7 +154,8 @@ class DistributedLion(VotingBase):
             seed=seed,
         )
         params = list_params(params)
-        self._session, pieces = self._open_session(params, process_group)
+        names = name_tensors(params)
+        self._session, pieces = self._open_session(names, process_group, self._settings)
         super().__init__(
             params,
             lr,
@@ -164,19 +168,10 @@ class DistributedLion(VotingBase):
             worker=name_worker(self._session),
         )
         with self._session.lifecycle.exchange("construction"):
-            self._join()
-
-    def _open_session(
-        self, params: list[Any], process_group: dist.ProcessGroup | None
-    ) -> tuple[Session, Any]:
-        return open_session(name_tensors(params), process_group, self._settings)
-
-    def _join(self) -> None:
-        """Become one of the workers; every rank must call it."""
-        trained = self._list_trainable()
-        lines = self._take_fingerprint(trained).list_lines(self.param_groups)
-        self._session.join(lines, trained, self._all_params(), step=self.committed_step)
-        self._lay_out()
+            trained = self._list_trainable()
+            lines = self._take_fingerprint(trained).list_lines(self.param_groups)
+            self._session.join(lines, trained, self._all_params(), step=self.committed_step)
+            self._lay_out()
 
     def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
         names, dtype = self._param_names(), self._exp_avg_dtype
@@ -190,23 +185,24 @@ class DistributedLion(VotingBase):
         self._fixed.note(self.param_groups)
 
     def _do_step(self) -> None:
-        session, step, every = self._session, self._find_step(), self._settings.check_every
+        session, every = self._session, self._settings.check_every
         if session.ranks.is_alone:
             self._step_alone()
             return
         if self._settings.overlap:
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
-        self._fire("before_step", step)
-        with session.lifecycle.exchange(f"step {step}"):
-            if self._vote_and_commit(step) and every and (step + 1) % every == 0:
-                session.compare_replicas(step=step + 1)
+        self._fire("before_step", self._known_step)
+        with session.lifecycle.exchange(f"step {self._known_step}"):
+            if self._vote_and_commit() and every and self._known_step % every == 0:
+                session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
-                session.try_overlap(step=self.committed_step)
+                session.try_overlap(step=self._known_step)
 
-    def _vote_and_commit(self, step: int) -> bool:
+    def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, votes) = self._session, self._cast_votes()
-        verdict = worst_of([vote.reply.verdict for vote in votes])
+        step = inputs.header.step
+        verdict = judge_votes(votes)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
         follow_up, followed, routing = session.follow_up, None, session.routing
@@ -220,13 +216,14 @@ class DistributedLion(VotingBase):
             session.compare_replicas(step=step)  # weights may have been loaded after construction
         self._fire("before_commit", step)
         check_unchanged(votes, rank=inputs.rank, step=step)
-        with session.lifecycle.commit():
-            for vote in votes:
-                vote.commit(inputs)
-            if follow_up is not None and followed is not None:
-                follow_up.commit(followed, votes, step)
-                self._fixed.note(self.param_groups)  # momenta may have been selected anew
-            self._advance()
+        session.lifecycle.is_torn = True
+        for vote in votes:
+            vote.commit(inputs)
+        if follow_up is not None and followed is not None:
+            follow_up.commit(followed, votes, step)
+            self._fixed.note(self.param_groups)  # momenta may have been selected anew
+        self._advance()
+        session.lifecycle.is_torn = False
         if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
             session.gradients.observe([vote.reply for vote in votes], session.params)
         self._fire("after_commit", step)
@@ -240,36 +237,39 @@ class DistributedLion(VotingBase):
 
     def _gather_inputs(self) -> StepInputs:
         """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
-        session, problem = self._session, None
+        session, groups, problem = self._session, self.param_groups, None
+        ranks, settings = session.ranks, self._settings
+        toggled = session.fingerprint.list_toggled(groups)
         try:
-            session.fingerprint.check_groups(self.param_groups)
-            numbers = self._read_groups()
+            if toggled:
+                session.fingerprint.check_groups(groups)
+            numbers = read_groups(self)
+            self._known_step = read_step(groups)
         except Exception as error:  # noqa: BLE001
-            numbers, problem = GroupNumbers(self.param_groups, [], found_inf=False), error
-        inputs = session.make_inputs(
-            self.param_groups,
-            numbers,
-            step=self._known_step,
-            note_norm=self._note_norm,
-            after_encode=partial(self._fire, "after_encode", self._known_step),
+            numbers, problem = GroupNumbers(groups, [], found_inf=False), error
+        digest = session.fingerprint.digest(describe_hyperparameters(numbers.groups), toggled)
+        coins = Coins(settings.seed, self._known_step, ranks.voter)
+        inputs = StepInputs(
+            rank=ranks.rank,
+            header=Header(ChunkKind.VOTE, coins.step, 0, 0, digest, epoch=ranks.roster.epoch),
+            coins=coins,
+            rounding=coins.rounding if settings.rounding == "stochastic" else None,
+            coefficients=numbers.coefficients,
+            nonfinite=settings.nonfinite,
+            found_inf=numbers.found_inf,
+            wants_digest=session.gradients.steps_left > 0,
+            note_norm=session.note_norm,
+            after_encode=partial(self._fire, "after_encode", coins.step),
         )
         return inputs if problem is None else inputs.refused(problem)
 
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
-        """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        self._session.lifecycle.check_usable()
-        session, inputs = self._session, self._gather_inputs()
-        verdict = step_alone(session.params, inputs, make_clip_alone(self._settings.clip_norm))
-        session.meter.count_step(session.n_elements)
-        if verdict.status is Status.OK:
+        session = self._session
+        session.lifecycle.check_usable()
+        if session.step_alone(self.param_groups, self._gather_inputs()):
             self._advance()
             session.gradients.observe([], session.params)
-        else:
-            session.abandon(verdict, self.param_groups, inputs)
-
-    def _note_norm(self, norm: float) -> None:
-        self._grad_norm = norm
 
     def _fire(self, point: faults.Point, step: int) -> None:
         if faults.armed:
@@ -311,7 +311,7 @@ class DistributedLion(VotingBase):
     @property
     def grad_norm(self) -> float | None:
         """Norm that ``clip_norm`` found in the last committed step, own or "global"; or None."""
-        return self._grad_norm
+        return self._session.grad_norm
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
@@ -356,10 +356,9 @@ class DistributedLion(VotingBase):
                 self._remove_last_group()
                 raise
             self._lay_out()
+            added = self.param_groups[-1]["params"]
             if not session.ranks.is_alone:
-                session.replicas.take_over(
-                    session.params, self.param_groups[-1]["params"], step=step
-                )
+                session.replicas.take_over(session.params, added, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
 from distlion.signals import deferred_signals
-from distlion.step import gather_alone, move_alone
+from distlion.step import gather_alone, move_alone, read_groups
 
 
 class Lion(LionBase):
@@ -80,7 +80,7 @@ class Lion(LionBase):
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
-        numbers = self._read_groups()
+        numbers = read_groups(self)
         if numbers.found_inf:
             return
         trained = self._list_trainable()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from distlion.exchange import Verdict, worst_of
 from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.step import judge_votes
 
 
 @torch.no_grad()
@@ -22,8 +22,7 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     with session.lifecycle.exchange("rehearse_step()"):
         inputs, votes = optimizer._cast_votes()
         session.meter.count_step(session.n_elements)
-        # A worker that is alone casts no vote.
-        verdict = worst_of([Verdict(Status.OK), *(vote.reply.verdict for vote in votes)])
+        verdict = judge_votes(votes)  # a worker that is alone casts none
         if verdict.status not in (Status.OK, Status.NON_FINITE):
             session.abandon(verdict, optimizer.param_groups, inputs)
     # Gradients are compared between workers in the first steps only.

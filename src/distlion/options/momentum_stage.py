@@ -14,7 +14,6 @@ from distlion.exchange import (
     Verdict,
     gather_sample,
     plan_sample,
-    run_all,
     share_verdict,
     worst_of,
 )
@@ -33,7 +32,7 @@ from distlion.options.sample import (
     place_sample,
     split_rows,
 )
-from distlion.step import VotingParam, read_together
+from distlion.step import VotingParam, read_together, run_all
 from distlion.transport import ByteCount, Transport
 
 SELECTED_KEY = "momentum_selected"

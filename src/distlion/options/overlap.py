@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import Header, Pipeline, Verdict, with_error, with_error_of, worst_of
+from distlion.exchange import Header, Verdict, with_error, with_error_of
 from distlion.failures import Status
 from distlion.options.arrivals import Arrivals
 from distlion.options.streams import VotingStreams
@@ -26,10 +26,12 @@ from distlion.step import (
     CastVote,
     Completion,
     Lifecycle,
+    Pipeline,
     Route,
     StepInputs,
     abstain_from,
     draft_and_cast,
+    judge_votes,
 )
 
 T = TypeVar("T")
@@ -248,7 +250,7 @@ class Overlap:
             votes = self._submit(abstain_from_rest).result()
         finally:
             self._reset()
-        verdict = worst_of([vote.reply.verdict for vote in votes])
+        verdict = judge_votes(votes)
         # On earlier buckets a worker may have voted before it gave up.
         by_all = votes[-1].reply.verdict.cancelled_by_all
         return inputs, replace(verdict, cancelled_by_all=by_all)

@@ -174,14 +174,14 @@ class Fingerprint:
         lines = self._lines + describe_hyperparameters(groups) + self.list_toggled(groups)
         return lines + self._list_recast()
 
-    def digest(self, groups: Sequence[Mapping[str, Any]], changing: Sequence[str]) -> int:
+    def digest(self, changing: Sequence[str], toggled: Sequence[str]) -> int:
         """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits.
 
         Args:
-            groups: The param groups.
             changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
+            toggled: What ``list_toggled`` returns.
         """
-        return digest_settings([self._digest, *changing, *self.list_toggled(groups)])
+        return digest_settings([self._digest, *changing, *toggled])
 
     def list_toggled(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """One line for each parameter that was frozen and is not, or the other way round."""
@@ -220,6 +220,7 @@ class Fingerprint:
     def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Check that param groups say what they said, and that what was frozen still is.
 
+        Where ``list_toggled`` finds nothing, neither does this.
         Only trainable parameters have momentum and a place in a bucket, agreed between workers.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from distlion.errors import CheckpointError
-from distlion.exchange import ChunkKind, Header, Verdict, share_verdict, worst_of
+from distlion.exchange import ChunkKind, Header, Verdict, share_verdict
 from distlion.failures import Status
 from distlion.kernels import Coins
 from distlion.options import Settings
@@ -14,7 +14,7 @@ from distlion.session.connections import Connections
 from distlion.session.fingerprint import digest_settings
 from distlion.session.handshake import CALL, explain_verdict, share_problem
 from distlion.session.routing import Routing
-from distlion.step import Ranks, TrafficMeter, VotingParam, abstain_from_all, explain
+from distlion.step import Ranks, TrafficMeter, VotingParam, abstain_from_all, explain, judge_votes
 
 
 class Meetings:
@@ -68,7 +68,7 @@ class Meetings:
             nonfinite=self._settings.nonfinite,
             clipper=self._routing.clipper,
         )
-        verdict = self.settle(worst_of([vote.reply.verdict for vote in votes]), header)
+        verdict = self.settle(judge_votes(votes), header)
         self._meter.discard()
         if verdict.status is not Status.OK:
             self.fail(verdict, lines, [], step=step)

@@ -89,7 +89,7 @@ class Replicas:
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)
         self.are_compared = True
-        return link.take_counted().sent_bytes
+        return link.counted.sent_bytes
 
     @contextmanager
     def _as_one(self, timeout_s: float, *, step: int) -> Iterator[None]:

@@ -20,7 +20,6 @@ from distlion.exchange import (
     Exchange,
     Header,
     Verdict,
-    run_all,
     share_verdict,
     worst_of,
 )
@@ -36,7 +35,7 @@ from distlion.options import (
 )
 from distlion.session.connections import Connections
 from distlion.session.warm_up import compile_kernels
-from distlion.step import FlatRoute, Ranks, Route, TrafficMeter, VotingParam, explain
+from distlion.step import FlatRoute, Ranks, Route, TrafficMeter, VotingParam, explain, run_all
 from distlion.transport import ByteCount, Transport, gather_bytes
 
 
@@ -123,7 +122,7 @@ class Routing:
         )
         told = (route.tell_counters(link, header) for route in self.routes)
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
-        self._meter.count_rule_state(link.take_counted().sent_bytes)
+        self._meter.count_rule_state(link.counted.sent_bytes)
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
         if inside is not None:  # what other ranks of this worker have heard
             verdict = share_verdict(inside, verdict, header, n_voters=ranks.roster.n_voters)

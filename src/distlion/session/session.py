@@ -12,9 +12,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import ChunkKind, Header, Verdict
+from distlion.exchange import Verdict
 from distlion.failures import Status
-from distlion.kernels import Coins
 from distlion.options import (
     FollowUp,
     NodePieces,
@@ -24,6 +23,7 @@ from distlion.options import (
     ShardPieces,
     describe_selection,
     find_sharding,
+    make_clip_alone,
 )
 from distlion.session.connections import Connections
 from distlion.session.fingerprint import Fingerprint, FixedGroups, describe_params
@@ -33,16 +33,14 @@ from distlion.session.replicas import Replicas
 from distlion.session.routing import Routing
 from distlion.step import (
     GradientWatch,
-    GroupNumbers,
     Lifecycle,
-    NoteNorm,
     Ranks,
     StepInputs,
     TrafficMeter,
     VotingParam,
-    describe_hyperparameters,
     log_skip,
     note_overflow,
+    step_alone,
 )
 from distlion.transport import ByteCount
 
@@ -70,6 +68,7 @@ class Session:
         fingerprint: What must be equal on all ranks.
         follow_up: What follows a vote; None where nothing does.
         n_elements: Trainable elements.
+        grad_norm: The norm that clipping found in the last committed step; None for none.
     """
 
     def __init__(
@@ -94,6 +93,7 @@ class Session:
         self.fingerprint = Fingerprint.of_nothing()
         self.follow_up: FollowUp | None = None
         self.n_elements = 0
+        self.grad_norm: float | None = None
 
     def join(
         self,
@@ -253,39 +253,19 @@ class Session:
                 self.meetings.meet(call, lines, step=step)
                 self.compare_replicas(step=step)
 
-    def make_inputs(
-        self,
-        groups: Sequence[Mapping[str, Any]],
-        numbers: GroupNumbers,
-        *,
-        step: int,
-        note_norm: NoteNorm,
-        after_encode: Callable[[], None],
-    ) -> StepInputs:
-        """Put together what the buckets of a step share.
+    def note_norm(self, norm: float) -> None:
+        """Note by which norm the gradients of a step were clipped."""
+        self.grad_norm = norm
 
-        Args:
-            groups: The param groups.
-            numbers: What was read of them.
-            step: The number of the step.
-            note_norm: Called by a commit with the norm by which gradients were clipped.
-            after_encode: Called once a vote is encoded, where a fault is armed.
+    def step_alone(self, groups: Sequence[Mapping[str, Any]], inputs: StepInputs) -> bool:
+        """Do a step of ``Lion``, under the same policy for values that are not finite.
+
+        Returns:
+            Whether it was committed; where the policy is to skip it, it may not have been.
         """
-        ranks, settings = self.ranks, self.settings
-        coins = Coins(settings.seed, step, ranks.voter)
-        digest = self.fingerprint.digest(groups, describe_hyperparameters(numbers.groups))
-        return StepInputs(
-            rank=ranks.rank,
-            header=Header(ChunkKind.VOTE, step, 0, 0, digest, epoch=ranks.roster.epoch),
-            coins=coins,
-            rounding=coins.rounding if settings.rounding == "stochastic" else None,
-            coefficients=numbers.coefficients,
-            nonfinite=settings.nonfinite,
-            found_inf=numbers.found_inf,
-            wants_digest=self.gradients.steps_left > 0,
-            note_norm=note_norm,
-            after_encode=after_encode,
-        )
+        verdict = step_alone(self.params, inputs, make_clip_alone(self.settings.clip_norm))
+        self.meter.count_step(self.n_elements)
+        return verdict.status is Status.OK or self.abandon(verdict, groups, inputs)
 
     def check_scaler(self, groups: Sequence[Mapping[str, Any]], grad_scale: object) -> None:
         """Refuse a GradScaler with overlap: votes leave before it gives the scale of gradients.

@@ -19,6 +19,7 @@ from distlion.step.hyperparameters import (
     read_groups,
     read_step,
 )
+from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.lifecycle import Lifecycle
 from distlion.step.make import Make, describe_make
 from distlion.step.memory import check_own_memory, check_shared_memory
@@ -47,13 +48,14 @@ from distlion.step.vote import (
     CastVote,
     Clipper,
     Completion,
-    NoteNorm,
-    StepInputs,
+    Pipeline,
     abstain_from,
     abstain_from_all,
     cast_votes,
     check_unchanged,
     draft_and_cast,
+    judge_votes,
+    run_all,
 )
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "Lifecycle",
     "Make",
     "NoteNorm",
+    "Pipeline",
     "Ranks",
     "Route",
     "StepInputs",
@@ -98,6 +101,7 @@ __all__ = [
     "explain",
     "gather_alone",
     "is_dtensor",
+    "judge_votes",
     "local_tensor",
     "log_abstention",
     "log_skip",
@@ -108,6 +112,7 @@ __all__ = [
     "read_groups",
     "read_step",
     "read_together",
+    "run_all",
     "step_alone",
     "take_gradients",
 ]

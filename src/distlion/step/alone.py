@@ -10,8 +10,9 @@ from distlion.errors import SparseGradientError, StepError
 from distlion.exchange import Verdict
 from distlion.failures import SPARSE_WORDS, Status
 from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
+from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.param import VotingParam, take_gradients
-from distlion.step.vote import NoteNorm, StepInputs, abstain
+from distlion.step.vote import abstain
 
 ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]
 """Clips the gradients of a single worker, and notes their norm."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import FLOAT32_MAX, Coefficients
@@ -124,19 +125,21 @@ class GroupNumbers(NamedTuple):
     found_inf: bool
 
 
-def read_groups(
-    groups: Sequence[Mapping[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
-) -> GroupNumbers:
+def read_groups(optimizer: Optimizer) -> GroupNumbers:
     """Read the numbers of a step; of those that lie on a device, all at once.
 
+    Schedulers write them into the param groups. A GradScaler writes ``grad_scale``, by which it has
+    multiplied the loss, and ``found_inf``, above 0 where it has seen an overflow.
+
     Args:
-        groups: Param groups, as schedulers write them.
-        grad_scale: What a GradScaler has multiplied the loss by; None without one.
-        found_inf: Above 0 where it has seen an overflow.
+        optimizer: What is about to do the step.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: A hyperparameter has left its range.
     """
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
+    grad_scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     found = [
         value
         for group in groups

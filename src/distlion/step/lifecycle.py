@@ -36,6 +36,7 @@ class Lifecycle:
 
     Attributes:
         is_ready: Whether its parameters have been put into buckets.
+        is_torn: Whether a commit has begun and not ended: parameters are between two steps.
         number: Of the optimizer, among all that were made on its process group.
     """
 
@@ -46,7 +47,7 @@ class Lifecycle:
         self._under_way: str | None = None
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
-        self._is_torn = self.is_ready = False
+        self.is_torn = self.is_ready = False
 
     @property
     def is_dead(self) -> bool:
@@ -100,7 +101,7 @@ class Lifecycle:
 
     def check_whole(self) -> None:
         """Raise CheckpointError where parameters are between two steps."""
-        if self._is_torn:
+        if self.is_torn:
             raise CheckpointError(
                 "an exception cut the commit of a step short, so that parameters and momenta are "
                 "between two steps; restart from an earlier checkpoint"
@@ -156,13 +157,6 @@ class Lifecycle:
             self._watch.leave(self._watch.turns.now.number + has_completed, cause)
         if is_own or self._watch.has_settled:
             self._watch.turns.failure = name_error(error)
-
-    @contextmanager
-    def commit(self) -> Iterator[None]:
-        """Declare parameters torn between two steps if what follows is left by an exception."""
-        self._is_torn = True
-        yield
-        self._is_torn = False
 
 
 def name_error(error: BaseException) -> str:

@@ -368,6 +368,14 @@ def mark_gradients(params: Sequence[VotingParam]) -> list[GradientMark]:
     return marks
 
 
+def find_sparse(marks: Sequence[GradientMark]) -> VotingParam | None:
+    """Find the first parameter whose gradient is sparse."""
+    for mark in marks:
+        if mark.version == SPARSE:
+            return mark.owner
+    return None
+
+
 def find_changed(marks: Sequence[GradientMark]) -> VotingParam | None:
     """Find the first parameter that has another gradient now, or whose gradient was written to."""
     for mark in marks:

@@ -92,4 +92,8 @@ class TrafficMeter:
         self._take()
 
     def _take(self) -> list[ByteCount]:
-        return [ByteCount() if link is None else link.take_counted() for link in self.links]
+        taken = [ByteCount() if link is None else link.counted for link in self.links]
+        for link in self.links:
+            if link is not None:
+                link.counted = ByteCount()
+        return taken

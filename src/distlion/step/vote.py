@@ -1,10 +1,10 @@
-"""One bucket's part in a step: draft and cast its vote, then commit what came back or let it go."""
+"""The votes of a step: each bucket is drafted, cast and committed, and several are under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -13,29 +13,29 @@ from distlion.errors import DeviceError, GradientChangedError
 from distlion.exchange import (
     Exchanging,
     Header,
-    Pipeline,
     Reply,
-    run_all,
+    Verdict,
     with_error,
     with_error_of,
+    worst_of,
 )
 from distlion.failures import Status
-from distlion.kernels import Coefficients, Coin, Coins, Segment
+from distlion.kernels import Coins, Segment
 from distlion.step.gradients import digest_gradients, look_at_gradients
-from distlion.step.outcome import describe_problem, log_abstention
+from distlion.step.inputs import StepInputs
+from distlion.step.outcome import log_abstention
 from distlion.step.param import (
-    SPARSE,
     GradientMark,
     VotingParam,
     find_changed,
+    find_sparse,
     make_segments,
     mark_gradients,
     take_gradients,
 )
 from distlion.step.route import Route
 
-NoteNorm = Callable[[float], None]
-"""Called with the norm of the gradients of a step, before they are scaled."""
+T = TypeVar("T")
 
 
 class Clipper(Protocol):
@@ -48,49 +48,6 @@ class Clipper(Protocol):
     def scale(self, segments: Sequence[Segment], norm: float) -> Sequence[Segment]:
         """Scale segments of gradients that have this norm together."""
         ...
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """The inputs that all buckets of one step share.
-
-    Attributes:
-        rank: This rank among all workers.
-        header: Its header, still without a bucket.
-        coins: Its coins of this step.
-        rounding: The coin of stochastic rounding; None to round to nearest.
-        coefficients: Hyperparameters of every param group.
-        nonfinite: What follows values that are not finite.
-        found_inf: Whether a GradScaler has seen an overflow on this worker.
-        wants_digest: Whether raw gradients are to be compared between workers.
-        note_norm: Called by a commit with the norm by which gradients were clipped, if any.
-        after_encode: Called once a vote is encoded, where a fault is armed.
-        problems: What keeps this worker from voting, in words; more of it may show on the way.
-    """
-
-    rank: int
-    header: Header
-    coins: Coins
-    rounding: Coin | None
-    coefficients: Sequence[Coefficients]
-    nonfinite: Literal["raise", "skip", "abstain"]
-    found_inf: bool
-    wants_digest: bool
-    note_norm: NoteNorm
-    after_encode: Callable[[], None]
-    problems: list[str] = field(default_factory=list)
-
-    def refuse(self, header: Header, error: Exception) -> Header:
-        """Put into a header that this worker cannot vote: one that raised would leave the others.
-
-        Whatever a user left in a parameter, a gradient or the optimizer's state ends here.
-        """
-        self.problems.append(describe_problem(error))
-        return with_error(header, Status.INPUT, culprit=self.rank)
-
-    def refused(self, error: Exception) -> StepInputs:
-        """Return inputs of a step in which this worker cannot vote at all."""
-        return replace(self, header=self.refuse(self.header, error))
 
 
 class Completion(NamedTuple):
@@ -165,6 +122,53 @@ class CastVote:
             inputs.note_norm(self.draft.norm)
 
 
+class Pipeline(Generic[T]):
+    """Exchanges that take turns, in an order that depends on nothing but their order.
+
+    Each new one sends before the earlier ones wait, and each of these goes one round further:
+
+        votes of bucket 1 | votes of 2, replies of 1 | votes of 3, replies of 2 | replies of 3
+
+    So all ranks begin the same collectives in the same order, as long as all add the same buckets.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, Exchanging[T]] = {}  # the oldest first
+        self._results: dict[int, T] = {}
+
+    def add(self, exchanging: Exchanging[T]) -> None:
+        """Start an exchange, then take each earlier one a round further.
+
+        Raises:
+            DistlionError: Whatever one of them raises; then the pipeline is of no more use.
+        """
+        earlier, number = list(self._under_way), len(self._under_way) + len(self._results)
+        self._under_way[number] = exchanging
+        self._advance([number, *earlier])
+
+    def drain(self) -> list[T]:
+        """Bring all to their end, and return what they returned, in the order of ``add``."""
+        while self._under_way:
+            self._advance(list(self._under_way))
+        return list(map(self._results.__getitem__, range(len(self._results))))
+
+    def _advance(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            try:
+                next(self._under_way[number])
+            except StopIteration as end:
+                self._results[number] = end.value
+                del self._under_way[number]
+
+
+def run_all(exchanges: Iterable[Exchanging[T]]) -> list[T]:
+    """Run exchanges through one pipeline; each is made when it is its turn to start."""
+    pipeline = Pipeline[T]()
+    for exchanging in exchanges:
+        pipeline.add(exchanging)
+    return pipeline.drain()
+
+
 def draft_vote(route: Route, inputs: StepInputs) -> Draft:
     """Take a bucket's gradients; with nodes, average them inside the node."""
     header = replace(inputs.header, bucket=route.bucket.index)
@@ -176,9 +180,11 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
         grads = take_gradients(route.params)
     except Exception as error:  # noqa: BLE001
         return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)
-    sparse = [mark.owner.position for mark in marks if mark.version == SPARSE]
-    if sparse:
-        header = with_error(header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse[0])
+    sparse = find_sparse(marks)
+    if sparse is not None:
+        header = with_error(
+            header, Status.SPARSE_GRADIENT, culprit=inputs.rank, position=sparse.position
+        )
     if inputs.found_inf and inputs.nonfinite == "abstain":
         grads = [None] * len(grads)
     means, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
@@ -227,6 +233,7 @@ def cast_vote(
         # Only a GradScaler may know that something overflowed, and not what.
         position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
+    present = [segment.grad is not None for segment in segments]
     if faults.armed:
         inputs.after_encode()
     changed = draft.find_changed()
@@ -234,7 +241,6 @@ def cast_vote(
         header = with_error(
             header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=changed.position
         )
-    present = [segment.grad is not None for segment in segments]
     if completion is not None:
         header = completion.complete(header, *flags)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
@@ -326,6 +332,13 @@ def abstain_from_all(
     found, norm = clipper.measure([], header)
     clipped = [draft.clipped(norm, clipper, found) for draft in drafts]
     return run_all(cast_nothing(draft, coins, nonfinite=nonfinite) for draft in clipped)
+
+
+def judge_votes(votes: Sequence[CastVote]) -> Verdict:
+    """Join what came back on all buckets; where nothing was wrong, or there is none, that is OK."""
+    verdicts = [vote.reply.verdict for vote in votes]
+    wrong = [verdict for verdict in verdicts if verdict.status is not Status.OK]
+    return worst_of(wrong) if wrong else Verdict(Status.OK)
 
 
 def check_unchanged(votes: Sequence[CastVote], *, rank: int, step: int) -> None:

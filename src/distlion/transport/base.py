@@ -76,7 +76,7 @@ class Transport(Protocol):
         rank: The place of this worker among the members.
         n_members: Their number.
         ranks: The rank of each member among all workers, which errors name.
-        counted: What was handed to the network since ``take_counted``.
+        counted: What was handed to the network; whoever has read it may set it back.
     """
 
     wire_device: torch.device
@@ -123,10 +123,6 @@ class Transport(Protocol):
 
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> Transfer:
         """Overwrite ``tensor`` with that of a member; not counted."""
-        ...
-
-    def take_counted(self) -> ByteCount:
-        """Return what was handed to the network since the last call, and start again from 0."""
         ...
 
     def check_present(self, *, step: int | None) -> None:

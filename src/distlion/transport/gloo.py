@@ -245,10 +245,6 @@ class Gloo:
         start = partial(self.process_group.broadcast, [tensor], options)
         return GlooTransfer(self, start, ByteCount(), step=step, what="broadcast")
 
-    def take_counted(self) -> ByteCount:
-        counted, self.counted = self.counted, ByteCount()
-        return counted
-
     def broken(self, error: RuntimeError, step: int | None, what: str) -> StepError:
         """Turn what the transport raised into an error that says who failed."""
         reason = tidy(error)

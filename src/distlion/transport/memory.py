@@ -106,10 +106,6 @@ class Memory:
 
         return self._begin("broadcast", tensor, take, ByteCount(), step)
 
-    def take_counted(self) -> ByteCount:
-        counted, self.counted = self.counted, ByteCount()
-        return counted
-
     def check_present(self, *, step: int | None) -> None:
         """Return: whoever shares the memory is there."""
 

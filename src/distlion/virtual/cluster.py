@@ -25,7 +25,13 @@ from distlion.optim import Traffic, VotingBase
 from distlion.options import ClipNorm, Diagnosis, MomentumSync, Settings
 from distlion.session import MomentumOwnership, check_frozen
 from distlion.signals import deferred_signals
-from distlion.step import describe_hyperparameters, describe_problem, take_gradients
+from distlion.step import (
+    describe_hyperparameters,
+    describe_problem,
+    read_groups,
+    read_step,
+    take_gradients,
+)
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.layout import ClusterLayout
@@ -198,7 +204,8 @@ class VirtualCluster(VotingBase):
     ) -> tuple[list[Coefficients], list[Tensor | None], list[str]]:
         """Check what a step reads; return hyperparameters, gradients, and the former in words."""
         self._fixed.check(self.param_groups)
-        grads, coefficients = take_gradients(layout.params), self._read_groups().coefficients
+        grads, coefficients = take_gradients(layout.params), read_groups(self).coefficients
+        self._known_step = read_step(self.param_groups)
         said = describe_hyperparameters(self.param_groups)
         for before, now in zip(self._said or said, said, strict=True):
             if now != before:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion.kernels import FLOAT_PLANES, Coin, Coins, Kernels, Segment
+from distlion.kernels import FLOAT_PLANES, BlockVotes, Coin, Coins, Kernels, Segment
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
 from distlion.vote.reply import ParameterReply
 from distlion.vote.roster import Roster
@@ -96,7 +96,8 @@ class BucketVote:
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks
-        self.rule.count(kernels, packed, present, self.bucket, first_block, coins, out=out)
+        cast = BlockVotes(packed, present, self.bucket, first_block)
+        self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
     def count_present(self, present: Tensor) -> Tensor:

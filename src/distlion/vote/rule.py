@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from distlion.kernels import Coins, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import Bucket, BucketShape
 
 
@@ -34,14 +34,4 @@ class Rule(Protocol):
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor: ...
 
-    def count(
-        self,
-        kernels: Kernels,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        coins: Coins,
-        *,
-        out: Tensor,
-    ) -> None: ...
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion.kernels import Coins, settle_tally, tally_votes
+from distlion.kernels import BlockVotes, Coins, settle_tally, tally_votes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 from distlion.vote.rule import Rule
 
@@ -36,10 +36,8 @@ class RuleTally:
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.rule.vote_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks
-        vote_format = self.rule.vote_format
-        return tally_votes(packed, present, self.bucket, first_block, vote_format=vote_format).view(
-            torch.uint8
-        )
+        cast = BlockVotes(packed, present, self.bucket, first_block)
+        return tally_votes(cast, vote_format=self.rule.vote_format).view(torch.uint8)
 
     def combine(self, tallies: Tensor) -> Tensor:
         return tallies.contiguous().view(torch.int32).sum(0, dtype=torch.int32).view(torch.uint8)

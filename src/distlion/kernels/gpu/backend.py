@@ -16,6 +16,7 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
+from distlion.kernels.counting import BlockVotes
 from distlion.kernels.cpu import note_writes
 from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
@@ -34,7 +35,6 @@ from distlion.kernels.gpu.table import (
     upload_table,
 )
 from distlion.kernels.words import mix_words
-from distlion.layout import Bucket
 
 COIN_BLOCK = 256
 FORMATS = {
@@ -88,57 +88,22 @@ class TritonKernels(PlainFeedback):
     ) -> Tensor:
         return _encode(segments, encode.DIRECTIONS.value, out, direction=_check_direction(dtype))
 
-    def count_signs(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin | None,
-        *,
-        out: Tensor,
-    ) -> None:
+    def count_signs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
         reply = ReplyFormat.TERNARY if tie is None else ReplyFormat.SIGN
-        _count(votes, present, bucket, first_block, out, reply=reply, tie=tie)
+        _count(votes, out, reply=reply, tie=tie)
 
-    def count_ternary(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
-        vote = encode.TERNARY.value
-        _count(votes, present, bucket, first_block, out, reply=ReplyFormat.TERNARY, vote=vote)
+    def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
+        _count(votes, out, reply=ReplyFormat.TERNARY, vote=encode.TERNARY.value)
 
-    def count_ones(
-        self, votes: Tensor, present: Tensor, bucket: Bucket, first_block: int, *, out: Tensor
-    ) -> None:
-        _count(votes, present, bucket, first_block, out, reply=ReplyFormat.COUNT)
+    def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
+        _count(votes, out, reply=ReplyFormat.COUNT)
 
-    def count_levels(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        tie: Coin,
-        *,
-        out: Tensor,
-    ) -> None:
-        _count(votes, present, bucket, first_block, out, reply=ReplyFormat.SIGN, tie=tie)
+    def count_levels(self, votes: BlockVotes, tie: Coin, *, out: Tensor) -> None:
+        _count(votes, out, reply=ReplyFormat.SIGN, tie=tie)
 
-    def sum_directions(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        bucket: Bucket,
-        first_block: int,
-        *,
-        dtype: torch.dtype,
-        out: Tensor,
-    ) -> None:
+    def sum_directions(self, votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> None:
         _count(
             votes,
-            present,
-            bucket,
-            first_block,
             out,
             reply=ReplyFormat.TERNARY,
             vote=encode.DIRECTIONS.value,
@@ -349,10 +314,7 @@ def _commit(
 
 
 def _count(
-    votes: Tensor,
-    present: Tensor,
-    bucket: Bucket,
-    first_block: int,
+    votes: BlockVotes,
     out: Tensor,
     *,
     reply: ReplyFormat,
@@ -360,11 +322,12 @@ def _count(
     tie: Coin | None = None,
     direction: int = bits.FLOAT32.value,
 ) -> None:
-    n_workers, n_blocks, planes, _ = votes.shape
-    if not out.is_contiguous() or out.device != votes.device or len(out) != n_blocks:
+    packed, present, bucket, first_block = votes
+    n_workers, n_blocks, planes, _ = packed.shape
+    if not out.is_contiguous() or out.device != packed.device or len(out) != n_blocks:
         raise InvalidArgumentError(
             f"out: given {tuple(out.shape)} on {out.device}, strides {out.stride()}; expected "
-            f"{n_blocks} blocks on {votes.device}, contiguous"
+            f"{n_blocks} blocks on {packed.device}, contiguous"
         )
     out.zero_()
     rows, voters = list_runs(bucket, present.numpy(), first_block, n_blocks)
@@ -374,12 +337,12 @@ def _count(
     is_linear = vote == encode.DIRECTIONS.value
     is_half = direction == bits.BFLOAT16.value
     stored = (torch.uint16 if is_half else torch.float32) if is_linear else torch.int32
-    there = upload_table(rows, tiles, votes.device, coin=tie)
-    flat = votes.contiguous().view(-1).view(stored)
+    there = upload_table(rows, tiles, packed.device, coin=tie)
+    flat = packed.contiguous().view(-1).view(stored)
     launch_part(
         count.count_kernel,
         parts[0],
-        there._replace(numbers=upload(voters, votes.device)),
+        there._replace(numbers=upload(voters, packed.device)),
         flat,
         out.view(-1).view(torch.int32),
         n_workers,

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distlion.kernels import Coefficients, Coins, Kernels, ReplyFormat, Segment, choose_kernels
+from distlion.kernels import (
+    BlockVotes,
+    Coefficients,
+    Coins,
+    Kernels,
+    ReplyFormat,
+    Segment,
+    choose_kernels,
+)
 from distlion.lab.planning.machine import CPU, Machine
 from distlion.layout import BLOCK_WORDS, Bucket, Slot
 
@@ -58,13 +66,13 @@ def measure_kernels() -> KernelRates:
     coins = Coins(seed=0, step=0, voter=0)
     vote = torch.zeros(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64)
     votes = torch.zeros(_N_WORKERS, *vote.shape, dtype=torch.int64)
-    present = torch.ones(_N_WORKERS, 1, dtype=torch.bool)
+    cast = BlockVotes(votes, torch.ones(_N_WORKERS, 1, dtype=torch.bool), bucket, 0)
 
     def commit() -> None:
         kernels.commit(segments, [_N_WORKERS], vote, reply_format=ReplyFormat.SIGN, rounding=None)
 
     def count() -> None:
-        kernels.count_signs(votes, present, bucket, 0, coins.tie, out=torch.empty_like(vote))
+        kernels.count_signs(cast, coins.tie, out=torch.empty_like(vote))
 
     vote_bytes = vote.nbytes
     machine = replace(

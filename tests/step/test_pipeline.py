@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from distlion.exchange import Exchanging, Pipeline, run_all
+from distlion.exchange import Exchanging
+from distlion.step import Pipeline, run_all
 
 
 def exchange(log: list[str], name: str, rounds: int) -> Exchanging[str]:

@@ -1,0 +1,58 @@
+"""The inputs of a step: read once, and shared by all its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from distlion.exchange import Header, with_error
+from distlion.failures import Status
+from distlion.kernels import Coefficients, Coin, Coins
+from distlion.step.outcome import describe_problem
+
+NoteNorm = Callable[[float], None]
+"""Called with the norm of the gradients of a step, before they are scaled."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs that all buckets of one step share.
+
+    Attributes:
+        rank: This rank among all workers.
+        header: Its header, still without a bucket.
+        coins: Its coins of this step.
+        rounding: The coin of stochastic rounding; None to round to nearest.
+        coefficients: Hyperparameters of every param group.
+        nonfinite: What follows values that are not finite.
+        found_inf: Whether a GradScaler has seen an overflow on this worker.
+        wants_digest: Whether raw gradients are to be compared between workers.
+        note_norm: Called by a commit with the norm by which gradients were clipped, if any.
+        after_encode: Called once a vote is encoded, where a fault is armed.
+        problems: What keeps this worker from voting, in words; more of it may show on the way.
+    """
+
+    rank: int
+    header: Header
+    coins: Coins
+    rounding: Coin | None
+    coefficients: Sequence[Coefficients]
+    nonfinite: Literal["raise", "skip", "abstain"]
+    found_inf: bool
+    wants_digest: bool
+    note_norm: NoteNorm
+    after_encode: Callable[[], None]
+    problems: list[str] = field(default_factory=list)
+
+    def refuse(self, header: Header, error: Exception) -> Header:
+        """Put into a header that this worker cannot vote: one that raised would leave the others.
+
+        Whatever a user left in a parameter, a gradient or the optimizer's state ends here.
+        """
+        self.problems.append(describe_problem(error))
+        return with_error(header, Status.INPUT, culprit=self.rank)
+
+    def refused(self, error: Exception) -> StepInputs:
+        """Return inputs of a step in which this worker cannot vote at all."""
+        return replace(self, header=self.refuse(self.header, error))
