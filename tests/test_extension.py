@@ -24,6 +24,7 @@ from distlion.lab.netlab.method_names import parse_vote
 from distlion.lab.planning import Scenario, compare_methods
 from distlion.lab.training import TrainSettings
 from distlion.lab.training.methods import find_method
+from drawn import set_grads
 from leaning_vote import LeaningVote
 
 WORKERS, STEPS = 3, 5
@@ -59,12 +60,6 @@ def make_params() -> list[tuple[str, torch.nn.Parameter]]:
     return [(f"p{n}", torch.nn.Parameter(torch.full((n,), 0.5))) for n in SIZES]
 
 
-def set_grads(params: list[tuple[str, torch.nn.Parameter]], worker: int, step: int) -> None:
-    for number, (_, param) in enumerate(params):
-        generator = torch.Generator().manual_seed(100 * step + 10 * worker + number)
-        param.grad = torch.randn(param.shape, generator=generator)
-
-
 def train_really(
     rank: int, world_size: int, rule: Aggregation
 ) -> tuple[list[Tensor], list[dict[str, Tensor]], int]:
@@ -80,7 +75,7 @@ def train_really(
         if step == 2:
             state, optimizer = optimizer.state_dict(), make_optimizer()
             optimizer.load_state_dict(state)
-        set_grads(params, rank, step)
+        set_grads([param for _, param in params], rank, step)
         optimizer.step()
     kept = [dict(optimizer.state[param]) for _, param in params]
     return [param.detach() for _, param in params], kept, optimizer.traffic.sent_bytes
@@ -93,7 +88,7 @@ def test_workers_that_vote_by_them_equal_virtual_ones(rule: Aggregation) -> None
     cluster = distlion.VirtualCluster(params, workers=WORKERS, lr=1e-2, aggregation=rule)
     for step in range(STEPS):
         for worker in range(WORKERS):
-            set_grads(params, worker, step)
+            set_grads([param for _, param in params], worker, step)
             cluster.collect(worker)
         cluster.step()
     for rank, (found, kept, sent_bytes) in enumerate(run_workers(train_really, WORKERS, rule)):

@@ -10,39 +10,32 @@ import torch
 from torch import Tensor, nn
 
 import distlion
+import drawn
 import matrix
 from accident import SOCKET_BOUND_S, Accident, assert_died, assert_survivors_stopped, stage_all
 from cluster import run_workers
 from distlion import AllReduce, MomentumSync, Nodes, errors, faults
+from drawn import draw_grads
 from failures import Caught, assert_all_raised, caught
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
-SIZES = (4500, 63, 1, 9001)
+SIZES = {"p0": 4500, "p1": 63, "p2": 1, "p3": 9001}
 STEPS = 24
 
 Result = tuple[list[Tensor], list[Tensor]]
 
 
 def make_params() -> list[tuple[str, nn.Parameter]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (f"p{index}", nn.Parameter(torch.randn(size, generator=generator)))
-        for index, size in enumerate(SIZES)
-    ]
-
-
-def gradients(voter: int, step: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(100 * voter + step)
-    return [torch.randn(size, generator=generator) for size in SIZES]
+    return list(drawn.make_params(SIZES).items())
 
 
 def do_step(optimizer: distlion.DistributedLion, voter: int) -> None:
     params = optimizer.param_groups[0]["params"]
     for param in params:
         param.grad = None
-    grads = gradients(voter, optimizer.committed_step)
+    grads = draw_grads(params, voter, optimizer.committed_step)
     # A backward pass, so that hooks of overlap fire.
     sum((param * grad).sum() for param, grad in zip(params, grads, strict=True)).backward()
     optimizer.step()
@@ -90,7 +83,11 @@ def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -
 
 def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) -> Result:
     optimizer = distlion.DistributedLion(
-        make_params(), lr=1e-2, momentum_sync=sync, nodes=Nodes(size=size), exchange=AllReduce()
+        make_params(),
+        lr=1e-2,
+        momentum_sync=sync,
+        nodes=Nodes(size=size),
+        exchange=AllReduce(),
     )
     for _ in range(STEPS):
         planned = optimizer.plan
@@ -198,7 +195,10 @@ def test_kill_while_momenta_travel_leaves_no_step_half_done(
 
 def corrupt_momenta(rank: int, world_size: int) -> Caught | None:
     optimizer = distlion.DistributedLion(
-        make_params(), lr=1e-2, exchange=AllReduce(), momentum_sync=MomentumSync(every=1)
+        make_params(),
+        lr=1e-2,
+        exchange=AllReduce(),
+        momentum_sync=MomentumSync(every=1),
     )
     do_step(optimizer, rank)
     framed = 0

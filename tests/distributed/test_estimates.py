@@ -15,34 +15,21 @@ from distlion import errors, faults
 from distlion.exchange import Exchange
 from distlion.optim import is_trying_overlap, rehearse_step
 from distlion.virtual import VirtualCluster
+from drawn import draw_grads, make_params, set_grads
 from failures import caught, make_optimizer, params_of
 
 pytestmark = pytest.mark.distributed
 
 N_WORKERS, STEPS, AT = 3, 8, 4
-SHAPES = ((70, 33), (5,), (4200,))
+SHAPES = {"p0": (70, 33), "p1": (5,), "p2": (4200,)}
 RULE = distlion.FeedbackVote()
 HYPER = {"lr": 1e-2, "weight_decay": 0.1, "aggregation": RULE}
 PATTERNS = pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
 
 
-def make_params(shapes: tuple[tuple[int, ...], ...] = SHAPES) -> dict[str, nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        f"p{number}": nn.Parameter(torch.randn(shape, generator=generator))
-        for number, shape in enumerate(shapes)
-    }
-
-
-def set_grads(params: dict[str, nn.Parameter], worker: int, step: int) -> None:
-    generator = torch.Generator().manual_seed(1000 * worker + step)
-    for param in params.values():
-        param.grad = torch.randn(param.shape, generator=generator)
-
-
 def train(optimizer: Any, params: dict[str, nn.Parameter], rank: int, begin: int, end: int) -> None:
     for step in range(begin, end):
-        set_grads(params, rank, step)
+        set_grads(params.values(), rank, step)
         optimizer.step()
 
 
@@ -52,14 +39,14 @@ def make(params: dict[str, nn.Parameter], pattern: Exchange) -> distlion.Distrib
 
 def train_virtually(*, more_at: int | None = None) -> list[Tensor]:
     """Train all workers in one process; ``more_at``: the step before which a group is added."""
-    params = make_params()
+    params = make_params(SHAPES)
     cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
     for step in range(STEPS):
         if step == more_at:
             params["more"] = make_more()
             cluster.add_param_group({"params": [("more", params["more"])]})
         for worker in range(N_WORKERS):
-            set_grads(params, worker, step)
+            set_grads(params.values(), worker, step)
             cluster.collect(worker)
         cluster.step()
     return [param.detach() for param in params.values()]
@@ -71,7 +58,7 @@ def make_more() -> nn.Parameter:
 
 def load(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], int, int, int]:
     """Save a state, go on a while, and go on from the state instead."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = make(params, pattern)
     train(optimizer, params, rank, 0, AT)
     state = optimizer.state_dict()
@@ -114,7 +101,7 @@ def begin_anew(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_at_the_start(rank: int, world_size: int, pattern: Exchange) -> list[Tensor]:
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = make(params, pattern)
     train(optimizer, params, rank, 0, AT)
     optimizer.load_state_dict(begin_anew(optimizer.state_dict()))
@@ -125,13 +112,13 @@ def load_at_the_start(rank: int, world_size: int, pattern: Exchange) -> list[Ten
 
 @PATTERNS
 def test_a_state_of_no_step_may_hold_estimates(pattern: Exchange) -> None:
-    params = make_params()
+    params = make_params(SHAPES)
     cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
     for step in range(STEPS):
         if step == AT:
             cluster.load_state_dict(begin_anew(cluster.state_dict()))
         for worker in range(N_WORKERS):
-            set_grads(params, worker, step)
+            set_grads(params.values(), worker, step)
             cluster.collect(worker)
         cluster.step()
     expected = [param.detach() for param in params.values()]
@@ -141,7 +128,7 @@ def test_a_state_of_no_step_may_hold_estimates(pattern: Exchange) -> None:
 
 def damage(rank: int, world_size: int) -> tuple[str, int, bool, int]:
     """Estimates are damaged on their way, when a state of another step is loaded."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = make(params, distlion.AllReduce())
     train(optimizer, params, rank, 0, AT)
     state = optimizer.state_dict()
@@ -174,27 +161,24 @@ def test_a_load_whose_estimates_are_damaged_changes_nothing() -> None:
 
 def try_overlap(rank: int, world_size: int) -> tuple[list[Tensor], bool]:
     """Take turns between overlap and none, each of which lays out anew."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = distlion.DistributedLion(
         params.items(), exchange=distlion.AllReduce(), overlap="auto", **HYPER
     )
     for step in range(70):
         optimizer.zero_grad()
-        set_grads(params, rank, step)
-        grads = [param.grad for param in params.values()]
-        for param in params.values():
-            param.grad = None
+        grads = draw_grads(params.values(), rank, step)
         sum((p * g).sum() for p, g in zip(params.values(), grads, strict=True)).backward()  # type: ignore[union-attr]
         optimizer.step()
     return [param.detach() for param in params.values()], is_trying_overlap(optimizer)
 
 
 def test_the_trial_of_overlap_moves_no_estimate() -> None:
-    params = make_params()
+    params = make_params(SHAPES)
     cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
     for step in range(70):
         for worker in range(N_WORKERS):
-            set_grads(params, worker, step)
+            set_grads(params.values(), worker, step)
             cluster.collect(worker)
         cluster.step()
     expected = [param.detach() for param in params.values()]
@@ -205,7 +189,7 @@ def test_the_trial_of_overlap_moves_no_estimate() -> None:
 
 def repair(rank: int, world_size: int) -> int:
     """A worker's copy of what others said is damaged, so that its replica leaves the others."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = distlion.DistributedLion(
         params.items(),
         exchange=distlion.AllGather(),
@@ -232,10 +216,10 @@ def test_replicas_that_are_repaired_get_what_was_said_anew() -> None:
 
 def fail(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], str]:
     """In the middle of a run a step is rehearsed, and one is refused: a gradient is not finite."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = make(params, pattern)
     train(optimizer, params, rank, 0, AT)
-    set_grads(params, rank, 100)
+    set_grads(params.values(), rank, 100)
     rehearse_step(optimizer)
     if rank == 1:
         params["p2"].grad[7] = torch.nan  # type: ignore[index]
@@ -254,7 +238,7 @@ def test_a_step_that_is_not_committed_has_said_nothing(pattern: Exchange) -> Non
 
 
 def add(rank: int, world_size: int) -> list[Tensor]:
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = make(params, distlion.AllReduce())
     train(optimizer, params, rank, 0, AT)
     params["more"] = make_more()
@@ -271,7 +255,7 @@ def test_parameters_that_are_added_move_no_estimate() -> None:
 
 def train_as_nodes(rank: int, world_size: int) -> list[Tensor]:
     """Parameters of several pieces: what is said of each has scales of its own."""
-    params = make_params(((3, 5000), (70,)))
+    params = make_params({"p0": (3, 5000), "p1": (70,)})
     optimizer = distlion.DistributedLion(
         params.items(), exchange=distlion.AllReduce(), nodes=distlion.Nodes(2), **HYPER
     )

@@ -14,6 +14,7 @@ import matrix
 from backends import INTERPRETS
 from cluster import run_workers
 from distlion import errors, faults
+from drawn import draw_grads
 from failures import Caught, assert_raised, caught
 from tiers import in_tiers
 
@@ -27,11 +28,9 @@ def make(device: Any, **settings: Any) -> tuple[distlion.DistributedLion, list[n
     return distlion.DistributedLion(params, lr=1e-2, **settings), params
 
 
-def set_grads(params: list[nn.Parameter], rank: int, step: int, device: Any) -> None:
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    for param in params:
-        grad = device.place(torch.randn(param.numel(), generator=generator))
-        (param * grad).sum().backward()
+def run_backward(params: list[nn.Parameter], rank: int, step: int, device: Any) -> None:
+    for param, grad in zip(params, draw_grads(params, rank, step), strict=True):
+        (param * device.place(grad)).sum().backward()
 
 
 def count_waits(
@@ -45,7 +44,7 @@ def count_waits(
         for step in range(at_step + 1):
             optimizer.zero_grad()
             device.forget()
-            set_grads(params, rank, step, device)
+            run_backward(params, rank, step, device)
             optimizer.step()
         assert optimizer.committed_step == at_step + 1
         n_buckets = len(optimizer._session.routing.routes)
@@ -125,7 +124,7 @@ def read_numbers(rank: int, world_size: int) -> list[str]:
         optimizer: Any = distlion.DistributedLion(groups, exchange=distlion.AllReduce())
         for step in range(4):
             optimizer.zero_grad()
-            set_grads(params, rank, step, device)
+            run_backward(params, rank, step, device)
             optimizer.grad_scale = device.place(torch.tensor(2.0))
             optimizer.found_inf = device.place(torch.tensor(0.0))
             device.forget()
@@ -192,7 +191,7 @@ def list_streams(rank: int, world_size: int) -> list[tuple[str, str, bool]]:
             device.forget()
             with device.enter(device.make_stream(params[0].device)) as _:
                 backward = device.stream.name
-                set_grads(params, rank, step, device)
+                run_backward(params, rank, step, device)
             optimizer.step()
         return [
             (launch.kernel, launch.stream, backward in launch.behind) for launch in device.launches
@@ -220,7 +219,7 @@ def list_what_comes_before(rank: int, world_size: int) -> tuple[set[str], set[st
         for param in params:
             with device.enter(device.make_stream(param.device)):
                 backward.add(device.stream.name)
-                set_grads([param], rank, 0, device)
+                run_backward([param], rank, 0, device)
         optimizer.step()
         (encoded,) = [launch for launch in device.launches if launch.kernel == "encode_kernel"]
         return backward, set(encoded.behind)
@@ -240,7 +239,7 @@ def edit_on_device(rank: int, world_size: int) -> Caught | None:
         optimizer, params = make(device, overlap=True, bucket_elements=100)
         for step in range(2):
             optimizer.zero_grad()
-            set_grads(params, rank, step, device)
+            run_backward(params, rank, step, device)
             if (rank, step) == (1, 1):
                 params[0].grad.data.mul_(0.5)  # type: ignore[union-attr]
             found = caught(optimizer, optimizer.step)
@@ -260,14 +259,14 @@ def fail_on_device(rank: int, world_size: int, overlap: bool) -> tuple[Caught | 
         optimizer, params = make(device, overlap=overlap, step_timeout_s=5)
         for step in range(2):
             optimizer.zero_grad()
-            set_grads(params, rank, step, device)
+            run_backward(params, rank, step, device)
             optimizer.step()
         optimizer.zero_grad()
 
         def step_on() -> None:
             device.forget()
             device.fail_at = 1 if rank == 1 else None
-            set_grads(params, rank, 2, device)
+            run_backward(params, rank, 2, device)
             try:
                 optimizer.step()
             finally:
@@ -298,7 +297,7 @@ def find_waits(rank: int, world_size: int) -> tuple[list[str], int]:
         fault = faults.arm(rank=1, step=2, point="before_step", action=lambda _: None)
         for step in range(4):
             optimizer.zero_grad()
-            set_grads(params, rank, min(step, 3), device)
+            run_backward(params, rank, min(step, 3), device)
             if rank == 1 and step == 2:
                 grad = params[1].grad
                 assert grad is not None

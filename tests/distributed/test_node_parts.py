@@ -10,6 +10,7 @@ import distlion
 import distlion.cost
 from cluster import run_workers
 from distlion.session import routing
+from drawn import set_grads
 from failures import params_of
 from replay import run_backward
 
@@ -45,8 +46,7 @@ def diagnose(rank: int, world_size: int) -> list[float]:
         nodes=distlion.Nodes(2),
         diagnose_every=1,
     )
-    generator = torch.Generator().manual_seed(rank)
-    params[0][1].grad = torch.randn(2 * UNIT, generator=generator)
+    set_grads([params[0][1]], rank, 0)
     optimizer.step()
     return [found.agreement for found in optimizer.diagnostics()]
 
@@ -85,8 +85,7 @@ def move_transposed(rank: int, world_size: int, transposed: bool) -> list[torch.
     assert param.is_contiguous() is not transposed
     optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(2))
     for step in range(3):
-        generator = torch.Generator().manual_seed(10 * step + rank)
-        param.grad = torch.randn(UNIT, 3, generator=generator)
+        set_grads([param], rank, step)
         optimizer.step()
     return [param.detach().contiguous(), start]
 

@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import pytest
 import torch
 from torch import nn
 
 import distlion
 from cluster import run_workers
+from drawn import set_grads
+
+pytestmark = pytest.mark.distributed
 
 ROOT = str(Path(distlion.__file__).parent)
 
@@ -18,20 +22,14 @@ MOST_FILES, MOST_CALLS, MOST_CHANGES = 18, 162, 60
 """Of a plain step; 30, 491 and 155 before the step had a package of its own."""
 
 
-def make_grads(params: list[nn.Parameter], seed: int) -> None:
-    for number, param in enumerate(params):
-        generator = torch.Generator().manual_seed(seed + number)
-        param.grad = torch.randn(param.shape, generator=generator)
-
-
 def trace_step(rank: int, world_size: int) -> list[str]:
     """Return the file of each of our calls within a step, in order."""
     params = [nn.Parameter(torch.ones(8, 8)) for _ in range(16)]
     optimizer = distlion.DistributedLion(params, lr=1e-3, exchange=distlion.AllReduce())
     for step in range(4):  # the first steps compare replicas and gradients
-        make_grads(params, seed=100 * step + 1000 * rank)
+        set_grads(params, rank, step)
         optimizer.step()
-    make_grads(params, seed=1000 * rank)
+    set_grads(params, rank, 4)
     files: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

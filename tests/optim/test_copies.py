@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 import distlion
 from distlion.errors import UnsupportedTypeError
+from drawn import set_grads
 
 
 def save_whole(value: Any) -> Any:
@@ -50,10 +51,8 @@ def test_an_optimizer_that_votes_refuses_to_be_copied_and_says_what_to_do(
         WAYS[way](VOTING[name](make_params()))
 
 
-def step(lion: Optimizer, params: list[nn.Parameter], seed: int) -> list[Tensor]:
-    for number, param in enumerate(params):
-        generator = torch.Generator().manual_seed(seed + number)
-        param.grad = torch.randn(param.shape, generator=generator)
+def step(lion: Optimizer, params: list[nn.Parameter], number: int) -> list[Tensor]:
+    set_grads(params, 0, number)
     lion.step()
     return [param.detach().clone() for param in params]
 
@@ -62,8 +61,8 @@ def step(lion: Optimizer, params: list[nn.Parameter], seed: int) -> list[Tensor]
 def test_a_copy_of_lion_with_its_parameters_goes_on_as_the_original(way: str) -> None:
     params = make_params()
     lion = distlion.Lion(params, lr=1e-2)
-    step(lion, params, seed=0)
+    step(lion, params, number=0)
     other_params, other = WAYS[way]((params, lion))
-    moved = step(other, other_params, seed=10)
+    moved = step(other, other_params, number=10)
     assert not torch.equal(moved[1], params[1])  # they share no memory
-    assert all(map(torch.equal, moved, step(lion, params, seed=10)))
+    assert all(map(torch.equal, moved, step(lion, params, number=10)))

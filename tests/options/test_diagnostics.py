@@ -13,6 +13,7 @@ import matrix
 from distlion.aggregation import Aggregation
 from distlion.optim import Diagnosis
 from distlion.options.diagnostics import ABSENT, diagnose
+from drawn import set_grads
 
 BETA1 = 0.9
 
@@ -108,8 +109,7 @@ def test_diagnosis_changes_nothing() -> None:
         cluster = distlion.VirtualCluster([param], workers=3, diagnose_every=every)
         for step in range(4):
             for worker in range(3):
-                generator = torch.Generator().manual_seed(10 * step + worker)
-                param.grad = torch.randn(300, generator=generator)
+                set_grads([param], worker, step)
                 cluster.collect(worker)
             cluster.step()
         results.append((param.detach(), cluster.diagnostics()))

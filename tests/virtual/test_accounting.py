@@ -7,7 +7,8 @@ import torch
 
 import distlion
 from distlion import MomentumSync
-from virtual_steps import do_step, make_cluster, set_grads
+from drawn import set_grads
+from virtual_steps import do_step, make_cluster
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_momenta_of_a_step_that_is_skipped_are_not_sent() -> None:
     cluster, params = make_cluster(2, nonfinite="skip", momentum_sync=MomentumSync(every=1))
     do_step(cluster, params, 0)
     for worker in range(2):
-        set_grads(params, worker, 1)
+        set_grads(params.values(), worker, 1)
         params["a"].grad[worker] = float("nan")
         cluster.collect(worker)
     cluster.step()

@@ -20,7 +20,8 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.options import momentum_sync
-from virtual_steps import SIZES, do_step, make_cluster, make_params, set_grads
+from drawn import make_params, set_grads
+from virtual_steps import SIZES, do_step, make_cluster
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_wrong_arguments_are_refused(
 
 def test_worker_is_collected_once_in_a_step_and_must_exist() -> None:
     cluster, params = make_cluster()
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     cluster.collect(0)
 
     with pytest.raises(InvalidArgumentError, match="worker 0 was collected already in step 0"):
@@ -59,7 +60,7 @@ def test_worker_is_collected_once_in_a_step_and_must_exist() -> None:
             cluster.exp_avg(stranger)
 
     cluster.step()
-    set_grads(params, 0, 1)
+    set_grads(params.values(), 0, 1)
     cluster.collect(0)
 
 
@@ -68,7 +69,7 @@ def test_worker_that_is_not_collected_abstains() -> None:
     without, others = make_cluster(3)
     for worker in (0, 2):
         for cluster, its_params in ((left_out, params), (without, others)):
-            set_grads(its_params, worker, 0)
+            set_grads(its_params.values(), worker, 0)
             cluster.collect(worker)
     without.collect(1)  # has no gradient
     left_out.step()
@@ -97,7 +98,7 @@ def test_gradients_are_let_go_when_they_are_collected() -> None:
     for step in range(3):
         do_step(reference, others, step)
         for worker in range(3):
-            set_grads(others, worker, step)
+            set_grads(others.values(), worker, step)
             for name, buffer in buffers.items():
                 params[name].grad = buffer.copy_(others[name].grad)
                 others[name].grad = None
@@ -111,7 +112,7 @@ def test_gradients_are_let_go_when_they_are_collected() -> None:
 def test_gradient_that_is_not_finite_raises_and_names_worker_and_parameter(workers: int) -> None:
     cluster, params = make_cluster(workers)
     before = {name: param.detach().clone() for name, param in params.items()}
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     params["b"].grad[3] = float("nan")
 
     def collect_and_step() -> None:  # a single worker is heard in step()
@@ -131,9 +132,9 @@ def test_cluster_goes_on_after_the_first_worker_raised_and_not_after_a_later_one
     saved = cluster.state_dict()
     for bad in (0, 1):
         for worker in range(bad):
-            set_grads(params, worker, 0)
+            set_grads(params.values(), worker, 0)
             cluster.collect(worker)
-        set_grads(params, bad, 0)
+        set_grads(params.values(), bad, 0)
         params["a"].grad[0] = float("inf")
         with pytest.raises(NonFiniteError):
             cluster.collect(bad)
@@ -155,7 +156,7 @@ def test_gradients_that_wait_for_each_other_leave_the_momenta_alone(
     arguments: dict[str, Any],
 ) -> None:
     cluster, params = make_cluster(2, **arguments)
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     cluster.collect(0)
 
     assert all(not momentum.any() for momentum in cluster.exp_avg(0))
@@ -170,7 +171,7 @@ def test_cluster_that_holds_gradients_goes_on_after_one_that_is_not_finite(
     cluster, params = make_cluster(**arguments)
     reference, others = make_cluster(**arguments)
     for worker in range(cluster.workers):
-        set_grads(params, worker, 0)
+        set_grads(params.values(), worker, 0)
         if worker == cluster.workers - 1:
             params["b"].grad[3] = float("nan")
         cluster.collect(worker)
@@ -190,13 +191,13 @@ def test_votes_of_a_worker_that_was_refused_do_not_count() -> None:
     """Its votes on an earlier bucket were encoded before the later one turned out bad."""
     cluster, params = make_cluster(3, bucket_elements=64)
     reference, others = make_cluster(3, bucket_elements=64)
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     params["b"].grad[3] = float("inf")
     with pytest.raises(NonFiniteError):
         cluster.collect(0)
     for worker in (1, 2):
         for each, its_params in ((cluster, params), (reference, others)):
-            set_grads(its_params, worker, 0)
+            set_grads(its_params.values(), worker, 0)
             each.collect(worker)
 
     cluster.step()
@@ -254,7 +255,7 @@ def test_sparse_gradient_is_refused_before_anything_moves() -> None:
 
 
 def test_parameter_that_is_unfrozen_later_is_refused() -> None:
-    params = make_params()
+    params = make_params(SIZES)
     params["a"].requires_grad_(False)
     cluster = VirtualCluster(params.items(), workers=2)
     params["a"].requires_grad_(True)
@@ -286,11 +287,11 @@ def test_resumed_cluster_goes_on_with_the_same_bits(sync: MomentumSync | None) -
 
 
 def test_state_of_one_lion_becomes_everybodys_and_that_of_other_clusters_is_refused() -> None:
-    params = make_params()
+    params = make_params(SIZES)
     lion = distlion.Lion(params.values(), lr=1e-2)
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     lion.step()
-    cluster = VirtualCluster(make_params().values(), workers=3)
+    cluster = VirtualCluster(make_params(SIZES).values(), workers=3)
 
     cluster.load_state_dict(lion.state_dict())
 
@@ -303,7 +304,7 @@ def test_state_of_one_lion_becomes_everybodys_and_that_of_other_clusters_is_refu
 
 def test_calls_between_collect_and_step_that_would_lose_votes_are_refused() -> None:
     cluster, params = make_cluster(2)
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     cluster.collect(0)
 
     with pytest.raises(InvalidArgumentError, match=r"workers \[0\] were collected"):
@@ -320,7 +321,7 @@ def test_groups_schedules_and_added_groups_work_as_in_every_optimizer() -> None:
     before = params["a"].detach().clone()
 
     late.grad = torch.ones(5)
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     cluster.collect(0)
     cluster.step()
     schedule.step()

@@ -15,6 +15,7 @@ from cluster import run_workers
 from distlion import ClipNorm, MomentumSync
 from distlion.optim import Diagnosis
 from distlion.virtual import VirtualCluster
+from drawn import draw_grads, make_params
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.distributed
 STEPS = 20
 WORLD_SIZES = (1, 2, 3, 4, 5)
 # 4,133 is a prime above 4,096: a quantized vote's second, shorter block.
-SHAPES = ((4133,), (3, 701), (1,), (130,))
+SHAPES = {"a": (4133,), "b": (3, 701), "c": (1,), "d": (130,)}
 
 SAMPLE = {**matrix.LISTED, **matrix.VARIANTS}
 SYNCS: dict[str, MomentumSync | None] = {
@@ -104,23 +105,14 @@ OTHER_CASES = [
 CASES = RULE_CASES + SYNC_CASES + OTHER_CASES
 
 
-def make_params(case: Case) -> dict[str, nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        name: nn.Parameter(torch.randn(shape, generator=generator).to(case.dtype))
-        for name, shape in zip("abcd", SHAPES, strict=True)
-    }
-
-
 def set_grads(params: dict[str, nn.Parameter], case: Case, worker: int, step: int) -> None:
     """Give a worker its gradients: sometimes 0, sometimes absent, sometimes not finite."""
-    generator = torch.Generator().manual_seed(1000 * worker + step)
-    for number, param in enumerate(params.values()):
-        grad = torch.randn(param.shape, generator=generator).to(case.dtype)
+    grads = draw_grads(params.values(), worker, step)
+    for number, (param, grad) in enumerate(zip(params.values(), grads, strict=True)):
         grad[grad.abs() < 0.1] = 0
         param.grad = None if (worker + step + number) % 9 == 4 else grad
     if case.bad_grad is not None and step % 6 == 2 and worker == step % 3:
-        params["d"].grad = torch.full(SHAPES[3], case.bad_grad, dtype=case.dtype)
+        params["d"].grad = torch.full_like(params["d"], case.bad_grad)
 
 
 def hyperparameters(case: Case) -> dict[str, Any]:
@@ -131,7 +123,7 @@ Result = tuple[list[Tensor], list[Tensor], int, list[Diagnosis]]
 
 
 def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
-    params = make_params(case)
+    params = make_params(SHAPES, dtype=case.dtype)
     optimizer = distlion.DistributedLion(
         params.items(), exchange=distlion.AllReduce(), **hyperparameters(case)
     )
@@ -153,7 +145,7 @@ def train_all(rank: int, world_size: int) -> list[tuple[Result, int]]:
 
 
 def train_virtually(case: Case, workers: int) -> tuple[VirtualCluster, list[Tensor]]:
-    params = make_params(case)
+    params = make_params(SHAPES, dtype=case.dtype)
     cluster = VirtualCluster(params.items(), workers=workers, **hyperparameters(case))
     for step in range(STEPS):
         for worker in range(workers):

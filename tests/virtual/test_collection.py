@@ -11,7 +11,8 @@ from torch import nn
 import distlion
 from distlion import ClipNorm, VirtualCluster
 from distlion.errors import NonFiniteError
-from virtual_steps import SIZES, do_step, make_cluster, make_params, set_grads
+from drawn import make_params, set_grads
+from virtual_steps import SIZES, do_step, make_cluster
 
 GLOBAL = ClipNorm(0.5, scope="global")
 
@@ -35,7 +36,7 @@ def test_a_worker_that_is_not_collected_counts_in_the_norm_as_one_without_a_grad
     without, others = make_cluster(3, clip_norm=GLOBAL)
     for worker in (0, 2):
         for cluster, its_params in ((left_out, params), (without, others)):
-            set_grads(its_params, worker, 0)
+            set_grads(its_params.values(), worker, 0)
             cluster.collect(worker)
     without.collect(1)  # has no gradient
     left_out.step()
@@ -50,12 +51,12 @@ def test_a_lone_worker_is_clipped_as_a_process_that_is_alone(scope: Any) -> None
     clip = ClipNorm(0.5, scope=scope)
     cluster, params = make_cluster(1, clip_norm=clip)
     unclipped, loose = make_cluster(1)
-    others = make_params()
+    others = make_params(SIZES)
     optimizer = distlion.DistributedLion(others.items(), lr=1e-2, clip_norm=clip)
     for step in range(2):
         do_step(cluster, params, step)
         do_step(unclipped, loose, step)
-        set_grads(others, 0, step)
+        set_grads(others.values(), 0, step)
         optimizer.step()
 
     momenta = [optimizer.state[param]["exp_avg"] for param in others.values()]
@@ -69,7 +70,7 @@ def test_the_norm_of_each_worker_is_what_clipping_measured(scope: Any) -> None:
     assert cluster.grad_norm(0) is None
     squares = []
     for worker in (0, 2):
-        set_grads(params, worker, 0)
+        set_grads(params.values(), worker, 0)
         grads = [param.grad for param in params.values() if param.grad is not None]
         squares.append(sum(float(grad.double().square().sum()) for grad in grads))
         cluster.collect(worker)
@@ -89,7 +90,7 @@ def test_a_skipped_step_leaves_the_norm_of_the_last_commit(n_workers: int) -> No
     norms = []
     for step in range(2):
         for worker in range(n_workers):
-            set_grads(params, worker, step)
+            set_grads(params.values(), worker, step)
             if step == 1 and worker == 0:
                 params["b"].grad[0] = float("inf")
             cluster.collect(worker)
@@ -104,7 +105,7 @@ def test_of_several_bad_workers_the_first_is_named_in_whatever_order_they_come(
 ) -> None:
     cluster, params = make_cluster(3, clip_norm=GLOBAL, nonfinite=nonfinite)
     for worker in (2, 0, 1):
-        set_grads(params, worker, 0)
+        set_grads(params.values(), worker, 0)
         if worker > 0:
             params["b"].grad[worker] = float("inf")
         cluster.collect(worker)
@@ -127,7 +128,7 @@ def test_the_order_in_which_workers_are_collected_changes_no_bit(clip_norm: Any)
     for step in range(3):
         do_step(in_order, params, step)
         for worker in (2, 0, 1):
-            set_grads(others, worker, step)
+            set_grads(others.values(), worker, step)
             shuffled.collect(worker)
         shuffled.step()
 
@@ -164,7 +165,7 @@ def test_a_parameter_without_elements_is_no_diagnosis_and_no_obstacle() -> None:
 
 def test_a_refused_first_worker_does_not_fix_the_hyperparameters_of_the_step() -> None:
     cluster, params = make_cluster(2, nonfinite="raise")
-    set_grads(params, 0, 0)
+    set_grads(params.values(), 0, 0)
     next(iter(params.values())).grad.fill_(float("nan"))  # type: ignore[union-attr]
     with pytest.raises(NonFiniteError):
         cluster.collect(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+import drawn
 from distlion.errors import InvalidArgumentError, NonFiniteError
 from distlion.lab.baselines import ring_all_reduce_bytes
 from distlion.lab.training.methods import MethodKind, find_method
@@ -27,8 +27,7 @@ NAMES = (
 
 
 def make_params():
-    generator = torch.Generator().manual_seed(5)
-    return [(n, nn.Parameter(torch.randn(s, generator=generator))) for n, s in SHAPES.items()]
+    return list(drawn.make_params(SHAPES).items())
 
 
 def enter(name, params, *, workers=WORKERS, steps=STEPS):

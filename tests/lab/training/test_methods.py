@@ -8,6 +8,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.lab.training.methods import MEANS, METHOD_NAMES, RULE_NAMES, find_method, find_rule
 from distlion.lab.training.presets import PRESETS, Preset
 from distlion.lab.training.workers import MethodRun
+from drawn import set_grads
 
 FIXED_NAMES = [name for name in METHOD_NAMES if not set(name) & set("PKRA")]
 SYNCED_NAMES = ["majority-sync-10", "quantized-2-sync-exp", "average-sync-3-auto-int8"]
@@ -90,8 +91,7 @@ def count_kept(name, *, steps, of_steps):
     kept, before = [], 0
     for step in range(steps):
         for worker in range(2):
-            generator = torch.Generator().manual_seed(10 * step + worker)
-            params[0][1].grad = torch.randn(1000, generator=generator)
+            set_grads([params[0][1]], worker, step)
             method.collect(worker)
         method.step()
         kept.append((method.sent_bytes - before) / 8)
