@@ -48,16 +48,32 @@ def make_crew(port: int, **options: Any) -> distlion.Crew:
     return distlion.Crew(f"127.0.0.1:{port}", secret="of this test", wait_timeout_s=30, **options)
 
 
+def await_members(crew: distlion.Crew, size: int) -> None:
+    """Wait until the crew has so many members, or has to form anew for more."""
+    while crew.size < size and not crew.wants_change:
+        crew._ended.wait(0.05)
+
+
 def train(
     crew: distlion.Crew,
     options: dict[str, Any],
     *,
     seed: int,
+    size: int = 3,
     goal: int = GOAL,
     each: Callable[[CrewLion], None] = lambda optimizer: None,
 ) -> dict[str, Any]:
-    """Train to the goal; return digests by step, epochs by step, and the last rate and momenta."""
-    torch.manual_seed(seed)  # other weights on each: the most advanced worker's count
+    """Train to the goal; return digests by step, epochs by step, and the last rate.
+
+    Args:
+        crew: The crew.
+        options: Of the optimizer.
+        seed: Of the weights, which differ: those of the most advanced worker count.
+        size: Members with whom the second step is taken: some may be slow to start.
+        goal: Steps.
+        each: Called after each call of ``step()``, and before the first one.
+    """
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
     digests, epochs = {}, {}
     with crew:
@@ -77,6 +93,7 @@ def train(
                 epochs[step] = (crew.epoch.number, crew.epoch.roster.ids)
                 digests[step] = b"".join(bytes(p.detach().numpy()) for p in model.parameters())
             optimizer.zero_grad()
+            await_members(crew, size if optimizer.committed_step == 1 else 0)
             each(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     return {"digests": digests, "epochs": epochs, "rates": rates, "id": crew.id}
@@ -149,14 +166,13 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
         if optimizer.committed_step == STRUCK_AT:
             store.set("come", "")
         # Others wait here for the newcomer: otherwise they might have finished before it came.
-        while optimizer.committed_step == goal - 1 and crew.size < size and not crew.wants_change:
-            crew._ended.wait(0.05)
+        await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
         if crew.size == size and not momenta:
             momenta.append(
                 optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"].clone()
             )
 
-    result = train(crew, OPTIONS[name], seed=rank, goal=goal, each=note)
+    result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=goal, each=note)
     return {**result, "momentum": momenta[0]}
 
 
@@ -195,8 +211,7 @@ def be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
             os.kill(before[gone.pop()].pid, signal.SIGCONT)
         if rank and crew.size == size and not first:
             first.extend(crew.epoch.members)
-        while optimizer.committed_step == goal - 1 and crew.size < size and not crew.wants_change:
-            crew._ended.wait(0.05)
+        await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
 
     first: list[Any] = []
     return {**train(crew, OPTIONS["majority"], seed=rank, goal=goal, each=act), "struck": woken}
@@ -219,7 +234,7 @@ def lose_all_others(rank: int, size: int, port: int) -> Any:
         if rank == 0 and optimizer.committed_step == STRUCK_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return train(crew, OPTIONS["majority"], seed=rank, each=die)
+    return train(crew, OPTIONS["majority"], seed=rank, size=size, each=die)
 
 
 def test_one_worker_never_trains_alone() -> None:

@@ -87,7 +87,7 @@ class CrewLion(DistributedLion):
             )
 
     @staticmethod
-    def _open_session(
+    def _open(
         params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, settings: Settings
     ) -> tuple[Session, NodePieces | ShardPieces]:
         """Begin alone; ``form`` connects this worker with the others."""

@@ -109,7 +109,7 @@ class DistributedLion(VotingBase):
         ...     optimizer.zero_grad()
     """
 
-    _open_session = staticmethod(open_session)
+    _open = staticmethod(open_session)
 
     def __init__(
         self,
@@ -154,8 +154,7 @@ class DistributedLion(VotingBase):
             seed=seed,
         )
         params = list_params(params)
-        names = name_tensors(params)
-        self._session, pieces = self._open_session(names, process_group, self._settings)
+        self._session, pieces = self._open(name_tensors(params), process_group, self._settings)
         super().__init__(
             params,
             lr,
