@@ -19,6 +19,8 @@ TEST_EXTRAS := train,netlab,integrations,gpu,dev
 DOCS_EXTRAS := $(TEST_EXTRAS),docs
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
+# What `make test` runs beside everything else; tests/conftest.py marks it.
+APART := tests/distributed tests/fuzz tests/integrations
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
 # Of the quick tests with the processes that they start; a run of some of them covers less.
@@ -44,14 +46,14 @@ train: $(VENV)/.ready-train  ## set up, then train a small language model with f
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, and sum up
 	@$(run_parts)
-	# Tests that start no workers need one core: the others run on the second one.
-	alone() {
-	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow and not distributed" $(ARGS)
+	# Two halves, one for each of two cores: the folders that tests/conftest.py keeps apart, and all others.
+	others() {
+	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "not slow and not apart" $(ARGS)
 	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
 	}
-	aside alone
+	aside others
 	$(static_parts)
-	part "workers" $(BIN)/pytest -m "not slow and distributed" $(ARGS)
+	part "workers" $(BIN)/pytest -m "not slow and apart" $(or $(ARGS),$(APART))
 	rejoin
 	sum_up
 

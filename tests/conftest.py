@@ -17,6 +17,9 @@ from cluster import COVERAGE_VARIABLE, start_server
 
 pytest_plugins = ["small_disk"]
 
+APART = [Path(__file__).resolve().parent / name for name in ("distributed", "fuzz", "integrations")]
+"""Folders whose tests `make test` runs beside all others: together they take as long."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell workers where to write their coverage, where pytest-cov measures it."""
@@ -35,10 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` runs apart, before it is chosen by its mark."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in APART):
+            item.add_marker("apart")
+
+
 @pytest.fixture(scope="session", autouse=True)
-def one_server_of_forks() -> None:
+def one_server_of_forks(request: pytest.FixtureRequest) -> None:
     """Workers of the library's own launcher come from the server of tests/cluster.py too."""
-    start_server()
+    # The server imports for seconds: not for tests that start no workers.
+    if any(item.get_closest_marker("distributed") for item in request.session.items):
+        start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,8 @@ from tiers import in_tiers
 pytestmark = pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1")
 
 SIZES = (70, 4200, 1, 513)
-N_STEPS = 20
+MANY_STEPS, FEW_STEPS = 20, 8
+"""Interpreted kernels are slow: the quick tier takes a few steps."""
 
 
 def draw(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -51,18 +52,19 @@ def train_somewhere(
     on_gpu: tuple[int, ...],
     settings: dict[str, Any],
     dtype: torch.dtype,
+    n_steps: int,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return parameters and momenta after some steps, on a GPU for the ranks ``on_gpu``."""
     values = draw(7 + rank, dtype)
     if rank not in on_gpu:
         params = [nn.Parameter(value) for value in values]
-        optimizer = train(rank, world_size, params, lambda grad: grad, settings, N_STEPS)
+        optimizer = train(rank, world_size, params, lambda grad: grad, settings, n_steps)
         return [p.detach() for p in params], [optimizer.state[p]["exp_avg"] for p in params]
     from pretend_cuda import pretend_cuda
 
     with pretend_cuda() as device:
         params = [nn.Parameter(device.place(value)) for value in values]
-        optimizer = train(rank, world_size, params, device.place, settings, N_STEPS)
+        optimizer = train(rank, world_size, params, device.place, settings, n_steps)
         assert device.launches, "nothing was computed on the device"
         assert all(param.device.type == "cuda" for param in params)
         return [p.detach().cpu() for p in params], [
@@ -72,9 +74,18 @@ def train_somewhere(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize(
-    "rule", in_tiers(matrix.LISTED.values(), lambda rule: rule == distlion.MajorityVote())
+    ("rule", "n_steps"),
+    in_tiers(
+        [
+            (distlion.MajorityVote(), FEW_STEPS),
+            *((rule, MANY_STEPS) for rule in matrix.LISTED.values()),
+        ],
+        lambda case: case[1] == FEW_STEPS,
+    ),
 )
-def test_ranks_with_and_without_a_gpu_train_together(rule: Any, overlap: bool) -> None:
+def test_ranks_with_and_without_a_gpu_train_together(
+    rule: Any, n_steps: int, overlap: bool
+) -> None:
     settings = {"aggregation": rule, "overlap": overlap}
     if overlap:
         settings["bucket_elements"] = 600
@@ -85,6 +96,7 @@ def test_ranks_with_and_without_a_gpu_train_together(rule: Any, overlap: bool) -
             on_gpu,
             settings,
             torch.float32,
+            n_steps,
             timeout_s=300,
         )
         for on_gpu in ((0, 2), ())
@@ -109,12 +121,18 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", in_tiers(OTHERS, lambda name: name == "nodes"))
-def test_everything_else_a_step_does_has_the_same_bits_too(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "n_steps"),
+    in_tiers(
+        [("nodes", FEW_STEPS), *((name, MANY_STEPS) for name in OTHERS)],
+        lambda case: case[1] == FEW_STEPS,
+    ),
+)
+def test_everything_else_a_step_does_has_the_same_bits_too(name: str, n_steps: int) -> None:
     settings = OTHERS[name]
     dtype = torch.bfloat16 if name in ("stochastic", "momenta") else torch.float32
     mixed, host = (
-        run_workers(train_somewhere, 4, on_gpu, settings, dtype, timeout_s=300)
+        run_workers(train_somewhere, 4, on_gpu, settings, dtype, n_steps, timeout_s=300)
         for on_gpu in ((0, 1, 3), ())
     )
     for ours, theirs in zip(mixed, host, strict=True):

@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import pytest
 import torch
 from torch import nn
 
 import distlion
 from cluster import run_workers
 from drawn import set_grads
+
+pytestmark = pytest.mark.distributed
 
 ROOT = str(Path(distlion.__file__).parent)
 
