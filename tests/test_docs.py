@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ from urllib.parse import unquote
 import pytest
 
 import distlion
+from forked_programs import Programs
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -271,22 +269,15 @@ def test_python_block_compiles_and_its_names_exist(block: Block) -> None:
 @pytest.mark.parametrize(
     "block", [block for block in python_blocks() if "run" in block.info], ids=by_place
 )
-def test_python_block_marked_run_runs(block: Block, tmp_path: Path) -> None:
-    run_program(block.code, block.place, tmp_path)
+def test_python_block_marked_run_runs(block: Block, programs: Programs, tmp_path: Path) -> None:
+    ended = programs.run(block.code, tmp_path)
+    assert ended.status == 0, f"{block.place}\n{ended.text}"
 
 
-def run_program(code: str, place: str, folder: Path, **environment: str) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, f"{place}\n{finished.stderr}"
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    with Programs() as programs:
+        yield programs
 
 
 def apply_diff(block: Block) -> tuple[str, str]:
@@ -306,7 +297,7 @@ def test_diff_has_programs_on_both_sides_whose_names_exist(block: Block) -> None
         assert find_unknown_names(ast.parse(code, filename=block.place)) == []
 
 
-def test_diff_in_the_readme_runs_when_it_is_applied(tmp_path: Path) -> None:
+def test_diff_in_the_readme_runs_when_it_is_applied(programs: Programs, tmp_path: Path) -> None:
     (diff,) = (block for block in diff_blocks() if block.document.name == "README.md")
     _, after = apply_diff(diff)
     started = (
@@ -316,7 +307,8 @@ def test_diff_in_the_readme_runs_when_it_is_applied(tmp_path: Path) -> None:
     )
     ended = "\nassert optimizer.committed_step == 3\ndist.destroy_process_group()\n"
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    run_program(started + after + ended, diff.place, tmp_path, **alone)
+    found = programs.run(started + after + ended, tmp_path, **alone)
+    assert found.status == 0, found.text
 
 
 def test_readme_has_at_most_600_words() -> None:
