@@ -20,7 +20,7 @@ DOCS_EXTRAS := $(TEST_EXTRAS),docs
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/conftest.py marks it.
-APART := tests/distributed tests/fuzz tests/integrations
+APART := tests/crew tests/distributed tests/fuzz tests/integrations
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
 # Of the quick tests with the processes that they start; a run of some of them covers less.

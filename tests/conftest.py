@@ -17,7 +17,10 @@ from cluster import COVERAGE_VARIABLE, start_server
 
 pytest_plugins = ["small_disk"]
 
-APART = [Path(__file__).resolve().parent / name for name in ("distributed", "fuzz", "integrations")]
+APART = [
+    Path(__file__).resolve().parent / name
+    for name in ("crew", "distributed", "fuzz", "integrations")
+]
 """Folders whose tests `make test` runs beside all others: together they take as long."""
 
 

@@ -127,19 +127,23 @@ class _Crew:
         """Pass events on until all workers have ended well, or one has not."""
         listening = True
         while listening:
-            listening = self._receive(observe, timeout_s=None)
+            running = self._list_running()  # whoever dies after this wakes the wait below
             if self._failures or self._silent_deaths():
                 self._blame(observe)
+            listening = self._receive(observe, running, timeout_s=None)
         assert self._result is not None  # rank 0 sends it before it ends well
         return self._result.content
 
-    def _receive(self, observe: Emit, *, timeout_s: float | None) -> bool:
+    def _list_running(self) -> list[int]:
+        """Return what becomes ready when a worker dies, of those that are not known to be dead."""
+        return [process.sentinel for process in self._processes if process.exitcode is None]
+
+    def _receive(self, observe: Emit, running: list[int], *, timeout_s: float | None) -> bool:
         """Wait for messages or deaths and read one message of each worker that sent some.
 
         Returns:
             Whether there was anything to wait for: a running worker, or an inbox not at its end.
         """
-        running = [process.sentinel for process in self._processes if process.exitcode is None]
         sources: list[Connection | int] = [*self._inboxes, *running]
         if not sources:
             return False
@@ -174,7 +178,7 @@ class _Crew:
         """
         deadline_s = time.monotonic() + _BLAME_WINDOW_S
         while (left_s := deadline_s - time.monotonic()) > 0 and self._inboxes:
-            self._receive(observe, timeout_s=left_s)
+            self._receive(observe, self._list_running(), timeout_s=left_s)
         silent = self._silent_deaths()
         if silent:
             how = describe_exit(self._processes[silent[0]].exitcode)
