@@ -196,6 +196,37 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
         torch.testing.assert_close(momenta[-1], (momenta[0] + momenta[1]) / 2)
 
 
+def join_as_a_stranger(rank: int, size: int, port: int) -> Any:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == size - 1:
+        store.wait(["come"])
+        crew = make_crew(port, min_workers=2)
+        try:
+            crew.optimizer([nn.Parameter(torch.zeros(3))])
+        except CrewError as error:
+            return str(error)
+        finally:
+            store.set("refused", "")
+
+    def hold(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("come", "")
+        if optimizer.committed_step == GOAL - 1:
+            while not store.check(["refused"]) and not crew.wants_change:
+                crew._ended.wait(0.05)
+
+    crew = make_crew(port, min_workers=2)
+    return train(crew, OPTIONS["majority"], seed=rank, size=size - 1, each=hold)
+
+
+def test_a_newcomer_with_other_parameters_is_refused_and_the_others_go_on() -> None:
+    store = host_store()
+    *results, refused = start(join_as_a_stranger, 3, store.port)
+    check_equal(results)
+    assert "same script" in refused
+    assert {len(ids) for result in results for _, ids in result["epochs"].values()} == {2}
+
+
 def be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
     crew = make_crew(port, min_workers=2, max_workers=size)
     goal, woken = 400, []

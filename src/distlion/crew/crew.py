@@ -237,14 +237,15 @@ class Crew:
                 "crew.carry() with the same names on all workers before the first step"
             )
 
-    def describe(self, *, epoch: int, step: int) -> Member:
+    def describe(self, *, epoch: int, step: int, settings: int) -> Member:
         """Describe this worker as a member.
 
         Args:
             epoch: The last epoch that it was whole in.
             step: Steps that its parameters have seen.
+            settings: Digest of what must be equal on all.
         """
-        return describe_self(self._id, epoch=epoch, step=step)
+        return describe_self(self._id, epoch=epoch, step=step, settings=settings)
 
     def find_next(self, own: Member, lost: Collection[int]) -> Epoch:
         """Find the next epoch: of those who are left, or of who comes to the rendezvous.
@@ -262,7 +263,7 @@ class Crew:
             found = shrink(self._rendezvous, self._epoch, own, ids, min_workers=self.min_workers)
         if found is None:
             logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
-            found = meet(self._rendezvous, own)
+            found = meet(self._rendezvous, own, min_workers=self.min_workers)
         return found
 
     def enter(self, epoch: Epoch, *, seconds: float) -> None:

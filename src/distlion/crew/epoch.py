@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.rendezvous import Rendezvous
+from distlion.errors import CrewError
 from distlion.transport import keep_forever, watch_peers
 from distlion.vote import Roster
 
@@ -45,6 +46,7 @@ class Member:
         id: Its number, which nobody else gets.
         epoch: The last epoch that it was whole in; 0 for a newcomer.
         step: Steps that its parameters have seen.
+        settings: Digest of its parameters' kinds and of its settings.
         host: Where it runs, for logs.
         pid: Its process there.
     """
@@ -52,6 +54,7 @@ class Member:
     id: int
     epoch: int
     step: int
+    settings: int
     host: str
     pid: int
 
@@ -112,21 +115,22 @@ def take_id(store: Any) -> int:
     return int(store.add(_IDS, 1)) - 1
 
 
-def describe_self(identity: int, *, epoch: int, step: int) -> Member:
+def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
     """Describe this process as a member."""
-    return Member(identity, epoch, step, os.uname().nodename, os.getpid())
+    return Member(identity, epoch, step, settings, os.uname().nodename, os.getpid())
 
 
-def meet(rendezvous: Rendezvous, own: Member) -> Epoch:
+def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int) -> Epoch:
     """Form an epoch of all who come to the next round of the rendezvous.
 
     Args:
         rendezvous: Where workers meet.
         own: This worker.
+        min_workers: The least that train.
 
     Raises:
-        FormingError: Somebody who came is gone again.
-        CrewError: As ``Rendezvous.join``.
+        FormingError: Somebody who came is gone again, or cannot take part.
+        CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
     """
     found = rendezvous.join()
     try:
@@ -139,8 +143,30 @@ def meet(rendezvous: Rendezvous, own: Member) -> Epoch:
         records = [json.loads(found.store.get(key)) for key in keys]
     except RuntimeError as error:
         raise FormingError(str(error)) from error
-    members = [Member(**each["member"]) for each in records]
+    members = leave_out_strangers([Member(**each["member"]) for each in records], own)
+    if len(members) < min_workers:
+        raise FormingError("too few are left who train with the same settings")
     return _make(rendezvous.store, records[0]["epoch"], members, own)
+
+
+def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
+    """Leave out who has other parameters or settings than those who train: it must not end the run.
+
+    Before the first epoch all are kept, and the handshake says what differs.
+
+    Raises:
+        CrewError: This worker is left out.
+    """
+    first = max(members, key=lambda member: member.progress)
+    alike = [member for member in members if member.settings == first.settings]
+    if first.epoch == 0:
+        return members
+    if own not in alike:
+        raise CrewError(
+            "the crew trains with other settings, other parameters or another version of distlion "
+            "than this worker; start it with the same script as the others"
+        )
+    return alike
 
 
 def shrink(

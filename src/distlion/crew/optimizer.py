@@ -151,7 +151,9 @@ class CrewLion(DistributedLion):
         crew, began_s, failures = self._crew, time.monotonic(), 0
         while True:
             self._let_go()
-            epoch, own = None, crew.describe(epoch=self._whole_epoch, step=self.committed_step)
+            epoch, step = None, self.committed_step
+            settings = self._digest_settings()
+            own = crew.describe(epoch=self._whole_epoch, step=step, settings=settings)
             try:
                 epoch = crew.find_next(own, lost)
                 self._enter(epoch)
@@ -163,6 +165,10 @@ class CrewLion(DistributedLion):
                 continue
             crew.enter(epoch, seconds=time.monotonic() - began_s)
             return
+
+    def _digest_settings(self) -> int:
+        """Digest what must be equal on all members, and does not change from step to step."""
+        return self._take_fingerprint(self._list_trainable()).digest([], [])
 
     def _let_go(self) -> None:
         """Leave the connections of the present epoch."""
