@@ -242,8 +242,8 @@ class DistributedLion(VotingBase):
         try:
             if toggled:
                 session.fingerprint.check_groups(groups)
-            numbers = read_groups(self)
             self._known_step = read_step(groups)
+            numbers = read_groups(self)
         except Exception as error:  # noqa: BLE001
             numbers, problem = GroupNumbers(groups, [], found_inf=False), error
         digest = session.fingerprint.digest(describe_hyperparameters(numbers.groups), toggled)
