@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -18,12 +18,12 @@ from distlion.crew.epoch import Epoch, Member, describe_self, meet, shrink, take
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
 from distlion.errors import CrewError, InvalidArgumentError
+from distlion.options import Newcomers, check_newcomers
 from distlion.transport import let_go_of_failed
 
 logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
-Newcomers = Literal["zeros", "donor", "mean"]
 _LOOK_S = 0.5
 _SIT_OUT_S, _MOST_SIT_OUT_S = 5.0, 60.0
 
@@ -92,10 +92,7 @@ class Crew:
                 f"min_workers={min_workers}, max_workers={max_workers}: expected 2 <= min_workers "
                 f"<= max_workers <= {MOST_WORKERS}; a single worker trains with distlion.Lion"
             )
-        if newcomers not in get_args(Newcomers):
-            raise InvalidArgumentError(
-                f"newcomers={newcomers!r}: expected one of {', '.join(get_args(Newcomers))}"
-            )
+        check_newcomers(newcomers)
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret

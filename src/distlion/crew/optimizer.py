@@ -28,7 +28,7 @@ from distlion.errors import (
 from distlion.exchange import with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
-from distlion.options import NodePieces, Settings, ShardPieces
+from distlion.options import NodePieces, Settings, ShardPieces, begin_momentum
 from distlion.session import Session, broadcast_tensor, name_worker
 from distlion.step import Ranks, StepInputs, is_dtensor
 from distlion.transport import watch_peers
@@ -269,10 +269,8 @@ class CrewLion(DistributedLion):
         for param in self._all_params():
             if "exp_avg" in self.state.get(param, {}):
                 own = self.state[param]["exp_avg"]
-                total = torch.zeros_like(own, dtype=torch.float32)
-                for source in sources:
-                    total += self._broadcast(own, source=source)
-                pairs.append((own, (total / len(sources)).to(own.dtype)))
+                momenta = (self._broadcast(own, source=source) for source in sources)
+                pairs.append((own, begin_momentum(momenta, self._crew.newcomers)))
         return pairs if members[epoch.place].epoch == 0 else []
 
     def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
