@@ -14,7 +14,15 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.crew.epoch import Epoch, Member, describe_self, meet, shrink, take_id
+from distlion.crew.epoch import (
+    Epoch,
+    Member,
+    describe_self,
+    find_last_epoch,
+    meet,
+    shrink,
+    take_id,
+)
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
 from distlion.errors import CrewError, InvalidArgumentError
@@ -118,7 +126,7 @@ class Crew:
         self._told: dict[str, dict[str, Any]] = {}
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
-        self._wants_change = False
+        self._wants_change, self._changing = False, threading.Lock()
         self._trouble: CrewError | None = None
         self._ended = threading.Event()
         watcher = threading.Thread(
@@ -278,7 +286,8 @@ class Crew:
             _list(before - now),
             _list(now - before),
         )
-        self._epoch, self._wants_change = epoch, False
+        with self._changing:
+            self._epoch, self._wants_change = epoch, False
         if epoch.place == 0:
             self._rendezvous.publish(epoch.describe())
 
@@ -325,14 +334,21 @@ class Crew:
             time.sleep(0.05)
         return True
 
-    def _look(self) -> None:
+    def _look(self, epoch: Epoch) -> None:
+        """Look whether somebody waits to join, or others have begun an epoch without this worker.
+
+        They may have where a network fell apart, or all members of this one's epoch were busy for
+        too long: then these go to the others.
+        """
         try:
-            waiting = self._rendezvous.count_waiting()
-        except CrewError as error:
-            self._trouble = error
+            waits = self._rendezvous.count_waiting() > 0
+            is_left_behind = find_last_epoch(self._rendezvous.store) > epoch.number
+        except (CrewError, RuntimeError) as error:
+            self._trouble = CrewError(f"the store of the crew is gone ({error})")
             return
-        if self._epoch is not None and waiting:
-            self._wants_change = True
+        with self._changing:
+            if (waits or is_left_behind) and self._epoch is epoch:
+                self._wants_change = True
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is not None:
             let_go_of_failed(since_s=optimizer.longest_operation_s)
@@ -357,7 +373,7 @@ def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None
         if found is None:
             return
         if found._epoch is not None:
-            found._look()
+            found._look(found._epoch)
         del found
 
 

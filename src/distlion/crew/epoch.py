@@ -130,6 +130,11 @@ def take_id(store: Any) -> int:
     return int(store.add(_IDS, 1)) - 1
 
 
+def find_last_epoch(store: Any) -> int:
+    """Return the greatest number that an epoch was given so far."""
+    return int(store.add(_EPOCHS, 0))
+
+
 def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
     """Describe this process as a member."""
     return Member(identity, epoch, step, settings, os.uname().nodename, os.getpid())
@@ -269,13 +274,24 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
             timeout=timedelta(seconds=epoch.connect_timeout_s),
         )
     except RuntimeError as error:
-        disconnect(has_failed=True)
+        _forget_group()
         raise FormingError(str(error)) from error
     group = dist.group.WORLD
     assert group is not None
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
     watch_peers(group, store_is_apart=True)
     return group
+
+
+def _forget_group() -> None:
+    """Let torch number groups from 0 again.
+
+    It counts those that did not come about, too, and where it looks for the others in the store
+    depends on the number: who has failed before would never again meet somebody who has not.
+    """
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def disconnect(*, has_failed: bool) -> None:

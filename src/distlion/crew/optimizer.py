@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from distlion import faults
 from distlion.crew.epoch import Epoch, FormingError, connect, disconnect
 from distlion.errors import (
     CrewError,
@@ -167,8 +168,10 @@ class CrewLion(DistributedLion):
             epoch, step = None, self.committed_step
             settings = self._digest_settings()
             own = crew.describe(epoch=self._whole_epoch, step=step, settings=settings)
+            self._fire_forming("arrive")
             try:
                 epoch = crew.find_next(own, lost)
+                self._fire_forming("roster")
                 self._enter(epoch)
             except (FormingError, ProcessGroupError, *_LOST):
                 failures += 1
@@ -195,6 +198,11 @@ class CrewLion(DistributedLion):
         if self._session.ranks.rank in error.culprits:
             self._whole_epoch = 0
 
+    def _fire_forming(self, point: faults.FormingPoint) -> None:
+        if faults.armed:
+            step = self.committed_step
+            faults.fire(rank=self._crew.id, step=step, point=point, subject=self)
+
     def _digest_settings(self) -> int:
         """Digest what must be equal on all members, and does not change from step to step."""
         return self._take_fingerprint(self._list_trainable()).digest([], [])
@@ -213,6 +221,7 @@ class CrewLion(DistributedLion):
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
+        self._fire_forming("connect")
         self._tell(epoch)
         told = self._hear(epoch)
         kept = [{**group} for group in self.param_groups]
@@ -226,6 +235,7 @@ class CrewLion(DistributedLion):
                 group.update(values)
             raise
         # Nothing can fail any more that others take part in.
+        self._fire_forming("load")
         for own, new in taken:
             own.copy_(new)
         if epoch.is_behind:
@@ -246,6 +256,7 @@ class CrewLion(DistributedLion):
         lines = self._take_fingerprint(trained).list_lines(self.param_groups)
         everything = dict(zip(new, names.values(), strict=True))
         session.join(lines, trained, everything, step=step, alike=epoch.most_advanced)
+        self._fire_forming("broadcast")
         self._lay_out()
         session.routing.tell_counters(step=step)
         taken = list(zip(own, new, strict=True)) if epoch.is_behind else []

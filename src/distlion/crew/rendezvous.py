@@ -32,8 +32,8 @@ from distlion.errors import CrewError
 
 DEFAULT_PORT = 29400
 KEEP_ALIVE_S = 1
-MISSED_KEEP_ALIVES = 3
-"""A worker that has said nothing for so many intervals is taken out."""
+MISSED_KEEP_ALIVES = 6
+"""A worker that has said nothing for so many intervals is taken out: it may be busy, or starved."""
 LAST_CALL_S = 1.5
 """Workers that wait look once a second, so that all of them come within this time."""
 CONNECT_S = 5
