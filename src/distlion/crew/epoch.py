@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.rendezvous import FormingError, Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import keep_forever, watch_peers
 from distlion.vote import Roster
@@ -32,10 +32,6 @@ FACTS_S = 10.0
 """How long the workers of a round wait for what each of them has."""
 _POLL_S = 0.005
 _EPOCHS, _IDS, _DECISION = "epochs", "ids", "decision"
-
-
-class FormingError(Exception):
-    """Somebody was lost while an epoch was formed."""
 
 
 @dataclass(frozen=True)

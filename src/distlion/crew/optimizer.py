@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.crew.epoch import Epoch, FormingError, connect, disconnect
+from distlion.crew.epoch import Epoch, connect, disconnect
+from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
     CrewError,
     EpochOverError,

@@ -13,11 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -46,6 +48,10 @@ _TAG_BYTES = hashlib.sha256().digest_size
 def name_run(run_id: str) -> str:
     """Return what all keys of a run begin with."""
     return f"distlion/{run_id}"
+
+
+class FormingError(Exception):
+    """Somebody was lost while an epoch was formed."""
 
 
 class SignedBackend(RendezvousBackend):
@@ -177,6 +183,7 @@ class Rendezvous:
         """Wait for the next round, and take part in it.
 
         Raises:
+            FormingError: The first of those who came is gone again.
             CrewError: Fewer than ``min_workers`` came, somebody else writes to the store, or the
                 store is gone.
         """
@@ -187,8 +194,11 @@ class Rendezvous:
                 f"fewer than {self._min_workers} workers came to {self._endpoint} within "
                 f"{self._wait_timeout_s:g} s; start more of them, and resume from a checkpoint"
             ) from error
-        except RendezvousClosedError as error:
+        except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             raise CrewError("the run is over: its workers have reached their end") from error
+        except DistStoreError as error:
+            # All wait here for what the first one says of itself, which nobody needs.
+            raise FormingError(str(error)) from error
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(
                 f"the store at {self._endpoint} cannot be used ({error}); if it is gone, start it "
