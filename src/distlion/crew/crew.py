@@ -24,7 +24,8 @@ logger = logging.getLogger("distlion")
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
 Newcomers = Literal["zeros", "donor", "mean"]
 _LOOK_S = 0.5
-_SIT_OUT_S, _MOST_SIT_OUT_S = 5.0, 60.0
+# Longer than the others need: torch takes a worker out 3 s after its last word.
+_SIT_OUT_S, _MOST_SIT_OUT_S = 10.0, 60.0
 
 
 class Carried(Protocol):
@@ -287,11 +288,13 @@ class Crew:
     def sit_out(self, epoch: Epoch, failures: int) -> None:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
 
-        Workers that reach the store and not each other would form an epoch in vain for ever. After
-        the second time the youngest of them stays away for a while, each time for longer.
+        Workers that reach the store and not each other would form an epoch in vain for ever. From
+        the second time on one of them stays away for a while, each time for longer, and each time
+        another one: nobody knows who it is that the others do not reach.
         """
-        youngest = max(member.id for member in epoch.members)
-        if failures >= 2 and youngest == self._id and len(epoch.members) > self.min_workers:
+        ids = sorted(member.id for member in epoch.members)
+        chosen = ids[-1 - epoch.number % len(ids)]
+        if failures >= 2 and chosen == self._id and len(ids) > self.min_workers:
             seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
             logger.warning(
                 "worker %d could not connect %d times; it stays away for %g s, so that the others "
@@ -300,6 +303,7 @@ class Crew:
                 failures,
                 seconds,
             )
+            self._rendezvous.leave()
             self._ended.wait(seconds)
 
     def finish(self) -> None:
@@ -348,6 +352,9 @@ class Crew:
         """Finish; after an error leave, so that the others go on without this worker."""
         if error is None:
             self.finish()
+        else:
+            self._ended.set()
+            self._rendezvous.leave()
 
 
 def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None:

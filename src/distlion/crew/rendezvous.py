@@ -146,24 +146,30 @@ class Rendezvous:
         max_workers: int,
         wait_timeout_s: float,
     ) -> None:
-        self._endpoint, self._min_workers = endpoint, min_workers
+        self._endpoint, self._run_id = endpoint, run_id
+        self._min_workers, self._max_workers = min_workers, max_workers
         self._wait_timeout_s = wait_timeout_s
         # A read that waits keeps others off its connection, so that heartbeats have their own.
         self.store = PrefixStore(name_run(run_id), self._connect(run_id))
-        backend = C10dRendezvousBackend(self._connect(run_id), run_id)
-        key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
+        self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
         # Otherwise each round's first worker would open a port for a store that is not needed.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        self._handler = DynamicRendezvousHandler.from_backend(
+        self._handler: DynamicRendezvousHandler | None = None
+
+    def _make_handler(self) -> DynamicRendezvousHandler:
+        run_id = self._run_id
+        backend = C10dRendezvousBackend(self._connect(run_id), run_id)
+        return DynamicRendezvousHandler.from_backend(
             run_id,
             self._connect(run_id),
-            SignedBackend(backend, key),
-            min_workers,
-            max_workers,
+            SignedBackend(backend, self._key),
+            self._min_workers,
+            self._max_workers,
             # Hosts in containers may have one name and one process number.
             local_addr=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
             timeout=RendezvousTimeout(
-                join=timedelta(seconds=wait_timeout_s), last_call=timedelta(seconds=LAST_CALL_S)
+                join=timedelta(seconds=self._wait_timeout_s),
+                last_call=timedelta(seconds=LAST_CALL_S),
             ),
             keep_alive_interval=KEEP_ALIVE_S,
             keep_alive_max_attempt=MISSED_KEEP_ALIVES,
@@ -188,6 +194,8 @@ class Rendezvous:
                 store is gone.
         """
         try:
+            if self._handler is None:
+                self._handler = self._make_handler()
             found = self._handler.next_rendezvous()
         except RendezvousTimeoutError as error:
             raise CrewError(
@@ -212,8 +220,9 @@ class Rendezvous:
         Raises:
             CrewError: The store is gone.
         """
+        handler = self._handler
         try:
-            return int(self._handler.num_nodes_waiting())
+            return 0 if handler is None else int(handler.num_nodes_waiting())
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(f"the store at {self._endpoint} is gone ({error})") from error
 
@@ -222,6 +231,15 @@ class Rendezvous:
         with suppress(RuntimeError):  # a store that is gone is noticed where it is needed
             self.store.set(NOW, now)
 
+    def leave(self) -> None:
+        """Be out of the present round: nobody waits for this worker until it joins again.
+
+        torch keeps a worker in its round while it lives, and the next round begins without it only
+        once it says nothing any more.
+        """
+        self._handler = None  # it ends its heartbeats when it is let go of
+
     def close(self) -> None:
         """End the run: nobody can join any more."""
-        self._handler.shutdown()
+        if self._handler is not None:
+            self._handler.shutdown()
