@@ -8,10 +8,12 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
 from torch import Tensor
+from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.epoch import Epoch, Member, describe_self, meet, shrink, take_id
@@ -116,12 +118,15 @@ class Crew:
             max_workers=max_workers,
             wait_timeout_s=wait_timeout_s,
         )
-        self._id = take_id(self._rendezvous.store)
+        try:
+            self._id = take_id(self._rendezvous.store)
+        except DistError as error:
+            raise CrewError(f"the store at {endpoint} is gone ({error})") from error
         self._carried: dict[str, Carried] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
-        self._wants_change = False
+        self._wants_change, self._n_looks = False, 0
         self._trouble: CrewError | None = None
         self._ended = threading.Event()
         watcher = threading.Thread(
@@ -315,19 +320,38 @@ class Crew:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or self._epoch is None:
             return
-        while not self._have_all_finished(optimizer):
-            optimizer.form(())
+        try:
+            while not self._have_all_finished(optimizer):
+                optimizer.form(())
+        except DistError as error:
+            raise CrewError(
+                f"the store is gone ({error}): this worker has come to its end, and does not know "
+                "of the others"
+            ) from error
         self._ended.set()
         self._rendezvous.close()
 
     def _have_all_finished(self, optimizer: CrewLion) -> bool:
-        """Wait; False where somebody was lost, or failed in its last step."""
-        epoch = self.epoch
+        """Wait; False where somebody was lost, failed in its last step, or says nothing any more.
+
+        Nobody waits for a member in a step any more, so that its own word has to tell that it is
+        there: of one that computes, it comes from the thread that looks for newcomers.
+        """
+        epoch, limit_s = self.epoch, optimizer.silence_s
+        heard: dict[str, tuple[bytes, float]] = {}
         epoch.store.set(f"finished/{self._id}", "")
-        keys = [f"finished/{member.id}" for member in epoch.members]
-        while not epoch.store.check(keys):
+        left = [str(member.id) for member in epoch.members]
+        while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
             if optimizer.has_lost_somebody:
                 return False
+            now_s = time.monotonic()
+            for each in left:
+                word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else b""
+                if each not in heard or heard[each][0] != word:
+                    heard[each] = word, now_s
+                elif now_s - heard[each][1] > limit_s:
+                    logger.warning("worker %s says nothing; the others end without it", each)
+                    return False
             time.sleep(0.05)
         return True
 
@@ -339,6 +363,10 @@ class Crew:
             return
         if self._epoch is not None and waiting:
             self._wants_change = True
+        if self._epoch is not None:
+            self._n_looks += 1
+            with suppress(DistError):  # a store that is gone is noticed where it is needed
+                self._epoch.store.set(f"alive/{self._id}", str(self._n_looks))
 
     def __enter__(self) -> Crew:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.epoch import Epoch, connect, disconnect
@@ -100,6 +101,11 @@ class CrewLion(DistributedLion):
         group = self._session.ranks.process_group
         return group is not None and watch_peers(group).alarmed.is_set()
 
+    @property
+    def silence_s(self) -> float:
+        """How long a member may be silent."""
+        return self._settings.step_timeout_s
+
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, or form the next epoch where members change.
 
@@ -158,7 +164,8 @@ class CrewLion(DistributedLion):
             try:
                 epoch = crew.find_next(own, lost)
                 self._enter(epoch)
-            except (FormingError, ProcessGroupError, *_LOST):
+            except (FormingError, ProcessGroupError, DistError, *_LOST):
+                # A store that is gone is found so where the next epoch is looked for.
                 failures += 1
                 if epoch is not None:
                     crew.sit_out(epoch, failures)
