@@ -92,3 +92,12 @@ def test_a_worker_without_a_place_hears_that_the_run_is_over() -> None:
     assert find_crew_violations(outcome) == []
     (error,) = [diary.error for diary in outcome.diaries.values() if diary.ending == "raised"]
     assert "the run is over" in error[1]
+
+
+def test_workers_who_are_too_many_do_not_keep_the_others_from_training() -> None:
+    for seed in range(4):
+        died = CrewFault("die", 0, "committed", 1, 0, restarts_after_s=1.0)
+        plan = make_crew_plan(seed, died, max_workers=3, starts_s=(0.0,) * 4, goal=8)
+        outcome = play_crew(replace(plan, compute_s=1.0, comings=(Coming(1, 0.0),)))
+        assert find_crew_violations(outcome) == []
+        assert outcome.virtual_s < 60

@@ -357,11 +357,11 @@ class Crew:
 
     def _look(self) -> None:
         try:
-            waiting = self._rendezvous.count_waiting()
+            waiting = self._rendezvous.count_waiting(self.size)
         except CrewError as error:
             self._trouble = error
             return
-        if self._epoch is not None and waiting:
+        if self._epoch is not None and waiting > 0:
             self._wants_change = True
         if self._epoch is not None:
             self._n_looks += 1

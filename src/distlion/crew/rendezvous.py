@@ -214,17 +214,21 @@ class Rendezvous:
             ) from error
         return Round(found.store, found.rank, found.world_size)
 
-    def count_waiting(self) -> int:
-        """Return how many workers wait for the next round.
+    def count_waiting(self, n_members: int) -> int:
+        """Return how many workers wait for the next round, where it has a place for them.
+
+        Args:
+            n_members: How many train. torch lets those who are too many wait too.
 
         Raises:
             CrewError: The store is gone.
         """
         handler = self._handler
         try:
-            return 0 if handler is None else int(handler.num_nodes_waiting())
+            waiting = 0 if handler is None else int(handler.num_nodes_waiting())
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(f"the store at {self._endpoint} is gone ({error})") from error
+        return min(waiting, self._max_workers - n_members)
 
     def publish(self, now: str) -> None:
         """Show the present members to whoever looks on."""
