@@ -57,7 +57,7 @@ class CrewDistributed(Distributed):
         machine = self._machine
         assert machine.world is not None
         place, machine.world = machine.world.key, None
-        for key, end in machine.groups.items():
+        for key, end in list(machine.groups.items()):
             if key.startswith(place) and not getattr(end, "is_kept", False):
                 self._close(end)
 
@@ -65,9 +65,9 @@ class CrewDistributed(Distributed):
         group.is_kept = True  # type: ignore[attr-defined]
 
     def _close(self, end: End) -> None:
-        end.is_kept = True  # type: ignore[attr-defined]
         self.network.kernel.tell(end.machine, f"closes {end.key}")
         self.network.close(end)
+        end.machine.groups.pop(end.key, None)  # so that the thread that watches it ends
 
     def make_group(self, store: PrefixStore, rank: int, size: int, timeout: timedelta) -> End:
         """Make a group: each says in the store where it is, then connects with all others.
