@@ -154,14 +154,14 @@ class Rendezvous:
         self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
         # Otherwise each round's first worker would open a port for a store that is not needed.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        self._heartbeats, self._rounds = self._connect(run_id), self._connect(run_id)
         self._handler: DynamicRendezvousHandler | None = None
 
     def _make_handler(self) -> DynamicRendezvousHandler:
-        run_id = self._run_id
-        backend = C10dRendezvousBackend(self._connect(run_id), run_id)
+        backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
         return DynamicRendezvousHandler.from_backend(
-            run_id,
-            self._connect(run_id),
+            self._run_id,
+            self._rounds,
             SignedBackend(backend, self._key),
             self._min_workers,
             self._max_workers,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STORE = -1
 """In place of a rank: the machine that keeps the store."""
 
-SILENT_S = 300.0
+SILENT_S = 120.0
 """How long a request may go without an answer before its connection breaks."""
 
 Data = dict[str, bytes]

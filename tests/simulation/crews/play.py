@@ -18,7 +18,7 @@ from simulation.crews.worker import CrewDiary, CrewWorker
 from simulation.kernel import DeadlockError, Kernel, active
 from simulation.stand_ins import installed
 
-LIMIT_S = 600.0
+LIMIT_S = 300.0
 """Virtual seconds; who has no end by then has none."""
 
 LINGERS_S = (0.0, 0.0, 0.5, 200.0)

@@ -16,7 +16,8 @@ Always, whatever happened:
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that is
-over, or after bytes that were damaged. Machines that are kept apart for good excuse it.
+over, or where it came while no store answered, or after bytes that were damaged. Machines that are
+kept apart for good excuse it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from simulation.crews.worker import CrewDiary, Entry
 
 OVER = "the run is over"
 FEW = "fewer than"
+UNREACHED = "no store answers"
 DAMAGED = ("CorruptFrameError", "PeerLostError", "StepTimeoutError", "ProcessGroupError")
 
 
@@ -167,6 +169,14 @@ def _is_impaired(outcome: CrewOutcome) -> bool:
     )
 
 
+def _may_miss_store(outcome: CrewOutcome) -> bool:
+    """Return whether who comes may find no store: it was silent for a while."""
+    return any(
+        fault.kind in ("store", "unheard") or (fault.kind == "split" and fault.holds_for_store)
+        for fault, _ in outcome.fired
+    )
+
+
 def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
     if _is_impaired(outcome):
         return
@@ -191,5 +201,5 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             ]  # fmt: skip
             if len(there) >= least:
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
-        else:
+        elif UNREACHED not in text or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"
