@@ -5,7 +5,6 @@ from __future__ import annotations
 from planted import MUTATIONS
 from planted_bits import BITS
 from planted_cautious import CAUTIOUS
-from planted_crews import CREW_MUTATIONS
 from planted_core import CORE
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK

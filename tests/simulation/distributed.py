@@ -10,7 +10,6 @@ from typing import Any
 from simulation.groups import End
 from simulation.kernel import running
 from simulation.network import Machine, Network
-from simulation.store import TCPStore
 
 
 class Distributed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
-import datetime
+import datetime as dt
 import queue
 import random
 import socket
@@ -188,18 +188,22 @@ def _register_at_exit(function: Callable[..., Any], *args: Any) -> None:
     running().current.process.at_exit.append(lambda: function(*args))
 
 
+def _draw(low: float, high: float) -> float:
+    return running().random.uniform(low, high)
+
+
 TIME = SimpleNamespace(
     monotonic=lambda: running().now_s,
     perf_counter_ns=lambda: int(running().now_s * 1e9),
     sleep=lambda seconds: running().sleep(seconds),
 )
 THREADING = SimpleNamespace(Event=Event, Thread=Thread, Lock=Lock)
-BEGINNING = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+BEGINNING = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 # The clocks of two machines differ.
 DATETIME = SimpleNamespace(
-    now=lambda zone: BEGINNING + datetime.timedelta(seconds=running().now_s + _find_skew_s())
+    now=lambda zone: BEGINNING + dt.timedelta(seconds=running().now_s + _find_skew_s())
 )
-RANDOM = SimpleNamespace(uniform=lambda low, high: running().random.uniform(low, high))
+RANDOM = SimpleNamespace(uniform=_draw)
 UUID = SimpleNamespace(uuid4=lambda: uuid.UUID(int=running().random.getrandbits(128)))
 SOCKET = SimpleNamespace(gethostname=lambda: running().current.process.name)
 QUEUE = SimpleNamespace(SimpleQueue=SimpleQueue)
@@ -232,7 +236,7 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(keep_forever): "keep_forever",
         id(threading.Event): "Event",
         id(threading.Thread): "Thread",
-        id(datetime.datetime): "datetime",
+        id(dt.datetime): "datetime",
         id(random): "random",
         id(uuid): "uuid",
         id(socket): "socket",

@@ -159,7 +159,7 @@ class Rendezvous:
 
     def _make_handler(self) -> DynamicRendezvousHandler:
         backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
-        return DynamicRendezvousHandler.from_backend(
+        made: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             self._run_id,
             self._rounds,
             SignedBackend(backend, self._key),
@@ -174,6 +174,7 @@ class Rendezvous:
             keep_alive_interval=KEEP_ALIVE_S,
             keep_alive_max_attempt=MISSED_KEEP_ALIVES,
         )
+        return made
 
     def _connect(self, run_id: str) -> Any:
         host, port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)

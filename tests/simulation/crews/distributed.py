@@ -1,9 +1,8 @@
-"""What stands in for ``torch.distributed`` in a crew: groups that are made, let go of, made anew."""
+"""What stands in for ``torch.distributed`` in a crew: groups that are made again and again."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from simulation.crews.network import CrewMachine, CrewNetwork, CrewStore
 from simulation.distributed import Distributed, PrefixStore

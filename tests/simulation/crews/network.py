@@ -150,9 +150,7 @@ class CrewNetwork(Network):
         self._reply(machine, answer, lambda: answer.set_result(result))
         ready = [call for wanted, call in self._waiting if all(k in self.store for k in wanted)]
         if ready:
-            self._waiting = [
-                (wanted, call) for wanted, call in self._waiting if call not in ready
-            ]
+            self._waiting = [(wanted, call) for wanted, call in self._waiting if call not in ready]
             for call in ready:
                 call()
 
@@ -203,9 +201,7 @@ class CrewStore:
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(
-            self._ask(
-                f"looks for {', '.join(keys)}", lambda data: all(key in data for key in keys)
-            )
+            self._ask(f"looks for {', '.join(keys)}", lambda data: all(key in data for key in keys))
         )
 
     def set(self, key: str, value: str | bytes) -> None:

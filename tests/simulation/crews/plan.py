@@ -121,9 +121,7 @@ def draw_crew_plan(seed: int) -> CrewPlan:
     size = chance.choice((2, 3, 3, 3, 4, 4, 5))
     sizes = tuple(chance.choice((1, 7, 65, 300)) for _ in range(chance.choice((1, 2, 2, 3))))
     n_groups = 2 if len(sizes) > 1 and chance.random() < 0.3 else 1
-    options = {
-        key: value for key, value in _draw_options(chance, 3).items() if key not in REFUSED
-    }
+    options = {key: value for key, value in _draw_options(chance, 3).items() if key not in REFUSED}
     if chance.random() < 0.9:
         options["nonfinite"] = "raise"
     timeout_s = options["step_timeout_s"]

@@ -76,15 +76,17 @@ def _find_other_rosters(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Itera
 
 
 def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
-    found: dict[tuple[int, ...], set[int]] = {}
+    found: dict[tuple[int, int], set[int]] = {}
     for diary in diaries:
         for entry in diary.entries:
             found.setdefault((entry.number, entry.step), set()).add(entry.params)
         for key, params, _ in diary.commits:
             found.setdefault(key, set()).add(params)
         for epoch, step, params, _ in diary.before:
-            key = (epoch, step) if epoch else (0, step, diary.number)
-            found.setdefault(key, set()).add(params)
+            if epoch:
+                found.setdefault((epoch, step), set()).add(params)
+            elif step:
+                yield f"worker {diary.number} is new, and at step {step}"
     for key, values in sorted(found.items()):
         if len(values) > 1:
             yield f"parameters of epoch {key[0]}, step {key[1]}, have {len(values)} outcomes"

@@ -147,7 +147,7 @@ class CrewWorker:
             diary.ending, diary.error = "raised", (type(error).__name__, str(error))
         except ScriptError:
             diary.ending = "left"
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             diary.ending, diary.error = "broken", (type(error).__name__, str(error))
         diary.ended_s = kernel.now_s
         kernel.tell(self._machine, f"{diary.ending} {': '.join(diary.error)}")
