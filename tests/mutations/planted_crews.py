@@ -27,7 +27,7 @@ CREW_MUTATIONS = (
         "crew/epoch.py",
         'store.compare_set(_DECISION, "", json.dumps(proposal))',
         "store.set(_DECISION, json.dumps(proposal))",
-        CREWS,
+        FOUND,
     ),
     Mutation(
         "crew: the next epoch has the next number, whoever else has taken it",
@@ -41,13 +41,6 @@ CREW_MUTATIONS = (
         "crew/epoch.py",
         "if not lost or own.id not in left or len(left) < min_workers:",
         "if not lost or own.id not in left:",
-        CREWS,
-    ),
-    Mutation(
-        "crew: ranks of those who are lost pass for their ids",
-        "crew/crew.py",
-        "ids = {self._epoch.members[rank].id for rank in lost}",
-        "ids = set(lost)",
         CREWS,
     ),
     Mutation(

@@ -101,3 +101,14 @@ def test_workers_who_are_too_many_do_not_keep_the_others_from_training() -> None
         outcome = play_crew(replace(plan, compute_s=1.0, comings=(Coming(1, 0.0),)))
         assert find_crew_violations(outcome) == []
         assert outcome.virtual_s < 60
+
+
+def test_survivors_decide_once() -> None:
+    for seed in range(5):
+        fault = CrewFault("die", 0, "training", 0, 15 + seed)
+        outcome = play_crew(make_crew_plan(seed, fault, starts_s=(0.0,) * 5))
+        assert len(outcome.fired) == 1
+        assert find_crew_violations(outcome) == []
+        assert list_endings(outcome) == ["died", *["finished"] * 4]
+        epochs = {entry.number for diary in outcome.diaries.values() for entry in diary.entries}
+        assert len(epochs) == 2

@@ -12,7 +12,8 @@ Always, whatever happened:
 5. who counts votes with error feedback holds what each voter has said;
 6. where ``min_workers`` is more than half of all, an epoch commits no second step once a later one
    has committed: nothing goes on as two runs;
-7. who ends with an error ends with one of the package's.
+7. who ends with an error ends with one of the package's;
+8. where one worker dies once all train, and nothing else happens, nobody forms an epoch in vain.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that is
@@ -48,6 +49,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *_find_two_runs(outcome, diaries),
         *_find_other_errors(outcome, diaries),
         *_find_no_progress(outcome, diaries),
+        *_find_vain_epochs(outcome, diaries),
     ]
 
 
@@ -205,3 +207,18 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
         elif UNREACHED not in text or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"
+
+
+def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    plan, fired = outcome.plan, outcome.fired
+    is_slow = plan.delays.straggling_s > 0.1 * plan.options["step_timeout_s"]
+    if len(fired) != 1 or plan.comings or is_slow:
+        return
+    (fault, at_s), alive = fired[0], [diary for diary in diaries if diary.ending == "finished"]
+    is_plain = (fault.kind, fault.phase, fault.restarts_after_s) == ("die", "training", None)
+    entered_s = {entry.number: entry.at_s for diary in diaries for entry in diary.entries}
+    before = {number for number, entry_s in entered_s.items() if entry_s <= at_s}
+    for diary in alive if is_plain else ():
+        had_formed = before == {entry.number for entry in diary.entries if entry.at_s < at_s}
+        if had_formed and len(diary.before) > len(diary.entries):
+            yield f"worker {diary.number} formed {len(diary.before)} epochs in vain or not"
