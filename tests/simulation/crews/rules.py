@@ -13,25 +13,26 @@ Always, whatever happened:
 6. where ``min_workers`` is more than half of all, an epoch commits no second step once a later one
    has committed: nothing goes on as two runs;
 7. who ends with an error ends with one of the package's;
-8. where one worker dies once all train, and nothing else happens, nobody forms an epoch in vain.
+8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that is
-over, or where it came while no store answered, or after bytes that were damaged. Machines that are
-kept apart for good excuse it.
+over, or where the store was silent for 5 s, or after bytes that were damaged. Machines that are kept
+apart for good excuse it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distlion.crew.rendezvous import CONNECT_S
 from simulation.crews.plan import WAIT_S
 from simulation.crews.play import CrewOutcome
 from simulation.crews.worker import CrewDiary, Entry
 
 OVER = "the run is over"
 FEW = "fewer than"
-UNREACHED = "no store answers"
+NO_STORE = "store"
 DAMAGED = ("CorruptFrameError", "PeerLostError", "StepTimeoutError", "ProcessGroupError")
 
 
@@ -174,10 +175,11 @@ def _is_impaired(outcome: CrewOutcome) -> bool:
 
 
 def _may_miss_store(outcome: CrewOutcome) -> bool:
-    """Return whether who comes may find no store: it was silent for a while."""
+    """Return whether the store was silent for some for so long that they take it for lost."""
     return any(
         fault.kind in ("store", "unheard") or (fault.kind == "split" and fault.holds_for_store)
         for fault, _ in outcome.fired
+        if fault.seconds > CONNECT_S - 1
     )
 
 
@@ -205,7 +207,7 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             ]  # fmt: skip
             if len(there) >= least:
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
-        elif UNREACHED not in text or not _may_miss_store(outcome):
+        elif NO_STORE not in text or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"
 
 
