@@ -17,7 +17,7 @@ Always, whatever happened:
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that is
-over, or where the store was silent for 5 s, or after bytes that were damaged. Machines that are kept
+over, or where the store was silent for 5 s, or after bytes that were damaged. Machines that stay
 apart for good excuse it.
 """
 
