@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.rendezvous import FormingError, Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import keep, watch_peers
 from distlion.vote import Roster
@@ -35,10 +35,6 @@ CONNECT_S, CONNECT_S_EACH = 4.0, 0.5
 for. All are ready when it begins."""
 _POLL_S = 0.005
 _EPOCHS, _IDS, _DECISION = "epochs", "ids", "decision"
-
-
-class FormingError(Exception):
-    """Somebody was lost while an epoch was formed."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion import faults
-from distlion.crew.epoch import Epoch, FormingError, connect, disconnect
+from distlion.crew.epoch import Epoch, connect, disconnect
+from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
     CrewError,
     EpochOverError,
@@ -110,6 +112,11 @@ class CrewLion(DistributedLion):
         group = self._session.ranks.process_group
         return group is not None and watch_peers(group).alarmed.is_set()
 
+    @property
+    def silence_s(self) -> float:
+        """How long a member may be silent."""
+        return self._settings.step_timeout_s
+
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, or form the next epoch where members change.
 
@@ -127,7 +134,7 @@ class CrewLion(DistributedLion):
         if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
             self.form(self._lost)
             return False
-        self._crew.check_carried()
+        self._crew.luggage.check()
         before = self.committed_step
         try:
             super().step(closure)
@@ -173,7 +180,8 @@ class CrewLion(DistributedLion):
                 epoch = crew.find_next(own, lost)
                 self._fire_forming("roster")
                 self._enter(epoch)
-            except (FormingError, ProcessGroupError, *_LOST):
+            except (FormingError, ProcessGroupError, DistError, *_LOST):
+                # A store that is gone is found so where the next epoch is looked for.
                 failures += 1
                 if epoch is not None:
                     crew.sit_out(epoch, failures)
@@ -240,7 +248,7 @@ class CrewLion(DistributedLion):
             own.copy_(new)
         if epoch.is_behind:
             self._told_groups = told["groups"]
-            self._crew.take_carried(told["carried"])
+            self._crew.luggage.take(told["carried"])
         self._whole_epoch = epoch.number
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
@@ -302,7 +310,7 @@ class CrewLion(DistributedLion):
                 }
                 for group in self.param_groups
             ]
-            told = {"groups": groups, "carried": self._crew.describe_carried()}
+            told = {"groups": groups, "carried": self._crew.luggage.describe()}
             try:
                 text = json.dumps(told)
             except (TypeError, ValueError) as error:

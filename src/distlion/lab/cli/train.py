@@ -275,7 +275,6 @@ def train_command(
             resume=resume,
             on_world_change="error" if on_world_change is None else on_world_change.value,
         )
-        checkpoints.check(settings)
         _check_folder(run_dir, checkpoints)
         _train_and_show(
             settings,
