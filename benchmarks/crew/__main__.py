@@ -1,0 +1,124 @@
+"""Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
+
+    python benchmarks/crew [--parts soak cost] [--systems crew torchft torchelastic]
+                           [--events 8] [--rounds 1] [--seed 0] [--turns 12]
+                           [--json] [--results FOLDER]
+
+Part soak: three to six processes of this machine train one small network; they are killed by
+SIGKILL, held by SIGSTOP for 1 to 12 s, and joined by newcomers, as a seed draws it. Systems take
+turns: in each round each of them starts afresh and goes through the same events. All numbers come
+from logs in which each worker writes a line for each committed step.
+
+Part cost: a step with a crew beside a step of the same optimizer without one, in hosts of the
+network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
+
+torchft has an interpreter of its own, for it is no part of the project:
+
+    python -m venv build/venv-torchft
+    build/venv-torchft/bin/pip install -c constraints.txt torchft==0.2.0 numpy
+
+Without it torchft is left out. Prints Markdown, or JSON with --json; with --results also writes
+crew_PART.json and crew_PART.md into FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from event_plan import FEWEST, MOST, plan_events
+from fleet import SoakError
+from reading import read_logs, summarize
+from soak_run import run_soak
+from step_cost import measure_cost
+from systems import SYSTEMS, is_there
+from tables import write_cost, write_soak
+from training_load import MIN_WORKERS, PACE_S, WIDTHS
+
+PARTS = ("soak", "cost")
+
+
+def read_conditions() -> dict[str, Any]:
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "command": " ".join(["python benchmarks/crew", *sys.argv[1:]]),
+        "commit": answer.stdout.strip() or "unknown",
+        "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def measure_soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Let all systems take turns; a system that cannot go on is noted and left out from then on."""
+    conditions = read_conditions() | {
+        "workers": f"{FEWEST} to {MOST} awake or stopped, {MIN_WORKERS} at least to train",
+        "network": f"{'-'.join(map(str, WIDTHS))}, a step every {PACE_S:g} s or later",
+        "seed": args.seed,
+    }
+    runs: list[dict[str, Any]] = []
+    missing = {name: "not installed" for name in args.systems if not is_there(name)}
+    for number in range(args.rounds):
+        plan = plan_events(args.events, args.seed + number)
+        for name in (name for name in args.systems if name not in missing):
+            place = folder / f"{name}-{number}"
+            try:
+                record = run_soak(name, plan, place)
+            except SoakError as error:
+                missing[name] = f"in round {number}: {error}"
+                continue
+            summary = summarize(read_logs(place), record)
+            runs.append({"system": name, "tuning": record["tuning"], "round": number, **summary})
+    conditions["load_average_after"] = round(os.getloadavg()[0], 2)
+    return {"conditions": conditions, "left_out": missing, "runs": runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python benchmarks/crew", description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--events", type=int, default=8, help="of a round")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=12, help="of blocks with and without a crew")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
+    parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")
+    args = parser.parse_args()
+    # So that all processes are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for part in args.parts:
+        with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
+            if part == "soak":
+                result, write = measure_soak(args, args.keep or Path(folder)), write_soak
+            else:
+                found = measure_cost(args.turns)
+                result, write = {"conditions": read_conditions(), **found}, write_cost
+        result = json.loads(json.dumps(result))
+        if args.results is not None:
+            file = args.results / f"crew_{part}.json"
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            file.with_suffix(".md").write_text(write(result))
+        print(json.dumps(result) if args.json else write(result))
+
+
+if __name__ == "__main__":
+    main()

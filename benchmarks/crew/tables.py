@@ -1,0 +1,136 @@
+"""Markdown of the results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+Cells = list[list[str]]
+
+SOAK_NOTES = """\
+An *epoch* is a membership: an epoch of the crew, a quorum of torchft, a start of all workers of
+torchelastic. From a kill: seconds to the first step committed without the victim. Of a stop: the
+longest pause of the others until the worker woke; a stop shorter than the silence of 4 s is waited
+out. Woken: from SIGCONT to its next step. Ready: from a newcomer's imports, model and optimizer to
+its first step; the pause is the others'. Events that came before all trained together again after
+the one before are counted like all others. Seconds lost: all pauses of more than five usual steps.
+Steps repeated: committed, and committed again in a later epoch. Forks: steps of an epoch in which
+two workers had different parameters. Accidents: workers that ended though nobody killed them; they
+are started again."""
+
+
+def write_soak(result: dict[str, Any]) -> str:
+    """Return the page of a soak."""
+    systems = list(dict.fromkeys(run["system"] for run in result["runs"]))
+    runs = {name: [run for run in result["runs"] if run["system"] == name] for name in systems}
+    tuned = [f"- {name}: {runs[name][0]['tuning']}" for name in systems]
+    left_out = [f"- left out: {name} ({why})" for name, why in result["left_out"].items()]
+    seconds = [[row, *(tell(runs[name]) for name in systems)] for row, tell in EVENT_ROWS.items()]
+    whole = [[row, *(tell(runs[name]) for name in systems)] for row, tell in RUN_ROWS.items()]
+    lines = ["# Soak of a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
+    lines += [*_list_conditions(result), *tuned, *left_out, "", SOAK_NOTES, ""]
+    lines += ["Seconds: median, worst and number.", "", *_draw(["", *systems], seconds), ""]
+    lines += [*_draw(["", *systems], whole), ""]
+    lines += ["## What long-lived processes hold", "", *_draw(GROWTH_HEAD, _list_growth(runs)), ""]
+    return "\n".join(lines)
+
+
+def _pick(kind: str, name: str) -> Any:
+    def tell(runs: list[dict[str, Any]]) -> str:
+        events = [event for run in runs for event in run["events"] if event["kind"] == kind]
+        values = [event[name] for event in events if event.get(name) is not None]
+        missing = len(events) - len(values)
+        text = _summarize(values)
+        return f"{text}, {missing} never" if missing else text
+
+    return tell
+
+
+def _summarize(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.2f}, {max(values):.2f} ({len(values)})"
+
+
+def _sum(name: str) -> Any:
+    return lambda runs: f"{sum(_count(run[name]) for run in runs):g}"
+
+
+def _count(value: Any) -> float:
+    return len(value) if isinstance(value, list) else value
+
+
+EVENT_ROWS = {
+    "kill: to the next step": _pick("kill", "next_step_s"),
+    "stop: pause of the others": _pick("stop", "pause_s"),
+    "woken: to its next step": _pick("stop", "back_s"),
+    "woken: pause of the others": _pick("stop", "return_pause_s"),
+    "join: pause of the others": _pick("join", "pause_s"),
+    "join: from ready to its first step": _pick("join", "in_s"),
+}
+RUN_ROWS = {
+    "events": _sum("events"),
+    "seconds": _sum("seconds"),
+    "steps": _sum("last_step"),
+    "steps a second": lambda runs: (
+        f"{sum(run['last_step'] for run in runs) / sum(run['seconds'] for run in runs):.1f}"
+    ),
+    "usual step, ms": lambda runs: (
+        f"{1e3 * statistics.median(run['usual_step_s'] for run in runs):.0f}"
+    ),
+    "seconds lost": _sum("seconds_lost"),
+    "steps repeated": _sum("steps_repeated"),
+    "epochs": _sum("epochs"),
+    "steps compared": _sum("steps_compared"),
+    "forks": _sum("forks"),
+    "accidents": _sum("accidents"),
+}
+GROWTH_HEAD = ["system", "worker", "seconds", "epochs", "MiB", "file descriptors", "threads"]
+
+
+def _list_growth(runs: dict[str, list[dict[str, Any]]]) -> Cells:
+    rows = []
+    for name, group in runs.items():
+        grown = [row for run in group for row in run["growth"]]
+        for row in sorted(grown, key=lambda row: -row["lived_s"])[:3]:
+            first, last = row["first"], row["last"]
+            mib = f"{first['rss_kib'] / 1024:.0f} to {last['rss_kib'] / 1024:.0f}"
+            others = (f"{first[key]} to {last[key]}" for key in ("fds", "threads"))
+            cells = [name, str(row["worker"]), f"{row['lived_s']:.0f}", str(row["epochs"])]
+            rows.append([*cells, mib, *others])
+    return rows
+
+
+def write_cost(result: dict[str, Any]) -> str:
+    """Return the page of what a crew costs without faults."""
+    head = ["workers", "parameters", "rate", "without, ms", "with, ms", "ratio", "step alone"]
+    rows = []
+    for row in result["rows"]:
+        cells = [str(row["workers"]), f"{row['parameters']:,}", row["rate"]]
+        cells += [f"{1e3 * row[name]:.2f}" for name in ("plain_s", "crew_s")]
+        rows.append([*cells, _tell_ratio(row["ratio"]), _tell_ratio(row["step_ratio"])])
+    lines = ["# A step with a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
+    lines += [*_list_conditions(result), "", COST_NOTES, "", *_draw(head, rows), ""]
+    return "\n".join(lines)
+
+
+COST_NOTES = """\
+`with` is a crew's optimizer, `without` the same `DistributedLion` in a group of its own, each in
+processes of its own on the same hosts; blocks take turns, and the other processes wait meanwhile.
+Milliseconds of a training step, medians of blocks; ratios of neighboring blocks: median, quartiles
+in parentheses. Step alone: the same for `optimizer.step()`. The target is a ratio of at most 1.02.
+"""
+
+
+def _tell_ratio(found: dict[str, float]) -> str:
+    return f"{found['median']:.3f} ({found['lower']:.3f} - {found['upper']:.3f})"
+
+
+def _list_conditions(result: dict[str, Any]) -> list[str]:
+    return [f"- {name.replace('_', ' ')}: {v}" for name, v in result["conditions"].items()]
+
+
+def _draw(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+    rule = ["---:" if number else "---" for number in range(len(head))]
+    return [f"| {' | '.join(row)} |" for row in [head, rule, *rows]]
