@@ -154,8 +154,8 @@ MISUSES = (
     Mutation(
         "a group ends while something is under way on it",
         "transport/gloo.py",
-        "_INCREASE(ctypes.py_object(link.process_group))\n        self._is_under_way = True",
-        "self._is_under_way = False",
+        "_under_way.add(self)",
+        "pass",
         LIFECYCLE,
     ),
     Mutation(

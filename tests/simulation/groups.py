@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any, cast
 
@@ -116,6 +117,9 @@ class End:
 
     def size(self) -> int:
         return len(self.ranks)
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """Links have timeouts of their own."""
 
     def get_group_store(self) -> TCPStore:
         return self._store

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 import simulation.distributed as distributed_module
-from distlion.transport import keep_forever
+from distlion.transport import gloo, keep
 from simulation.kernel import Kernel, Task, running
 
 SIMULATED = (
@@ -183,7 +183,7 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(atexit): "atexit",
         id(concurrent.futures.Future): "Future",
         id(version): "version",
-        id(keep_forever): "keep_forever",
+        id(keep): "keep",
     }
     return [
         (module, attribute, wanted[id(value)])
@@ -216,7 +216,7 @@ def installed(distributed: Any) -> Iterator[None]:
         "Future": Future,
         "version": _version,
         # It would keep every schedule in memory.
-        "keep_forever": lambda group: None,
+        "keep": lambda group: None,
     }
     before = [(module, name, getattr(module, name)) for module, name, _ in _find_places()]
     try:
@@ -224,5 +224,6 @@ def installed(distributed: Any) -> Iterator[None]:
             setattr(module, name, stand_ins[what])
         yield
     finally:
+        gloo._under_way.clear()
         for module, name, value in before:
             setattr(module, name, value)

@@ -18,6 +18,7 @@ from distlion.crew.epoch import Epoch, Member, describe_self, meet, shrink, take
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
 from distlion.errors import CrewError, InvalidArgumentError
+from distlion.transport import let_go_of_failed
 
 logger = logging.getLogger("distlion")
 
@@ -335,6 +336,9 @@ class Crew:
             return
         if self._epoch is not None and waiting:
             self._wants_change = True
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None:
+            let_go_of_failed(since_s=optimizer.longest_operation_s)
 
     def __enter__(self) -> Crew:
         return self

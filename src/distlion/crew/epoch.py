@@ -23,13 +23,16 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.rendezvous import Rendezvous
 from distlion.errors import CrewError
-from distlion.transport import keep_forever, watch_peers
+from distlion.transport import keep, watch_peers
 from distlion.vote import Roster
 
 QUICK_S = 2.0
 """How long those who are left wait for each other before they ask the rendezvous."""
 FACTS_S = 10.0
 """How long the workers of a round wait for what each of them has."""
+CONNECT_S, CONNECT_S_EACH = 4.0, 0.5
+"""How long connections may take, and for each member more: one that has died meanwhile is waited
+for. All are ready when it begins."""
 _POLL_S = 0.005
 _EPOCHS, _IDS, _DECISION = "epochs", "ids", "decision"
 
@@ -103,6 +106,18 @@ class Epoch:
     def has_laggards(self) -> bool:
         """True if some member has other parameters than the first one."""
         return len({member.progress for member in self.members}) > 1
+
+    @property
+    def most_advanced(self) -> list[int]:
+        """Ranks that must have the first one's parameters; none before some have trained."""
+        first = self.members[0]
+        alike = [rank for rank, each in enumerate(self.members) if each.progress == first.progress]
+        return alike if first.epoch else []
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Seconds for each process group of the members."""
+        return CONNECT_S + CONNECT_S_EACH * len(self.members)
 
     @property
     def is_behind(self) -> bool:
@@ -237,6 +252,10 @@ def _await(store: Any, keys: list[str], limit_s: float) -> None:
 def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     """Make the default process group of an epoch.
 
+    Args:
+        epoch: All its members call it.
+        timeout_s: The longest that an operation on the group may take.
+
     Raises:
         FormingError: Somebody did not come to make it.
     """
@@ -247,13 +266,14 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
             store=store,
             rank=epoch.place,
             world_size=len(epoch.members),
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=epoch.connect_timeout_s),
         )
     except RuntimeError as error:
         disconnect(has_failed=True)
         raise FormingError(str(error)) from error
     group = dist.group.WORLD
     assert group is not None
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
     watch_peers(group, store_is_apart=True)
     return group
 
@@ -264,5 +284,5 @@ def disconnect(*, has_failed: bool) -> None:
         return
     if has_failed:
         # Its destructor may wait for peers that are silent.
-        keep_forever(dist.group.WORLD)
+        keep(dist.group.WORLD)
     dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from distlion.errors import (
     InvalidArgumentError,
     PeerLostError,
     ProcessGroupError,
+    ReplicaMismatchError,
     StepTimeoutError,
     UnsupportedTypeError,
 )
@@ -27,12 +29,14 @@ from distlion.exchange import with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
 from distlion.options import NodePieces, Settings, ShardPieces
-from distlion.session import Session, name_worker
+from distlion.session import Session, broadcast_tensor, name_worker
 from distlion.step import Ranks, StepInputs, is_dtensor
 from distlion.transport import watch_peers
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew
+
+logger = logging.getLogger("distlion")
 
 REFUSED = {
     "process_group": "the crew makes a process group for each epoch",
@@ -40,6 +44,7 @@ REFUSED = {
     "momentum_sync": "the momenta that are averaged would change with the members",
 }
 INIT_TIMEOUT_S = 30.0
+"""For each collective while an epoch is formed; a silent member is waited for so long."""
 _LOST = (PeerLostError, StepTimeoutError)
 _TOLD = "told"
 
@@ -94,6 +99,11 @@ class CrewLion(DistributedLion):
         return Session(Ranks.alone(), settings, None), NodePieces(1, 0)
 
     @property
+    def longest_operation_s(self) -> float:
+        """Seconds that an operation on a process group may take."""
+        return self._settings.group_timeout_s
+
+    @property
     def has_lost_somebody(self) -> bool:
         """True if some member is gone, or could not go on, since the epoch was formed."""
         group = self._session.ranks.process_group
@@ -113,7 +123,7 @@ class CrewLion(DistributedLion):
             CrewError: Too few workers are left, or the store is gone.
             StepError: As ``DistributedLion``, of what has nothing to do with members.
         """
-        if self._session.lifecycle.is_dead:
+        if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
             self.form(self._lost)
             return False
         self._crew.check_carried()
@@ -147,7 +157,10 @@ class CrewLion(DistributedLion):
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
+            CheckpointError: An exception cut the commit of a step short here.
+            ReplicaMismatchError: Workers at one step have different parameters.
         """
+        self._session.lifecycle.check_whole()
         crew, began_s, failures = self._crew, time.monotonic(), 0
         while True:
             self._let_go()
@@ -163,8 +176,24 @@ class CrewLion(DistributedLion):
                     crew.sit_out(epoch, failures)
                 lost = ()
                 continue
+            except ReplicaMismatchError as error:
+                self._set_back(error)
+                lost = ()
+                continue
             crew.enter(epoch, seconds=time.monotonic() - began_s)
             return
+
+    def _set_back(self, error: ReplicaMismatchError) -> None:
+        """Where replicas are repaired, make this worker a newcomer if it left the majority.
+
+        Raises:
+            ReplicaMismatchError: Replicas are not repaired, or none is known to be right.
+        """
+        if self._settings.on_divergence != "repair" or not error.culprits:
+            raise error
+        logger.warning("%s; they take the parameters of the others", error)
+        if self._session.ranks.rank in error.culprits:
+            self._whole_epoch = 0
 
     def _digest_settings(self) -> int:
         """Digest what must be equal on all members, and does not change from step to step."""
@@ -181,7 +210,8 @@ class CrewLion(DistributedLion):
     def _enter(self, epoch: Epoch) -> None:
         """Become one of the members of an epoch: with its hyperparameters, then its parameters."""
         workers = connect(epoch, timeout_s=self._settings.init_timeout_s)
-        ranks = replace(Ranks.of(workers), members=epoch.roster)
+        limit_s = epoch.connect_timeout_s
+        ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
         self._tell(epoch)
         told = self._hear(epoch)
@@ -209,11 +239,13 @@ class CrewLion(DistributedLion):
         for group in (*self.param_groups, self.defaults):
             group[WORKER_KEY] = name_worker(session)
         self._fixed.note(self.param_groups)
-        own = [param.detach() for param in self._all_params()]
+        names = self._param_names()
+        own = [param.detach() for param in names]
         new = [param.clone() for param in own] if epoch.is_behind else own
         trained = self._list_trainable()
         lines = self._take_fingerprint(trained).list_lines(self.param_groups)
-        session.join(lines, trained, new, step=step)
+        everything = dict(zip(new, names.values(), strict=True))
+        session.join(lines, trained, everything, step=step, alike=epoch.most_advanced)
         self._lay_out()
         session.routing.tell_counters(step=step)
         taken = list(zip(own, new, strict=True)) if epoch.is_behind else []
@@ -247,9 +279,7 @@ class CrewLion(DistributedLion):
         """Return the tensor of a member, of the same shape and dtype."""
         link = self._session.connections.link_all(self._settings.init_timeout_s)
         row = tensor.detach().clone().to(link.wire_device).contiguous()
-        if row.numel():
-            flat = row.view(-1).view(torch.uint8)
-            link.broadcast(flat, step=self.committed_step, source=source).wait()
+        broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)
 
     def _tell(self, epoch: Epoch) -> None:

@@ -169,7 +169,7 @@ class DistributedLion(VotingBase):
         with self._session.lifecycle.exchange("construction"):
             trained = self._list_trainable()
             lines = self._take_fingerprint(trained).list_lines(self.param_groups)
-            self._session.join(lines, trained, self._all_params(), step=self.committed_step)
+            self._session.join(lines, trained, self._param_names(), step=self.committed_step)
             self._lay_out()
 
     def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:

@@ -6,6 +6,7 @@ from distlion.session.fingerprint import (
     check_frozen,
 )
 from distlion.session.ownership import Gather, MomentumOwnership, find_ownership, name_worker
+from distlion.session.replicas import broadcast_tensor
 from distlion.session.session import Session, open_session
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Gather",
     "MomentumOwnership",
     "Session",
+    "broadcast_tensor",
     "check_frozen",
     "find_ownership",
     "name_worker",

@@ -84,4 +84,10 @@ class Connections:
         workers, timeout_s = self._ranks.process_group, self._settings.group_timeout_s
         assert workers is not None  # there are two ranks or more
         name = f"{self._name}/{what}" if what else self._name
-        return own_group(workers, name=name, timeout_s=timeout_s, ranks=ranks)
+        return own_group(
+            workers,
+            name=name,
+            timeout_s=timeout_s,
+            connect_timeout_s=self._ranks.connect_timeout_s,
+            ranks=ranks,
+        )

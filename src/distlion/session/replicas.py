@@ -31,6 +31,8 @@ logger = logging.getLogger("distlion")
 NAMED_DIFFERENCES = 5
 FINDING_BYTES = 1024
 """Bytes of a finding that travel to those who hold other shards."""
+PIECE_BYTES = 4 << 20
+"""What is broadcast at a time: 3.4 s at 10 Mbit/s, so that no timeout depends on the model."""
 
 
 class Replicas:
@@ -72,6 +74,34 @@ class Replicas:
         self.are_compared = False
         broadcast_params(link_of(timeout_s), everything, step=step)
 
+    def catch_up(self, params: Mapping[Tensor, str], alike: Sequence[int], *, step: int) -> None:
+        """Overwrite what differs from the first rank's, where some ranks have fallen behind.
+
+        Args:
+            params: All parameters, with their names.
+            alike: The ranks that have not: they must hold what the first one does.
+            step: The step that errors name.
+
+        Raises:
+            ReplicaMismatchError: They do not.
+            CorruptFrameError: What a rank has now is not what was sent.
+        """
+        link = self._connections.link_replicas(self._settings.init_timeout_s)
+        tensors, names = list(params), list(params.values())
+        everybody = _gather_digests(link, digest_tensors(tensors), step=step)
+        _raise_differing(link, names, everybody, alike, step=step)
+        differing, _ = _find_differing(link, everybody, range(link.n_members))
+        broadcast_params(link, [tensors[column] for column in differing], step=step)
+        if differing:
+            everybody = _gather_digests(link, digest_tensors(tensors), step=step)
+            if (everybody != everybody[0]).any():
+                raise CorruptFrameError(
+                    "parameters were damaged on their way to workers that had fallen behind",
+                    rank=link.ranks[link.rank],
+                    step=step,
+                )
+        self.are_compared = True
+
     def compare(self, params: Sequence[VotingParam], *, step: int) -> int:
         """Compare digests of all parameters, and perhaps repair; return the bytes sent for it.
 
@@ -109,21 +139,39 @@ def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) ->
     """Overwrite parameters with those of the group's first rank."""
     for param in params:
         own = local_tensor(param).detach()
-        if own.numel():
-            row = own.contiguous().to(link.wire_device)
-            link.broadcast(row.view(-1).view(torch.uint8), step=step).wait()
-            if row.data_ptr() != own.data_ptr():
-                own.copy_(row)
+        row = own.contiguous().to(link.wire_device)
+        broadcast_tensor(link, row, step=step)
+        if row.data_ptr() != own.data_ptr():
+            own.copy_(row)
+
+
+def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0) -> None:
+    """Overwrite a contiguous tensor, which the network can read, with that of a rank."""
+    if row.numel():
+        for piece in torch.split(row.view(-1).view(torch.uint8), PIECE_BYTES):
+            link.broadcast(piece, step=step, source=source).wait()
+
+
+def digest_tensors(tensors: Sequence[Tensor]) -> Tensor:
+    """Digest each tensor: (n,) int64 on the CPU, read once from each device."""
+    digests = torch.empty(len(tensors), dtype=torch.int64)
+    for device in {tensor.device for tensor in tensors}:
+        placed = [index for index, tensor in enumerate(tensors) if tensor.device == device]
+        rows = choose_kernels(device).digests([_as_words(tensors[index]) for index in placed])
+        digests[placed] = rows.cpu()
+    return digests
+
+
+def _as_words(tensor: Tensor) -> Tensor:
+    """View elements of more than 4 bytes, which frozen parameters may have, as such of 4."""
+    own = tensor.detach().contiguous()
+    return own.view(-1).view(torch.int32) if own.element_size() > 4 else own
 
 
 def digest_params(params: Sequence[VotingParam]) -> Tensor:
-    """Digest each parameter: (n_params,) int64 on the CPU, read once from each device."""
-    digests = torch.empty(len(params), dtype=torch.int64)
-    for device in {param.device for param in params}:
-        placed = [param for param in params if param.device == device]
-        rows = choose_kernels(device).digests([param.local() for param in placed])
-        digests[[param.position for param in placed]] = rows.cpu()
-    return digests
+    """Digest each parameter, by its position: (n_params,) int64 on the CPU."""
+    ordered = sorted(params, key=lambda param: param.position)
+    return digest_tensors([param.local() for param in ordered])
 
 
 def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) -> None:
@@ -136,7 +184,8 @@ def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) 
     Raises:
         ConfigMismatchError: On every rank; names the first parameter, and the ranks.
     """
-    rows = [tuple(row) for row in _gather_digests(link, params, step=step).tolist()]
+    everybody = _gather_digests(link, digest_params(params), step=step)
+    rows = [tuple(row) for row in everybody.tolist()]
     first = rows[0]
     alike = [rank for rank, row in enumerate(rows) if sorted(row) == sorted(first)]
     others = [rank for rank in alike if rows[rank] != first]
@@ -156,13 +205,12 @@ def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) 
     )
 
 
-def _gather_digests(link: Transport, params: Sequence[VotingParam], *, step: int) -> Tensor:
+def _gather_digests(link: Transport, digests: Tensor, *, step: int) -> Tensor:
     """Gather digests, each rank's with a checksum: (ranks, n_params) int64 on the CPU.
 
     Damage on the way to one rank would look to that rank alone like replicas that differ, after
     which all could go on: it would retry a step that the others have left.
     """
-    digests = digest_params(params)
     own = torch.cat([digests, digests.new_tensor([_checksum(digests)])])
     everybody = own.new_empty(link.n_members, own.numel())
     link.all_gather(everybody, own, step=step).wait()
@@ -204,29 +252,47 @@ def verify_replicas(
             majority.
         CorruptFrameError: Digests were damaged on the way here; the others may not know.
     """
-    everybody = _gather_digests(link, params, step=step)
-    differing = (everybody != everybody[0]).any(0).nonzero().flatten().tolist()
+    everybody = _gather_digests(link, digest_params(params), step=step)
+    everywhere = range(link.n_members)
+    differing, culprits = _find_differing(link, everybody, everywhere)
     if not differing:
         return False
-    culprits = sorted(
-        {
-            link.ranks[member]
-            for column in differing
-            for member in minority(everybody[:, column].tolist())
-        }
-    )
     if on_divergence == "repair":
         holders = {column: _majority_holder(everybody[:, column].tolist()) for column in differing}
         if None not in holders.values():
             _repair(link, params, holders, culprits, step=step)
             verify_replicas(link, params, step=step)
             return True
+    _raise_differing(link, [param.name for param in params], everybody, everywhere, step=step)
+    return False
+
+
+def _find_differing(
+    link: Transport, everybody: Tensor, members: Sequence[int]
+) -> tuple[list[int], tuple[int, ...]]:
+    """Return which parameters differ between members, and the ranks that left the majority."""
+    rows = everybody[list(members)]
+    differing = (rows != rows[0]).any(0).nonzero().flatten().tolist()
+    culprits = {
+        link.ranks[members[row]]
+        for column in differing
+        for row in minority(rows[:, column].tolist())
+    }
+    return differing, tuple(sorted(culprits))
+
+
+def _raise_differing(
+    link: Transport, names: Sequence[str], everybody: Tensor, members: Sequence[int], *, step: int
+) -> None:
+    differing, culprits = _find_differing(link, everybody, members)
+    if not differing:
+        return
     blame = (
         f"{name_ranks(culprits)} left the majority"
         if culprits
         else "there is no majority that could say who is right"
     )
-    listed = ", ".join(params[column].name for column in differing[:NAMED_DIFFERENCES])
+    listed = ", ".join(names[column] for column in differing[:NAMED_DIFFERENCES])
     more = (
         f" and {len(differing) - NAMED_DIFFERENCES} more"
         if len(differing) > NAMED_DIFFERENCES
@@ -237,7 +303,7 @@ def verify_replicas(
         "optimizer, or the model loaded on some ranks only? Restart from a checkpoint",
         rank=link.ranks[link.rank],
         step=step,
-        culprits=tuple(culprits),
+        culprits=culprits,
         is_recoverable=True,
     )
 
@@ -299,7 +365,7 @@ def _repair(
         sources.add(str(link.ranks[source]))
         own = params[column].local().detach()
         row = own.to(link.wire_device)
-        link.broadcast(row.view(-1).view(torch.uint8), step=step, source=source).wait()
+        broadcast_tensor(link, row, step=step, source=source)
         if row is not own:
             own.copy_(row)
         params[column].write_back(own)

@@ -99,22 +99,25 @@ class Session:
         self,
         lines: Sequence[str],
         params: Sequence[VotingParam],
-        everything: Sequence[Tensor],
+        everything: Mapping[Tensor, str],
         *,
         step: int,
+        alike: Sequence[int] = (),
     ) -> None:
         """Become one of the workers: 1 compare settings, 2 connect, 3 take over parameters.
 
         Args:
             lines: What must be equal on all ranks.
             params: The trainable parameters.
-            everything: All parameters.
+            everything: All parameters, with their names.
             step: The step that errors name.
+            alike: Ranks whose parameters must be equal already, where some have trained before.
 
         Raises:
             InvalidArgumentError: There is nothing to vote on; on every rank.
             ConfigMismatchError: Settings differ, or the order of parameters; on every rank.
             ProcessGroupError: Connections did not come about.
+            ReplicaMismatchError: Parameters differ that must not.
         """
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.ranks.is_alone:
@@ -133,7 +136,10 @@ class Session:
         self.connections.connect()
 
         # 3 take over parameters
-        self.replicas.take_over(params, everything, step=step)
+        if alike:
+            self.replicas.catch_up(everything, alike, step=step)
+        else:
+            self.replicas.take_over(params, list(everything), step=step)
 
     def take_fingerprint(
         self,

@@ -30,6 +30,7 @@ class Ranks:
         between: This rank and its peers in other workers, one of each worker.
         is_sharded: Whether the ranks of a worker hold shards of the parameters.
         members: In a crew, the roster of its epoch; None: workers are numbered by rank.
+        connect_timeout_s: For making further groups of them; None: as long as for operations.
     """
 
     process_group: dist.ProcessGroup | None
@@ -39,6 +40,7 @@ class Ranks:
     between: tuple[int, ...]
     is_sharded: bool = False
     members: Roster | None = None
+    connect_timeout_s: float | None = None
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup | None) -> Ranks:

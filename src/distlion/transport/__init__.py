@@ -9,10 +9,10 @@ from distlion.transport.base import (
     all_gather_rounds,
     gather_bytes,
 )
-from distlion.transport.gloo import Gloo
+from distlion.transport.gloo import Gloo, let_go_of_failed
 from distlion.transport.groups import (
     carries_host_memory,
-    keep_forever,
+    keep,
     own_group,
     store_of,
     tidy,
@@ -38,7 +38,8 @@ __all__ = [
     "find_minority",
     "gather_bytes",
     "is_registered",
-    "keep_forever",
+    "keep",
+    "let_go_of_failed",
     "own_group",
     "store_of",
     "tidy",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,11 +18,21 @@ from distlion.failures import FailureKind
 from distlion.kernels import choose_kernels
 from distlion.transport.base import MOST_BYTES_AT_ONCE, ByteCount
 from distlion.transport.finding import Finding, describe_loss
-from distlion.transport.groups import HOST, carries_host_memory, keep_forever, own_group, tidy
+from distlion.transport.groups import (
+    HOST,
+    carries_host_memory,
+    keep,
+    outlive_interpreter,
+    own_group,
+    take_kept,
+    tidy,
+)
 from distlion.transport.watch import READ_S, PeerWatch, within
 from distlion.vote import Roster
 
-_INCREASE, _DECREASE = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
+_under_way: set[GlooTransfer] = set()
+"""What has begun and not ended: whoever lets go of a group waits for it, perhaps for ever."""
+outlive_interpreter(_under_way)
 
 # How often a wait looks for another worker's alarm.
 LOOK_S = 0.1
@@ -56,10 +65,7 @@ class GlooTransfer:
         what: str,
     ) -> None:
         self._link, self._step, self._what = link, step, what
-        # Whoever lets go of a group waits for what is under way on it, perhaps for ever: it is kept
-        # until this has ended, also where nobody waits for that any more.
-        _INCREASE(ctypes.py_object(link.process_group))
-        self._is_under_way = True
+        _under_way.add(self)
         try:
             self._work = start()
         except RuntimeError as error:
@@ -73,6 +79,11 @@ class GlooTransfer:
             before.received_bytes + sent.received_bytes,
             before.messages + sent.messages,
         )
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """Where it runs."""
+        return self._link.process_group
 
     def wait(self) -> None:
         """Wait for its end.
@@ -91,10 +102,9 @@ class GlooTransfer:
                 passed_s = time.monotonic() - self._start_s
                 how = f"the {self._what} had no end in {passed_s:.1f} s"
                 raise link.failure("silent", self._step, how)
-            if self._is_under_way:
-                self._is_under_way = False
+            if self in _under_way:
+                _under_way.discard(self)
                 link.n_under_way -= 1
-                _DECREASE(ctypes.py_object(link.process_group))
             # What others sent before they gave this worker up has waited for it in its sockets.
             if watch is not None and watch.is_given_up(link.timeout_s):
                 how = f"this worker came too late to the {self._what}"
@@ -260,7 +270,7 @@ class Gloo:
             raise self.failure("left", step, "workers cannot connect")
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        keep_forever(self.process_group)
+        keep(self.process_group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
         rank, limits = self.ranks[self.rank], self._limits
         return describe_loss(found, rank=rank, step=step, what=what, limits=limits)
@@ -274,6 +284,18 @@ class Gloo:
             ranks=[self.ranks.index(rank) for rank in members],
         )
         return Gloo(group, timeout_s=self.timeout_s, ranks=members, limits=self._limits)
+
+
+def let_go_of_failed(*, since_s: float) -> None:
+    """End the groups that failed longer ago than this, and close their connections.
+
+    Args:
+        since_s: Longer than any operation on them may take: there is nothing to wait for then.
+    """
+    groups = take_kept(since_s=since_s)
+    for transfer in _under_way.copy():
+        if transfer.process_group in groups:
+            _under_way.discard(transfer)
 
 
 def _from(root: int, options: Any) -> Any:

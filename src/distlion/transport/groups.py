@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -33,12 +34,33 @@ def tidy(error: Exception) -> str:
     return re.sub(r"\[[^\[\]]*\.(cc|cpp|h|hpp):\d+\]\s*", "", sentence)
 
 
-def keep_forever(process_group: object) -> None:
-    """Never destroy a group: after a failure, its destructor waits for peers that may be silent.
+_kept: dict[object, float] = {}
+"""Groups that nobody else may need, and since when."""
+
+
+def outlive_interpreter(container: object) -> None:
+    """Never destroy a container, nor what it holds: an interpreter ends without waiting for it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))
+
+
+outlive_interpreter(_kept)
+
+
+def keep(process_group: object) -> None:
+    """Keep a group that failed: its destructor waits for peers that may be silent.
 
     Gloo cannot abort a collective, so that an interpreter would not come to its end.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+    _kept.setdefault(process_group, time.monotonic())
+
+
+def take_kept(*, since_s: float) -> list[object]:
+    """Stop keeping the groups that failed longer ago than this; return them."""
+    before = time.monotonic() - since_s
+    groups = [group for group, kept_s in _kept.copy().items() if kept_s < before]
+    for group in groups:
+        del _kept[group]
+    return groups
 
 
 def store_of(process_group: dist.ProcessGroup) -> Any:
@@ -63,6 +85,7 @@ def own_group(
     *,
     name: str,
     timeout_s: float,
+    connect_timeout_s: float | None = None,
     ranks: Sequence[int] | None = None,
 ) -> dist.ProcessGroup:
     """Make a Gloo group of workers of another group; all of them must call it.
@@ -74,7 +97,8 @@ def own_group(
     Args:
         process_group: Where the workers are from.
         name: Of the group, unlike that of any other made of ``process_group``.
-        timeout_s: For making it, and the longest that an operation on it may take.
+        timeout_s: The longest that an operation on it may take.
+        connect_timeout_s: For making it; None: as long.
         ranks: Of its members in ``process_group``, this process among them; None for all.
 
     Raises:
@@ -83,14 +107,17 @@ def own_group(
     members = range(process_group.size()) if ranks is None else ranks
     store = PrefixStore(f"distlion/{name}", store_of(process_group))
     rank, timeout = members.index(process_group.rank()), timedelta(seconds=timeout_s)
+    connect_s = timeout_s if connect_timeout_s is None else connect_timeout_s
     try:
-        group = cast(dist.ProcessGroup, ProcessGroupGloo(store, rank, len(members), timeout))
+        gloo = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
     except RuntimeError as error:
         raise ProcessGroupError(
             f"no connections between ranks {', '.join(map(str, members))} came about within "
-            f"{timeout_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
+            f"{connect_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
             "the others?"
         ) from error
+    gloo._set_default_timeout(timeout)
+    group = cast(dist.ProcessGroup, gloo)
     _stores[group] = store
     return group
 
@@ -102,7 +129,7 @@ _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, PrefixStore] = weakref.Wea
 def _keep_all() -> None:
     """In a fork: never end a group, whose threads are in the other process."""
     for group in list(_stores):
-        keep_forever(group)
+        outlive_interpreter(group)
 
 
 os.register_at_fork(after_in_child=_keep_all)

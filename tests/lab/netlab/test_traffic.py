@@ -11,7 +11,7 @@ from distlion.lab.netlab.traffic import measure_gradients, measure_server, measu
 HOSTS = 4
 
 
-class Crew:
+class Fleet:
     """Pretends that every call takes a fixed time for each byte and round, and half a core."""
 
     def __init__(self, monkeypatch, *, rate_bit_per_s, latency_s):
@@ -34,8 +34,8 @@ class Crew:
 def test_rate_is_that_of_the_bytes_and_cores_are_counted_for_each(
     monkeypatch, measure, rate_bit_per_s
 ):
-    crew = Crew(monkeypatch, rate_bit_per_s=rate_bit_per_s, latency_s=1e-5)
-    found = measure(crew, LinkModel(1e-5, rate_bit_per_s), HOSTS)
+    fleet = Fleet(monkeypatch, rate_bit_per_s=rate_bit_per_s, latency_s=1e-5)
+    found = measure(fleet, LinkModel(1e-5, rate_bit_per_s), HOSTS)
     assert found.rate_bit_per_s == pytest.approx(rate_bit_per_s)
     # Half a core a host, rounds included.
     assert found.core_s_per_byte == pytest.approx(4 / rate_bit_per_s, rel=0.2)
@@ -44,15 +44,15 @@ def test_rate_is_that_of_the_bytes_and_cores_are_counted_for_each(
 @pytest.mark.parametrize("measure", [measure_votes, measure_gradients, measure_server])
 @pytest.mark.parametrize("rate_bit_per_s", [1e5, 1e6, 1e8, 1e10])
 def test_it_takes_about_a_second_on_every_link(monkeypatch, measure, rate_bit_per_s):
-    crew = Crew(monkeypatch, rate_bit_per_s=rate_bit_per_s, latency_s=0.0)
-    measure(crew, LinkModel(0.0, rate_bit_per_s), HOSTS)
-    (_, warmed, once), (_, size, times) = crew.calls
+    fleet = Fleet(monkeypatch, rate_bit_per_s=rate_bit_per_s, latency_s=0.0)
+    measure(fleet, LinkModel(0.0, rate_bit_per_s), HOSTS)
+    (_, warmed, once), (_, size, times) = fleet.calls
     assert (warmed, once) == (size, 1) and times >= 1
-    assert 0.5 <= crew.now_s < 1.6
+    assert 0.5 <= fleet.now_s < 1.6
 
 
 def test_a_server_that_sends_back_what_it_gets_works_twice(monkeypatch):
-    crew = Crew(monkeypatch, rate_bit_per_s=1e8, latency_s=0.0)
-    found = measure_server(crew, LinkModel(0.0, 1e8), HOSTS)
+    fleet = Fleet(monkeypatch, rate_bit_per_s=1e8, latency_s=0.0)
+    found = measure_server(fleet, LinkModel(0.0, 1e8), HOSTS)
     assert found.rate_bit_per_s == pytest.approx(1e8)
     assert found.core_s_per_byte == pytest.approx(2 * 4 / 1e8)

@@ -18,7 +18,7 @@ import torch
 from distlion import __version__
 from distlion.cost import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
 from distlion.errors import InvalidArgumentError, MissingDependencyError, NetlabError
-from distlion.lab.netlab.crew import Crew
+from distlion.lab.netlab.fleet import Fleet
 from distlion.lab.netlab.lab import Lab
 from distlion.lab.netlab.link_rate import UNLIMITED, parse_host_rates
 from distlion.lab.netlab.method_names import (
@@ -145,8 +145,8 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
             "a sweep needs the package 'transformers': pip install \"distlion[netlab,train]\""
         )
     observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
-    with leaving_in_order(), Lab(settings.hosts) as lab, Crew(lab) as crew:
-        return _Sweep(settings, lab, crew, observe).run()
+    with leaving_in_order(), Lab(settings.hosts) as lab, Fleet(lab) as fleet:
+        return _Sweep(settings, lab, fleet, observe).run()
 
 
 @dataclass
@@ -164,8 +164,8 @@ class _Measured:
 
 
 class _Sweep:
-    def __init__(self, settings: SweepSettings, lab: Lab, crew: Crew, observe: Observer) -> None:
-        self._settings, self._lab, self._crew, self._observe = settings, lab, crew, observe
+    def __init__(self, settings: SweepSettings, lab: Lab, fleet: Fleet, observe: Observer) -> None:
+        self._settings, self._lab, self._fleet, self._observe = settings, lab, fleet, observe
         self._missing: dict[str, str] = {}
         self._n_parameters = 0
         self._links: dict[str, LinkModel] = {}
@@ -179,7 +179,7 @@ class _Sweep:
         for name in settings.methods:
             if not adapts(name):
                 self._build(name)
-        (self._machine, *_) = self._crew.ask("measure_kernels")
+        (self._machine, *_) = self._fleet.ask("measure_kernels")
         results = {rate: self._measure_rate(rate) for rate in settings.rates}
         self._lab.set_rates(UNLIMITED)
         return {
@@ -212,11 +212,11 @@ class _Sweep:
         """Build a method and bring it into its steady state, or note why it cannot be."""
         self._report(f"building {name}")
         try:
-            (self._n_parameters, *_) = self._crew.ask("build", name, self._settings.workload)
-            self._crew.ask("run_block", name, _WARM_UP_STEPS)
+            (self._n_parameters, *_) = self._fleet.ask("build", name, self._settings.workload)
+            self._fleet.ask("run_block", name, _WARM_UP_STEPS)
         except NetlabError as error:
             self._missing[name] = str(error)
-            self._crew.ask("drop", name)
+            self._fleet.ask("drop", name)
 
     def _measure_rate(self, rate: str) -> dict[str, Any]:
         self._lab.set_rates(rate)
@@ -224,7 +224,7 @@ class _Sweep:
             if adapts(name):
                 self._build(name)
         self._links[rate] = self._probe()
-        where = self._crew, self._links[rate], self._settings.hosts
+        where = self._fleet, self._links[rate], self._settings.hosts
         self._traffic[rate] = {
             "votes": measure_votes(*where),
             "gradients": measure_gradients(*where),
@@ -240,7 +240,7 @@ class _Sweep:
 
     def _probe(self) -> LinkModel:
         """Measure the link a few times and take the best: what else runs here only takes time."""
-        links = [self._crew.ask("probe")[0] for _ in range(_PROBES)]
+        links = [self._fleet.ask("probe")[0] for _ in range(_PROBES)]
         return LinkModel(
             latency_s=min(link.latency_s for link in links),
             rate_bit_per_s=max(link.rate_bit_per_s for link in links),
@@ -263,13 +263,13 @@ class _Sweep:
     def _start(self, name: str, rate: str) -> _Measured:
         """Let a method get used to a rate, and choose how many steps make a block."""
         self._report(f"{rate}: warming up {name}")
-        blocks = self._crew.ask("run_block", name, _WARM_UP_STEPS_AT_RATE)
+        blocks = self._fleet.ask("run_block", name, _WARM_UP_STEPS_AT_RATE)
         step_s = max(block.seconds for block in blocks) / _WARM_UP_STEPS_AT_RATE
         return _Measured(max(1, min(_MOST_STEPS, round(self._settings.block_s / step_s))))
 
     def _measure_block(self, name: str, measured: _Measured) -> None:
         before, busy_before = self._lab.read_counters(), read_busy_s()
-        blocks = self._crew.ask("run_block", name, measured.steps)
+        blocks = self._fleet.ask("run_block", name, measured.steps)
         after, busy_after = self._lab.read_counters(), read_busy_s()
         measured.seconds.append(max(block.seconds for block in blocks) / measured.steps)
         measured.cpu_s.append(sum(block.cpu_seconds for block in blocks) / measured.steps)
@@ -288,7 +288,7 @@ class _Sweep:
     def _verify(self, name: str) -> bool:
         self._report(f"comparing the replicas of {name}")
         try:
-            self._crew.ask("verify", name)
+            self._fleet.ask("verify", name)
         except NetlabError:
             return False
         return True

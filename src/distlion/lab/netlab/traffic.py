@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlion.cost import LinkModel
-from distlion.lab.netlab.crew import Crew
+from distlion.lab.netlab.fleet import Fleet
 
 _PROCESSOR_TIMES = Path("/proc/stat")
 # The kernel counts in ticks of 10 ms: long enough to be many of them.
@@ -34,25 +34,25 @@ class Traffic:
     core_s_per_byte: float
 
 
-def measure_votes(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
+def measure_votes(fleet: Fleet, link: LinkModel, hosts: int) -> Traffic:
     """Let all hosts exchange chunks with each other for about half a second.
 
     Chunks are as of a model of some ten million parameters where the link takes them in that time,
     and smaller on slower ones. Whatever else runs on the machine is counted too.
 
     Args:
-        crew: The workers, one on each host.
+        fleet: The workers, one on each host.
         link: Between them, as probed.
         hosts: Their number.
     """
-    run = _Run(crew, link, hosts, "exchange", sent_by_unit=hosts - 1, rounds=1)
+    run = _Run(fleet, link, hosts, "exchange", sent_by_unit=hosts - 1, rounds=1)
     return run.measure(_MOST_CHUNK_BYTES)
 
 
-def measure_gradients(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
+def measure_gradients(fleet: Fleet, link: LinkModel, hosts: int) -> Traffic:
     """Let all hosts sum float32 gradients by the process group, as ``measure_votes``."""
     sent_by_unit, rounds = 2 * (hosts - 1) / hosts * 4, 2 * (hosts - 1)
-    run = _Run(crew, link, hosts, "all_reduce", sent_by_unit=sent_by_unit, rounds=rounds)
+    run = _Run(fleet, link, hosts, "all_reduce", sent_by_unit=sent_by_unit, rounds=rounds)
     return run.measure(_MOST_ELEMENTS)
 
 
@@ -63,12 +63,12 @@ def read_busy_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_server(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
+def measure_server(fleet: Fleet, link: LinkModel, hosts: int) -> Traffic:
     """Let all hosts send chunks to the first one, as ``measure_votes``; sent back, they are alike.
 
     One receiver at a time reaches a higher rate than all of them at once.
     """
-    run = _Run(crew, link, hosts, "gather", sent_by_unit=hosts - 1, rounds=1)
+    run = _Run(fleet, link, hosts, "gather", sent_by_unit=hosts - 1, rounds=1)
     one_way = run.measure(_MOST_CHUNK_BYTES)
     return replace(one_way, core_s_per_byte=2 * one_way.core_s_per_byte)
 
@@ -77,7 +77,7 @@ def measure_server(crew: Crew, link: LinkModel, hosts: int) -> Traffic:
 class _Run:
     """One kind of collective call; a unit is a byte of a chunk, or an element."""
 
-    crew: Crew
+    fleet: Fleet
     link: LinkModel
     hosts: int
     verb: str
@@ -88,9 +88,9 @@ class _Run:
         unit_s = self.link.transfer_s(self.sent_by_unit, self.sent_by_unit)
         units = min(most_units, max(_LEAST, int(_MEASURED_S / unit_s)))
         times = max(1, math.ceil(_MEASURED_S / (units * unit_s)))
-        self.crew.ask(self.verb, units, 1)
+        self.fleet.ask(self.verb, units, 1)
         busy_s, started_s = read_busy_s(), time.perf_counter()
-        self.crew.ask(self.verb, units, times)
+        self.fleet.ask(self.verb, units, times)
         seconds, busy_s = time.perf_counter() - started_s, read_busy_s() - busy_s
         sent_bytes = times * units * self.sent_by_unit
         # Noise may not leave less than half of the time to the bytes.

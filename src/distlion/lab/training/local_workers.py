@@ -83,15 +83,15 @@ def run_workers(
         WorkerFailedError: A worker died or raised; the message names it. All others are ended.
     """
     with leaving_in_order(), tempfile.TemporaryDirectory(prefix="distlion-") as folder:
-        crew = _Crew(world_size)
+        team = _Team(world_size)
         try:
-            crew.start(work, args, Path(folder) / "rendezvous", preload)
-            return crew.listen(observe)
+            team.start(work, args, Path(folder) / "rendezvous", preload)
+            return team.listen(observe)
         finally:
-            crew.end()
+            team.end()
 
 
-class _Crew:
+class _Team:
     """The workers of one run, as their parent sees them."""
 
     def __init__(self, world_size: int) -> None:

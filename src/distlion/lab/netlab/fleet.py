@@ -20,7 +20,7 @@ _COMMAND = "from distlion.lab.netlab.sweep_worker import main; main()"
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-class Crew:
+class Fleet:
     """One worker on each host of a lab; leaving the ``with`` block ends them.
 
     Args:
@@ -52,7 +52,7 @@ class Crew:
             self.close()
             raise
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Fleet:
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ import pytest
 
 from distlion.errors import NetlabError, WorkerFailedError
 from distlion.lab.netlab import Lab, VectorWorkload
-from distlion.lab.netlab.crew import Crew
+from distlion.lab.netlab.fleet import Fleet
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("namespaces_work")]
 
@@ -25,21 +25,21 @@ def list_workers(lab):
 
 @pytest.mark.slow
 def test_all_workers_answer_in_rank_order_and_none_is_left(shared_lab):
-    with Crew(shared_lab) as crew:
+    with Fleet(shared_lab) as fleet:
         assert len(list_workers(shared_lab)) == 3
-        assert crew.ask("build", "majority-all-reduce", VectorWorkload(512)) == [512] * 3
-        blocks = crew.ask("run_block", "majority-all-reduce", 2)
+        assert fleet.ask("build", "majority-all-reduce", VectorWorkload(512)) == [512] * 3
+        blocks = fleet.ask("run_block", "majority-all-reduce", 2)
         assert len(blocks) == 3
         with pytest.raises(NetlabError, match="KeyError"):
-            crew.ask("run_block", "never-built", 1)
-        assert crew.ask("verify", "majority-all-reduce") == [None] * 3
+            fleet.ask("run_block", "never-built", 1)
+        assert fleet.ask("verify", "majority-all-reduce") == [None] * 3
     assert list_workers(shared_lab) == []
 
 
 def test_a_worker_that_dies_is_reported_and_none_is_left():
     with Lab(2) as lab:
-        with Crew(lab) as crew:
+        with Fleet(lab) as fleet:
             os.kill(list_workers(lab)[0], signal.SIGKILL)
             with pytest.raises(WorkerFailedError, match="status 137"):
-                crew.ask("verify", "never-built")
+                fleet.ask("verify", "never-built")
         assert list_workers(lab) == []

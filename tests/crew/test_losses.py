@@ -1,0 +1,180 @@
+"""Workers of a crew are lost; the others train on, equal to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import distlion
+from cluster import WorkerDiedError
+from crews import (
+    GOAL,
+    OPTIONS,
+    STRUCK_AT,
+    await_members,
+    check_equal,
+    host_store,
+    make_crew,
+    start,
+    train,
+)
+from distlion import faults
+from distlion.crew import CrewLion
+from distlion.errors import CrewError, ReplicaMismatchError
+
+
+def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> dict[str, Any]:
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    if rank == 0:  # it arms the fault for itself: its place is known once the epoch is formed
+
+        def die(optimizer: CrewLion) -> None:
+            if optimizer.committed_step == STRUCK_AT and not faults.armed:
+                faults.arm(
+                    rank=crew.place,
+                    step=STRUCK_AT,
+                    point=point,
+                    action=lambda _: os.kill(os.getpid(), signal.SIGKILL),
+                )
+
+        return train(crew, OPTIONS[name], seed=rank, each=die)
+    return train(crew, OPTIONS[name], seed=rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("majority", "before_step"),
+        ("feedback", "before_commit"),
+        ("server", "framed"),
+        ("overlap", "after_encode"),
+        ("majority", "after_commit"),
+    ],
+)
+def test_others_go_on_when_a_worker_is_killed(name: str, point: faults.Point) -> None:
+    store = host_store()
+    dead, *results = start(die_at, 3, store.port, name, point, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+    for result in results:
+        before, after = result["epochs"][STRUCK_AT], result["epochs"][GOAL]
+        assert before[0] < after[0]
+        assert len(before[1]) == 3
+        assert len(after[1]) == 2
+
+
+def differ(rank: int, size: int, port: int, on_divergence: str) -> Any:
+    """Parameters of one survivor are changed by hand; then another worker is killed."""
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    is_struck = False
+
+    def act(optimizer: CrewLion) -> None:
+        nonlocal is_struck
+        if optimizer.committed_step == STRUCK_AT and not is_struck:
+            is_struck = True
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if rank == 1:
+                optimizer.param_groups[0]["params"][1].data[3] += 1
+
+    options = {**OPTIONS["majority"], "on_divergence": on_divergence}
+    try:
+        return train(crew, options, seed=rank, size=size, each=act)
+    except ReplicaMismatchError as error:
+        return str(error), error.culprits, crew.epoch.roster.ids.index(crew.id)
+
+
+def test_survivors_whose_parameters_differ_are_told_and_nothing_is_overwritten() -> None:
+    store = host_store()
+    dead, *found = start(differ, 4, store.port, "raise", may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    for text, culprits, _ in found:
+        assert "replicas differ in 0.bias" in text
+        assert len(culprits) == 1
+
+
+def test_where_replicas_are_repaired_survivors_take_what_the_majority_has() -> None:
+    store = host_store()
+    dead, *results = start(differ, 4, store.port, "repair", may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def close(rank: int, size: int, port: int) -> Any:
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    before = 0
+
+    def act(optimizer: CrewLion) -> None:
+        nonlocal before
+        if optimizer.committed_step == STRUCK_AT:
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            before = before or count_descriptors()
+        while optimizer.committed_step == GOAL - 1 and count_descriptors() >= before:
+            crew._ended.wait(0.05)
+
+    options = {**OPTIONS["overlap"], "init_timeout_s": 3}
+    return train(crew, options, seed=rank, size=size, each=act), before, count_descriptors()
+
+
+def test_connections_of_an_epoch_that_is_over_are_closed() -> None:
+    store = host_store()
+    dead, *results = start(close, 3, store.port, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    for _, before, after in results:
+        assert 0 < after < before
+
+
+def be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    goal, woken = 400, []
+
+    def act(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT and not woken:
+            woken.append(True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if rank and crew.size < size and not woken:
+            woken.append(True)
+            before = {member.id: member for member in first}
+            gone = before.keys() - {member.id for member in crew.epoch.members}
+            os.kill(before[gone.pop()].pid, signal.SIGCONT)
+        if rank and crew.size == size and not first:
+            first.extend(crew.epoch.members)
+        await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
+
+    first: list[Any] = []
+    return {**train(crew, OPTIONS["majority"], seed=rank, goal=goal, each=act), "struck": woken}
+
+
+def test_a_worker_that_was_stopped_comes_back_with_the_parameters_of_the_others() -> None:
+    store = host_store()
+    results = start(be_stopped, 3, store.port)
+    check_equal(results, goal=400)
+    assert results[0]["struck"]
+    assert len(results[0]["epochs"][400][1]) == 3
+    assert STRUCK_AT + 1 not in results[0]["digests"] or len(results[0]["digests"]) < 400
+
+
+def lose_all_others(rank: int, size: int, port: int) -> Any:
+    endpoint, secret = f"127.0.0.1:{port}", "of this test"
+    crew = distlion.Crew(endpoint, secret=secret, min_workers=2, wait_timeout_s=8)
+
+    def die(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return train(crew, OPTIONS["majority"], seed=rank, size=size, each=die)
+
+
+def test_one_worker_never_trains_alone() -> None:
+    store = host_store()
+    dead, error = start(lose_all_others, 2, store.port, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    assert isinstance(error, CrewError)
+    assert "fewer than 2 workers" in str(error)

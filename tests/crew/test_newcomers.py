@@ -1,0 +1,97 @@
+"""Workers join a crew while the others train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from crews import (
+    GOAL,
+    OPTIONS,
+    STRUCK_AT,
+    await_members,
+    check_equal,
+    host_store,
+    make_crew,
+    start,
+    train,
+)
+from distlion.crew import CrewLion
+from distlion.errors import CrewError
+
+
+def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dict[str, Any]:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2, max_workers=size, newcomers=newcomers)
+    goal = 400
+    momenta: list[torch.Tensor] = []
+
+    def note(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("come", "")
+        # Others wait here for the newcomer: otherwise they might have finished before it came.
+        await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
+        if crew.size == size and not momenta:
+            momenta.append(
+                optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"].clone()
+            )
+
+    result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=goal, each=note)
+    return {**result, "momentum": momenta[0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "newcomers"),
+    [("majority", "zeros"), ("feedback", "donor"), ("overlap", "mean")],
+)
+def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) -> None:
+    store = host_store()
+    results = start(join_late, 3, store.port, name, newcomers)
+    check_equal(results, goal=400)
+    last = results[-1]
+    assert min(last["digests"]) > STRUCK_AT
+    assert len(last["epochs"][400][1]) == 3
+    momenta = [result["momentum"] for result in results]
+    if newcomers == "zeros":
+        assert not momenta[-1].any()
+    elif newcomers == "donor":
+        assert any(torch.equal(momenta[-1], other) for other in momenta[:-1])
+    else:
+        torch.testing.assert_close(momenta[-1], (momenta[0] + momenta[1]) / 2)
+
+
+def join_as_a_stranger(rank: int, size: int, port: int) -> Any:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == size - 1:
+        store.wait(["come"])
+        crew = make_crew(port, min_workers=2)
+        try:
+            crew.optimizer([nn.Parameter(torch.zeros(3))])
+        except CrewError as error:
+            return str(error)
+        finally:
+            store.set("refused", "")
+
+    def hold(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("come", "")
+        if optimizer.committed_step == GOAL - 1:
+            while not store.check(["refused"]) and not crew.wants_change:
+                crew._ended.wait(0.05)
+
+    crew = make_crew(port, min_workers=2)
+    return train(crew, OPTIONS["majority"], seed=rank, size=size - 1, each=hold)
+
+
+def test_a_newcomer_with_other_parameters_is_refused_and_the_others_go_on() -> None:
+    store = host_store()
+    *results, refused = start(join_as_a_stranger, 3, store.port)
+    check_equal(results)
+    assert "same script" in refused
+    assert {len(ids) for result in results for _, ids in result["epochs"].values()} == {2}

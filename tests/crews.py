@@ -1,0 +1,105 @@
+"""Crews of processes that train a small model; what must hold of them in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import distlion
+from cluster import run_workers
+from distlion.crew import CrewLion
+
+GOAL = 60
+STRUCK_AT = 20
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "majority": {"exchange": distlion.AllReduce()},
+    "feedback": {"exchange": distlion.AllReduce(), "aggregation": distlion.FeedbackVote()},
+    "server": {"exchange": distlion.ParameterServer(), "aggregation": distlion.Average()},
+    "overlap": {"exchange": distlion.AllGather(), "overlap": True, "bucket_elements": 600},
+}
+
+start = partial(run_workers, process_group=False)
+
+
+def host_store() -> Any:
+    """Keep a store in this process, which outlives all workers."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+
+
+def make_crew(port: int, **options: Any) -> distlion.Crew:
+    return distlion.Crew(f"127.0.0.1:{port}", secret="of this test", wait_timeout_s=30, **options)
+
+
+def await_members(crew: distlion.Crew, size: int) -> None:
+    """Wait until the crew has so many members, or has to form anew for more."""
+    while crew.size < size and not crew.wants_change:
+        crew._ended.wait(0.05)
+
+
+def train(
+    crew: distlion.Crew,
+    options: dict[str, Any],
+    *,
+    seed: int,
+    size: int = 3,
+    goal: int = GOAL,
+    each: Callable[[CrewLion], None] = lambda optimizer: None,
+) -> dict[str, Any]:
+    """Train to the goal; return digests by step, epochs by step, and the last rate.
+
+    Args:
+        crew: The crew.
+        options: Of the optimizer.
+        seed: Of the weights, which differ: those of the most advanced worker count.
+        size: Members with whom the second step is taken: some may be slow to start.
+        goal: Steps.
+        each: Called after each call of ``step()``, and before the first one.
+    """
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    digests, epochs = {}, {}
+    with crew:
+        optimizer = crew.optimizer(
+            model.named_parameters(), lr=1e-2, step_timeout_s=4, check_every=5, **options
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+        crew.carry(scheduler=scheduler)
+        each(optimizer)
+        while optimizer.committed_step < goal:
+            generator = torch.Generator().manual_seed(1000 * optimizer.committed_step + crew.id)
+            inputs = torch.randn(4, 8, generator=generator)
+            nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+            if optimizer.step():
+                scheduler.step()
+                step = optimizer.committed_step
+                epochs[step] = (crew.epoch.number, crew.epoch.roster.ids)
+                digests[step] = b"".join(bytes(p.detach().numpy()) for p in model.parameters())
+            optimizer.zero_grad()
+            await_members(crew, size if optimizer.committed_step == 1 else 0)
+            each(optimizer)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return {"digests": digests, "epochs": epochs, "rates": rates, "id": crew.id}
+
+
+def check_equal(results: list[dict[str, Any]], *, goal: int = GOAL) -> None:
+    """Check that no step has two outcomes, and that all came to the goal."""
+    seen: dict[int, set[bytes]] = {}
+    for result in results:
+        assert max(result["digests"]) == goal
+        for step, digest in result["digests"].items():
+            seen.setdefault(step, set()).add(digest)
+    assert all(len(digests) == 1 for digests in seen.values())
+    assert len({tuple(result["rates"]) for result in results}) == 1
+    rosters: dict[int, set[tuple[int, ...]]] = {}
+    for result in results:
+        for number, ids in result["epochs"].values():
+            rosters.setdefault(number, set()).add(ids)
+    assert all(len(found) == 1 for found in rosters.values())
