@@ -5,7 +5,7 @@
                            [--json] [--results FOLDER]
 
 Part soak: three to six processes of this machine train one small network; they are killed by
-SIGKILL, held by SIGSTOP for 1 to 12 s, and joined by newcomers, as a seed draws it. Systems take
+SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. Systems take
 turns: in each round each of them starts afresh and goes through the same events. All numbers come
 from logs in which each worker writes a line for each committed step.
 

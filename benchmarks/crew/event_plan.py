@@ -13,8 +13,8 @@ FEWEST, MOST = 3, 6
 START_WITH = 4
 SPARED_FOR = 100
 """Events after which another worker is spared from kills: one that lives long shows leaks."""
-STOP_S = (1.0, 12.0)
-CALM_S = (1.0, 4.0)
+STOP_S = (1.0, 10.0)
+CALM_S = (0.5, 2.5)
 HASTE_S = (0.0, 2.0)
 SHARE_HASTY = 0.2
 

@@ -21,8 +21,26 @@ MODES = ("without", "with")
 BLOCK_S = 0.8
 WARM_STEPS = 5
 REST_S = 5.0
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "DISTLION_CREW_SECRET": "of this benchmark"}
 STORE_PORT, MASTER_PORT = 29400, 29500
 PROGRAM = Path(__file__).with_name("cost_worker.py")
+
+
+class Listener:
+    """Pass on what processes print, and hear the store.
+
+    Attributes:
+        store_listens: Whether it has said so.
+    """
+
+    def __init__(self) -> None:
+        self.store_listens = False
+
+    def __call__(self, rank: int, is_error: bool, line: bytes) -> None:
+        if line.startswith(b"the store listens"):
+            self.store_listens = True
+        elif is_error:
+            show_line(rank, is_error, line)
 
 
 class Pair:
@@ -31,17 +49,21 @@ class Pair:
     Args:
         lab: The hosts.
         processes: Which start and end them.
+        listener: Of what they print.
         n_parameters: Of the network.
     """
 
-    def __init__(self, lab: Lab, processes: HostProcesses, n_parameters: int) -> None:
+    def __init__(
+        self, lab: Lab, processes: HostProcesses, listener: Listener, n_parameters: int
+    ) -> None:
         self._processes = processes
         address = lab.plan.address(0)
         placements = place_ranks(lab.n_hosts, 1)
         command = [sys.executable, "-m", "distlion", "crew", "--port", str(STORE_PORT)]
         keeper = replace(placements[0], rank=len(placements))
         processes.start(lab, keeper, command, {})
-        time.sleep(5)  # workers do not wait for the store to listen
+        while not listener.store_listens:  # workers do not wait for it
+            processes.serve(timeout_s=1)
         self._calls: dict[str, list[Connection]] = {mode: [] for mode in MODES}
         for mode in MODES:
             for placement in placements:
@@ -52,8 +74,7 @@ class Pair:
                     lab,
                     placement,
                     [sys.executable, str(PROGRAM), *arguments],
-                    placement.environment(address, MASTER_PORT)
-                    | {"TORCH_CPP_LOG_LEVEL": "ERROR", "DISTLION_CREW_SECRET": "of this benchmark"},
+                    placement.environment(address, MASTER_PORT) | QUIET,
                     pass_fds=[theirs.fileno()],
                 )
                 theirs.close()
@@ -100,8 +121,9 @@ def measure_cost(turns: int) -> dict[str, Any]:
     rows = []
     for n_workers in WORKERS:
         for n_parameters in PARAMETERS:
-            with Lab(n_workers) as lab, HostProcesses(show_line) as processes:
-                pair = Pair(lab, processes, n_parameters)
+            listener = Listener()
+            with Lab(n_workers) as lab, HostProcesses(listener) as processes:
+                pair = Pair(lab, processes, listener, n_parameters)
                 for rate in RATES:
                     lab.set_rates(rate)
                     rows.append({"workers": n_workers, "rate": rate, **_time_pair(pair, turns)})
