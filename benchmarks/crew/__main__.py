@@ -1,13 +1,15 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
-    python benchmarks/crew [--parts soak cost] [--systems crew torchft torchelastic]
-                           [--events 8] [--rounds 1] [--seed 0] [--turns 12]
-                           [--json] [--results FOLDER]
+    python benchmarks/crew [--parts soak systems cost] [--seed 0] [--json] [--results FOLDER]
+                           [--events 200] [--rounds 3] [--round-events 8] [--turns 12]
 
-Part soak: three to six processes of this machine train one small network; they are killed by
-SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. Systems take
-turns: in each round each of them starts afresh and goes through the same events. All numbers come
-from logs in which each worker writes a line for each committed step.
+Part soak: three to six processes of this machine train one small network as a crew; they are killed
+by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
+come from logs in which each worker writes a line for each committed step. 200 events take about
+half an hour.
+
+Part systems: the same for distlion's crew, torchft and torchelastic in turns; in each round each of
+them starts afresh and goes through the same events.
 
 Part cost: a step with a crew beside a step of the same optimizer without one, in hosts of the
 network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
@@ -36,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from event_plan import FEWEST, MOST, plan_events
+from event_plan import FEWEST, MOST, PlannedEvent, plan_events
 from fleet import SoakError
 from reading import read_logs, summarize
 from soak_run import run_soak
@@ -45,7 +47,7 @@ from systems import SYSTEMS, is_there
 from tables import write_cost, write_soak
 from training_load import MIN_WORKERS, PACE_S, WIDTHS
 
-PARTS = ("soak", "cost")
+PARTS = ("soak", "systems", "cost")
 
 
 def read_conditions() -> dict[str, Any]:
@@ -67,18 +69,16 @@ def read_conditions() -> dict[str, Any]:
     }
 
 
-def measure_soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Let all systems take turns; a system that cannot go on is noted and left out from then on."""
+def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path) -> dict[str, Any]:
+    """Let systems take turns; one that does not run is noted and left out from then on."""
     conditions = read_conditions() | {
-        "workers": f"{FEWEST} to {MOST} awake or stopped, {MIN_WORKERS} at least to train",
+        "workers": f"{FEWEST} to {MOST}; {MIN_WORKERS} at least to train",
         "network": f"{'-'.join(map(str, WIDTHS))}, a step every {PACE_S:g} s or later",
-        "seed": args.seed,
     }
     runs: list[dict[str, Any]] = []
-    missing = {name: "not installed" for name in args.systems if not is_there(name)}
-    for number in range(args.rounds):
-        plan = plan_events(args.events, args.seed + number)
-        for name in (name for name in args.systems if name not in missing):
+    missing = {name: "not installed" for name in systems if not is_there(name)}
+    for number, plan in enumerate(plans):
+        for name in (name for name in systems if name not in missing):
             place = folder / f"{name}-{number}"
             try:
                 record = run_soak(name, plan, place)
@@ -91,13 +91,23 @@ def measure_soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"conditions": conditions, "left_out": missing, "runs": runs}
 
 
+def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    if part == "cost":
+        return {"conditions": read_conditions(), **measure_cost(args.turns)}
+    if part == "soak":
+        return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
+    seeds = range(args.seed, args.seed + args.rounds)
+    plans = [plan_events(args.round_events, seed) for seed in seeds]
+    return play_soaks(list(SYSTEMS), plans, folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("python benchmarks/crew", description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--events", type=int, default=8, help="of a round")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--events", type=int, default=200, help="of the soak")
+    parser.add_argument("--rounds", type=int, default=3, help="of all systems")
+    parser.add_argument("--round-events", type=int, default=8)
     parser.add_argument("--turns", type=int, default=12, help="of blocks with and without a crew")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
@@ -107,11 +117,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for part in args.parts:
         with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
-            if part == "soak":
-                result, write = measure_soak(args, args.keep or Path(folder)), write_soak
-            else:
-                found = measure_cost(args.turns)
-                result, write = {"conditions": read_conditions(), **found}, write_cost
+            result = measure(part, args, args.keep or Path(folder))
+        write = write_cost if part == "cost" else write_soak
         result = json.loads(json.dumps(result))
         if args.results is not None:
             file = args.results / f"crew_{part}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -108,7 +109,7 @@ def run_soak(name: str, plan: list[PlannedEvent], folder: Path) -> dict[str, Any
         soak = Soak(fleet, name)
         soak.play(plan)
         ended_s = time.monotonic()
-    return {
+    record = {
         "system": name,
         "tuning": system.tuning,
         "began_s": began_s,
@@ -116,3 +117,5 @@ def run_soak(name: str, plan: list[PlannedEvent], folder: Path) -> dict[str, Any
         "events": soak.happened,
         "accidents": fleet.accidents,
     }
+    (folder / "record.json").write_text(json.dumps(record, indent=1))
+    return record
