@@ -107,8 +107,8 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
 
     A kill: seconds to the next step without the victim. A stop: the longest pause of the others
     until it woke, and the seconds from its waking to its next step. A join: the longest pause of
-    the others, and the seconds from the newcomer's readiness to its first step. Pauses are looked
-    for until the next event for which the harness waited.
+    the others, and the seconds from the newcomer's start, and from its readiness, to its first
+    step. Pauses are looked for until the next event for which the harness waited.
     """
     measured = []
     for number, event in enumerate(events):
@@ -126,9 +126,10 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
             found["back_s"] = _find_own_step(lines, event["worker"], woken_s)
         else:
             found["pause_s"] = find_pause(commits, event["time_s"], end_s)
+            found["in_s"] = _find_own_step(lines, event["worker"], event["time_s"])
             ready_s = _find_ready(lines, event["worker"], event["time_s"])
             if ready_s is not None:
-                found["in_s"] = _find_own_step(lines, event["worker"], ready_s)
+                found["joined_s"] = _find_own_step(lines, event["worker"], ready_s)
         measured.append({**event, **found})
     return measured
 
@@ -145,22 +146,28 @@ def _find_own_step(lines: list[Line], worker: int, moment_s: float) -> float | N
 
 
 def measure_growth(lines: list[Line]) -> list[dict[str, Any]]:
-    """Return what the processes of the longest lives hold, at their beginning and at their end."""
-    lives: dict[tuple[int, int], list[Line]] = defaultdict(list)
+    """Return what processes of the longest lives hold, at their beginning and at their end.
+
+    Those that have lived through several epochs: torchelastic starts others for each.
+    """
+    starts: dict[tuple[int, int], int] = defaultdict(int)
+    processes: dict[tuple[int, int, int], list[Line]] = defaultdict(list)
     for line in lines:
+        own = line.worker, line.life
+        starts[own] += line.kind == "ready"
         if line.kind == "step":
-            lives[line.worker, line.life].append(line)
-    longest = sorted(lives.items(), key=lambda item: len(item[1]), reverse=True)[:3]
+            processes[(*own, starts[own])].append(line)
     found = []
-    for (worker, life), steps in longest:
-        held = [line for line in steps[SETTLED_STEPS:] if line.held]
-        if len(held) > 1:
-            first, last = (dict(zip(RESOURCES, held[n].held, strict=True)) for n in (0, -1))
-            n_epochs = len({line.epoch for line in steps})
+    for (worker, _, _), steps in sorted(processes.items(), key=lambda item: -len(item[1])):
+        held = [line.held for line in steps[SETTLED_STEPS:] if line.held]
+        n_epochs = len({line.epoch for line in steps})
+        if len(held) > 1 and n_epochs > 1:
+            first, last = (dict(zip(RESOURCES, held[place], strict=True)) for place in (0, -1))
+            most = dict(zip(RESOURCES, map(max, *held), strict=True))
             lived_s = round(steps[-1].time_s - steps[0].time_s, 1)
-            row = {"worker": worker, "life": life, "lived_s": lived_s, "epochs": n_epochs}
-            found.append({**row, "first": first, "last": last})
-    return found
+            row = {"worker": worker, "lived_s": lived_s, "epochs": n_epochs}
+            found.append({**row, "first": first, "last": last, "most": most})
+    return found[:3]
 
 
 def summarize(lines: list[Line], record: dict[str, Any]) -> dict[str, Any]:

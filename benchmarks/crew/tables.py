@@ -12,12 +12,12 @@ SOAK_NOTES = """\
 An *epoch* is a membership: an epoch of the crew, a quorum of torchft, a start of all workers of
 torchelastic. From a kill: seconds to the first step committed without the victim. Of a stop: the
 longest pause of the others until the worker woke; a stop shorter than the silence of 4 s is waited
-out. Woken: from SIGCONT to its next step. Ready: from a newcomer's imports, model and optimizer to
-its first step; the pause is the others'. Events that came before all trained together again after
-the one before are counted like all others. Seconds lost: all pauses of more than five usual steps.
-Steps repeated: committed, and committed again in a later epoch. Forks: steps of an epoch in which
-two workers had different parameters. Accidents: workers that ended though nobody killed them; they
-are started again."""
+out. Woken: from SIGCONT to its next step. A newcomer's interpreter imports torch, which its start
+has and its imports have not; under torchelastic all processes start anew in each epoch. Some events
+come before all train together again after the one before; they count like all others. Seconds lost:
+all pauses of more than five usual steps. Steps repeated: committed, and committed again in a later
+epoch. Forks: steps of an epoch in which two workers had different parameters. Accidents: workers
+that ended though nobody killed them; they are started again."""
 
 
 def write_soak(result: dict[str, Any]) -> str:
@@ -32,7 +32,14 @@ def write_soak(result: dict[str, Any]) -> str:
     lines += [*_list_conditions(result), *tuned, *left_out, "", SOAK_NOTES, ""]
     lines += ["Seconds: median, worst and number.", "", *_draw(["", *systems], seconds), ""]
     lines += [*_draw(["", *systems], whole), ""]
-    lines += ["## What long-lived processes hold", "", *_draw(GROWTH_HEAD, _list_growth(runs)), ""]
+    lines += [
+        "## What long-lived processes hold",
+        "",
+        "First, last and most.",
+        "",
+        *_draw(GROWTH_HEAD, _list_growth(runs)),
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -67,7 +74,8 @@ EVENT_ROWS = {
     "woken: to its next step": _pick("stop", "back_s"),
     "woken: pause of the others": _pick("stop", "return_pause_s"),
     "join: pause of the others": _pick("join", "pause_s"),
-    "join: from ready to its first step": _pick("join", "in_s"),
+    "join: from its start to its first step": _pick("join", "in_s"),
+    "join: from its imports to its first step": _pick("join", "joined_s"),
 }
 RUN_ROWS = {
     "events": _sum("events"),
@@ -86,6 +94,7 @@ RUN_ROWS = {
     "forks": _sum("forks"),
     "accidents": _sum("accidents"),
 }
+HELD, WHEN = ("fds", "threads"), ("first", "last", "most")
 GROWTH_HEAD = ["system", "worker", "seconds", "epochs", "MiB", "file descriptors", "threads"]
 
 
@@ -94,9 +103,8 @@ def _list_growth(runs: dict[str, list[dict[str, Any]]]) -> Cells:
     for name, group in runs.items():
         grown = [row for run in group for row in run["growth"]]
         for row in sorted(grown, key=lambda row: -row["lived_s"])[:3]:
-            first, last = row["first"], row["last"]
-            mib = f"{first['rss_kib'] / 1024:.0f} to {last['rss_kib'] / 1024:.0f}"
-            others = (f"{first[key]} to {last[key]}" for key in ("fds", "threads"))
+            mib = " / ".join(f"{row[when]['rss_kib'] / 1024:.0f}" for when in WHEN)
+            others = (" / ".join(str(row[when][key]) for when in WHEN) for key in HELD)
             cells = [name, str(row["worker"]), f"{row['lived_s']:.0f}", str(row["epochs"])]
             rows.append([*cells, mib, *others])
     return rows
