@@ -48,6 +48,7 @@ from tables import write_cost, write_soak
 from training_load import MIN_WORKERS, PACE_S, WIDTHS
 
 PARTS = ("soak", "systems", "cost")
+PLACES = ("--keep", "--results")
 
 
 def read_conditions() -> dict[str, Any]:
@@ -59,7 +60,7 @@ def read_conditions() -> dict[str, Any]:
         check=False,
     )
     return {
-        "command": " ".join(["python benchmarks/crew", *sys.argv[1:]]),
+        "command": " ".join(["python benchmarks/crew", *list_options(sys.argv[1:])]),
         "commit": answer.stdout.strip() or "unknown",
         "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
         "torch": torch.__version__,
@@ -67,6 +68,15 @@ def read_conditions() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def list_options(arguments: list[str]) -> list[str]:
+    """Return arguments without those that say where results go."""
+    kept = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if argument not in (*PLACES, "--json") and before not in PLACES:
+            kept.append(argument)
+    return kept
 
 
 def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path) -> dict[str, Any]:

@@ -108,14 +108,16 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
     A kill: seconds to the next step without the victim. A stop: the longest pause of the others
     until it woke, and the seconds from its waking to its next step. A join: the longest pause of
     the others, and the seconds from the newcomer's start, and from its readiness, to its first
-    step. Pauses are looked for until the next event for which the harness waited.
+    step. Pauses are looked for until the next event for which the harness waited; an event is alone
+    if all trained together before it, and again before the next one.
     """
     measured = []
     for number, event in enumerate(events):
         commits = list_commits(lines, without=event["worker"])
         end_s = commits[-1].time_s
         end_s = min([end_s, *(e["time_s"] for e in events[number + 1 :] if not e["is_hasty"])])
-        found: dict[str, Any] = {}
+        close = [event, *events[number + 1 : number + 2]]
+        found: dict[str, Any] = {"is_alone": not any(each["is_hasty"] for each in close)}
         if event["kind"] == "kill":
             found["next_step_s"] = find_next_epoch(commits, event["time_s"])
             found["pause_s"] = find_pause(commits, event["time_s"], end_s)

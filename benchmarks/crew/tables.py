@@ -43,9 +43,10 @@ def write_soak(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _pick(kind: str, name: str) -> Any:
+def _pick(kind: str, name: str, *, alone: bool | None = None) -> Any:
     def tell(runs: list[dict[str, Any]]) -> str:
         events = [event for run in runs for event in run["events"] if event["kind"] == kind]
+        events = [event for event in events if alone in (None, event["is_alone"])]
         values = [event[name] for event in events if event.get(name) is not None]
         missing = len(events) - len(values)
         text = _summarize(values)
@@ -70,6 +71,8 @@ def _count(value: Any) -> float:
 
 EVENT_ROWS = {
     "kill: to the next step": _pick("kill", "next_step_s"),
+    "... where nothing else happens": _pick("kill", "next_step_s", alone=True),
+    "... with another event close by": _pick("kill", "next_step_s", alone=False),
     "stop: pause of the others": _pick("stop", "pause_s"),
     "woken: to its next step": _pick("stop", "back_s"),
     "woken: pause of the others": _pick("stop", "return_pause_s"),
