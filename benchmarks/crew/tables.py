@@ -28,7 +28,8 @@ def write_soak(result: dict[str, Any]) -> str:
     left_out = [f"- left out: {name} ({why})" for name, why in result["left_out"].items()]
     seconds = [[row, *(tell(runs[name]) for name in systems)] for row, tell in EVENT_ROWS.items()]
     whole = [[row, *(tell(runs[name]) for name in systems)] for row, tell in RUN_ROWS.items()]
-    lines = ["# Soak of a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
+    title = "# A soak of a crew" if len(systems) == 1 else "# A crew beside other systems"
+    lines = [title, "", "Made by `python benchmarks/crew` from its JSON.", ""]
     lines += [*_list_conditions(result), *tuned, *left_out, "", SOAK_NOTES, ""]
     lines += ["Seconds: median, worst and number.", "", *_draw(["", *systems], seconds), ""]
     lines += [*_draw(["", *systems], whole), ""]
