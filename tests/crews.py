@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import distlion
 from cluster import run_workers
@@ -44,6 +44,19 @@ def await_members(crew: distlion.Crew, size: int) -> None:
         crew._ended.wait(0.05)
 
 
+def make_model(seed: int) -> nn.Module:
+    """Make the model of a worker."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def draw_loss(model: nn.Module, step: int, member: int) -> Tensor:
+    """Return the loss of a member's batch in a step."""
+    generator = torch.Generator().manual_seed(1000 * step + member)
+    inputs = torch.randn(4, 8, generator=generator)
+    return nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1))
+
+
 def train(
     crew: distlion.Crew,
     options: dict[str, Any],
@@ -53,7 +66,7 @@ def train(
     goal: int = GOAL,
     each: Callable[[CrewLion], None] = lambda optimizer: None,
 ) -> dict[str, Any]:
-    """Train to the goal; return digests by step, epochs by step, and the last rate.
+    """Train to the goal; return digests and epochs by step, rates and momenta at the end.
 
     Args:
         crew: The crew.
@@ -63,8 +76,7 @@ def train(
         goal: Steps.
         each: Called after each call of ``step()``, and before the first one.
     """
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    model = make_model(seed)
     digests, epochs = {}, {}
     with crew:
         optimizer = crew.optimizer(
@@ -74,9 +86,7 @@ def train(
         crew.carry(scheduler=scheduler)
         each(optimizer)
         while optimizer.committed_step < goal:
-            generator = torch.Generator().manual_seed(1000 * optimizer.committed_step + crew.id)
-            inputs = torch.randn(4, 8, generator=generator)
-            nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+            draw_loss(model, optimizer.committed_step, crew.id).backward()
             if optimizer.step():
                 scheduler.step()
                 step = optimizer.committed_step
@@ -86,17 +96,25 @@ def train(
             await_members(crew, size if optimizer.committed_step == 1 else 0)
             each(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
-    return {"digests": digests, "epochs": epochs, "rates": rates, "id": crew.id}
+    momenta = [optimizer.state[param]["exp_avg"] for param in model.parameters()]
+    return {
+        "digests": digests,
+        "epochs": epochs,
+        "rates": rates,
+        "id": crew.id,
+        "momenta": momenta,
+    }
 
 
 def check_equal(results: list[dict[str, Any]], *, goal: int = GOAL) -> None:
     """Check that no step has two outcomes, and that all came to the goal."""
-    seen: dict[int, set[bytes]] = {}
+    seen: dict[int, dict[bytes, list[Any]]] = {}
     for result in results:
         assert max(result["digests"]) == goal
         for step, digest in result["digests"].items():
-            seen.setdefault(step, set()).add(digest)
-    assert all(len(digests) == 1 for digests in seen.values())
+            seen.setdefault(step, {}).setdefault(digest, []).append(result["epochs"][step])
+    twice = {step: list(found.values()) for step, found in seen.items() if len(found) > 1}
+    assert not twice
     assert len({tuple(result["rates"]) for result in results}) == 1
     rosters: dict[int, set[tuple[int, ...]]] = {}
     for result in results:

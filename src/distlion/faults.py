@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from distlion.errors import InvalidArgumentError
 
-Point = Literal[
+StepPoint = Literal[
     "before_step",
     "after_encode",
     "framed",
@@ -23,7 +23,10 @@ Point = Literal[
     "after_commit",
     "checkpoint",
 ]
-POINTS: tuple[Point, ...] = get_args(Point)
+FormingPoint = Literal["arrive", "roster", "connect", "broadcast", "load"]
+Point = StepPoint | FormingPoint
+POINTS: tuple[StepPoint, ...] = get_args(StepPoint)
+FORMING_POINTS: tuple[FormingPoint, ...] = get_args(FormingPoint)
 
 
 @dataclass
@@ -45,14 +48,18 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
     """Arm ``action`` for one rank, step and point of this process.
 
     Args:
-        rank: Rank in the voting group.
+        rank: Rank in the voting group; while an epoch of a crew is formed, the number of the worker
+            in the crew.
         step: Step, counted from 0.
         point: "before_step" (nothing has happened), "after_encode" (votes packed, checks of the
             gradients still to come), "framed" (a checksummed chunk is about to be sent; ``action``
             gets its bytes, a uint8 tensor), "counted" (this rank has received and counted votes;
             ``action`` gets a header), "before_commit" (all replies are in), "after_commit",
             "checkpoint" (each place where a crash may leave files that are being saved; ``action``
-            gets its name). At the other points ``action`` gets the optimizer.
+            gets its name). While an epoch is formed: "arrive" (this worker is about to say that it
+            is there), "roster" (all know who is), "connect" (they are connected), "broadcast" (they
+            have compared settings and copied parameters), "load" (nothing can fail any more, and
+            what has come is about to be kept). At the other points ``action`` gets the optimizer.
         action: Called once each time that rank, step and point meet.
 
     Returns:
@@ -61,8 +68,10 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
     Raises:
         InvalidArgumentError: There is no such point.
     """
-    if point not in POINTS:
-        raise InvalidArgumentError(f"point={point!r}: expected one of {', '.join(POINTS)}")
+    if point not in (*POINTS, *FORMING_POINTS):
+        raise InvalidArgumentError(
+            f"point={point!r}: expected one of {', '.join((*POINTS, *FORMING_POINTS))}"
+        )
     fault = Fault(rank, step, point, action)
     armed.append(fault)
     return fault

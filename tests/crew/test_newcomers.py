@@ -95,3 +95,36 @@ def test_a_newcomer_with_other_parameters_is_refused_and_the_others_go_on() -> N
     check_equal(results)
     assert "same script" in refused
     assert {len(ids) for result in results for _, ids in result["epochs"].values()} == {2}
+
+
+def lose_sight(rank: int, size: int, port: int) -> dict[str, Any]:
+    """Two train, are taken for dead, and see nobody who waits; the other two begin without them."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank >= 2:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2)
+    is_blind = rank < 2
+
+    def act(optimizer: CrewLion) -> None:
+        nonlocal is_blind
+        if is_blind and crew.size == 2 and optimizer.committed_step == STRUCK_AT:
+            is_blind = False
+            crew._rendezvous._handler._stop_heartbeats()
+            crew._rendezvous.count_waiting = lambda: 0  # type: ignore[method-assign]
+            store.set("come", "")
+        await_members(crew, size if optimizer.committed_step in (STRUCK_AT, GOAL - 1) else 0)
+
+    result = train(crew, OPTIONS["majority"], seed=rank, size=2, each=act)
+    assert not is_blind or rank >= 2
+    return result
+
+
+def test_members_that_others_have_begun_without_come_to_them() -> None:
+    store = host_store()
+    results = start(lose_sight, 4, store.port)
+    numbers = [result["epochs"][GOAL][0] for result in results]
+    assert len(set(numbers)) == 1
+    assert all(len(result["epochs"][GOAL][1]) == 4 for result in results)
+    assert len({result["digests"][GOAL] for result in results}) == 1
+    others = {result["epochs"][1][0] for result in results if 1 in result["epochs"]}
+    assert len(others) == 2  # two epochs began at step 0, and neither side trained on alone

@@ -2,6 +2,7 @@
 
 PYTHONPATH=tests python -m simulation --seeds 10000
 PYTHONPATH=tests python -m simulation --seed 17
+PYTHONPATH=tests python -m simulation --crews --seeds 10000
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import time
 import torch
 
 from simulation.campaign import Tally, describe, describe_failure, run_campaign
+from simulation.crews.plan import draw_crew_plan
+from simulation.crews.play import play_crew
+from simulation.crews.rules import find_crew_violations
 from simulation.plan import draw_plan
 from simulation.play import play
 from simulation.rules import find_violations
@@ -26,14 +30,20 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the seed of the first one")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="tell the story of one schedule instead")
+    parser.add_argument("--crews", action="store_true", help="schedules of crews")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.seed is not None:
-        return tell(arguments.seed)
+        return (tell_crew if arguments.crews else tell)(arguments.seed)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     started_s = time.monotonic()
     progress = Progress(len(seeds))
-    tally = run_campaign(seeds, processes=arguments.processes, report=progress.show)
+    tally = run_campaign(
+        seeds,
+        processes=arguments.processes,
+        report=progress.show,
+        of_crews=arguments.crews,
+    )
     print(file=sys.stderr)
     print(describe(tally, time.monotonic() - started_s))
     return 1 if tally.failures or tally.schedules != len(seeds) else 0
@@ -53,7 +63,9 @@ class Progress:
     def show(self, tally: Tally, seconds: float) -> None:
         """Show what there is so far."""
         for seed in sorted(set(tally.failures) - self._told):
-            print(f"\r{describe_failure(seed, tally.failures[seed])}", file=sys.stderr)
+            found = tally.failures[seed]
+            text = describe_failure(seed, found, of_crews=bool(tally.epochs))
+            print(f"\r{text}", file=sys.stderr)
             self._told.add(seed)
         rate = tally.schedules / max(seconds, 1e-9)
         text = f"{tally.schedules}/{self._schedules} schedules, {rate:.1f}/s"
@@ -68,6 +80,18 @@ def tell(seed: int) -> int:
     for rank, diary in enumerate(outcome.diaries):
         print(f"rank {rank} {diary.ending} after {diary.committed} steps")
     violations = find_violations(outcome)
+    print(*(violations or ["all is as it must be"]), sep="\n")
+    return 1 if violations else 0
+
+
+def tell_crew(seed: int) -> int:
+    """Play one schedule of a crew and print all that happens in it."""
+    outcome = play_crew(draw_crew_plan(seed))
+    print(outcome.plan, *outcome.story, sep="\n")
+    for number, diary in outcome.diaries.items():
+        epochs = [entry.number for entry in diary.entries]
+        print(f"worker {number}, id {diary.id}: {diary.ending} {diary.error[0]}, epochs {epochs}")
+    violations = find_crew_violations(outcome)
     print(*(violations or ["all is as it must be"]), sep="\n")
     return 1 if violations else 0
 

@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
 import torch
 
+from simulation.crews.plan import draw_crew_plan
+from simulation.crews.play import CrewOutcome, play_crew
+from simulation.crews.rules import find_crew_violations
 from simulation.plan import draw_plan
 from simulation.play import Outcome, play
 from simulation.rules import find_violations
@@ -30,6 +34,7 @@ class Tally:
         fired: Faults that struck, by kind.
         endings: Of workers, by kind: with the class of the error where one ended it.
         recovered: Errors after which all went on, by class.
+        epochs: Epochs of crews, added over workers.
         quiet: Schedules in which no fault struck.
         failures: By seed, what was not as it must be.
     """
@@ -39,6 +44,7 @@ class Tally:
     fired: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
     recovered: Counter[str] = field(default_factory=Counter)
+    epochs: int = 0
     quiet: int = 0
     failures: dict[int, list[str]] = field(default_factory=dict)
 
@@ -55,10 +61,23 @@ class Tally:
         if violations:
             self.failures[outcome.plan.seed] = violations
 
+    def add_crew(self, outcome: CrewOutcome, violations: list[str]) -> None:
+        """Count one schedule of a crew."""
+        self.schedules += 1
+        self.quiet += not outcome.fired
+        self.fired.update(fault.kind for fault, _ in outcome.fired)
+        for diary in outcome.diaries.values():
+            self.endings[diary.error[0] or diary.ending] += 1
+            self.epochs += len(diary.entries)
+            self.worker_steps += len(diary.commits)
+        if violations:
+            self.failures[outcome.plan.seed] = violations
+
     def add(self, other: Tally) -> None:
         """Add what another process has counted."""
         self.schedules += other.schedules
         self.worker_steps += other.worker_steps
+        self.epochs += other.epochs
         self.quiet += other.quiet
         self.fired.update(other.fired)
         self.endings.update(other.endings)
@@ -66,7 +85,7 @@ class Tally:
         self.failures.update(other.failures)
 
 
-def play_seeds(seeds: Sequence[int]) -> Tally:
+def play_seeds(seeds: Sequence[int], *, of_crews: bool = False) -> Tally:
     """Play and check schedules, one after the other, in this process."""
     tally = Tally()
     gc.collect()
@@ -74,15 +93,23 @@ def play_seeds(seeds: Sequence[int]) -> Tally:
     gc.freeze()
     try:
         for seed in seeds:
-            outcome = play(draw_plan(seed))
-            tally.add_outcome(outcome, find_violations(outcome))
+            if of_crews:
+                crew = play_crew(draw_crew_plan(seed))
+                tally.add_crew(crew, find_crew_violations(crew))
+            else:
+                outcome = play(draw_plan(seed))
+                tally.add_outcome(outcome, find_violations(outcome))
     finally:
         gc.unfreeze()
     return tally
 
 
 def run_campaign(
-    seeds: Sequence[int], *, processes: int, report: Callable[[Tally, float], None]
+    seeds: Sequence[int],
+    *,
+    processes: int,
+    report: Callable[[Tally, float], None],
+    of_crews: bool = False,
 ) -> Tally:
     """Play schedules in several processes.
 
@@ -90,24 +117,27 @@ def run_campaign(
         seeds: Of the schedules.
         processes: How many processes; 1 plays them here.
         report: Called now and then with what there is so far, and the seconds it took.
+        of_crews: Whether they are schedules of crews.
     """
     started_s, total = time.monotonic(), Tally()
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
-    for tally in _play_batches(batches, processes):
+    for tally in _play_batches(batches, processes, partial(play_seeds, of_crews=of_crews)):
         total.add(tally)
         report(total, time.monotonic() - started_s)
     return total
 
 
-def _play_batches(batches: Sequence[Sequence[int]], processes: int) -> Iterator[Tally]:
+def _play_batches(
+    batches: Sequence[Sequence[int]], processes: int, play_batch: Callable[[Sequence[int]], Tally]
+) -> Iterator[Tally]:
     if processes == 1:
-        yield from map(play_seeds, batches)
+        yield from map(play_batch, batches)
         return
     # Not forks: torch may have threads already.
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=_prepare
     ) as pool:
-        yield from pool.map(play_seeds, batches)
+        yield from pool.map(play_batch, batches)
 
 
 def _prepare() -> None:
@@ -126,14 +156,20 @@ def describe(tally: Tally, seconds: float) -> str:
         f"errors that all went on after: {_list(tally.recovered)}",
         f"{len(tally.failures)} schedules failed",
     ]
-    lines += [describe_failure(seed, found) for seed, found in sorted(tally.failures.items())]
+    if tally.epochs:
+        lines.insert(1, f"epochs that workers entered: {tally.epochs}")
+    lines += [
+        describe_failure(seed, found, of_crews=bool(tally.epochs))
+        for seed, found in sorted(tally.failures.items())
+    ]
     return "\n".join(lines)
 
 
-def describe_failure(seed: int, violations: list[str]) -> str:
+def describe_failure(seed: int, violations: list[str], *, of_crews: bool = False) -> str:
     """Write what went wrong in a schedule, and the command that plays it again."""
     lines = [f"seed {seed}: {violations[0]}", *violations[1:4]]
-    return "\n    ".join([*lines, f"replay it: make simulate SEED={seed}"])
+    more = " ARGS=--crews" if of_crews else ""
+    return "\n    ".join([*lines, f"replay it: make simulate SEED={seed}{more}"])
 
 
 def _list(counts: Counter[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from simulation.groups import End
 from simulation.kernel import running
 from simulation.network import Machine, Network
-from simulation.store import TCPStore
 
 
 class Distributed:
@@ -54,6 +54,9 @@ class Distributed:
 
     ScatterOptions = BroadcastOptions = GatherOptions
 
+    def keep_forever(self, group: End) -> None:
+        """Keep a group, as every group is kept here until its process ends."""
+
     def init_process_group(self, timeout_s: float) -> None:
         """Join a group that all others have joined long ago: nobody expects this process.
 
@@ -92,5 +95,34 @@ class Distributed:
 class PrefixStore:
     """``torch.distributed.PrefixStore``: a place in a store."""
 
-    def __init__(self, prefix: str, store: TCPStore) -> None:
+    def __init__(self, prefix: str, store: Any) -> None:
         self.prefix, self.store = prefix, store
+
+    @property
+    def path(self) -> str:
+        """The place in the store below all prefixes."""
+        below = getattr(self.store, "path", "")
+        return f"{below}/{self.prefix}" if below else self.prefix
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self.store.check([self._place(key) for key in keys]))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.store.set(self._place(key), value)
+
+    def get(self, key: str, limit_s: float | None = None) -> bytes:
+        found: bytes = self.store.get(self._place(key), limit_s)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.store.add(self._place(key), amount))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        found: bytes = self.store.compare_set(self._place(key), expected, value)
+        return found
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self.store.delete_key(self._place(key)))
+
+    def _place(self, key: str) -> str:
+        return f"{self.prefix}/{key}"

@@ -223,7 +223,7 @@ class End:
         self._last_arrival_s[rank] = arrival_s
 
         def arrive() -> None:
-            if not target.is_gone:
+            if not target.is_gone and self.key in target.groups:
                 target.groups[self.key].receive(machine.rank, message)
 
         def come() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import datetime as dt
 import queue
+import random
+import socket
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,8 +23,10 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous, utils
 
 import simulation.distributed as distributed_module
+from distlion.crew import Crew
 from distlion.transport import gloo, keep
 from simulation.kernel import Kernel, Task, running
 
@@ -31,6 +37,10 @@ SIMULATED = (
     "distlion.options",
     "distlion.session",
     "distlion.cost",
+    Crew.__module__.rpartition(".")[0],
+    dynamic_rendezvous.__name__,
+    api.__name__,
+    utils.__name__,
 )
 """The packages whose modules see the stand-ins; what else they import is what it is."""
 
@@ -44,6 +54,8 @@ class _Waitable:
 
     def _wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
         kernel = self._kernel
+        if kernel.is_over:  # a finalizer, of what outlived its schedule
+            return is_true()
         deadline_s = None if timeout_s is None else kernel.now_s + timeout_s
         kernel.check_alive()
         while not is_true():
@@ -102,7 +114,25 @@ class Thread(_Waitable):
         kernel.spawn(kernel.current.process, self._name, run)
 
     def join(self, timeout: float | None = None) -> None:
-        self._wait_for(lambda: self._has_ended, timeout)
+        # A process that is killed lets go of what waits for its threads.
+        if not self._kernel.current.process.is_gone:
+            self._wait_for(lambda: self._has_ended, timeout)
+
+
+class Lock(_Waitable):
+    """``threading.Lock``, of which the holder may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_held = False
+
+    def __enter__(self) -> None:
+        self._wait_for(lambda: not self._is_held, None)
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+        self._notify()
 
 
 class Future(_Waitable):
@@ -114,6 +144,11 @@ class Future(_Waitable):
 
     def __class_getitem__(cls, item: object) -> type[Future]:
         return cls
+
+    @property
+    def is_done(self) -> bool:
+        """True if there is a result or an error; where there is one, others are ignored."""
+        return self._outcome is not None
 
     def set_result(self, result: Any) -> None:
         self._outcome = (result, None)
@@ -153,15 +188,30 @@ def _register_at_exit(function: Callable[..., Any], *args: Any) -> None:
     running().current.process.at_exit.append(lambda: function(*args))
 
 
+def _draw(low: float, high: float) -> float:
+    return running().random.uniform(low, high)
+
+
 TIME = SimpleNamespace(
     monotonic=lambda: running().now_s,
     perf_counter_ns=lambda: int(running().now_s * 1e9),
     sleep=lambda seconds: running().sleep(seconds),
 )
-# Nobody waits while it holds a lock, so that real ones will do.
-THREADING = SimpleNamespace(Event=Event, Thread=Thread, Lock=threading.Lock)
+THREADING = SimpleNamespace(Event=Event, Thread=Thread, Lock=Lock)
+BEGINNING = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
+# The clocks of two machines differ.
+DATETIME = SimpleNamespace(
+    now=lambda zone: BEGINNING + dt.timedelta(seconds=running().now_s + _find_skew_s())
+)
+RANDOM = SimpleNamespace(uniform=_draw)
+UUID = SimpleNamespace(uuid4=lambda: uuid.UUID(int=running().random.getrandbits(128)))
+SOCKET = SimpleNamespace(gethostname=lambda: running().current.process.name)
 QUEUE = SimpleNamespace(SimpleQueue=SimpleQueue)
 ATEXIT = SimpleNamespace(register=_register_at_exit)
+
+
+def _find_skew_s() -> float:
+    return float(getattr(running().current.process, "clock_skew_s", 0.0))
 
 
 @cache
@@ -184,6 +234,16 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(concurrent.futures.Future): "Future",
         id(version): "version",
         id(keep): "keep",
+        id(threading.Event): "Event",
+        id(threading.Thread): "Thread",
+        id(dt.datetime): "datetime",
+        id(random): "random",
+        id(uuid): "uuid",
+        id(socket): "socket",
+        id(api.get_free_port): "get_free_port",
+        # It looks at the whole stack, for an event that nobody reads here.
+        id(dynamic_rendezvous.get_method_name): "get_method_name",
+        id(dynamic_rendezvous.construct_and_record_rdzv_event): "record",
     }
     return [
         (module, attribute, wanted[id(value)])
@@ -216,7 +276,16 @@ def installed(distributed: Any) -> Iterator[None]:
         "Future": Future,
         "version": _version,
         # It would keep every schedule in memory.
-        "keep": lambda group: None,
+        "keep": distributed.keep_forever,
+        "Event": Event,
+        "Thread": Thread,
+        "datetime": DATETIME,
+        "random": RANDOM,
+        "uuid": UUID,
+        "socket": SOCKET,
+        "get_free_port": lambda: 29500,
+        "get_method_name": lambda depth=2: "",
+        "record": lambda **_: None,
     }
     before = [(module, name, getattr(module, name)) for module, name, _ in _find_places()]
     try:

@@ -8,6 +8,8 @@ import pytest
 
 import distlion
 from simulation.campaign import BATCH, Tally, describe, play_seeds
+from simulation.crews.plan import KINDS, draw_crew_plan
+from simulation.crews.play import play_crew
 from simulation.distributed import Distributed
 from simulation.kernel import Kernel
 from simulation.network import Delays, Network
@@ -16,16 +18,18 @@ from simulation.play import play
 from simulation.stand_ins import SIMULATED, installed
 
 QUICK, MANY = 200, 2000
+QUICK_CREWS, MANY_CREWS = 100, 1000
 ALL_KINDS = {*MESSAGE_FAULTS, "late", "leave", "settings", "give up"}
 
 
-def _play(seeds: range) -> None:
+def _play(seeds: range, kinds: set[str] = ALL_KINDS, *, of_crews: bool = False) -> None:
     total = Tally()
     for start in range(seeds.start, seeds.stop, BATCH):
-        total.add(play_seeds(range(start, min(start + BATCH, seeds.stop))))
+        batch = range(start, min(start + BATCH, seeds.stop))
+        total.add(play_seeds(batch, of_crews=of_crews))
         assert not total.failures, describe(total, 0.0)
     assert total.schedules == len(seeds)
-    assert set(total.fired) == ALL_KINDS, "a kind of fault never struck"
+    assert set(total.fired) == kinds, "a kind of fault never struck"
 
 
 def test_some_hundred_schedules_keep_all_rules() -> None:
@@ -35,6 +39,22 @@ def test_some_hundred_schedules_keep_all_rules() -> None:
 @pytest.mark.slow
 def test_two_thousand_more_schedules_keep_all_rules() -> None:
     _play(range(QUICK, QUICK + MANY))
+
+
+def test_some_crews_keep_all_rules() -> None:
+    _play(range(QUICK_CREWS), set(KINDS), of_crews=True)
+
+
+@pytest.mark.slow
+def test_a_thousand_more_crews_keep_all_rules() -> None:
+    _play(range(QUICK_CREWS, QUICK_CREWS + MANY_CREWS), set(KINDS), of_crews=True)
+
+
+@pytest.mark.parametrize("seed", [1, 35])
+def test_a_seed_replays_its_crew(seed: int) -> None:
+    first, second = (play_crew(draw_crew_plan(seed)) for _ in range(2))
+    assert first.story == second.story
+    assert first.diaries == second.diaries
 
 
 @pytest.mark.parametrize("seed", [1, 7, 11])

@@ -337,3 +337,44 @@ def test_hundreds_of_workers_fit() -> None:
 
     assert cluster.committed_step == 1
     assert len({momentum.sum().item() for momentum in cluster.state[params["b"]]["exp_avg"]}) > 250
+
+
+@pytest.mark.parametrize(
+    ("ids", "newcomers", "words"),
+    [
+        ((0, 0), "zeros", "all different"),
+        ((-1,), "zeros", "-1"),
+        ((), "zeros", "workers=0"),
+        ((0, 1), "ones", "newcomers='ones'"),
+    ],
+)
+def test_members_that_cannot_be_are_refused_and_the_others_stay(
+    ids: tuple[int, ...], newcomers: Any, words: str
+) -> None:
+    cluster = distlion.VirtualCluster([torch.nn.Parameter(torch.zeros(3))], workers=2)
+    with pytest.raises(InvalidArgumentError, match=words):
+        cluster.change_workers(ids, newcomers=newcomers)
+    assert cluster.workers == 2
+
+
+def test_members_do_not_change_while_a_step_is_collected() -> None:
+    param = torch.nn.Parameter(torch.zeros(3))
+    cluster = distlion.VirtualCluster([param], workers=2)
+    param.grad = torch.ones(3)
+    cluster.collect(0)
+    with pytest.raises(InvalidArgumentError, match="change_workers"):
+        cluster.change_workers((0, 1, 2))
+
+
+def test_who_stays_keeps_its_momentum_and_newcomers_get_what_was_chosen() -> None:
+    param = torch.nn.Parameter(torch.zeros(3))
+    cluster = distlion.VirtualCluster([param], workers=3)
+    for worker in range(3):
+        param.grad = torch.full((3,), float(worker + 1))
+        cluster.collect(worker)
+    cluster.step()
+    first, _, third = (cluster.exp_avg(worker)[0].clone() for worker in range(3))
+    cluster.change_workers((7, 2, 0), newcomers="mean")
+    assert torch.equal(cluster.exp_avg(0)[0], (third + first) / 2)
+    assert torch.equal(cluster.exp_avg(1)[0], third)
+    assert torch.equal(cluster.exp_avg(2)[0], first)

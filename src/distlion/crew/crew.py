@@ -8,36 +8,36 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any
 
 from torch import Tensor
+from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
-from distlion.crew.epoch import Epoch, Member, describe_self, meet, shrink, take_id
+from distlion.crew.carried import Carried, Luggage
+from distlion.crew.epoch import (
+    Epoch,
+    Member,
+    describe_self,
+    find_last_epoch,
+    meet,
+    shrink,
+    take_id,
+)
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
 from distlion.errors import CrewError, InvalidArgumentError
+from distlion.options import Newcomers, check_newcomers
 from distlion.transport import let_go_of_failed
 
 logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
-Newcomers = Literal["zeros", "donor", "mean"]
 _LOOK_S = 0.5
-_SIT_OUT_S, _MOST_SIT_OUT_S = 5.0, 60.0
-
-
-class Carried(Protocol):
-    """A scheduler, a sampler: newcomers take its state from the most advanced worker."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return numbers, strings, lists and dicts of them."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take a state."""
-        ...
+# Longer than the others need: torch takes a worker out 3 s after its last word.
+_SIT_OUT_S, _MOST_SIT_OUT_S = 10.0, 60.0
 
 
 class Crew:
@@ -92,10 +92,7 @@ class Crew:
                 f"min_workers={min_workers}, max_workers={max_workers}: expected 2 <= min_workers "
                 f"<= max_workers <= {MOST_WORKERS}; a single worker trains with distlion.Lion"
             )
-        if newcomers not in get_args(Newcomers):
-            raise InvalidArgumentError(
-                f"newcomers={newcomers!r}: expected one of {', '.join(get_args(Newcomers))}"
-            )
+        check_newcomers(newcomers)
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
@@ -116,12 +113,14 @@ class Crew:
             max_workers=max_workers,
             wait_timeout_s=wait_timeout_s,
         )
-        self._id = take_id(self._rendezvous.store)
-        self._carried: dict[str, Carried] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        try:
+            self._id = take_id(self._rendezvous.store)
+        except DistError as error:
+            raise CrewError(f"the store at {endpoint} is gone ({error})") from error
+        self.luggage = Luggage()
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
-        self._wants_change = False
+        self._wants_change, self._changing, self._n_looks = False, threading.Lock(), 0
         self._trouble: CrewError | None = None
         self._ended = threading.Event()
         watcher = threading.Thread(
@@ -208,35 +207,10 @@ class Crew:
 
         A newcomer makes its scheduler when its optimizer has joined; it takes its state here.
         """
-        self._carried.update(carried)
-        waiting = {name: self._told.pop(name) for name in carried if name in self._told}
-        for name, state in waiting.items():
-            carried[name].load_state_dict(state)
+        has_taken = self.luggage.add(carried)
         optimizer = None if self._optimizer is None else self._optimizer()
-        if waiting and optimizer is not None:
+        if has_taken and optimizer is not None:
             optimizer.take_told_groups()  # a new scheduler has begun with its first rate
-
-    def describe_carried(self) -> dict[str, dict[str, Any]]:
-        """Return the states of what is carried, by name."""
-        return {name: each.state_dict() for name, each in self._carried.items()}
-
-    def take_carried(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Load the states of what is carried, and keep those of what is still to be made."""
-        self._told = {name: state for name, state in states.items() if name not in self._carried}
-        for name in self._carried.keys() & states.keys():
-            self._carried[name].load_state_dict(states[name])
-
-    def check_carried(self) -> None:
-        """Check that all that the most advanced worker carries is carried here too.
-
-        Raises:
-            CrewError: Something is not.
-        """
-        if self._told:
-            raise CrewError(
-                f"other workers carry {', '.join(sorted(self._told))}, and this one does not; call "
-                "crew.carry() with the same names on all workers before the first step"
-            )
 
     def describe(self, *, epoch: int, step: int, settings: int) -> Member:
         """Describe this worker as a member.
@@ -281,18 +255,21 @@ class Crew:
             _list(before - now),
             _list(now - before),
         )
-        self._epoch, self._wants_change = epoch, False
+        with self._changing:
+            self._epoch, self._wants_change = epoch, False
         if epoch.place == 0:
             self._rendezvous.publish(epoch.describe())
 
     def sit_out(self, epoch: Epoch, failures: int) -> None:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
 
-        Workers that reach the store and not each other would form an epoch in vain for ever. After
-        the second time the youngest of them stays away for a while, each time for longer.
+        Workers that reach the store and not each other would form an epoch in vain for ever. From
+        the second time on one of them stays away for a while, each time for longer, and each time
+        another one: nobody knows who it is that the others do not reach.
         """
-        youngest = max(member.id for member in epoch.members)
-        if failures >= 2 and youngest == self._id and len(epoch.members) > self.min_workers:
+        ids = sorted(member.id for member in epoch.members)
+        chosen = ids[-1 - epoch.number % len(ids)]
+        if failures >= 2 and chosen == self._id and len(ids) > self.min_workers:
             seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
             logger.warning(
                 "worker %d could not connect %d times; it stays away for %g s, so that the others "
@@ -301,6 +278,7 @@ class Crew:
                 failures,
                 seconds,
             )
+            self._rendezvous.leave()
             self._ended.wait(seconds)
 
     def finish(self) -> None:
@@ -312,30 +290,59 @@ class Crew:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or self._epoch is None:
             return
-        while not self._have_all_finished(optimizer):
-            optimizer.form(())
+        try:
+            while not self._have_all_finished(optimizer):
+                optimizer.form(())
+        except DistError as error:
+            raise CrewError(
+                f"the store is gone ({error}): this worker has come to its end, and does not know "
+                "of the others"
+            ) from error
         self._ended.set()
         self._rendezvous.close()
 
     def _have_all_finished(self, optimizer: CrewLion) -> bool:
-        """Wait; False where somebody was lost, or failed in its last step."""
-        epoch = self.epoch
+        """Wait; False where somebody was lost, failed in its last step, or says nothing any more.
+
+        Nobody waits for a member in a step any more, so that its own word has to tell that it is
+        there: of one that computes, it comes from the thread that looks for newcomers.
+        """
+        epoch, limit_s = self.epoch, optimizer.silence_s
+        heard: dict[str, tuple[bytes, float]] = {}
         epoch.store.set(f"finished/{self._id}", "")
-        keys = [f"finished/{member.id}" for member in epoch.members]
-        while not epoch.store.check(keys):
+        left = [str(member.id) for member in epoch.members]
+        while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
             if optimizer.has_lost_somebody:
                 return False
+            now_s = time.monotonic()
+            for each in left:
+                word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else b""
+                if each not in heard or heard[each][0] != word:
+                    heard[each] = word, now_s
+                elif now_s - heard[each][1] > limit_s:
+                    logger.warning("worker %s says nothing; the others end without it", each)
+                    return False
             time.sleep(0.05)
         return True
 
-    def _look(self) -> None:
+    def _look(self, epoch: Epoch) -> None:
+        """Look whether somebody waits to join, or others have begun an epoch without this worker.
+
+        They may have where a network fell apart, or all members of this one's epoch were busy for
+        too long: then these go to the others.
+        """
         try:
-            waiting = self._rendezvous.count_waiting()
-        except CrewError as error:
-            self._trouble = error
+            waits = self._rendezvous.count_waiting(len(epoch.members)) > 0
+            is_left_behind = find_last_epoch(self._rendezvous.store) > epoch.number
+        except (CrewError, DistError) as error:
+            self._trouble = CrewError(f"the store of the crew is gone ({error})")
             return
-        if self._epoch is not None and waiting:
-            self._wants_change = True
+        with self._changing:
+            if (waits or is_left_behind) and self._epoch is epoch:
+                self._wants_change = True
+        self._n_looks += 1
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            epoch.store.set(f"alive/{self._id}", str(self._n_looks))
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is not None:
             let_go_of_failed(since_s=optimizer.longest_operation_s)
@@ -352,6 +359,9 @@ class Crew:
         """Finish; after an error leave, so that the others go on without this worker."""
         if error is None:
             self.finish()
+        else:
+            self._ended.set()
+            self._rendezvous.leave()
 
 
 def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None:
@@ -360,7 +370,7 @@ def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None
         if found is None:
             return
         if found._epoch is not None:
-            found._look()
+            found._look(found._epoch)
         del found
 
 

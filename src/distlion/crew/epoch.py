@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.rendezvous import FormingError, Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import keep, watch_peers
 from distlion.vote import Roster
@@ -35,10 +35,6 @@ CONNECT_S, CONNECT_S_EACH = 4.0, 0.5
 for. All are ready when it begins."""
 _POLL_S = 0.005
 _EPOCHS, _IDS, _DECISION = "epochs", "ids", "decision"
-
-
-class FormingError(Exception):
-    """Somebody was lost while an epoch was formed."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +124,11 @@ class Epoch:
 def take_id(store: Any) -> int:
     """Return a number that no other worker of the run gets."""
     return int(store.add(_IDS, 1)) - 1
+
+
+def find_last_epoch(store: Any) -> int:
+    """Return the greatest number that an epoch was given so far."""
+    return int(store.add(_EPOCHS, 0))
 
 
 def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
@@ -269,13 +270,24 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
             timeout=timedelta(seconds=epoch.connect_timeout_s),
         )
     except RuntimeError as error:
-        disconnect(has_failed=True)
+        _forget_group()
         raise FormingError(str(error)) from error
     group = dist.group.WORLD
     assert group is not None
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
     watch_peers(group, store_is_apart=True)
     return group
+
+
+def _forget_group() -> None:
+    """Let torch number groups from 0 again.
+
+    It counts those that did not come about, too, and where it looks for the others in the store
+    depends on the number: who has failed before would never again meet somebody who has not.
+    """
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def disconnect(*, has_failed: bool) -> None:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
-from distlion.crew.epoch import Epoch, FormingError, connect, disconnect
+from distlion import faults
+from distlion.crew.epoch import Epoch, connect, disconnect
+from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
     CrewError,
     EpochOverError,
@@ -28,7 +31,7 @@ from distlion.errors import (
 from distlion.exchange import with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
-from distlion.options import NodePieces, Settings, ShardPieces
+from distlion.options import NodePieces, Settings, ShardPieces, begin_momentum
 from distlion.session import Session, broadcast_tensor, name_worker
 from distlion.step import Ranks, StepInputs, is_dtensor
 from distlion.transport import watch_peers
@@ -109,6 +112,11 @@ class CrewLion(DistributedLion):
         group = self._session.ranks.process_group
         return group is not None and watch_peers(group).alarmed.is_set()
 
+    @property
+    def silence_s(self) -> float:
+        """How long a member may be silent."""
+        return self._settings.step_timeout_s
+
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, or form the next epoch where members change.
 
@@ -126,7 +134,7 @@ class CrewLion(DistributedLion):
         if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
             self.form(self._lost)
             return False
-        self._crew.check_carried()
+        self._crew.luggage.check()
         before = self.committed_step
         try:
             super().step(closure)
@@ -167,10 +175,13 @@ class CrewLion(DistributedLion):
             epoch, step = None, self.committed_step
             settings = self._digest_settings()
             own = crew.describe(epoch=self._whole_epoch, step=step, settings=settings)
+            self._fire_forming("arrive")
             try:
                 epoch = crew.find_next(own, lost)
+                self._fire_forming("roster")
                 self._enter(epoch)
-            except (FormingError, ProcessGroupError, *_LOST):
+            except (FormingError, ProcessGroupError, DistError, *_LOST):
+                # A store that is gone is found so where the next epoch is looked for.
                 failures += 1
                 if epoch is not None:
                     crew.sit_out(epoch, failures)
@@ -195,6 +206,11 @@ class CrewLion(DistributedLion):
         if self._session.ranks.rank in error.culprits:
             self._whole_epoch = 0
 
+    def _fire_forming(self, point: faults.FormingPoint) -> None:
+        if faults.armed:
+            step = self.committed_step
+            faults.fire(rank=self._crew.id, step=step, point=point, subject=self)
+
     def _digest_settings(self) -> int:
         """Digest what must be equal on all members, and does not change from step to step."""
         return self._take_fingerprint(self._list_trainable()).digest([], [])
@@ -213,6 +229,7 @@ class CrewLion(DistributedLion):
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
+        self._fire_forming("connect")
         self._tell(epoch)
         told = self._hear(epoch)
         kept = [{**group} for group in self.param_groups]
@@ -226,11 +243,12 @@ class CrewLion(DistributedLion):
                 group.update(values)
             raise
         # Nothing can fail any more that others take part in.
+        self._fire_forming("load")
         for own, new in taken:
             own.copy_(new)
         if epoch.is_behind:
             self._told_groups = told["groups"]
-            self._crew.take_carried(told["carried"])
+            self._crew.luggage.take(told["carried"])
         self._whole_epoch = epoch.number
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
@@ -246,6 +264,7 @@ class CrewLion(DistributedLion):
         lines = self._take_fingerprint(trained).list_lines(self.param_groups)
         everything = dict(zip(new, names.values(), strict=True))
         session.join(lines, trained, everything, step=step, alike=epoch.most_advanced)
+        self._fire_forming("broadcast")
         self._lay_out()
         session.routing.tell_counters(step=step)
         taken = list(zip(own, new, strict=True)) if epoch.is_behind else []
@@ -269,10 +288,8 @@ class CrewLion(DistributedLion):
         for param in self._all_params():
             if "exp_avg" in self.state.get(param, {}):
                 own = self.state[param]["exp_avg"]
-                total = torch.zeros_like(own, dtype=torch.float32)
-                for source in sources:
-                    total += self._broadcast(own, source=source)
-                pairs.append((own, (total / len(sources)).to(own.dtype)))
+                momenta = (self._broadcast(own, source=source) for source in sources)
+                pairs.append((own, begin_momentum(momenta, self._crew.newcomers)))
         return pairs if members[epoch.place].epoch == 0 else []
 
     def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
@@ -293,7 +310,7 @@ class CrewLion(DistributedLion):
                 }
                 for group in self.param_groups
             ]
-            told = {"groups": groups, "carried": self._crew.describe_carried()}
+            told = {"groups": groups, "carried": self._crew.luggage.describe()}
             try:
                 text = json.dumps(told)
             except (TypeError, ValueError) as error:

@@ -13,11 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -32,8 +34,8 @@ from distlion.errors import CrewError
 
 DEFAULT_PORT = 29400
 KEEP_ALIVE_S = 1
-MISSED_KEEP_ALIVES = 3
-"""A worker that has said nothing for so many intervals is taken out."""
+MISSED_KEEP_ALIVES = 6
+"""A worker that has said nothing for so many intervals is taken out: it may be busy, or starved."""
 LAST_CALL_S = 1.5
 """Workers that wait look once a second, so that all of them come within this time."""
 CONNECT_S = 5
@@ -46,6 +48,10 @@ _TAG_BYTES = hashlib.sha256().digest_size
 def name_run(run_id: str) -> str:
     """Return what all keys of a run begin with."""
     return f"distlion/{run_id}"
+
+
+class FormingError(Exception):
+    """Somebody was lost while an epoch was formed."""
 
 
 class SignedBackend(RendezvousBackend):
@@ -140,28 +146,35 @@ class Rendezvous:
         max_workers: int,
         wait_timeout_s: float,
     ) -> None:
-        self._endpoint, self._min_workers = endpoint, min_workers
+        self._endpoint, self._run_id = endpoint, run_id
+        self._min_workers, self._max_workers = min_workers, max_workers
         self._wait_timeout_s = wait_timeout_s
         # A read that waits keeps others off its connection, so that heartbeats have their own.
         self.store = PrefixStore(name_run(run_id), self._connect(run_id))
-        backend = C10dRendezvousBackend(self._connect(run_id), run_id)
-        key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
+        self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
         # Otherwise each round's first worker would open a port for a store that is not needed.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        self._handler = DynamicRendezvousHandler.from_backend(
-            run_id,
-            self._connect(run_id),
-            SignedBackend(backend, key),
-            min_workers,
-            max_workers,
+        self._heartbeats, self._rounds = self._connect(run_id), self._connect(run_id)
+        self._handler: DynamicRendezvousHandler | None = None
+
+    def _make_handler(self) -> DynamicRendezvousHandler:
+        backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
+        made: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
+            self._run_id,
+            self._rounds,
+            SignedBackend(backend, self._key),
+            self._min_workers,
+            self._max_workers,
             # Hosts in containers may have one name and one process number.
             local_addr=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
             timeout=RendezvousTimeout(
-                join=timedelta(seconds=wait_timeout_s), last_call=timedelta(seconds=LAST_CALL_S)
+                join=timedelta(seconds=self._wait_timeout_s),
+                last_call=timedelta(seconds=LAST_CALL_S),
             ),
             keep_alive_interval=KEEP_ALIVE_S,
             keep_alive_max_attempt=MISSED_KEEP_ALIVES,
         )
+        return made
 
     def _connect(self, run_id: str) -> Any:
         host, port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
@@ -177,18 +190,24 @@ class Rendezvous:
         """Wait for the next round, and take part in it.
 
         Raises:
+            FormingError: The first of those who came is gone again.
             CrewError: Fewer than ``min_workers`` came, somebody else writes to the store, or the
                 store is gone.
         """
         try:
+            if self._handler is None:
+                self._handler = self._make_handler()
             found = self._handler.next_rendezvous()
         except RendezvousTimeoutError as error:
             raise CrewError(
                 f"fewer than {self._min_workers} workers came to {self._endpoint} within "
                 f"{self._wait_timeout_s:g} s; start more of them, and resume from a checkpoint"
             ) from error
-        except RendezvousClosedError as error:
+        except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             raise CrewError("the run is over: its workers have reached their end") from error
+        except DistStoreError as error:
+            # All wait here for what the first one says of itself, which nobody needs.
+            raise FormingError(str(error)) from error
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(
                 f"the store at {self._endpoint} cannot be used ({error}); if it is gone, start it "
@@ -196,22 +215,36 @@ class Rendezvous:
             ) from error
         return Round(found.store, found.rank, found.world_size)
 
-    def count_waiting(self) -> int:
-        """Return how many workers wait for the next round.
+    def count_waiting(self, n_members: int) -> int:
+        """Return how many workers wait for the next round, where it has a place for them.
+
+        Args:
+            n_members: How many train. torch lets those who are too many wait too.
 
         Raises:
             CrewError: The store is gone.
         """
+        handler = self._handler
         try:
-            return int(self._handler.num_nodes_waiting())
+            waiting = 0 if handler is None else int(handler.num_nodes_waiting())
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(f"the store at {self._endpoint} is gone ({error})") from error
+        return min(waiting, self._max_workers - n_members)
 
     def publish(self, now: str) -> None:
         """Show the present members to whoever looks on."""
         with suppress(RuntimeError):  # a store that is gone is noticed where it is needed
             self.store.set(NOW, now)
 
+    def leave(self) -> None:
+        """Be out of the present round: nobody waits for this worker until it joins again.
+
+        torch keeps a worker in its round while it lives, and the next round begins without it only
+        once it says nothing any more.
+        """
+        self._handler = None  # it ends its heartbeats when it is let go of
+
     def close(self) -> None:
         """End the run: nobody can join any more."""
-        self._handler.shutdown()
+        if self._handler is not None:
+            self._handler.shutdown()

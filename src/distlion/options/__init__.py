@@ -18,6 +18,7 @@ from distlion.options.momentum_stage import (
     fill_selection,
 )
 from distlion.options.momentum_sync import MomentumSync
+from distlion.options.newcomers import Newcomers, begin_momentum, check_newcomers
 from distlion.options.node_route import NodeRoute
 from distlion.options.nodes import PIECE_UNIT_ELEMENTS, NodePieces, Nodes
 from distlion.options.overlap import Overlap
@@ -35,6 +36,7 @@ __all__ = [
     "FollowUp",
     "MomentumStage",
     "MomentumSync",
+    "Newcomers",
     "NodePieces",
     "NodeRoute",
     "Nodes",
@@ -45,6 +47,8 @@ __all__ = [
     "ShardPieces",
     "Sharding",
     "average_buffers",
+    "begin_momentum",
+    "check_newcomers",
     "clip_alone",
     "clip_together",
     "describe_selection",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -22,7 +22,14 @@ from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
 from distlion.failures import SPARSE_WORDS, Status, make_error
 from distlion.kernels import Coefficients
 from distlion.optim import Traffic, VotingBase
-from distlion.options import ClipNorm, Diagnosis, MomentumSync, Settings
+from distlion.options import (
+    ClipNorm,
+    Diagnosis,
+    MomentumSync,
+    Newcomers,
+    Settings,
+    check_newcomers,
+)
 from distlion.session import MomentumOwnership, check_frozen
 from distlion.signals import deferred_signals
 from distlion.step import (
@@ -35,8 +42,10 @@ from distlion.step import (
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.layout import ClusterLayout
+from distlion.virtual.members import reseat
 from distlion.virtual.momenta import average_momenta
 from distlion.virtual.worker_number import read_worker
+from distlion.vote import Roster
 
 
 class VirtualCluster(VotingBase):
@@ -64,6 +73,7 @@ class VirtualCluster(VotingBase):
     Notes:
         Bitwise identical to N processes with overlap off; with ``nodes``, workers are nodes, and
         their gradients the nodes' means. ``state[param]["exp_avg"]`` has shape (N, *param.shape).
+        ``change_workers`` lets other workers vote, as in a crew.
         A worker that is not collected before ``step()`` abstains, as one without any gradient.
 
     Example:
@@ -98,7 +108,7 @@ class VirtualCluster(VotingBase):
         diagnose_every: int | None = None,
         seed: int = 0,
     ) -> None:
-        self._workers = _check_workers(workers)
+        self._roster = Roster.of(_check_workers(workers))
         self._grad_norms: dict[int, float] | None = None
         self._accounting = Accounting()
         self._layout: ClusterLayout | None = None
@@ -133,7 +143,7 @@ class VirtualCluster(VotingBase):
         earlier = None if self._layout is None else self._layout.examiner
         self._layout = ClusterLayout.draw_up(
             self._settings,
-            self._workers,
+            self._roster,
             self._list_trainable(),
             self.param_groups,
             earlier=earlier,
@@ -236,7 +246,7 @@ class VirtualCluster(VotingBase):
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return self._workers
+        return self._roster.n_voters
 
     @property
     def traffic(self) -> Traffic:
@@ -257,7 +267,7 @@ class VirtualCluster(VotingBase):
     def momentum_ownership(self) -> MomentumOwnership:
         """The momenta that this process keeps, for checkpoints: those of all workers."""
         return MomentumOwnership.of_one_process(
-            self._workers, is_stacked=True, seed=self._settings.seed
+            self.workers, is_stacked=True, seed=self._settings.seed
         )
 
     def diagnostics(self) -> list[Diagnosis]:
@@ -275,6 +285,28 @@ class VirtualCluster(VotingBase):
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""
         return self._laid_out.exp_avg(self._check_worker(worker))
+
+    def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
+        """Let these workers vote from the next step on, as the members of a crew change.
+
+        Args:
+            ids: Of the workers, by place: ``collect(0)`` is for the first of them. At first they
+                are 0 to N - 1. Who was there before keeps its momentum, and its coins.
+            newcomers: The momentum that others begin with, as for ``Crew``.
+
+        Raises:
+            InvalidArgumentError: Ids repeat or are negative, there are too many, there is no such
+                choice, or workers have been collected for the present step.
+            UnsupportedTypeError: An id is not an integer.
+        """
+        self._collection.check_idle("change_workers()")
+        self._collection.check_whole()
+        check_newcomers(newcomers)
+        ids, before = tuple(ids), self._roster
+        _check_workers(len(ids))
+        self._roster = Roster(ids, ids, (1,) * len(ids), before.epoch + 1)
+        reseat(self.state, before.ids, ids, newcomers)
+        self._lay_out()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor, between two steps.
@@ -307,7 +339,7 @@ class VirtualCluster(VotingBase):
         self._lay_out()
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
-        return torch.Size([self._workers, *param.shape])
+        return torch.Size([self.workers, *param.shape])
 
     def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
         """Return all workers' momenta; that of a single Lion becomes everybody's."""
@@ -315,10 +347,10 @@ class VirtualCluster(VotingBase):
 
     def _check_worker(self, worker: Any) -> int:
         number = read_worker(worker)
-        if not 0 <= number < self._workers:
+        if not 0 <= number < self.workers:
             raise InvalidArgumentError(
-                f"there is no worker {number} among {self._workers}; expected 0 to "
-                f"{self._workers - 1}"
+                f"there is no worker {number} among {self.workers}; expected 0 to "
+                f"{self.workers - 1}"
             )
         return number
 

@@ -108,7 +108,7 @@ class Collection:
         clip = self._layout.settings.clip_norm
         if clip is not None and clip.scope == "worker":
             segments = clip_alone(segments, clip, partial(self._note_norm, worker))
-        coins = Coins(self._layout.settings.seed, self._step, worker)
+        coins = Coins(self._layout.settings.seed, self._step, self._layout.roster.ids[worker])
         segments = list(segments)
         for route in self.routes:
             placed = [segments[param.position]._replace(slot=param.slot) for param in route.params]

@@ -12,6 +12,7 @@ from distlion.layout import Bucket, fill_buckets
 from distlion.options import Examiner, MomentumStage, Settings
 from distlion.step import VotingParam
 from distlion.virtual.route import VirtualRoute
+from distlion.vote import Roster
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class ClusterLayout:
 
     Attributes:
         settings: What does not change from step to step.
-        n_workers: Their number.
+        roster: The workers, by place.
         params: The trainable parameters; their momenta have shape (n_workers, *param.shape).
         buckets: Where they lie.
         momenta: Which momenta are averaged, and when; None for never.
@@ -29,7 +30,7 @@ class ClusterLayout:
     """
 
     settings: Settings
-    n_workers: int
+    roster: Roster
     params: Sequence[VotingParam]
     buckets: Sequence[Bucket]
     momenta: MomentumStage | None
@@ -40,13 +41,14 @@ class ClusterLayout:
     def draw_up(
         cls,
         settings: Settings,
-        n_workers: int,
+        roster: Roster,
         params: Sequence[VotingParam],
         groups: Sequence[Mapping[str, Any]],
         *,
         earlier: Examiner | None,
     ) -> ClusterLayout:
         """Place parameters into buckets; ``earlier`` hands over what it has found."""
+        n_workers = roster.n_voters
         buckets = fill_buckets(
             [param.slot for param in params],
             [param.kind for param in params],
@@ -66,8 +68,13 @@ class ClusterLayout:
             )
         routes = []
         if n_workers > 1:
-            routes = [VirtualRoute(bucket, params, workers=n_workers) for bucket in buckets]
-        return cls(settings, n_workers, params, buckets, momenta, examiner, routes)
+            routes = [VirtualRoute(bucket, params, roster) for bucket in buckets]
+        return cls(settings, roster, params, buckets, momenta, examiner, routes)
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return self.roster.n_voters
 
     @property
     def n_elements(self) -> int:

@@ -19,7 +19,7 @@ class VirtualRoute:
     Args:
         bucket: Where parameters lie.
         params: All trainable ones; what they keep has shape (workers, *param.shape).
-        workers: Their number.
+        roster: The workers, by place.
 
     Attributes:
         params: Those of the bucket, in order.
@@ -27,7 +27,7 @@ class VirtualRoute:
         present: (workers, n_params) bool on the CPU: who votes in this step.
     """
 
-    def __init__(self, bucket: Bucket, params: Sequence[VotingParam], *, workers: int) -> None:
+    def __init__(self, bucket: Bucket, params: Sequence[VotingParam], roster: Roster) -> None:
         self.bucket = bucket
         self.params = tuple(
             params[position].at(bucket.slots[index])
@@ -35,8 +35,8 @@ class VirtualRoute:
         )
         self.rule, _, self._device = self.params[0].kind
         self.kernels = choose_kernels(self._device)
+        workers = roster.n_voters
         self.present = torch.zeros(workers, len(self.params), dtype=torch.bool)
-        roster = Roster.of(workers)
         self._workers = [self.rule.start(bucket, roster) for _ in range(workers)]
         # Apart from those of workers, which note what they say before all have been heard.
         self._counter = self.rule.start(bucket, roster)

@@ -160,8 +160,9 @@ class ProgressDisplay(LiveDisplay):
             validation += f" (step {self._validated_step})"
         if progress.train_loss is None:
             return validation
+        members = f"{progress.members}  " if progress.members else ""
         return (
-            f"loss {progress.train_loss:.4f}  {validation}  "
+            f"{members}loss {progress.train_loss:.4f}  {validation}  "
             f"{self._throughput}  "
             f"{progress.sent_bytes / _MEGABYTE:.2f} MB sent  "
             f"{progress.bits_per_parameter:.2f} bits/parameter"

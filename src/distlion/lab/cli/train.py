@@ -115,6 +115,14 @@ _Oversubscribe = Annotated[
         "256 MiB and 16 bytes a parameter of free memory for each.",
     ),
 ]
+_Crew = Annotated[
+    bool,
+    typer.Option(
+        "--crew",
+        help="Local workers form a crew: kill any of them, and watch the others train on and a "
+        "newcomer take its place.",
+    ),
+]
 _StepTimeout = Annotated[
     str | None,
     typer.Option(
@@ -232,6 +240,7 @@ def train_command(
     threads: _Threads = 1,
     device: _Device = "cpu",
     oversubscribe: _Oversubscribe = False,
+    crew: _Crew = False,
     step_timeout: _StepTimeout = None,
     data: _Data = None,
     partition: _Partition = None,
@@ -266,7 +275,6 @@ def train_command(
             resume=resume,
             on_world_change="error" if on_world_change is None else on_world_change.value,
         )
-        checkpoints.check(settings)
         _check_folder(run_dir, checkpoints)
         _train_and_show(
             settings,
@@ -274,6 +282,7 @@ def train_command(
             progress,
             checkpoints=checkpoints,
             oversubscribe=oversubscribe,
+            crew=crew,
             as_json=as_json,
         )
     leave_torchrun()
@@ -308,6 +317,7 @@ def _train_and_show(
     *,
     checkpoints: CheckpointSettings,
     oversubscribe: bool,
+    crew: bool,
     as_json: bool,
 ) -> None:
     with ProgressDisplay(messages, workers=settings.workers) as display:
@@ -318,6 +328,7 @@ def _train_and_show(
                 observe=display,
                 checkpoints=checkpoints,
                 oversubscribe=oversubscribe,
+                crew=crew,
                 starting=display.announce,
             )
         except UnwrittenRunError as error:

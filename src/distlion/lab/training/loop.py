@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import NonFiniteError
@@ -33,9 +33,9 @@ from distlion.lab.training.workers import (
     find_exchange,
     gather_rows,
 )
-from distlion.optim import MomentumSync
+from distlion.optim import DistributedLion, MomentumSync
 
-_FINAL_LOSS_STEPS = 20
+FINAL_LOSS_STEPS = 20
 _COSINE_FLOOR = 0.1
 
 
@@ -56,6 +56,7 @@ class Progress:
         sent_bytes: By this worker so far.
         bits_per_parameter: Of the last step.
         note: What the user should be told at this point; mostly empty.
+        members: Who trains, where that changes.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Progress:
     sent_bytes: int
     bits_per_parameter: float
     note: str = ""
+    members: str = ""
 
 
 Observer = Callable[[Progress], None]
@@ -89,8 +91,12 @@ def lr_factor(step: int, *, settings: TrainSettings) -> float:
     return _COSINE_FLOOR + (1 - _COSINE_FLOOR) * (1 + math.cos(math.pi * done)) / 2
 
 
-def start_worker(settings: TrainSettings, model: nn.Module) -> RealWorker:
-    """Start this process's worker of a run, over the default process group."""
+def start_worker(
+    settings: TrainSettings,
+    model: nn.Module,
+    make_optimizer: Callable[..., DistributedLion] = DistributedLion,
+) -> RealWorker:
+    """Start this process's worker of a run, over the default process group or in a crew."""
     run = MethodRun(
         params=list(model.named_parameters()),
         lr=settings.lr,
@@ -99,6 +105,7 @@ def start_worker(settings: TrainSettings, model: nn.Module) -> RealWorker:
         steps=settings.steps,
         seed=settings.seed,
         warmup_steps=settings.warmup_steps,
+        make_optimizer=make_optimizer,
     )
     every = settings.sync_every
     options = VoteOptions(
@@ -110,6 +117,26 @@ def start_worker(settings: TrainSettings, model: nn.Module) -> RealWorker:
     )
     assert settings.method.start is not None  # the settings checked it
     return settings.method.start(model, run, options)
+
+
+def score_heldout(model: nn.Module, task: Task, device: torch.device, mine: slice) -> Tensor:
+    """Score some of the held-out batches: (batches, 3) float64, with zeros for the others.
+
+    A row is the sum of losses, predictions that are right, and predictions.
+    """
+    batches = task.heldout_batches()
+    sums = torch.zeros(len(batches), 3, dtype=torch.float64)
+    for index in range(len(batches))[mine]:
+        score = score_batch(model, move_batch(batches[index], device))
+        sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
+    return sums
+
+
+def conclude_scores(sums: Tensor) -> tuple[float, float]:
+    """Return mean loss and accuracy, of rows that are added in their order."""
+    rows = sums.tolist()
+    loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
+    return loss_sum / count, correct / count
 
 
 class TrainingLoop:
@@ -206,17 +233,13 @@ class TrainingLoop:
 
         The result is bitwise identical for any number of ranks.
         """
-        batches = self._task.heldout_batches()
-        sums = torch.zeros(len(batches), 3, dtype=torch.float64)
-        for index in range(self._rank, len(batches), self._world_size):
-            score = score_batch(self._worker.model, move_batch(batches[index], self._device))
-            sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
+        model, mine = self._worker.model, slice(self._rank, None, self._world_size)
+        own = score_heldout(model, self._task, self._device, mine)
         # One rank fills a row, the others add zeros to it: exact.
-        rows = gather_rows(sums).sum(dim=0).tolist()
-        loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
-        self._check_finite(loss_sum, "validation", done)
-        self._history.add_evaluation(done, loss=loss_sum / count, accuracy=correct / count)
-        return loss_sum / count
+        loss, accuracy = conclude_scores(gather_rows(own).sum(dim=0))
+        self._check_finite(loss, "validation", done)
+        self._history.add_evaluation(done, loss=loss, accuracy=accuracy)
+        return loss
 
     def _check_finite(self, loss: float, kind: str, step: int) -> None:
         if not math.isfinite(loss):
@@ -264,7 +287,7 @@ class TrainingLoop:
             first_heldout_loss=history.evaluations["loss"][0],
             final_heldout_loss=history.evaluations["loss"][-1],
             final_heldout_accuracy=history.evaluations["accuracy"][-1],
-            final_train_loss=float(losses[-_FINAL_LOSS_STEPS:].mean()),
+            final_train_loss=float(losses[-FINAL_LOSS_STEPS:].mean()),
             wall_s=wall_s,
             sent_bytes_per_worker=int(sent),
             full_precision_bytes_per_worker=history.full_precision_bytes(trainable),

@@ -28,6 +28,7 @@ from distlion.lab.tasks import (
 )
 from distlion.lab.training.capacity import check_capacity, read_machine
 from distlion.lab.training.checkpoints import CheckpointSettings, has_checkpoint
+from distlion.lab.training.crew_workers import train_crew
 from distlion.lab.training.local_workers import Emit, run_workers
 from distlion.lab.training.loop import Observer, TrainingLoop
 from distlion.lab.training.record import RECORD_NAME, Record, claim_run_dir, write_record
@@ -54,6 +55,7 @@ def train(
     observe: Observer,
     checkpoints: CheckpointSettings | None = None,
     oversubscribe: bool = False,
+    crew: bool = False,
     starting: Callable[[], None] | None = None,
 ) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
@@ -67,6 +69,8 @@ def train(
         checkpoints: When to save, and whether to resume; None for neither. A run that was resumed
             has the bits, and the record, of one that was not interrupted.
         oversubscribe: Whether local workers may be more than cores and memory hold.
+        crew: Whether local workers form a crew: any of them may be killed, and a newcomer takes its
+            place. Losses and traffic of the record are then those of one worker.
         starting: Called when all is checked, before the first local worker is started.
 
     Returns:
@@ -88,11 +92,13 @@ def train(
             f"workers is {settings.workers}, but torchrun started {joined}; leave --workers away"
         )
     checkpoints = checkpoints or CheckpointSettings()
+    if crew:
+        _check_crew(settings, checkpoints)
     checkpoints.check(settings)
     checkpoints.check_folder(run_dir)
     # A worker may be lost when the record is already there: whoever resumes writes it once more.
     is_resumed = checkpoints.resume and has_checkpoint(run_dir)
-    work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe)
+    work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe, crew)
     begin = starting or (lambda: None)
     writes = joined is None or int(os.environ["RANK"]) == 0
     with _claimed(run_dir, again=is_resumed) if writes else contextlib.nullcontext():
@@ -180,12 +186,35 @@ class _Work:
         checkpoints: When to save, and whether to resume.
         run_dir: Folder of the run, absolute.
         oversubscribe: Whether there may be more than the machine holds.
+        crew: Whether workers may be killed and replaced.
     """
 
     settings: TrainSettings
     checkpoints: CheckpointSettings
     run_dir: Path
     oversubscribe: bool
+    crew: bool
+
+
+def _check_crew(settings: TrainSettings, checkpoints: CheckpointSettings) -> None:
+    """Refuse what a crew of local workers cannot have.
+
+    Raises:
+        InvalidArgumentError: It names the option.
+    """
+    refused = {
+        "torchrun": torchrun_world_size() is not None,
+        f"--rule {settings.rule}": not settings.method.votes,
+        "--workers 1": settings.workers == 1,
+        "--sync-every": settings.sync_every is not None,
+        "--checkpoint-every and --resume": checkpoints.are_used,
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise InvalidArgumentError(
+                f"{name} cannot be used with --crew, which starts 2 or more local workers that "
+                "vote; crews of a script of your own are made by distlion.Crew"
+            )
 
 
 def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) -> Record:
@@ -193,12 +222,15 @@ def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) ->
     if not work.oversubscribe:
         check_capacity(work.settings, task, read_machine())
     begin()
+    preload = list_slow_imports(work.settings, task)
+    if work.crew:
+        return train_crew(work.settings, load_task, observe, preload=preload)
     record = run_workers(
         _work,
         work,
         world_size=work.settings.workers,
         observe=observe,
-        preload=list_slow_imports(work.settings, task),
+        preload=preload,
     )
     assert isinstance(record, Record)
     return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -37,6 +37,8 @@ class MethodRun:
         seed: Seed of every draw.
         warmup_steps: Steps in which Deep Gradient Compression raises its sparsity; None for a
             twentieth of the run.
+        make_optimizer: Makes the optimizer of a real worker that votes: that of a crew can be put
+            in the place of ``DistributedLion``.
     """
 
     params: Sequence[tuple[str, nn.Parameter]]
@@ -46,6 +48,7 @@ class MethodRun:
     steps: int
     seed: int
     warmup_steps: int | None = None
+    make_optimizer: Callable[..., DistributedLion] = DistributedLion
 
     @property
     def n_elements(self) -> int:
@@ -126,7 +129,7 @@ class VotingWorker:
             options: How votes are exchanged and watched.
             vote: How the method votes: rule, betas and mask.
         """
-        optimizer = DistributedLion(
+        optimizer = run.make_optimizer(
             run.params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
         )
         return cls(model, optimizer)

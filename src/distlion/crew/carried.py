@@ -1,0 +1,58 @@
+"""What is carried along with the parameters: schedulers, samplers and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from distlion.errors import CrewError
+
+
+class Carried(Protocol):
+    """A scheduler, a sampler: newcomers take its state from the most advanced worker."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return numbers, strings, lists and dicts of them."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take a state."""
+        ...
+
+
+class Luggage:
+    """The objects that a worker carries, by name, and states of those that it is still to make."""
+
+    def __init__(self) -> None:
+        self._carried: dict[str, Carried] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+
+    def add(self, carried: Mapping[str, Carried]) -> bool:
+        """Carry these objects too; return whether one of them has taken a state that waited."""
+        self._carried.update(carried)
+        waiting = {name: self._told.pop(name) for name in carried if name in self._told}
+        for name, state in waiting.items():
+            carried[name].load_state_dict(state)
+        return bool(waiting)
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return the states of what is carried, by name."""
+        return {name: each.state_dict() for name, each in self._carried.items()}
+
+    def take(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Load the states of what is carried, and keep those of what is still to be made."""
+        self._told = {name: state for name, state in states.items() if name not in self._carried}
+        for name in self._carried.keys() & states.keys():
+            self._carried[name].load_state_dict(states[name])
+
+    def check(self) -> None:
+        """Check that all that the most advanced worker carries is carried here too.
+
+        Raises:
+            CrewError: Something is not.
+        """
+        if self._told:
+            raise CrewError(
+                f"other workers carry {', '.join(sorted(self._told))}, and this one does not; call "
+                "crew.carry() with the same names on all workers before the first step"
+            )

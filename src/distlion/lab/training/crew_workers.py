@@ -1,0 +1,231 @@
+"""Local workers of a crew: any of them may be killed, and a newcomer takes its place."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from distlion.crew import Crew
+from distlion.errors import CrewError, DistlionError, WorkerFailedError
+from distlion.lab.tasks import Task
+from distlion.lab.training.crew_loop import CrewLoop, Ending
+from distlion.lab.training.loop import Progress
+from distlion.lab.training.processes import (
+    WorkerTraceError,
+    become_child,
+    choose_context,
+    describe_exit,
+    end_processes,
+    leaving_in_order,
+    start_process,
+)
+from distlion.lab.training.record import Record
+from distlion.lab.training.train_settings import TrainSettings
+
+Load = Callable[[TrainSettings], Task]
+
+REPLACED_AFTER_S = 3.0
+"""So that one sees the others go on before somebody comes."""
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a worker raised; the crew's own errors may end one of them and not the others."""
+
+    description: str
+    trace: str | None
+    is_of_crew: bool
+
+
+@dataclass
+class _Member:
+    """A process, as its parent sees it."""
+
+    process: BaseProcess
+    inbox: Connection
+    ending: Ending | None = None
+    failure: _Failure | None = None
+
+
+def train_crew(
+    settings: TrainSettings,
+    load: Load,
+    observe: Callable[[Progress], None],
+    *,
+    preload: Sequence[str],
+) -> Record:
+    """Train with local workers that may be killed; a newcomer comes for each that was.
+
+    Args:
+        settings: What to train and how; ``workers`` is the number of processes.
+        load: Loads the task; importable by name.
+        observe: Called with the progress of the first member, and with what happens to processes.
+        preload: Modules to import once, before workers are forked.
+
+    Returns:
+        The record of the run. Losses are those of one member, traffic is its own.
+
+    Raises:
+        WorkerFailedError: A worker raised an error, or all were killed.
+    """
+    with leaving_in_order():
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            _HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
+        )
+        company = _Company(settings, load, observe, port=store.port, preload=preload)
+        try:
+            return company.run()
+        finally:
+            company.end()
+
+
+class _Company:
+    """All processes of a run."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        load: Load,
+        observe: Callable[[Progress], None],
+        *,
+        port: int,
+        preload: Sequence[str],
+    ) -> None:
+        self._settings, self._load, self._port, self._observe = settings, load, port, observe
+        self._secret = secrets.token_hex(16)
+        self._context = choose_context([__name__, *preload])
+        self._members: list[_Member] = []
+        self._vacant_since_s: list[float] = []
+        self._last: Progress | None = None
+
+    def run(self) -> Record:
+        """Watch over the processes until those that are left have come to the end."""
+        for _ in range(self._settings.workers):
+            self._start()
+        while not self._have_all_ended():
+            self._listen()
+            self._replace()
+        endings = [member.ending for member in self._members if member.ending is not None]
+        if not endings:
+            self._fail()
+        digests = {ending.digest for ending in endings}
+        sent = max(ending.record.sent_bytes_per_worker for ending in endings)
+        # Who was there longest knows most of the run.
+        record = max(endings, key=lambda ending: ending.record.traffic["steps"]).record
+        return replace(record, replicas_equal=len(digests) == 1, sent_bytes_per_worker=sent)
+
+    def _start(self) -> None:
+        inbox, outbox = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_be_member,
+            args=(self._settings, self._load, self._port, self._secret, outbox),
+            name=f"distlion member {len(self._members)}",
+            daemon=True,
+        )
+        self._members.append(_Member(process, inbox))
+        start_process(process)
+        # Ours must be closed, or the inbox would never come to its end.
+        outbox.close()
+
+    def _have_all_ended(self) -> bool:
+        return all(member.process.exitcode is not None for member in self._members) and (
+            not self._vacant_since_s or self._is_over
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        """True once some member has come to the end: nobody can join any more."""
+        return any(member.ending is not None for member in self._members)
+
+    def _listen(self) -> None:
+        """Read one message of each that sent some, or note who has died."""
+        running = [member for member in self._members if member.process.exitcode is None]
+        sources: list[Any] = [member.inbox for member in running]
+        sources += [member.process.sentinel for member in running]
+        connection.wait(sources, timeout=0.2)
+        for member in running:
+            self._read(member)
+            if member.process.exitcode is not None:
+                self._read(member)
+                self._note_death(member)
+
+    def _read(self, member: _Member) -> None:
+        try:
+            while member.inbox.poll():
+                match member.inbox.recv():
+                    case Progress() as progress:
+                        self._last = progress
+                        self._observe(progress)
+                    case Ending() as ending:
+                        member.ending = ending
+                    case _Failure() as failure:
+                        member.failure = failure
+        except (EOFError, ConnectionResetError):
+            pass
+
+    def _note_death(self, member: _Member) -> None:
+        if member.ending is not None or self._is_over:
+            return
+        if member.failure is not None:
+            if not member.failure.is_of_crew:
+                self._fail()
+            return
+        how = describe_exit(member.process.exitcode)
+        self._vacant_since_s.append(time.monotonic())
+        if self._last is not None:
+            note = f"process {member.process.pid} {how}; a newcomer takes its place"
+            self._observe(replace(self._last, note=note, validation_loss=None))
+
+    def _replace(self) -> None:
+        due = time.monotonic() - REPLACED_AFTER_S
+        while self._vacant_since_s and self._vacant_since_s[0] < due and not self._is_over:
+            self._vacant_since_s.pop(0)
+            self._start()
+
+    def _fail(self) -> NoReturn:
+        failures = [member.failure for member in self._members if member.failure is not None]
+        if not failures:
+            raise WorkerFailedError("all workers were killed")
+        cause = WorkerTraceError(failures[0].trace) if failures[0].trace else None
+        raise WorkerFailedError(f"a worker failed: {failures[0].description}") from cause
+
+    def end(self) -> None:
+        """End all processes that still run."""
+        end_processes([member.process for member in self._members])
+        for member in self._members:
+            member.inbox.close()
+
+
+def _be_member(
+    settings: TrainSettings, load: Load, port: int, secret: str, outbox: Connection
+) -> None:
+    """Be one worker: join the crew, train, and report the end or the failure."""
+    become_child()
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(settings.threads)
+    try:
+        crew = Crew(f"{_HOST}:{port}", min_workers=max(2, settings.workers // 2 + 1), secret=secret)
+        with crew:
+            ending = CrewLoop(settings, load(settings), crew, outbox.send).run()
+        outbox.send(ending)
+    # Whatever it is, the parent reports it; nothing is left to run here.
+    except Exception as error:  # noqa: BLE001
+        trace = None if isinstance(error, DistlionError) else traceback.format_exc()
+        said = f"{type(error).__name__}: {error}"
+        outbox.send(_Failure(said, trace, isinstance(error, CrewError)))
+        sys.exit(1)

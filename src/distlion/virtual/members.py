@@ -1,0 +1,34 @@
+"""What the workers of one process keep, where some of them leave and others come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from distlion.options import Newcomers, begin_momentum
+
+
+def reseat(
+    state: Mapping[Tensor, dict[str, Tensor]],
+    before: Sequence[int],
+    after: Sequence[int],
+    newcomers: Newcomers,
+) -> None:
+    """Give each worker that stays what it keeps, at its new place, and newcomers a momentum.
+
+    Args:
+        state: Of the optimizer: by parameter, tensors of shape (workers, *param.shape).
+        before: Ids of the workers, by place.
+        after: The same from now on.
+        newcomers: The momentum that they begin with; what a rule keeps begins with zeros.
+    """
+    stay = [worker for worker in after if worker in before]
+    for kept in state.values():
+        for key, rows in kept.items():
+            seated = rows.new_zeros(len(after), *rows.shape[1:])
+            if key == "exp_avg" and stay:
+                seated[:] = begin_momentum((rows[before.index(each)] for each in stay), newcomers)
+            for worker in stay:
+                seated[after.index(worker)] = rows[before.index(worker)]
+            kept[key] = seated

@@ -1,0 +1,131 @@
+"""Workers are lost while an epoch is formed; the next one is formed without them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Literal, get_args
+
+import pytest
+import torch.distributed as dist
+
+from cluster import WorkerDiedError
+from crews import (
+    OPTIONS,
+    STRUCK_AT,
+    await_members,
+    check_equal,
+    host_store,
+    make_crew,
+    start,
+    train,
+)
+from distlion import faults
+from distlion.crew import CrewLion
+
+GOAL = 100
+COME_BY = 40
+Who = Literal["first", "another", "newcomer"]
+
+
+def arm(crew: Any, point: faults.FormingPoint, step: int, how: signal.Signals) -> faults.Fault:
+    """Let this process be struck at the point, once."""
+
+    def strike(_: object) -> None:
+        faults.disarm_all()
+        os.kill(os.getpid(), how)
+
+    return faults.arm(rank=crew.id, step=step, point=point, action=strike)
+
+
+def strike_one(
+    rank: int, size: int, port: int, who: Who, point: faults.FormingPoint, how: signal.Signals
+) -> dict[str, Any]:
+    """One worker is killed in a step, and another one while the next epoch is formed.
+
+    A newcomer is struck while it joins, when nobody else is.
+    """
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if who == "newcomer" and rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    if who == "newcomer" and rank == size - 1:
+        arm(crew, point, 0, how)
+    first: list[Any] = []
+    state = {"is_done": False}
+    n_first = size - (who == "newcomer")
+
+    def act(optimizer: CrewLion) -> None:
+        step = optimizer.committed_step
+        if step >= 1 and not first and crew.size == n_first:
+            first.extend(crew.epoch.members)
+        if step == STRUCK_AT and not state["is_done"]:
+            state["is_done"] = True
+            if who == "newcomer":
+                store.set("come", "")
+                await_members(crew, size)
+            elif crew.id == first[-1].id:
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif crew.id == first[0 if who == "first" else 1].id:
+                store.set("pid", str(os.getpid()))
+                arm(crew, point, step, how)
+        if step == COME_BY:
+            _wake(store, crew, n_first - (who != "newcomer"), how)
+
+    result = train(
+        crew,
+        {**OPTIONS["majority"], "init_timeout_s": 3},
+        seed=rank,
+        size=n_first,
+        goal=GOAL,
+        each=act,
+    )
+    return {**result, "first": [member.id for member in first]}
+
+
+def _wake(store: Any, crew: Any, size: int, how: signal.Signals) -> None:
+    """Wake who was stopped, and wait until it is back."""
+    if how == signal.SIGSTOP:
+        if store.check(["pid"]):
+            os.kill(int(store.get("pid")), signal.SIGCONT)
+        await_members(crew, size)
+
+
+def play(who: Who, point: faults.FormingPoint, how: signal.Signals) -> None:
+    store = host_store()
+    outcomes = start(strike_one, 4, store.port, who, point, how, may_die=True)
+    results = [outcome for outcome in outcomes if not isinstance(outcome, WorkerDiedError)]
+    n_dead = (who != "newcomer") + (how == signal.SIGKILL)
+    assert len(results) == len(outcomes) - n_dead
+    check_equal(results, goal=GOAL)
+
+
+@pytest.mark.parametrize(
+    ("who", "point"),
+    [("first", "arrive"), ("another", "connect"), ("first", "broadcast"), ("newcomer", "load")],
+)
+def test_others_go_on_when_a_worker_is_killed_while_an_epoch_is_formed(
+    who: Who, point: faults.FormingPoint
+) -> None:
+    play(who, point, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("who", "point"),
+    [
+        (who, point)
+        for who in get_args(Who)
+        for point in faults.FORMING_POINTS
+        if (who, point) != ("newcomer", "arrive")  # nobody has heard of it yet
+    ],
+)
+def test_a_kill_at_every_point_of_forming(who: Who, point: faults.FormingPoint) -> None:
+    play(who, point, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", faults.FORMING_POINTS)
+@pytest.mark.parametrize("who", ["first", "another"])
+def test_a_stop_at_every_point_of_forming(who: Who, point: faults.FormingPoint) -> None:
+    play(who, point, signal.SIGSTOP)

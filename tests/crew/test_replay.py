@@ -1,0 +1,86 @@
+"""A run whose members change, done again in one process: the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distlion
+from cluster import WorkerDiedError
+from crews import OPTIONS, await_members, draw_loss, host_store, make_crew, make_model, start, train
+from distlion import faults
+from distlion.crew import CrewLion
+
+STRUCK_AT = 10
+CALLED_AT = 20
+COME_BY = 30
+GOAL = 60
+
+
+def lose_and_join(rank: int, size: int, port: int, name: str, newcomers: Any) -> dict[str, Any]:
+    """The first of four is killed before it votes; the last one comes later."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2, newcomers=newcomers)
+
+    def act(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT and not faults.armed:
+            faults.arm(
+                rank=crew.place,
+                step=STRUCK_AT,
+                point="before_step",
+                action=lambda _: os.kill(os.getpid(), signal.SIGKILL),
+            )
+        if optimizer.committed_step == CALLED_AT:
+            store.set("come", "")
+        await_members(crew, size - 1 if optimizer.committed_step == COME_BY else 0)
+
+    result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=GOAL, each=act)
+    return {**result, "seed": rank}
+
+
+def replay(results: list[dict[str, Any]], name: str, newcomers: Any) -> None:
+    """Do all steps again, with the members that each of them had; compare after each."""
+    epochs, digests = {}, {}
+    for result in results:
+        epochs.update(result["epochs"])
+        digests.update(result["digests"])
+    first, seeds = epochs[1][1], {result["id"]: result["seed"] for result in results}
+    # The first member's parameters count; the one that was killed is the only one not to say.
+    model = make_model(seeds.get(first[0], 0))
+    options = {key: value for key, value in OPTIONS[name].items() if key != "overlap"}
+    cluster = distlion.VirtualCluster(model.named_parameters(), workers=3, lr=1e-2, **options)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(cluster, lambda step: 0.99**step)
+    members = tuple(range(3))
+    for step in range(GOAL):
+        if epochs[step + 1][1] != members:
+            members = epochs[step + 1][1]
+            cluster.change_workers(members, newcomers=newcomers)
+        for place, member in enumerate(members):
+            draw_loss(model, step, member).backward()
+            cluster.collect(place)
+        cluster.step()
+        scheduler.step()
+        here = b"".join(bytes(param.detach().numpy()) for param in model.parameters())
+        assert here == digests[step + 1], step
+    for result in results:
+        momenta = cluster.exp_avg(members.index(result["id"]))
+        assert all(map(torch.equal, momenta, result["momenta"]))
+    assert [len(epochs[step][1]) for step in (STRUCK_AT, STRUCK_AT + 1, GOAL)] == [3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "newcomers"),
+    [("majority", "zeros"), ("feedback", "donor"), ("overlap", "mean")],
+)
+def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str, newcomers: str) -> None:
+    store = host_store()
+    dead, *results = start(lose_and_join, 4, store.port, name, newcomers, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    replay(results, name, newcomers)

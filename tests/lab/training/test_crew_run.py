@@ -1,0 +1,85 @@
+"""A local crew trains to its end, whichever of its processes is killed."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from distlion.errors import InvalidArgumentError, WorkerFailedError
+from distlion.lab.training import CheckpointSettings, TrainSettings, train
+from distlion.lab.training import crew_workers as crew_workers_module
+
+pytestmark = pytest.mark.distributed
+
+CONFIG = (
+    '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 1, '
+    '"n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}'
+)
+STEPS = 1000
+
+
+def make_settings(folder, **given):
+    config = folder / "config.json"
+    config.write_text(CONFIG)
+    options = {
+        "workers": 2,
+        "steps": STEPS,
+        "eval_every": 250,
+        "batch_size": 2,
+        "warmup_steps": 3,
+        "exchange": "all-reduce",
+        "model_config": config,
+    }
+    return TrainSettings.with_defaults(**{"rule": "majority", **options, **given})
+
+
+def test_a_killed_worker_is_replaced_and_the_run_goes_on(tmp_path):
+    """Of two workers both have to be there: the other one waits for the newcomer."""
+    seen, killed = [], []
+
+    def watch(progress):
+        seen.append(progress)
+        if progress.step == 5 and not killed:
+            first = next(each.note for each in seen if each.note)
+            killed.append(int(re.findall(r"process (\d+)", first)[1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    record = train(make_settings(tmp_path), run_dir=tmp_path / "run", observe=watch, crew=True)
+    notes = [progress.note for progress in seen if progress.note]
+    assert f"process {killed[0]} was killed by SIGKILL; a newcomer takes its place" in notes
+    assert re.match(r"epoch 1, step 0: workers \d \(process \d+\), \d \(process \d+\)", notes[0])
+    assert re.match(r"epoch [2-9], step \d+: workers", notes[-1])
+    assert str(killed[0]) not in notes[-1]
+    assert seen[-1].members.endswith("2 workers")
+    assert record.replicas_equal
+    assert record.losses["step"] == list(range(STEPS))
+    assert record.evaluations["step"] == [0, 250, 500, 750, 1000]
+    assert record.final_heldout_loss < record.first_heldout_loss
+
+
+def test_a_mistake_of_a_worker_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(crew_workers_module, "REPLACED_AFTER_S", 0.0)
+    settings = make_settings(tmp_path, lr=1e30)
+    with pytest.raises(WorkerFailedError, match=r"a worker failed: .*lr"):
+        train(settings, run_dir=tmp_path / "run", observe=lambda progress: None, crew=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "checkpoints", "option"),
+    [
+        ({"rule": "global-adamw", "exchange": "auto"}, {}, "--rule global-adamw"),
+        ({"workers": 1}, {}, "--workers 1"),
+        ({"sync_every": 3}, {}, "--sync-every"),
+        ({}, {"every": 5}, "--checkpoint-every"),
+    ],
+)
+def test_what_a_crew_cannot_have_is_refused_by_name(tmp_path, given, checkpoints, option):
+    with pytest.raises(InvalidArgumentError, match=option):
+        train(
+            make_settings(tmp_path, **given),
+            run_dir=tmp_path / "run",
+            observe=lambda progress: None,
+            checkpoints=CheckpointSettings(**checkpoints),
+            crew=True,
+        )

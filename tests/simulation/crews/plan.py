@@ -1,0 +1,205 @@
+"""A schedule of a crew: who comes when, what is trained, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distlion.aggregation.registry import RULES
+from simulation.network import Delays
+from simulation.plan import _draw_delays, _draw_options
+
+Kind = Literal["die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store"]
+KINDS: tuple[Kind, ...] = (
+    "die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store",
+)  # fmt: skip
+Phase = Literal["forming", "training", "committed"]
+WAIT_S = 100.0
+"""How long fewer than ``min_workers`` wait for others."""
+REFUSED = ("nodes", "momentum_sync")
+
+
+@dataclass(frozen=True)
+class CrewFault:
+    """What happens to whom, and when.
+
+    Attributes:
+        kind: "die"; "stop", for ``seconds``; "cut" from ``peer``; "split": it and its ``side`` are
+            cut off from all others, with or without the store; "unheard": cut off from the store;
+            "late": it computes for ``seconds``; "leave": its script fails; "stale": in place of a
+            message it sends one of an earlier epoch; "store": the store dies, or is stopped.
+        victim: Its number.
+        phase: What the victim is at: it forms an epoch, trains in one, or has just committed.
+        time: How often it was at that before; of a commit, how many before.
+        after: Messages and requests since.
+        seconds: How long; math.inf for good.
+        peer: The other end of what is cut.
+        side: Of a split: who is on the victim's side.
+        ways: Directions of a cut: from the victim, to it, or both.
+        holds_for_store: Whether a split cuts the store off too.
+        restarts_after_s: When another process comes in its place; None for never.
+    """
+
+    kind: Kind
+    victim: int
+    phase: Phase
+    time: int
+    after: int
+    seconds: float = math.inf
+    peer: int = 0
+    side: tuple[int, ...] = ()
+    ways: Literal["from", "to", "both"] = "both"
+    holds_for_store: bool = False
+    restarts_after_s: float | None = None
+
+    @property
+    def is_endless_cut(self) -> bool:
+        """True if it keeps machines apart for good."""
+        return self.kind in ("cut", "split", "unheard") and self.seconds == math.inf
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A worker that comes while others train: once somebody has committed so many steps."""
+
+    at_step: int
+    after_s: float
+
+
+@dataclass(frozen=True)
+class CrewPlan:
+    """One schedule of a crew.
+
+    Attributes:
+        seed: What it was drawn from.
+        starts_s: By number, when each of the first workers comes.
+        comings: Who comes later; their numbers follow.
+        min_workers, max_workers, newcomers: Of the crew; None for no most.
+        sizes: Elements of each parameter.
+        rules: For each param group, the name of its rule.
+        options: Further arguments of the optimizer.
+        goal: Steps.
+        delays: Of messages.
+        compute_s: The longest time between two steps.
+        skew_s: The largest difference between clocks and the true time.
+        absent: Whether gradients are missing now and then.
+        faults: What goes wrong.
+    """
+
+    seed: int
+    starts_s: tuple[float, ...]
+    comings: tuple[Coming, ...]
+    min_workers: int
+    max_workers: int | None
+    newcomers: str
+    sizes: tuple[int, ...]
+    rules: tuple[str, ...]
+    options: dict[str, Any]
+    goal: int
+    delays: Delays
+    compute_s: float
+    skew_s: float
+    absent: bool
+    faults: tuple[CrewFault, ...]
+
+    @property
+    def n_workers(self) -> int:
+        """Workers, those who come later among them; not those who come again."""
+        return len(self.starts_s) + len(self.comings)
+
+    @property
+    def has_endless_cuts(self) -> bool:
+        """True if some machines may be kept apart for good."""
+        return any(fault.is_endless_cut for fault in self.faults)
+
+
+def draw_crew_plan(seed: int) -> CrewPlan:
+    """Draw a schedule."""
+    chance = random.Random(f"crew {seed}")
+    size = chance.choice((2, 3, 3, 3, 4, 4, 5))
+    sizes = tuple(chance.choice((1, 7, 65, 300)) for _ in range(chance.choice((1, 2, 2, 3))))
+    n_groups = 2 if len(sizes) > 1 and chance.random() < 0.3 else 1
+    options = {key: value for key, value in _draw_options(chance, 3).items() if key not in REFUSED}
+    if chance.random() < 0.9:
+        options["nonfinite"] = "raise"
+    timeout_s = options["step_timeout_s"]
+    goal = chance.choice((3, 5, 8, 12))
+    comings = tuple(
+        Coming(chance.randrange(goal - 1), chance.choice((0.0, chance.uniform(0, 4))))
+        for _ in range(chance.choice((0, 0, 1, 1, 2)))
+    )
+    n_workers = size + len(comings)
+    return CrewPlan(
+        seed=seed,
+        starts_s=tuple(chance.choice((0.0, chance.uniform(0, 3))) for _ in range(size)),
+        comings=comings,
+        min_workers=chance.choice((2, 2, min(3, size))),
+        max_workers=max(3, size) if chance.random() < 0.1 else None,
+        newcomers=chance.choice(("zeros", "zeros", "donor", "mean")),
+        sizes=sizes,
+        rules=tuple(_draw_rule(chance) for _ in range(n_groups)),
+        options=options,
+        goal=goal,
+        delays=_draw_delays(chance, timeout_s, is_slow=chance.random() < 0.05),
+        compute_s=chance.choice((0.02, 0.3, 1.0)),
+        skew_s=chance.choice((0.0, 0.0, 0.1, 0.5)),
+        absent=chance.random() < 0.2,
+        faults=_draw_faults(chance, n_workers, size, goal, timeout_s),
+    )
+
+
+def _draw_rule(chance: random.Random) -> str:
+    if chance.random() < 0.25:
+        return chance.choice([name for name in sorted(RULES) if name.startswith("feedback")])
+    return chance.choice(sorted(RULES))
+
+
+def _draw_faults(
+    chance: random.Random, n_workers: int, size: int, goal: int, timeout_s: float
+) -> tuple[CrewFault, ...]:
+    faults: list[CrewFault] = []
+    for _ in range(chance.choices((0, 1, 2, 3), (6, 44, 30, 20))[0]):
+        before = faults[-1] if faults and chance.random() < 0.4 else None  # several at once
+        faults.append(_draw_fault(chance, n_workers, size, goal, timeout_s, before=before))
+    return tuple(faults)
+
+
+def _draw_fault(
+    chance: random.Random,
+    n_workers: int,
+    size: int,
+    goal: int,
+    timeout_s: float,
+    *,
+    before: CrewFault | None,
+) -> CrewFault:
+    kind: Kind = chance.choices(KINDS, (34, 16, 10, 8, 9, 6, 4, 4, 6))[0]
+    victim = chance.randrange(size if chance.random() < 0.8 else n_workers)
+    others = [number for number in range(n_workers) if number != victim]
+    phase: Phase = chance.choices(("forming", "training", "committed"), (45, 40, 15))[0]
+    time = chance.choice((0, 0, 0, 1, 1, 2))
+    if phase == "committed":
+        time = chance.choice((goal - 1, chance.randrange(goal)))
+    after = chance.choice((0, chance.randrange(8), chance.randrange(30), chance.randrange(90)))
+    if before is not None:
+        phase, time, after = before.phase, before.time, before.after + chance.choice((0, 0, 1, 5))
+    seconds = chance.choice((0.3, 1.5, 3.0, 6.0)) * chance.uniform(0.5, 1.5)
+    if chance.random() < 0.15 or (kind == "store" and chance.random() < 0.5):
+        seconds = math.inf
+    if kind == "late":
+        seconds = min(seconds, 2.5 * timeout_s)
+    return CrewFault(
+        kind,
+        victim,
+        phase,
+        time,
+        0 if phase == "committed" else after,
+        seconds=seconds,
+        peer=chance.choice(others),
+        side=tuple(number for number in others if chance.random() < 0.35),
+        ways=chance.choice(("from", "to", "both", "both")),
+        holds_for_store=chance.random() < 0.3,
+        restarts_after_s=chance.uniform(0, 5) if chance.random() < 0.4 else None,
+    )

@@ -1,0 +1,226 @@
+"""What must be true after every schedule of a crew, and what a fault excuses.
+
+Always, whatever happened:
+
+1. an epoch has one roster, of ``min_workers`` or more, the most advanced first, and each member is
+   listed as it was;
+2. all who were in an epoch with so many steps have the same parameters: who entered it there, who
+   committed them in it, and who asked for the next one from there;
+3. an epoch begins with the parameters, the buffer, the schedule and the rate of its most advanced;
+4. numbers of epochs and steps never fall on one worker, but for steps in which others are ahead by
+   an epoch;
+5. who counts votes with error feedback holds what each voter has said;
+6. where ``min_workers`` is more than half of all, an epoch commits no second step once a later one
+   has committed: nothing goes on as two runs;
+7. who ends with an error ends with one of the package's;
+8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain.
+
+And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
+other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that is
+over, or where the store was silent for 5 s, or after bytes that were damaged. Machines that stay
+apart for good excuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distlion.crew.rendezvous import CONNECT_S
+from simulation.crews.plan import WAIT_S
+from simulation.crews.play import CrewOutcome
+from simulation.crews.worker import CrewDiary, Entry
+
+OVER = "the run is over"
+FEW = "fewer than"
+NO_STORE = "store"
+DAMAGED = ("CorruptFrameError", "PeerLostError", "StepTimeoutError", "ProcessGroupError")
+
+
+def find_crew_violations(outcome: CrewOutcome) -> list[str]:
+    """List what is not as it must be after a schedule; empty where all is well."""
+    diaries = list(outcome.diaries.values())
+    return [
+        *outcome.trouble,
+        *(f"worker {diary.number}: {text}" for diary in diaries for text in diary.wrong),
+        *_find_other_rosters(outcome, diaries),
+        *_find_other_bits(diaries),
+        *_find_other_beginnings(diaries),
+        *_find_steps_back(diaries),
+        *_find_other_estimates(diaries),
+        *_find_two_runs(outcome, diaries),
+        *_find_other_errors(outcome, diaries),
+        *_find_no_progress(outcome, diaries),
+        *_find_vain_epochs(outcome, diaries),
+    ]
+
+
+def _list_entries(diaries: list[CrewDiary]) -> dict[int, list[tuple[CrewDiary, Entry]]]:
+    entries: dict[int, list[tuple[CrewDiary, Entry]]] = {}
+    for diary in diaries:
+        for entry in diary.entries:
+            entries.setdefault(entry.number, []).append((diary, entry))
+    return entries
+
+
+def _find_other_rosters(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    for number, entered in _list_entries(diaries).items():
+        rosters = {entry.members for _, entry in entered}
+        if len(rosters) > 1:
+            yield f"epoch {number} has {len(rosters)} rosters: {rosters}"
+        for diary, entry in entered:
+            places = [(epoch, step) for _, epoch, step in entry.members]
+            if places != sorted(places, reverse=True):
+                yield f"epoch {number}: the most advanced is not the first: {entry.members}"
+            if len(entry.members) < outcome.plan.min_workers:
+                yield f"epoch {number} has {len(entry.members)} members"
+            listed = [member[1:] for member in entry.members if member[0] == diary.id]
+            if len(listed) != 1 or listed[0] not in [place[:2] for place in diary.before]:
+                yield f"epoch {number} lists worker {diary.number} as {listed}, not as it was"
+
+
+def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
+    found: dict[tuple[int, int], set[int]] = {}
+    for diary in diaries:
+        for entry in diary.entries:
+            found.setdefault((entry.number, entry.step), set()).add(entry.params)
+        for key, params, _ in diary.commits:
+            found.setdefault(key, set()).add(params)
+        for epoch, step, params, _ in diary.before:
+            if epoch:
+                found.setdefault((epoch, step), set()).add(params)
+            elif step:
+                yield f"worker {diary.number} is new, and at step {step}"
+    for key, values in sorted(found.items()):
+        if len(values) > 1:
+            yield f"parameters of epoch {key[0]}, step {key[1]}, have {len(values)} outcomes"
+
+
+def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
+    by_id = {diary.id: diary for diary in diaries}
+    for number, entered in _list_entries(diaries).items():
+        first_id, epoch, step = entered[0][1].members[0]
+        known = [place for place in by_id[first_id].before if place[:2] == (epoch, step)]
+        for diary, entry in entered:
+            if known and entry.params != known[-1][2]:
+                yield f"epoch {number}: worker {diary.number} has not the most advanced parameters"
+            if entry.step != step:
+                yield f"epoch {number}: worker {diary.number} is at step {entry.step}, not {step}"
+            is_behind = [m[1:] for m in entry.members if m[0] == diary.id] != [(epoch, step)]
+            if is_behind and known and entry.buffer != known[-1][3]:
+                yield f"epoch {number}: worker {diary.number} has another buffer"
+    carried: dict[tuple[int, int], set[tuple[int, int, float]]] = {}
+    for diary in diaries:
+        for key, state in diary.carried.items():
+            carried.setdefault(key, set()).add(state)
+    for key, states in sorted(carried.items()):
+        if len(states) > 1:
+            yield f"what is carried differs in epoch {key[0]}, step {key[1]}: {sorted(states)}"
+
+
+def _find_steps_back(diaries: list[CrewDiary]) -> Iterator[str]:
+    for diary in diaries:
+        numbers = [entry.number for entry in diary.entries]
+        if numbers != sorted(set(numbers)):
+            yield f"worker {diary.number} entered epochs {numbers}"
+        for entry in diary.entries:
+            steps = [key[1] for key, _, _ in diary.commits if key[0] == entry.number]
+            if steps != list(range(entry.step + 1, entry.step + 1 + len(steps))):
+                yield f"worker {diary.number}, epoch {entry.number} from {entry.step}: {steps}"
+
+
+def _find_other_estimates(diaries: list[CrewDiary]) -> Iterator[str]:
+    for number, entered in _list_entries(diaries).items():
+        said = {key: value for _, entry in entered for key, value in entry.own.items()}
+        for diary, entry in entered:
+            wrong = [key for key, held in entry.held.items() if said.get(key, held) != held]
+            if wrong:
+                yield f"epoch {number}: worker {diary.number} holds other estimates: {wrong[:3]}"
+
+
+def _find_two_runs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    if 2 * outcome.plan.min_workers <= len(diaries):
+        return
+    first_s: dict[int, float] = {}
+    commits = sorted((at_s, key) for diary in diaries for key, _, at_s in diary.commits)
+    for at_s, (number, _) in commits:
+        first_s.setdefault(number, at_s)
+    for number in first_s:
+        later_s = min((s for other, s in first_s.items() if other > number), default=float("inf"))
+        new: set[int] = set()
+        old = {key[1] for at_s, key in commits if key[0] == number and at_s <= later_s}
+        new = {key[1] for at_s, key in commits if key[0] == number and at_s > later_s} - old
+        if len(new) > 1:
+            yield f"epoch {number} went on beside a later one: steps {sorted(new)}"
+
+
+def _find_other_errors(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    kinds = {fault.kind for fault, _ in outcome.fired}
+    for diary in diaries:
+        kind, text = diary.error
+        if diary.ending == "broken":
+            yield f"worker {diary.number} ended with {kind}: {text}"
+        allowed = ("CrewError", *(DAMAGED if "stale" in kinds else ()))
+        if diary.ending == "raised" and kind not in allowed:
+            yield f"worker {diary.number} raised {kind}: {text}"
+
+
+def _is_impaired(outcome: CrewOutcome) -> bool:
+    """Return whether a fault lets even those fail who live: by damage, or for good."""
+    return any(
+        fault.kind == "stale"
+        or fault.is_endless_cut
+        or (fault.kind == "store" and fault.seconds == float("inf"))
+        for fault, _ in outcome.fired
+    )
+
+
+def _may_miss_store(outcome: CrewOutcome) -> bool:
+    """Return whether the store was silent for some for so long that they take it for lost."""
+    return any(
+        fault.kind in ("store", "unheard") or (fault.kind == "split" and fault.holds_for_store)
+        for fault, _ in outcome.fired
+        if fault.seconds > CONNECT_S - 1
+    )
+
+
+def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    if _is_impaired(outcome):
+        return
+    least = outcome.plan.min_workers
+    finished_s = min((d.ended_s for d in diaries if d.ending == "finished"), default=float("inf"))
+    if outcome.is_stuck:
+        yield f"no end: {[diary.number for diary in diaries if diary.ending == 'has no end']}"
+    for diary in diaries:
+        if diary.ending != "raised":
+            continue
+        text, began_s = diary.error[1], diary.ended_s - WAIT_S
+        if OVER in text:
+            # Who ends it waits first until its members have come to their end.
+            if finished_s > diary.ended_s + 1:
+                yield f"worker {diary.number} heard too early that the run is over"
+        elif FEW in text:
+            there = [
+                other
+                for other in diaries
+                if other.started_s < began_s and other.ended_s >= diary.ended_s - 1
+                and other.ending in ("finished", "raised", "has no end")
+            ]  # fmt: skip
+            if len(there) >= least:
+                yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
+        elif NO_STORE not in text or not _may_miss_store(outcome):
+            yield f"worker {diary.number} was sent away: {text}"
+
+
+def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    plan, fired = outcome.plan, outcome.fired
+    is_slow = plan.delays.straggling_s > 0.1 * plan.options["step_timeout_s"]
+    if len(fired) != 1 or plan.comings or is_slow:
+        return
+    (fault, at_s), alive = fired[0], [diary for diary in diaries if diary.ending == "finished"]
+    is_plain = (fault.kind, fault.phase, fault.restarts_after_s) == ("die", "training", None)
+    entered_s = {entry.number: entry.at_s for diary in diaries for entry in diary.entries}
+    before = {number for number, entry_s in entered_s.items() if entry_s <= at_s}
+    for diary in alive if is_plain else ():
+        had_formed = before == {entry.number for entry in diary.entries if entry.at_s < at_s}
+        if had_formed and len(diary.before) > len(diary.entries):
+            yield f"worker {diary.number} formed {len(diary.before)} epochs in vain or not"

@@ -1,0 +1,114 @@
+"""What the simulation has found in crews once, each in the schedule that shows it best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
+from simulation.crews.play import CrewOutcome, play_crew
+from simulation.crews.rules import find_crew_violations
+from simulation.network import Delays
+
+GOAL = 4
+
+
+def make_crew_plan(seed: int, *faults: CrewFault, **changes: Any) -> CrewPlan:
+    """Return a plain schedule of three workers, of whom two are enough."""
+    plan = replace(
+        draw_crew_plan(0),
+        seed=seed,
+        starts_s=(0.0, 0.0, 0.0),
+        comings=(),
+        min_workers=2,
+        max_workers=None,
+        newcomers="zeros",
+        rules=("majority",),
+        sizes=(65,),
+        goal=GOAL,
+        delays=Delays(0.0001, 0.005, store_s=0.005),
+        compute_s=0.1,
+        skew_s=0.0,
+        faults=faults,
+    )
+    options = {**plan.options, "overlap": False, "clip_norm": None, "step_timeout_s": 2.0}
+    return replace(plan, options={**options, "init_timeout_s": 2.0}, **changes)
+
+
+def list_endings(outcome: CrewOutcome) -> list[str]:
+    return [outcome.diaries[number].ending for number in sorted(outcome.diaries)]
+
+
+def test_a_round_whose_first_worker_is_lost_is_met_again() -> None:
+    n_lost_there = 0
+    for seed in range(2):
+        for after in range(8, 20):
+            fault = CrewFault("die", 0, "forming", 0, after)
+            outcome = play_crew(make_crew_plan(seed, fault))
+            assert find_crew_violations(outcome) == []
+            n_lost_there += any("MASTER_ADDR in vain" in line for line in outcome.story)
+    assert n_lost_there > 0
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int) -> None:
+    cut = CrewFault("split", victim, "training", 0, 10)
+    outcome = play_crew(make_crew_plan(1, cut))
+    assert len(outcome.fired) == 1
+    endings = list_endings(outcome)
+    assert endings.count("finished") == 2 and endings[victim] != "finished", endings
+
+
+def test_nobody_waits_at_the_end_for_a_worker_that_is_gone() -> None:
+    outcome = play_crew(make_crew_plan(1, CrewFault("die", 1, "committed", GOAL - 1, 0)))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    assert list_endings(outcome) == ["finished", "died", "finished"]
+
+
+@pytest.mark.parametrize("moment", [("forming", 0, 12), ("committed", GOAL - 1, 0)])
+def test_a_store_that_is_lost_ends_all_with_an_error_of_ours(moment: Any) -> None:
+    outcome = play_crew(make_crew_plan(1, CrewFault("store", 1, *moment, seconds=math.inf)))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    assert set(list_endings(outcome)) == {"raised"}
+
+
+def test_others_meet_while_the_process_of_a_script_that_failed_lives_on() -> None:
+    for seed in range(6):  # by which the process lives on for long, or not
+        left = CrewFault("leave", 1, "training", 2, 0)
+        plan = make_crew_plan(seed, left, comings=(Coming(1, 0.0),), compute_s=1.0)
+        outcome = play_crew(plan)
+        assert find_crew_violations(outcome) == []
+        assert list_endings(outcome) == ["finished", "left", "finished", "finished"]
+
+
+def test_a_worker_without_a_place_hears_that_the_run_is_over() -> None:
+    plan = make_crew_plan(1, max_workers=3, starts_s=(0.0, 0.0, 0.0, 2.5))
+    outcome = play_crew(plan)
+    assert find_crew_violations(outcome) == []
+    (error,) = [diary.error for diary in outcome.diaries.values() if diary.ending == "raised"]
+    assert "the run is over" in error[1]
+
+
+def test_workers_who_are_too_many_do_not_keep_the_others_from_training() -> None:
+    for seed in range(4):
+        died = CrewFault("die", 0, "committed", 1, 0, restarts_after_s=1.0)
+        plan = make_crew_plan(seed, died, max_workers=3, starts_s=(0.0,) * 4, goal=8)
+        outcome = play_crew(replace(plan, compute_s=1.0, comings=(Coming(1, 0.0),)))
+        assert find_crew_violations(outcome) == []
+        assert outcome.virtual_s < 60
+
+
+def test_survivors_decide_once() -> None:
+    for seed in range(5):
+        fault = CrewFault("die", 0, "training", 0, 15 + seed)
+        outcome = play_crew(make_crew_plan(seed, fault, starts_s=(0.0,) * 5))
+        assert len(outcome.fired) == 1
+        assert find_crew_violations(outcome) == []
+        assert list_endings(outcome) == ["died", *["finished"] * 4]
+        epochs = {entry.number for diary in outcome.diaries.values() for entry in diary.entries}
+        assert len(epochs) == 2
