@@ -33,7 +33,9 @@ def build_model(n_parameters: int) -> nn.Sequential:
 def run_steps(model: nn.Sequential, optimizer: Any, steps: int) -> tuple[float, float]:
     """Do training steps after a barrier; return their seconds, and those in ``step()``."""
     width = model[0].in_features
-    inputs = torch.randn(BATCH_SIZE, int(width), generator=torch.Generator().manual_seed(1))
+    inputs = torch.randn(
+        BATCH_SIZE, int(width), generator=torch.Generator().manual_seed(dist.get_rank())
+    )
     dist.barrier()
     began_s, in_step_s = time.perf_counter(), 0.0
     for _ in range(steps):
