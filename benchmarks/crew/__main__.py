@@ -1,7 +1,7 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
     python benchmarks/crew [--parts soak systems cost] [--seed 0] [--json] [--results FOLDER]
-                           [--events 200] [--rounds 3] [--round-events 8] [--turns 12]
+                           [--events 200] [--rounds 3] [--round-events 8] [--turns 40]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
 by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
@@ -11,7 +11,7 @@ half an hour.
 Part systems: the same for distlion's crew, torchft and torchelastic in turns; in each round each of
 them starts afresh and goes through the same events.
 
-Part cost: a step with a crew beside a step of the same optimizer without one, in hosts of the
+Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
 network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
 
 torchft has an interpreter of its own, for it is no part of the project:
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200, help="of the soak")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems")
     parser.add_argument("--round-events", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=12, help="of blocks with and without a crew")
+    parser.add_argument("--turns", type=int, default=40, help="of blocks with and without a crew")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
     parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")

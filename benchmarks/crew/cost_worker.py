@@ -1,7 +1,8 @@
-"""One worker of the cost part: python cost_worker.py DESCRIPTOR with|without PARAMETERS ENDPOINT.
+"""One worker of the cost part: python cost_worker.py DESCRIPTOR PARAMETERS ENDPOINT N.
 
-It answers calls of its parent: ``("run", steps)`` with seconds of these steps and of their
-``optimizer.step()``; ``("rest",)`` with the processor time of the process so far.
+It has two optimizers of the same parameters in one process group: one of a crew, and one without.
+It answers calls of its parent: ``("run", mode, steps)`` with what steps took; ``("rest",)`` with
+the processor time of the process so far.
 """
 
 from __future__ import annotations
@@ -30,24 +31,31 @@ def build_model(n_parameters: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def run_steps(model: nn.Sequential, optimizer: Any, steps: int) -> tuple[float, float]:
-    """Do training steps after a barrier; return their seconds, and those in ``step()``."""
+def run_steps(
+    model: nn.Sequential, optimizer: Any, steps: int
+) -> tuple[list[float], list[float], float]:
+    """Do training steps after a barrier.
+
+    Returns:
+        Seconds of each step, of each ``step()`` of the optimizer, and processor time of all.
+    """
     width = model[0].in_features
-    inputs = torch.randn(
-        BATCH_SIZE, int(width), generator=torch.Generator().manual_seed(dist.get_rank())
-    )
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    inputs = torch.randn(BATCH_SIZE, int(width), generator=generator)
     dist.barrier()
-    began_s, in_step_s = time.perf_counter(), 0.0
+    whole, alone, cpu_began_s = [], [], time.process_time()
     for _ in range(steps):
+        began_s = time.perf_counter()
         model(inputs).square().mean().backward()
         step_began_s = time.perf_counter()
         optimizer.step()
-        in_step_s += time.perf_counter() - step_began_s
+        alone.append(time.perf_counter() - step_began_s)
         optimizer.zero_grad()
-    return time.perf_counter() - began_s, in_step_s
+        whole.append(time.perf_counter() - began_s)
+    return whole, alone, time.process_time() - cpu_began_s
 
 
-def serve(calls: Connection, model: nn.Sequential, optimizer: Any) -> None:
+def serve(calls: Connection, model: nn.Sequential, optimizers: dict[str, Any]) -> None:
     """Answer until the parent has closed its end."""
     calls.send(sum(param.numel() for param in model.parameters()))
     while True:
@@ -56,22 +64,20 @@ def serve(calls: Connection, model: nn.Sequential, optimizer: Any) -> None:
         except EOFError:
             return
         if verb == "run":
-            calls.send(run_steps(model, optimizer, *arguments))
+            mode, steps = arguments
+            calls.send(run_steps(model, optimizers[mode], steps))
         else:
             calls.send(time.process_time())
 
 
-def main(descriptor: int, mode: str, n_parameters: int, endpoint: str, n_workers: int) -> None:
+def main(descriptor: int, n_parameters: int, endpoint: str, n_workers: int) -> None:
     torch.set_num_threads(1)
     model, calls = build_model(n_parameters), Connection(descriptor)
-    if mode == "without":
-        dist.init_process_group("gloo")
-        optimizer = distlion.DistributedLion(model.named_parameters(), lr=LR)
-        serve(calls, model, optimizer)
-    else:
-        crew = distlion.Crew(endpoint, min_workers=n_workers)
-        serve(calls, model, crew.optimizer(model.named_parameters(), lr=LR))
+    crew = distlion.Crew(endpoint, min_workers=n_workers)
+    optimizers = {"with": crew.optimizer(model.named_parameters(), lr=LR)}
+    optimizers["without"] = distlion.DistributedLion(model.named_parameters(), lr=LR)
+    serve(calls, model, optimizers)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

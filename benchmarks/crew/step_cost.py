@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,12 +18,27 @@ WORKERS = (2, 4)
 PARAMETERS = (1_000_000, 8_000_000)
 RATES = ("unlimited", "1gbit")
 MODES = ("without", "with")
-BLOCK_S = 0.8
-WARM_STEPS = 5
+BLOCK_S, LEAST_STEPS = 0.3, 4
+WARM_STEPS = 8
 REST_S = 5.0
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "DISTLION_CREW_SECRET": "of this benchmark"}
 STORE_PORT, MASTER_PORT = 29400, 29500
 PROGRAM = Path(__file__).with_name("cost_worker.py")
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block of steps took.
+
+    Attributes:
+        whole_s: Of a training step, the lower quartile.
+        alone_s: Of the optimizer's ``step()``, the lower quartile.
+        cpu_s: Processor time of a step, all workers and threads together.
+    """
+
+    whole_s: float
+    alone_s: float
+    cpu_s: float
 
 
 class Listener:
@@ -43,8 +58,8 @@ class Listener:
             show_line(rank, is_error, line)
 
 
-class Pair:
-    """Workers with a crew and workers without one, a process of each kind on each host.
+class Hosts:
+    """Workers that step with a crew and without one, one on each host.
 
     Args:
         lab: The hosts.
@@ -64,56 +79,54 @@ class Pair:
         processes.start(lab, keeper, command, {})
         while not listener.store_listens:  # workers do not wait for it
             processes.serve(timeout_s=1)
-        self._calls: dict[str, list[Connection]] = {mode: [] for mode in MODES}
-        for mode in MODES:
-            for placement in placements:
-                ours, theirs = Pipe()
-                arguments = [str(theirs.fileno()), mode, str(n_parameters)]
-                arguments += [f"{address}:{STORE_PORT}", str(lab.n_hosts)]
-                processes.start(
-                    lab,
-                    placement,
-                    [sys.executable, str(PROGRAM), *arguments],
-                    placement.environment(address, MASTER_PORT) | QUIET,
-                    pass_fds=[theirs.fileno()],
-                )
-                theirs.close()
-                self._calls[mode].append(ours)
-        first, _ = (self._collect(mode) for mode in MODES)
-        self.n_parameters = first[0]
+        self._calls: list[Connection] = []
+        for placement in placements:
+            ours, theirs = Pipe()
+            arguments = [str(theirs.fileno()), str(n_parameters)]
+            arguments += [f"{address}:{STORE_PORT}", str(lab.n_hosts)]
+            processes.start(
+                lab,
+                placement,
+                [sys.executable, str(PROGRAM), *arguments],
+                placement.environment(address, MASTER_PORT) | QUIET,
+                pass_fds=[theirs.fileno()],
+            )
+            theirs.close()
+            self._calls.append(ours)
+        self.n_parameters = self._collect()[0]
 
-    def ask(self, mode: str, *call: Any) -> list[Any]:
-        """Let all workers of a mode do something, and return what each found."""
-        for connection in self._calls[mode]:
+    def ask(self, *call: Any) -> list[Any]:
+        """Let all workers do something, and return what each found."""
+        for connection in self._calls:
             connection.send(call)
-        return self._collect(mode)
+        return self._collect()
 
-    def _collect(self, mode: str) -> list[Any]:
+    def _collect(self) -> list[Any]:
         answers = []
-        for connection in self._calls[mode]:
+        for connection in self._calls:
             while not connection.poll(0.01):
                 self._processes.serve(timeout_s=0)
             answers.append(connection.recv())
         return answers
 
-    def time_steps(self, mode: str, steps: int) -> tuple[float, float]:
-        """Return seconds of a training step, and of its optimizer, of the slowest worker."""
-        found = self.ask(mode, "run", steps)
-        whole_s, in_step_s = (max(column) / steps for column in zip(*found, strict=True))
-        return whole_s, in_step_s
+    def time_steps(self, mode: str, steps: int) -> Block:
+        """Return what steps took; all workers end a step together, so that rank 0 speaks for all.
 
-    def measure_rest(self) -> dict[str, float]:
-        """Return the share of a core that a process of each mode takes while it does nothing."""
-        before = {mode: self.ask(mode, "rest") for mode in MODES}
+        A machine that others share makes many steps longer, and none shorter: a low one counts.
+        """
+        found = self.ask("run", mode, steps)
+        whole, alone, _ = found[0]
+        cpu_s = sum(each[2] for each in found) / steps
+        return Block(_take_low(whole), _take_low(alone), cpu_s)
+
+    def measure_rest(self) -> float:
+        """Return the share of a core that a process takes while it does nothing."""
+        before = self.ask("rest")
         time.sleep(REST_S)
-        after = {mode: self.ask(mode, "rest") for mode in MODES}
-        return {
-            mode: statistics.mean(
-                (late - early) / REST_S
-                for early, late in zip(before[mode], after[mode], strict=True)
-            )
-            for mode in MODES
-        }
+        after = self.ask("rest")
+        return statistics.mean(late - early for early, late in zip(before, after, strict=True)) / (
+            REST_S
+        )
 
 
 def measure_cost(turns: int) -> dict[str, Any]:
@@ -123,42 +136,35 @@ def measure_cost(turns: int) -> dict[str, Any]:
         for n_parameters in PARAMETERS:
             listener = Listener()
             with Lab(n_workers) as lab, HostProcesses(listener) as processes:
-                pair = Pair(lab, processes, listener, n_parameters)
+                hosts = Hosts(lab, processes, listener, n_parameters)
                 for rate in RATES:
                     lab.set_rates(rate)
-                    rows.append({"workers": n_workers, "rate": rate, **_time_pair(pair, turns)})
+                    rows.append({"workers": n_workers, "rate": rate, **_time_hosts(hosts, turns)})
                     sys.stderr.write(f"{n_workers} workers, {n_parameters:,}, {rate}\n")
                     sys.stderr.flush()
-                rows[-1]["rest"] = pair.measure_rest()
+                rows[-1]["rest"] = hosts.measure_rest()
     return {"rows": rows}
 
 
-def _time_pair(pair: Pair, turns: int) -> dict[str, Any]:
-    steps = {}
+def _time_hosts(hosts: Hosts, turns: int) -> dict[str, Any]:
+    n_steps = LEAST_STEPS
     for mode in MODES:
-        pair.time_steps(mode, WARM_STEPS)
-        steps[mode] = max(2, round(BLOCK_S / pair.time_steps(mode, WARM_STEPS)[0]))
-    n_steps = min(steps.values())
-    blocks: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
+        usual_s = hosts.time_steps(mode, WARM_STEPS).whole_s
+        n_steps = max(n_steps, round(BLOCK_S / usual_s))
+    blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
     for turn in range(turns):
         for mode in MODES if turn % 2 else MODES[::-1]:
-            blocks[mode].append(pair.time_steps(mode, n_steps))
-    ratios = [
-        [with_s / without_s for with_s, without_s in zip(new, old, strict=True)]
-        for new, old in zip(blocks["with"], blocks["without"], strict=True)
-    ]
-    return {
-        "parameters": pair.n_parameters,
-        "steps_of_a_block": n_steps,
-        "turns": turns,
-        "plain_s": statistics.median(whole_s for whole_s, _ in blocks["without"]),
-        "crew_s": statistics.median(whole_s for whole_s, _ in blocks["with"]),
-        "ratio": _describe([whole for whole, _ in ratios]),
-        "step_ratio": _describe([in_step for _, in_step in ratios]),
-        "blocks": blocks,
-    }
+            blocks[mode].append(hosts.time_steps(mode, n_steps))
+    row: dict[str, Any] = {"parameters": hosts.n_parameters, "steps_of_a_block": n_steps}
+    row["turns"] = turns
+    for field in fields(Block):
+        old, new = ([getattr(each, field.name) for each in blocks[mode]] for mode in MODES)
+        row[field.name] = {"without": statistics.median(old), "with": statistics.median(new)}
+        ratios = [after / before for before, after in zip(old, new, strict=True)]
+        lower, median, upper = statistics.quantiles(ratios, n=4)
+        row[field.name] |= {"ratio": median, "lower": lower, "upper": upper}
+    return row
 
 
-def _describe(ratios: list[float]) -> dict[str, float]:
-    lower, median, upper = statistics.quantiles(ratios, n=4)
-    return {"median": median, "lower": lower, "upper": upper}
+def _take_low(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=4)[0]

@@ -116,27 +116,32 @@ def _list_growth(runs: dict[str, list[dict[str, Any]]]) -> Cells:
 
 def write_cost(result: dict[str, Any]) -> str:
     """Return the page of what a crew costs without faults."""
-    head = ["workers", "parameters", "rate", "without, ms", "with, ms", "ratio", "step alone"]
+    head = ["workers", "parameters", "rate", "without, ms", "with, ms", "ratio"]
+    head += ["optimizer alone", "processor time"]
     rows = []
     for row in result["rows"]:
         cells = [str(row["workers"]), f"{row['parameters']:,}", row["rate"]]
-        cells += [f"{1e3 * row[name]:.2f}" for name in ("plain_s", "crew_s")]
-        rows.append([*cells, _tell_ratio(row["ratio"]), _tell_ratio(row["step_ratio"])])
+        cells += [f"{1e3 * row['whole_s'][mode]:.2f}" for mode in ("without", "with")]
+        rows.append([*cells, *(_tell_ratio(row[name]) for name in ("whole_s", "alone_s", "cpu_s"))])
+    rests = [row["rest"] for row in result["rows"] if "rest" in row]
     lines = ["# A step with a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
-    lines += [*_list_conditions(result), "", COST_NOTES, "", *_draw(head, rows), ""]
-    return "\n".join(lines)
+    lines += [*_list_conditions(result), "", COST_NOTES, *_draw(head, rows), ""]
+    lines += [f"A process of a crew that waits takes {statistics.median(rests):.2%} of a core."]
+    return "\n".join([*lines, ""])
 
 
 COST_NOTES = """\
-`with` is a crew's optimizer, `without` the same `DistributedLion` in a group of its own, each in
-processes of its own on the same hosts; blocks take turns, and the other processes wait meanwhile.
-Milliseconds of a training step, medians of blocks; ratios of neighboring blocks: median, quartiles
-in parentheses. Step alone: the same for `optimizer.step()`. The target is a ratio of at most 1.02.
+With: a crew's optimizer. Without: a `DistributedLion` of the same parameters in the same processes
+and process group, so that threads of the crew run beside both. Blocks take turns. Of each block the
+lower quartile of its steps counts, for what else the machine does makes steps longer. Milliseconds
+are medians of blocks; ratios are those of neighboring blocks, median and quartiles: of a training
+step, of the optimizer's `step()`, and of the processor time of all workers. The target is a ratio
+of at most 1.02.
 """
 
 
 def _tell_ratio(found: dict[str, float]) -> str:
-    return f"{found['median']:.3f} ({found['lower']:.3f} - {found['upper']:.3f})"
+    return f"{found['ratio']:.3f} ({found['lower']:.3f} - {found['upper']:.3f})"
 
 
 def _list_conditions(result: dict[str, Any]) -> list[str]:
