@@ -1,0 +1,141 @@
+"""Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
+
+    python benchmarks/crew [--parts soak systems cost] [--seed 0] [--json] [--results FOLDER]
+                           [--events 200] [--rounds 3] [--round-events 8] [--turns 40]
+
+Part soak: three to six processes of this machine train one small network as a crew; they are killed
+by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
+come from logs in which each worker writes a line for each committed step. 200 events take about
+half an hour.
+
+Part systems: the same for distlion's crew, torchft and torchelastic in turns; in each round each of
+them starts afresh and goes through the same events.
+
+Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
+network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
+
+torchft has an interpreter of its own, for it is no part of the project:
+
+    python -m venv build/venv-torchft
+    build/venv-torchft/bin/pip install -c constraints.txt torchft==0.2.0 numpy
+
+Without it torchft is left out. Prints Markdown, or JSON with --json; with --results also writes
+crew_PART.json and crew_PART.md into FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from event_plan import FEWEST, MOST, PlannedEvent, plan_events
+from fleet import SoakError
+from reading import read_logs, summarize
+from soak_run import run_soak
+from step_cost import measure_cost
+from systems import SYSTEMS, is_there
+from tables import write_cost, write_soak
+from training_load import MIN_WORKERS, PACE_S, WIDTHS
+
+PARTS = ("soak", "systems", "cost")
+PLACES = ("--keep", "--results")
+
+
+def read_conditions() -> dict[str, Any]:
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "command": " ".join(["python benchmarks/crew", *list_options(sys.argv[1:])]),
+        "commit": answer.stdout.strip() or "unknown",
+        "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def list_options(arguments: list[str]) -> list[str]:
+    """Return arguments without those that say where results go."""
+    kept = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if argument not in (*PLACES, "--json") and before not in PLACES:
+            kept.append(argument)
+    return kept
+
+
+def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path) -> dict[str, Any]:
+    """Let systems take turns; one that does not run is noted and left out from then on."""
+    conditions = read_conditions() | {
+        "workers": f"{FEWEST} to {MOST}; {MIN_WORKERS} at least to train",
+        "network": f"{'-'.join(map(str, WIDTHS))}, a step every {PACE_S:g} s or later",
+    }
+    runs: list[dict[str, Any]] = []
+    missing = {name: "not installed" for name in systems if not is_there(name)}
+    for number, plan in enumerate(plans):
+        for name in (name for name in systems if name not in missing):
+            place = folder / f"{name}-{number}"
+            try:
+                record = run_soak(name, plan, place)
+            except SoakError as error:
+                missing[name] = f"in round {number}: {error}"
+                continue
+            summary = summarize(read_logs(place), record)
+            runs.append({"system": name, "tuning": record["tuning"], "round": number, **summary})
+    conditions["load_average_after"] = round(os.getloadavg()[0], 2)
+    return {"conditions": conditions, "left_out": missing, "runs": runs}
+
+
+def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    if part == "cost":
+        return {"conditions": read_conditions(), **measure_cost(args.turns)}
+    if part == "soak":
+        return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
+    seeds = range(args.seed, args.seed + args.rounds)
+    plans = [plan_events(args.round_events, seed) for seed in seeds]
+    return play_soaks(list(SYSTEMS), plans, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python benchmarks/crew", description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--events", type=int, default=200, help="of the soak")
+    parser.add_argument("--rounds", type=int, default=3, help="of all systems")
+    parser.add_argument("--round-events", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=40, help="of blocks with and without a crew")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
+    parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")
+    args = parser.parse_args()
+    # So that all processes are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for part in args.parts:
+        with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
+            result = measure(part, args, args.keep or Path(folder))
+        write = write_cost if part == "cost" else write_soak
+        result = json.loads(json.dumps(result))
+        if args.results is not None:
+            file = args.results / f"crew_{part}.json"
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            file.with_suffix(".md").write_text(write(result))
+        print(json.dumps(result) if args.json else write(result))
+
+
+if __name__ == "__main__":
+    main()

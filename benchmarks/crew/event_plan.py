@@ -1,0 +1,67 @@
+"""What happens to the workers of a soak: drawn ahead from a seed, the same for every system."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal["kill", "stop", "join"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FEWEST, MOST = 3, 6
+"""Workers that run, the stopped ones aside; workers in all."""
+START_WITH = 4
+SPARED_FOR = 100
+"""Events after which another worker is spared from kills: one that lives long shows leaks."""
+STOP_S = (1.0, 10.0)
+CALM_S = (0.5, 2.5)
+HASTE_S = (0.0, 2.0)
+SHARE_HASTY = 0.2
+
+
+@dataclass(frozen=True)
+class PlannedEvent:
+    """One event.
+
+    Attributes:
+        kind: What happens.
+        worker: To whom; of a join, who comes.
+        stop_s: How long it is stopped; 0 for other events.
+        delay_s: From the event before, or from when all train again.
+        is_hasty: Whether it comes before all train again after the event before.
+    """
+
+    kind: Kind
+    worker: int
+    stop_s: float
+    delay_s: float
+    is_hasty: bool
+
+
+def plan_events(n_events: int, seed: int) -> list[PlannedEvent]:
+    """Draw events; workers 0 to ``START_WITH`` - 1 are there at the start."""
+    chance = random.Random(seed)
+    workers, asleep, spared = list(range(START_WITH)), -1, START_WITH - 1
+    next_worker, hasty, plan = START_WITH, False, []
+    for number in range(n_events):
+        if number and number % SPARED_FOR == 0:
+            spared = workers[-1]
+        hasty = bool(number) and not hasty and chance.random() < SHARE_HASTY
+        asleep = asleep if hasty else -1
+        awake = [worker for worker in workers if worker != asleep]
+        mortal = [worker for worker in awake if worker != spared]
+        kinds = [*(["kill", "stop"] if len(awake) > FEWEST else []), *(["join"] * 2)]
+        kinds = kinds if len(workers) < MOST else ["kill", "stop"]
+        kind: Kind = chance.choice(kinds)  # type: ignore[assignment]
+        worker = chance.choice(mortal if kind == "kill" else awake)
+        if kind == "kill":
+            workers.remove(worker)
+        elif kind == "stop":
+            asleep = worker
+        else:
+            worker, next_worker = next_worker, next_worker + 1
+            workers.append(worker)
+        stop_s = round(chance.uniform(*STOP_S), 2) if kind == "stop" else 0.0
+        delay_s = round(chance.uniform(*(HASTE_S if hasty else CALM_S)), 2)
+        plan.append(PlannedEvent(kind, worker, stop_s, delay_s, hasty))
+    return plan

@@ -1,0 +1,44 @@
+"""A worker under distlion's crew: python run_crew.py LOG ENDPOINT."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from step_log import StepLog
+from training_load import (
+    LR,
+    MAX_WORKERS,
+    MIN_WORKERS,
+    SILENCE_S,
+    Pace,
+    build_model,
+    compute_loss,
+)
+
+import distlion
+
+
+def main(file: Path, endpoint: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    model, log, pace = build_model(), StepLog(file), Pace()
+    distlion.Lion([next(model.parameters())])  # imports what the first optimizer needs
+    log.write_ready()
+    with distlion.Crew(
+        endpoint, min_workers=MIN_WORKERS, max_workers=MAX_WORKERS, wait_timeout_s=120
+    ) as crew:
+        optimizer = crew.optimizer(model.named_parameters(), lr=LR, step_timeout_s=SILENCE_S)
+        while True:
+            pace.wait()
+            step = optimizer.committed_step
+            compute_loss(model, step=step, place=crew.place).backward()
+            if optimizer.step():
+                log.write_commit(step=step + 1, epoch=crew.epoch.number, params=model.parameters())
+            else:
+                log.write_failure(step + 1)
+            optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,170 @@
+"""Time steps with a crew beside steps without one, on the same hosts of the network lab."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass, fields, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from distlion.lab.netlab import Lab
+from distlion.lab.netlab.launch import HostProcesses, place_ranks, show_line
+
+WORKERS = (2, 4)
+PARAMETERS = (1_000_000, 8_000_000)
+RATES = ("unlimited", "1gbit")
+MODES = ("without", "with")
+BLOCK_S, LEAST_STEPS = 0.3, 4
+WARM_STEPS = 8
+REST_S = 5.0
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "DISTLION_CREW_SECRET": "of this benchmark"}
+STORE_PORT, MASTER_PORT = 29400, 29500
+PROGRAM = Path(__file__).with_name("cost_worker.py")
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block of steps took.
+
+    Attributes:
+        whole_s: Of a training step, the lower quartile.
+        alone_s: Of the optimizer's ``step()``, the lower quartile.
+        cpu_s: Processor time of a step, all workers and threads together.
+    """
+
+    whole_s: float
+    alone_s: float
+    cpu_s: float
+
+
+class Listener:
+    """Pass on what processes print, and hear the store.
+
+    Attributes:
+        store_listens: Whether it has said so.
+    """
+
+    def __init__(self) -> None:
+        self.store_listens = False
+
+    def __call__(self, rank: int, is_error: bool, line: bytes) -> None:
+        if line.startswith(b"the store listens"):
+            self.store_listens = True
+        elif is_error:
+            show_line(rank, is_error, line)
+
+
+class Hosts:
+    """Workers that step with a crew and without one, one on each host.
+
+    Args:
+        lab: The hosts.
+        processes: Which start and end them.
+        listener: Of what they print.
+        n_parameters: Of the network.
+    """
+
+    def __init__(
+        self, lab: Lab, processes: HostProcesses, listener: Listener, n_parameters: int
+    ) -> None:
+        self._processes = processes
+        address = lab.plan.address(0)
+        placements = place_ranks(lab.n_hosts, 1)
+        command = [sys.executable, "-m", "distlion", "crew", "--port", str(STORE_PORT)]
+        keeper = replace(placements[0], rank=len(placements))
+        processes.start(lab, keeper, command, {})
+        while not listener.store_listens:  # workers do not wait for it
+            processes.serve(timeout_s=1)
+        self._calls: list[Connection] = []
+        for placement in placements:
+            ours, theirs = Pipe()
+            arguments = [str(theirs.fileno()), str(n_parameters)]
+            arguments += [f"{address}:{STORE_PORT}", str(lab.n_hosts)]
+            processes.start(
+                lab,
+                placement,
+                [sys.executable, str(PROGRAM), *arguments],
+                placement.environment(address, MASTER_PORT) | QUIET,
+                pass_fds=[theirs.fileno()],
+            )
+            theirs.close()
+            self._calls.append(ours)
+        self.n_parameters = self._collect()[0]
+
+    def ask(self, *call: Any) -> list[Any]:
+        """Let all workers do something, and return what each found."""
+        for connection in self._calls:
+            connection.send(call)
+        return self._collect()
+
+    def _collect(self) -> list[Any]:
+        answers = []
+        for connection in self._calls:
+            while not connection.poll(0.01):
+                self._processes.serve(timeout_s=0)
+            answers.append(connection.recv())
+        return answers
+
+    def time_steps(self, mode: str, steps: int) -> Block:
+        """Return what steps took; all workers end a step together, so that rank 0 speaks for all.
+
+        A machine that others share makes many steps longer, and none shorter: a low one counts.
+        """
+        found = self.ask("run", mode, steps)
+        whole, alone, _ = found[0]
+        cpu_s = sum(each[2] for each in found) / steps
+        return Block(_take_low(whole), _take_low(alone), cpu_s)
+
+    def measure_rest(self) -> float:
+        """Return the share of a core that a process takes while it does nothing."""
+        before = self.ask("rest")
+        time.sleep(REST_S)
+        after = self.ask("rest")
+        return statistics.mean(late - early for early, late in zip(before, after, strict=True)) / (
+            REST_S
+        )
+
+
+def measure_cost(turns: int) -> dict[str, Any]:
+    """Measure all numbers of workers, sizes and rates."""
+    rows = []
+    for n_workers in WORKERS:
+        for n_parameters in PARAMETERS:
+            listener = Listener()
+            with Lab(n_workers) as lab, HostProcesses(listener) as processes:
+                hosts = Hosts(lab, processes, listener, n_parameters)
+                for rate in RATES:
+                    lab.set_rates(rate)
+                    rows.append({"workers": n_workers, "rate": rate, **_time_hosts(hosts, turns)})
+                    sys.stderr.write(f"{n_workers} workers, {n_parameters:,}, {rate}\n")
+                    sys.stderr.flush()
+                rows[-1]["rest"] = hosts.measure_rest()
+    return {"rows": rows}
+
+
+def _time_hosts(hosts: Hosts, turns: int) -> dict[str, Any]:
+    n_steps = LEAST_STEPS
+    for mode in MODES:
+        usual_s = hosts.time_steps(mode, WARM_STEPS).whole_s
+        n_steps = max(n_steps, round(BLOCK_S / usual_s))
+    blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
+    for turn in range(turns):
+        for mode in MODES if turn % 2 else MODES[::-1]:
+            blocks[mode].append(hosts.time_steps(mode, n_steps))
+    row: dict[str, Any] = {"parameters": hosts.n_parameters, "steps_of_a_block": n_steps}
+    row["turns"] = turns
+    for field in fields(Block):
+        old, new = ([getattr(each, field.name) for each in blocks[mode]] for mode in MODES)
+        row[field.name] = {"without": statistics.median(old), "with": statistics.median(new)}
+        ratios = [after / before for before, after in zip(old, new, strict=True)]
+        lower, median, upper = statistics.quantiles(ratios, n=4)
+        row[field.name] |= {"ratio": median, "lower": lower, "upper": upper}
+    return row
+
+
+def _take_low(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=4)[0]

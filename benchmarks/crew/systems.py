@@ -1,0 +1,142 @@
+"""The systems that a soak compares: how each is started, and how it is tuned."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+TORCHFT_PYTHON = FOLDER.parents[1] / "build" / "venv-torchft" / "bin" / "python"
+ELASTIC_SETTINGS = {
+    "keep_alive_interval": 1,
+    "keep_alive_max_attempt": 3,
+    "last_call_timeout": 1,
+    "join_timeout": 600,
+    "is_host": 0,
+}
+LIGHTHOUSE_SETTINGS = {
+    "heartbeat_timeout_ms": 1000,
+    "join_timeout_ms": 1000,
+    "quorum_tick_ms": 50,
+}
+RESTARTS = 10_000
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train on while workers are lost.
+
+    Args:
+        name: Of the system.
+        port: Of its coordinator, which outlives all workers.
+        folder: What workers may share.
+
+    Attributes:
+        environment: Further variables of all its processes.
+        tuning: What was set otherwise than by default.
+    """
+
+    name: str
+    port: int
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Where modules may not be kept compiled, an interpreter takes twice as long to start.
+        compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
+        return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **compiled}
+
+    @property
+    def tuning(self) -> str:
+        return "silence of 4 s in a step"
+
+    def command_coordinator(self) -> list[str]:
+        """Return what keeps the word between workers."""
+        return [sys.executable, "-m", "distlion", "crew", "--port", str(self.port)]
+
+    def command_worker(self, log: Path) -> list[str]:
+        """Return what one worker runs."""
+        raise NotImplementedError
+
+
+class CrewSystem(System):
+    """distlion's crew; the store of ``distlion crew`` finds the workers."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, "DISTLION_CREW_SECRET": "of this benchmark"}
+
+    def command_worker(self, log: Path) -> list[str]:
+        return [sys.executable, str(FOLDER / "run_crew.py"), str(log), f"127.0.0.1:{self.port}"]
+
+
+class TorchftSystem(System):
+    """torchft: a lighthouse finds the workers, each of which is a replica group."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Each replica's manager logs every heartbeat otherwise.
+        return {**super().environment, "RUST_LOG": "warn"}
+
+    @property
+    def tuning(self) -> str:
+        tuned = ", ".join(f"--{name} {value}" for name, value in LIGHTHOUSE_SETTINGS.items())
+        return f"lighthouse {tuned}; Manager(timeout=4 s, quorum_retries=3), asynchronous quorum"
+
+    def command_coordinator(self) -> list[str]:
+        command = [str(TORCHFT_PYTHON.with_name("torchft_lighthouse")), "--min_replicas", "2"]
+        for name, value in LIGHTHOUSE_SETTINGS.items():
+            command += [f"--{name}", str(value)]
+        return [*command, "--bind", f"[::]:{self.port}"]
+
+    def command_worker(self, log: Path) -> list[str]:
+        lighthouse = f"http://127.0.0.1:{self.port}"
+        return [str(TORCHFT_PYTHON), str(FOLDER / "run_torchft.py"), str(log), lighthouse]
+
+
+class ElasticSystem(System):
+    """torchelastic: each worker has an agent; a store of its own outlives all agents."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Otherwise agents keep the address of the store of their first round, and a newcomer waits
+        # for it in vain (torch 2.13).
+        return {**super().environment, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    @property
+    def tuning(self) -> str:
+        tuned = ",".join(f"{name}={value}" for name, value in ELASTIC_SETTINGS.items())
+        return f"--rdzv-conf {tuned} --monitor-interval 0.1; a checkpoint every 20 steps"
+
+    def command_worker(self, log: Path) -> list[str]:
+        tuned = ",".join(f"{name}={value}" for name, value in ELASTIC_SETTINGS.items())
+        return [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", "2:6", "--nproc-per-node", "1", "--max-restarts", str(RESTARTS)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}"),
+            *("--rdzv-id", "soak", "--rdzv-conf", tuned, "--monitor-interval", "0.1"),
+            *("--local-addr", "127.0.0.1"),
+            *(str(FOLDER / "run_elastic.py"), str(log), str(self.folder / "checkpoint.pt")),
+        ]
+
+
+SYSTEMS: dict[str, type[System]] = {
+    "crew": CrewSystem,
+    "torchft": TorchftSystem,
+    "torchelastic": ElasticSystem,
+}
+
+
+def build_system(name: str, folder: Path) -> System:
+    """Return a system on a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return SYSTEMS[name](name, probe.getsockname()[1], folder)
+
+
+def is_there(name: str) -> bool:
+    """Return whether a system is installed."""
+    return name != "torchft" or os.access(TORCHFT_PYTHON, os.X_OK)

@@ -1,0 +1,153 @@
+"""Markdown of the results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+Cells = list[list[str]]
+
+SOAK_NOTES = """\
+An *epoch* is a membership: an epoch of the crew, a quorum of torchft, a start of all workers of
+torchelastic. From a kill: seconds to the first step committed without the victim. Of a stop: the
+longest pause of the others until the worker woke; a stop shorter than the silence of 4 s is waited
+out. Woken: from SIGCONT to its next step. A newcomer's interpreter imports torch, which its start
+has and its imports have not; under torchelastic all processes start anew in each epoch. Some events
+come before all train together again after the one before; they count like all others. Seconds lost:
+all pauses of more than five usual steps. Steps repeated: committed, and committed again in a later
+epoch. Forks: steps of an epoch in which two workers had different parameters. Accidents: workers
+that ended though nobody killed them; they are started again."""
+
+
+def write_soak(result: dict[str, Any]) -> str:
+    """Return the page of a soak."""
+    systems = list(dict.fromkeys(run["system"] for run in result["runs"]))
+    runs = {name: [run for run in result["runs"] if run["system"] == name] for name in systems}
+    tuned = [f"- {name}: {runs[name][0]['tuning']}" for name in systems]
+    left_out = [f"- left out: {name} ({why})" for name, why in result["left_out"].items()]
+    seconds = [[row, *(tell(runs[name]) for name in systems)] for row, tell in EVENT_ROWS.items()]
+    whole = [[row, *(tell(runs[name]) for name in systems)] for row, tell in RUN_ROWS.items()]
+    title = "# A soak of a crew" if len(systems) == 1 else "# A crew beside other systems"
+    lines = [title, "", "Made by `python benchmarks/crew` from its JSON.", ""]
+    lines += [*_list_conditions(result), *tuned, *left_out, "", SOAK_NOTES, ""]
+    lines += ["Seconds: median, worst and number.", "", *_draw(["", *systems], seconds), ""]
+    lines += [*_draw(["", *systems], whole), ""]
+    lines += [
+        "## What long-lived processes hold",
+        "",
+        "First, last and most.",
+        "",
+        *_draw(GROWTH_HEAD, _list_growth(runs)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _pick(kind: str, name: str, *, alone: bool | None = None) -> Any:
+    def tell(runs: list[dict[str, Any]]) -> str:
+        events = [event for run in runs for event in run["events"] if event["kind"] == kind]
+        events = [event for event in events if alone in (None, event["is_alone"])]
+        values = [event[name] for event in events if event.get(name) is not None]
+        missing = len(events) - len(values)
+        text = _summarize(values)
+        return f"{text}, {missing} never" if missing else text
+
+    return tell
+
+
+def _summarize(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.2f}, {max(values):.2f} ({len(values)})"
+
+
+def _sum(name: str) -> Any:
+    return lambda runs: f"{sum(_count(run[name]) for run in runs):g}"
+
+
+def _count(value: Any) -> float:
+    return len(value) if isinstance(value, list) else value
+
+
+EVENT_ROWS = {
+    "kill: to the next step": _pick("kill", "next_step_s"),
+    "... where nothing else happens": _pick("kill", "next_step_s", alone=True),
+    "... with another event close by": _pick("kill", "next_step_s", alone=False),
+    "stop: pause of the others": _pick("stop", "pause_s"),
+    "woken: to its next step": _pick("stop", "back_s"),
+    "woken: pause of the others": _pick("stop", "return_pause_s"),
+    "join: pause of the others": _pick("join", "pause_s"),
+    "join: from its start to its first step": _pick("join", "in_s"),
+    "join: from its imports to its first step": _pick("join", "joined_s"),
+}
+RUN_ROWS = {
+    "events": _sum("events"),
+    "seconds": _sum("seconds"),
+    "steps": _sum("last_step"),
+    "steps a second": lambda runs: (
+        f"{sum(run['last_step'] for run in runs) / sum(run['seconds'] for run in runs):.1f}"
+    ),
+    "usual step, ms": lambda runs: (
+        f"{1e3 * statistics.median(run['usual_step_s'] for run in runs):.0f}"
+    ),
+    "seconds lost": _sum("seconds_lost"),
+    "steps repeated": _sum("steps_repeated"),
+    "epochs": _sum("epochs"),
+    "steps compared": _sum("steps_compared"),
+    "forks": _sum("forks"),
+    "accidents": _sum("accidents"),
+}
+HELD, WHEN = ("fds", "threads"), ("first", "last", "most")
+GROWTH_HEAD = ["system", "worker", "seconds", "epochs", "MiB", "file descriptors", "threads"]
+
+
+def _list_growth(runs: dict[str, list[dict[str, Any]]]) -> Cells:
+    rows = []
+    for name, group in runs.items():
+        grown = [row for run in group for row in run["growth"]]
+        for row in sorted(grown, key=lambda row: -row["lived_s"])[:3]:
+            mib = " / ".join(f"{row[when]['rss_kib'] / 1024:.0f}" for when in WHEN)
+            others = (" / ".join(str(row[when][key]) for when in WHEN) for key in HELD)
+            cells = [name, str(row["worker"]), f"{row['lived_s']:.0f}", str(row["epochs"])]
+            rows.append([*cells, mib, *others])
+    return rows
+
+
+def write_cost(result: dict[str, Any]) -> str:
+    """Return the page of what a crew costs without faults."""
+    head = ["workers", "parameters", "rate", "without, ms", "with, ms", "ratio"]
+    head += ["optimizer alone", "processor time"]
+    rows = []
+    for row in result["rows"]:
+        cells = [str(row["workers"]), f"{row['parameters']:,}", row["rate"]]
+        cells += [f"{1e3 * row['whole_s'][mode]:.2f}" for mode in ("without", "with")]
+        rows.append([*cells, *(_tell_ratio(row[name]) for name in ("whole_s", "alone_s", "cpu_s"))])
+    rests = [row["rest"] for row in result["rows"] if "rest" in row]
+    lines = ["# A step with a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
+    lines += [*_list_conditions(result), "", COST_NOTES, *_draw(head, rows), ""]
+    lines += [f"A process of a crew that waits takes {statistics.median(rests):.2%} of a core."]
+    return "\n".join([*lines, ""])
+
+
+COST_NOTES = """\
+With: a crew's optimizer. Without: a `DistributedLion` of the same parameters in the same processes
+and process group, so that threads of the crew run beside both. Blocks take turns. Of each block the
+lower quartile of its steps counts, for what else the machine does makes steps longer. Milliseconds
+are medians of blocks; ratios are those of neighboring blocks, median and quartiles: of a training
+step, of the optimizer's `step()`, and of the processor time of all workers. The target is a ratio
+of at most 1.02.
+"""
+
+
+def _tell_ratio(found: dict[str, float]) -> str:
+    return f"{found['ratio']:.3f} ({found['lower']:.3f} - {found['upper']:.3f})"
+
+
+def _list_conditions(result: dict[str, Any]) -> list[str]:
+    return [f"- {name.replace('_', ' ')}: {v}" for name, v in result["conditions"].items()]
+
+
+def _draw(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+    rule = ["---:" if number else "---" for number in range(len(head))]
+    return [f"| {' | '.join(row)} |" for row in [head, rule, *rows]]
