@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlion.crew.rendezvous import CONNECT_S
+from simulation.crews.estimates import NOTHING
 from simulation.crews.plan import WAIT_S
 from simulation.crews.play import CrewOutcome
 from simulation.crews.worker import CrewDiary, Entry
@@ -90,6 +91,12 @@ def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
                 found.setdefault((epoch, step), set()).add(params)
             elif step:
                 yield f"worker {diary.number} is new, and at step {step}"
+        for before, after, has_trained in zip(
+            diary.before, diary.before[1:], diary.tried, strict=False
+        ):
+            # Weights that nobody has trained yet may be those of another one.
+            if has_trained and after[0] == 0 and before[2] != after[2]:
+                yield f"worker {diary.number} has taken parameters of an epoch that failed"
     for key, values in sorted(found.items()):
         if len(values) > 1:
             yield f"parameters of epoch {key[0]}, step {key[1]}, have {len(values)} outcomes"
@@ -131,8 +138,12 @@ def _find_steps_back(diaries: list[CrewDiary]) -> Iterator[str]:
 def _find_other_estimates(diaries: list[CrewDiary]) -> Iterator[str]:
     for number, entered in _list_entries(diaries).items():
         said = {key: value for _, entry in entered for key, value in entry.own.items()}
+        held = {key for _, entry in entered for key in entry.held}
+        unheard = [key for key, value in said.items() if value != NOTHING and key not in held]
+        if unheard and len(entered) == len(entered[0][1].members):
+            yield f"epoch {number}: nobody holds estimates {unheard[:3]}"
         for diary, entry in entered:
-            wrong = [key for key, held in entry.held.items() if said.get(key, held) != held]
+            wrong = [key for key, value in entry.held.items() if said.get(key, value) != value]
             if wrong:
                 yield f"epoch {number}: worker {diary.number} holds other estimates: {wrong[:3]}"
 
