@@ -98,7 +98,7 @@ CREW_MUTATIONS = (
         "crew/optimizer.py",
         "                lost = ()\n                continue",
         "                continue",
-        CREWS,
+        FOUND,
     ),
     Mutation(
         "crew: nobody leaves an epoch for a newcomer with the others",

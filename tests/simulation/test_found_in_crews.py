@@ -112,3 +112,15 @@ def test_survivors_decide_once() -> None:
         assert list_endings(outcome) == ["died", *["finished"] * 4]
         epochs = {entry.number for diary in outcome.diaries.values() for entry in diary.entries}
         assert len(epochs) == 2
+
+
+def test_an_epoch_that_could_not_be_formed_is_not_tried_again() -> None:
+    n_failed = 0
+    for seed in range(8):
+        first = CrewFault("die", 0, "training", 0, 20)
+        second = CrewFault("die", 1, "forming", 1, 6 + seed)
+        outcome = play_crew(make_crew_plan(seed, first, second, starts_s=(0.0,) * 4))
+        assert find_crew_violations(outcome) == []
+        tried = {number for diary in outcome.diaries.values() for number, _ in diary.tried}
+        n_failed += len(tried - {0}) > 2
+    assert n_failed > 0
