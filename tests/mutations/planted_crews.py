@@ -117,8 +117,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who sits out holds the others up",
         "crew/crew.py",
-        "            self._rendezvous.leave()\n            self._ended.wait(seconds)",
-        "            self._ended.wait(seconds)",
+        "                self._rendezvous.leave()\n                self._ended.wait(seconds)",
+        "                self._ended.wait(seconds)",
         FOUND,
     ),
     Mutation(

@@ -25,7 +25,7 @@ logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
 Newcomers = Literal["zeros", "donor", "mean"]
-_LOOK_S = 0.5
+_LOOK_S, _TURNS = 0.5, "turns to sit out"
 # Longer than the others need: torch takes a worker out 3 s after its last word.
 _SIT_OUT_S, _MOST_SIT_OUT_S = 10.0, 60.0
 
@@ -294,22 +294,20 @@ class Crew:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
 
         Workers that reach the store and not each other would form an epoch in vain for ever. From
-        the second time on one of them stays away for a while, each time for longer, and each time
-        another one: nobody knows who it is that the others do not reach.
+        the second time on one of them stays away for a while, each time for longer. Nobody knows
+        whom the others do not reach, so that they take turns, which the store counts.
         """
-        ids = sorted(member.id for member in epoch.members)
-        chosen = ids[-1 - epoch.number % len(ids)]
-        if failures >= 2 and chosen == self._id and len(ids) > self.min_workers:
-            seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
-            logger.warning(
-                "worker %d could not connect %d times; it stays away for %g s, so that the others "
-                "can go on",
-                self._id,
-                failures,
-                seconds,
-            )
-            self._rendezvous.leave()
-            self._ended.wait(seconds)
+        ids, store = sorted(member.id for member in epoch.members), self._rendezvous.store
+        if failures < 2 or len(ids) <= self.min_workers:
+            return
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            turn = store.add(_TURNS, 0)
+            if ids[-1 - turn % len(ids)] == self._id:
+                seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
+                logger.warning("worker %d lets others form an epoch for %g s", self._id, seconds)
+                self._rendezvous.leave()
+                self._ended.wait(seconds)
+                store.add(_TURNS, 1)
 
     def finish(self) -> None:
         """Wait until all members have come to their end; one that lags gets its last step here.
@@ -365,7 +363,7 @@ class Crew:
             self._wants_change = True
         if self._epoch is not None:
             self._n_looks += 1
-            with suppress(DistError):  # a store that is gone is noticed where it is needed
+            with suppress(DistError):
                 self._epoch.store.set(f"alive/{self._id}", str(self._n_looks))
 
     def __enter__(self) -> Crew:
