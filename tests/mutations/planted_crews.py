@@ -98,7 +98,7 @@ CREW_MUTATIONS = (
         "crew/optimizer.py",
         "                lost = ()\n                continue",
         "                continue",
-        CREWS,
+        FOUND,
     ),
     Mutation(
         "crew: nobody leaves an epoch for a newcomer with the others",
@@ -117,8 +117,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who sits out holds the others up",
         "crew/crew.py",
-        "            self._rendezvous.leave()\n            self._ended.wait(seconds)",
-        "            self._ended.wait(seconds)",
+        "                self._rendezvous.leave()\n                self._ended.wait(seconds)",
+        "                self._ended.wait(seconds)",
         FOUND,
     ),
     Mutation(

@@ -55,11 +55,12 @@ def test_a_round_whose_first_worker_is_lost_is_met_again() -> None:
 
 @pytest.mark.parametrize("victim", range(3))
 def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int) -> None:
-    cut = CrewFault("split", victim, "training", 0, 10)
-    outcome = play_crew(make_crew_plan(1, cut))
-    assert len(outcome.fired) == 1
-    endings = list_endings(outcome)
-    assert endings.count("finished") == 2 and endings[victim] != "finished", endings
+    for seed in range(1, 4):
+        cut = CrewFault("split", victim, "training", 0, 10)
+        outcome = play_crew(make_crew_plan(seed, cut))
+        assert len(outcome.fired) == 1
+        endings = list_endings(outcome)
+        assert endings.count("finished") == 2 and endings[victim] == "raised", endings
 
 
 def test_nobody_waits_at_the_end_for_a_worker_that_is_gone() -> None:
@@ -112,3 +113,15 @@ def test_survivors_decide_once() -> None:
         assert list_endings(outcome) == ["died", *["finished"] * 4]
         epochs = {entry.number for diary in outcome.diaries.values() for entry in diary.entries}
         assert len(epochs) == 2
+
+
+def test_an_epoch_that_could_not_be_formed_is_not_tried_again() -> None:
+    n_failed = 0
+    for seed in range(8):
+        first = CrewFault("die", 0, "training", 0, 20)
+        second = CrewFault("die", 1, "forming", 1, 6 + seed)
+        outcome = play_crew(make_crew_plan(seed, first, second, starts_s=(0.0,) * 4))
+        assert find_crew_violations(outcome) == []
+        tried = {number for diary in outcome.diaries.values() for number, _ in diary.tried}
+        n_failed += len(tried - {0}) > 2
+    assert n_failed > 0

@@ -35,8 +35,8 @@ from distlion.transport import let_go_of_failed
 logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
-_LOOK_S = 0.5
-# Longer than the others need: torch takes a worker out 3 s after its last word.
+_LOOK_S, _TURNS = 0.5, "turns to sit out"
+# Longer than the others need: torch takes a worker out 6 s after its last word.
 _SIT_OUT_S, _MOST_SIT_OUT_S = 10.0, 60.0
 
 
@@ -264,22 +264,20 @@ class Crew:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
 
         Workers that reach the store and not each other would form an epoch in vain for ever. From
-        the second time on one of them stays away for a while, each time for longer, and each time
-        another one: nobody knows who it is that the others do not reach.
+        the second time on one of them stays away for a while, each time for longer. Nobody knows
+        whom the others do not reach, so that they take turns, which the store counts.
         """
-        ids = sorted(member.id for member in epoch.members)
-        chosen = ids[-1 - epoch.number % len(ids)]
-        if failures >= 2 and chosen == self._id and len(ids) > self.min_workers:
-            seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
-            logger.warning(
-                "worker %d could not connect %d times; it stays away for %g s, so that the others "
-                "can go on",
-                self._id,
-                failures,
-                seconds,
-            )
-            self._rendezvous.leave()
-            self._ended.wait(seconds)
+        ids, store = sorted(member.id for member in epoch.members), self._rendezvous.store
+        if failures < 2 or len(ids) <= self.min_workers:
+            return
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            turn = store.add(_TURNS, 0)
+            if ids[-1 - turn % len(ids)] == self._id:
+                seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
+                logger.warning("worker %d lets others form an epoch for %g s", self._id, seconds)
+                self._rendezvous.leave()
+                self._ended.wait(seconds)
+                store.add(_TURNS, 1)
 
     def finish(self) -> None:
         """Wait until all members have come to their end; one that lags gets its last step here.

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from distlion.crew import CrewLion
 
+NOTHING = 0
+"""The checksum of those who have said nothing."""
+
 Said = dict[tuple[int, int, int], int]
 """By bucket, shard and place of the voter: a checksum of what its votes have said."""
 
@@ -39,4 +42,4 @@ def _list_votes(optimizer: CrewLion) -> Iterator[tuple[int, Any, list[Any]]]:
 
 
 def _check(row: Tensor) -> int:
-    return zlib.crc32(row.contiguous().numpy().tobytes())
+    return zlib.crc32(row.contiguous().numpy().tobytes()) if row.any() else NOTHING

@@ -16,9 +16,9 @@ Always, whatever happened:
 8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
-other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that is
-over, or where the store was silent for 5 s, or after bytes that were damaged. Machines that stay
-apart for good excuse it.
+other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
+over before it could be let in, by a store that was silent for 5 s, or after bytes that were
+damaged. Machines that stay apart for good excuse it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlion.crew.rendezvous import CONNECT_S
+from simulation.crews.estimates import NOTHING
 from simulation.crews.plan import WAIT_S
 from simulation.crews.play import CrewOutcome
 from simulation.crews.worker import CrewDiary, Entry
@@ -90,6 +91,12 @@ def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
                 found.setdefault((epoch, step), set()).add(params)
             elif step:
                 yield f"worker {diary.number} is new, and at step {step}"
+        for before, after, (_, has_trained) in zip(
+            diary.before, diary.before[1:], diary.tried, strict=False
+        ):
+            # Weights that nobody has trained yet may be those of another one.
+            if has_trained and after[0] == 0 and before[2] != after[2]:
+                yield f"worker {diary.number} has taken parameters of an epoch that failed"
     for key, values in sorted(found.items()):
         if len(values) > 1:
             yield f"parameters of epoch {key[0]}, step {key[1]}, have {len(values)} outcomes"
@@ -119,9 +126,9 @@ def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
 
 def _find_steps_back(diaries: list[CrewDiary]) -> Iterator[str]:
     for diary in diaries:
-        numbers = [entry.number for entry in diary.entries]
+        numbers = [number for number, _ in diary.tried if number]
         if numbers != sorted(set(numbers)):
-            yield f"worker {diary.number} entered epochs {numbers}"
+            yield f"worker {diary.number} came to epochs {numbers}"
         for entry in diary.entries:
             steps = [key[1] for key, _, _ in diary.commits if key[0] == entry.number]
             if steps != list(range(entry.step + 1, entry.step + 1 + len(steps))):
@@ -131,8 +138,12 @@ def _find_steps_back(diaries: list[CrewDiary]) -> Iterator[str]:
 def _find_other_estimates(diaries: list[CrewDiary]) -> Iterator[str]:
     for number, entered in _list_entries(diaries).items():
         said = {key: value for _, entry in entered for key, value in entry.own.items()}
+        held = {key for _, entry in entered for key in entry.held}
+        unheard = [key for key, value in said.items() if value != NOTHING and key not in held]
+        if unheard and len(entered) == len(entered[0][1].members):
+            yield f"epoch {number}: nobody holds estimates {unheard[:3]}"
         for diary, entry in entered:
-            wrong = [key for key, held in entry.held.items() if said.get(key, held) != held]
+            wrong = [key for key, value in entry.held.items() if said.get(key, value) != value]
             if wrong:
                 yield f"epoch {number}: worker {diary.number} holds other estimates: {wrong[:3]}"
 
@@ -198,6 +209,12 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # Who ends it waits first until its members have come to their end.
             if finished_s > diary.ended_s + 1:
                 yield f"worker {diary.number} heard too early that the run is over"
+            missed = {
+                key for d in diaries for key, _, at_s in d.commits if at_s > diary.started_s + 4
+            }
+            has_place = not outcome.fired and outcome.plan.max_workers is None
+            if has_place and len(missed) > 2 and not diary.entries:
+                yield f"worker {diary.number} was not let in while others trained: {missed}"
         elif FEW in text:
             there = [
                 other

@@ -68,6 +68,7 @@ class CrewDiary:
         entries: Epochs that it has entered.
         before: Where it was each time that it asked for the next epoch: the last epoch that it was
             whole in, its steps, bits of its parameters, and of its buffer.
+        tried: Each time, the epoch that it got, or 0, and whether somebody there had trained.
         commits: What it committed: the bits of its parameters after that, and when.
         carried: Between two steps: steps its scheduler counts, the cursor of its sampler, its lr.
         wrong: What it found wrong by itself.
@@ -81,6 +82,7 @@ class CrewDiary:
     ended_s: float = float("inf")
     entries: list[Entry] = field(default_factory=list)
     before: list[tuple[int, int, int, int]] = field(default_factory=list)
+    tried: list[tuple[int, bool]] = field(default_factory=list)
     commits: list[tuple[Key, int, float]] = field(default_factory=list)
     carried: dict[Key, tuple[int, int, float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -169,7 +171,13 @@ class CrewWorker:
 
         def note_and_find(own: Member, lost: Collection[int]) -> Epoch:
             self._note_forming(own)
-            return find_next(own, lost)
+            found = None
+            try:
+                found = find_next(own, lost)
+            finally:
+                has_trained = found is not None and found.members[0].epoch > 0
+                self._diary.tried.append((0 if found is None else found.number, has_trained))
+            return found
 
         def enter_and_note(epoch: Epoch, *, seconds: float) -> None:
             self._note_entry(epoch)
