@@ -276,4 +276,5 @@ class CrewStore:
 
 def _shorten(value: Any) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return text if len(text) < 400 and not text.startswith("gA") else f"{len(text)} characters"
+    # A state of the rendezvous; torch numbers its handlers through all schedules.
+    return text if len(text) < 400 else "much"
