@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from base64 import b64encode
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,9 @@ import torch
 from torch import nn
 
 import distlion
-from crews import (
-    host_store,
-    make_crew,
-)
+from crews import OPTIONS, check_equal, host_store, make_crew, start, train
 from distlion.crew import CrewSampler
+from distlion.crew.carried import Luggage, decode_state, encode_state
 from distlion.errors import CrewError
 
 
@@ -109,3 +109,52 @@ def test_members_take_each_example_once_while_their_number_changes() -> None:
     newcomer.load_state_dict(samplers[0].state_dict())
     assert sorted(number for part in taken for number in part) == list(range(60))
     assert newcomer.cursor == 60
+
+
+def test_what_is_carried_arrives_as_it_left() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5])
+    state = {"schedule": schedule.state_dict(), "betas": (0.9, 0.95), "text": "a\nb"}
+    arrived = decode_state(encode_state(state))
+    assert arrived == state
+    assert type(arrived["schedule"]["milestones"]) is Counter
+    assert 3 in arrived["schedule"]["milestones"]
+
+
+class Held:
+    """Is carried, with a state that is given."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), object()])
+def test_a_state_that_cannot_be_carried_is_refused_at_once(value: object) -> None:
+    with pytest.raises(CrewError, match="carried"):
+        Luggage().add({"held": Held({"value": value})})
+
+
+def test_two_things_cannot_be_carried_by_one_name() -> None:
+    luggage, held = Luggage(), Held({})
+    luggage.add({"held": held})
+    luggage.add({"held": held})
+    with pytest.raises(distlion.errors.InvalidArgumentError, match="'held' is carried already"):
+        luggage.add({"held": Held({})})
+
+
+def start_again(rank: int, size: int, port: int) -> dict[str, Any]:
+    """One worker was started again by its host's torchrun, the other one was not."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)
+    return train(make_crew(port, min_workers=size), OPTIONS["majority"], seed=rank, size=size)
+
+
+def test_members_may_be_at_different_starts_of_torchrun() -> None:
+    store = host_store()
+    check_equal(start(start_again, 2, store.port))

@@ -50,7 +50,8 @@ def strike_one(
         store.wait(["come"])
     crew = make_crew(port, min_workers=2, max_workers=size)
     if who == "newcomer" and rank == size - 1:
-        arm(crew, point, 0, how)
+        # From "broadcast" on it has the number of the others' step.
+        arm(crew, point, STRUCK_AT if point in ("broadcast", "load") else 0, how)
     first: list[Any] = []
     state = {"is_done": False}
     n_first = size - (who == "newcomer")

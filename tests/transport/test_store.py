@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from distlion.transport import Turn, store_of, watch_peers
 
-COUNT = "TORCHELASTIC_RESTART_COUNT"
+COUNT, KEPT = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def group() -> Iterator[dist.ProcessGroup]:
 def test_an_alarm_of_an_earlier_start_alarms_nobody(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(KEPT, "True")
     monkeypatch.setenv(COUNT, "0")
     store_of(group).set("distlion/alarm", "lost")
     assert store_of(group).check(["distlion/alarm"])
@@ -32,6 +33,16 @@ def test_an_alarm_of_an_earlier_start_alarms_nobody(
     assert not store_of(group).check(["distlion/alarm"])
     watch = watch_peers(group)
     assert watch.look() and not watch.alarmed.is_set()
+
+
+def test_where_each_start_has_its_own_store_counts_may_differ(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEPT, "False")
+    monkeypatch.setenv(COUNT, "0")
+    store_of(group).set("place", "here")
+    monkeypatch.setenv(COUNT, "1")
+    assert store_of(group).get("place") == b"here"
 
 
 def test_without_torchrun_all_is_in_the_store_itself(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from distlion.errors import CrewError
+from distlion.checkpoint.tree import decode_tree, encode_tree
+from distlion.errors import CheckpointError, CrewError, InvalidArgumentError
 
 
 class Carried(Protocol):
@@ -28,7 +30,16 @@ class Luggage:
         self._told: dict[str, dict[str, Any]] = {}
 
     def add(self, carried: Mapping[str, Carried]) -> bool:
-        """Carry these objects too; return whether one of them has taken a state that waited."""
+        """Carry these objects too; return whether one of them has taken a state that waited.
+
+        Raises:
+            InvalidArgumentError: Another object has this name.
+            CrewError: A state holds what cannot be carried.
+        """
+        for name, each in carried.items():
+            if self._carried.get(name, each) is not each:
+                raise InvalidArgumentError(f"{name!r} is carried already; give it another name")
+            encode_state({name: each.state_dict()})
         self._carried.update(carried)
         waiting = {name: self._told.pop(name) for name in carried if name in self._told}
         for name, state in waiting.items():
@@ -56,3 +67,30 @@ class Luggage:
                 f"other workers carry {', '.join(sorted(self._told))}, and this one does not; call "
                 "crew.carry() with the same names on all workers before the first step"
             )
+
+
+def encode_state(state: Any) -> str:
+    """Turn a state into text, of which ``decode_state`` makes the same, keys and tuples included.
+
+    Raises:
+        CrewError: It holds a tensor, or something else that is no number, string or container.
+    """
+    tensors: dict[str, Any] = {}
+    try:
+        text = json.dumps(encode_tree(state, "what is carried", tensors))
+    except (CheckpointError, TypeError, ValueError) as error:
+        raise CrewError(
+            f"param groups and what is carried must be numbers, strings, lists and dicts ({error})"
+        ) from error
+    if tensors:
+        raise CrewError("a tensor or an array cannot be carried; give numbers, lists and dicts")
+    return text
+
+
+def decode_state(text: str) -> Any:
+    """Turn back what ``encode_state`` made."""
+
+    def read(name: str) -> Any:
+        raise CrewError(f"the most advanced worker has sent a tensor, {name}")
+
+    return decode_tree(json.loads(text), read)

@@ -21,8 +21,9 @@ from distlion.crew.epoch import (
     Epoch,
     Member,
     describe_self,
-    find_last_epoch,
+    find_last_begun,
     meet,
+    note_begun,
     shrink,
     take_id,
 )
@@ -104,7 +105,7 @@ class Crew:
                 SECRET_VARIABLE,
             )
         self.newcomers: Newcomers = newcomers
-        self.min_workers = min_workers
+        self.min_workers, self._wait_timeout_s = min_workers, wait_timeout_s
         self._rendezvous = Rendezvous(
             endpoint,
             run_id=run_id,
@@ -258,7 +259,23 @@ class Crew:
         with self._changing:
             self._epoch, self._wants_change = epoch, False
         if epoch.place == 0:
+            with suppress(DistError):  # a store that is gone is noticed where it is needed
+                note_begun(self._rendezvous.store, epoch.number)
             self._rendezvous.publish(epoch.describe())
+
+    def check_patience(self, began_s: float, error: Exception) -> None:
+        """Say why an epoch was not formed, and end where that has gone on for too long.
+
+        Raises:
+            CrewError: Nothing has come about for ``wait_timeout_s``.
+        """
+        limit_s = self._wait_timeout_s
+        logger.warning("worker %d: no epoch was formed, once more: %s", self._id, error)
+        if time.monotonic() - began_s > limit_s:
+            raise CrewError(
+                f"workers came to the store and not to each other for {limit_s:g} s ({error}); can "
+                "they connect at any port? GLOO_SOCKET_IFNAME names the interface"
+            ) from error
 
     def sit_out(self, epoch: Epoch, failures: int) -> None:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
@@ -282,8 +299,10 @@ class Crew:
     def finish(self) -> None:
         """Wait until all members have come to their end; one that lags gets its last step here.
 
+        One that is alone at its end warns, after ``wait_timeout_s``.
+
         Raises:
-            CrewError: Too few are left.
+            CrewError: The store is gone.
         """
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or self._epoch is None:
@@ -296,6 +315,8 @@ class Crew:
                 f"the store is gone ({error}): this worker has come to its end, and does not know "
                 "of the others"
             ) from error
+        except CrewError as error:
+            logger.warning("worker %d has come to its end, the last of all: %s", self._id, error)
         self._ended.set()
         self._rendezvous.close()
 
@@ -331,8 +352,8 @@ class Crew:
         """
         try:
             waits = self._rendezvous.count_waiting(len(epoch.members)) > 0
-            is_left_behind = find_last_epoch(self._rendezvous.store) > epoch.number
-        except (CrewError, DistError) as error:
+            is_left_behind = find_last_begun(self._rendezvous.store) > epoch.number
+        except Exception as error:  # noqa: BLE001 it must not end this thread without a word
             self._trouble = CrewError(f"the store of the crew is gone ({error})")
             return
         with self._changing:
@@ -360,6 +381,8 @@ class Crew:
         else:
             self._ended.set()
             self._rendezvous.leave()
+        if self._optimizer is not None and (optimizer := self._optimizer()) is not None:
+            optimizer.leave()
 
 
 def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.rendezvous import FormingError, Rendezvous
 from distlion.errors import CrewError
-from distlion.transport import keep, watch_peers
+from distlion.transport import keep, keep_store, watch_peers
 from distlion.vote import Roster
 
 QUICK_S = 2.0
@@ -34,7 +34,7 @@ CONNECT_S, CONNECT_S_EACH = 4.0, 0.5
 """How long connections may take, and for each member more: one that has died meanwhile is waited
 for. All are ready when it begins."""
 _POLL_S = 0.005
-_EPOCHS, _IDS, _DECISION = "epochs", "ids", "decision"
+_EPOCHS, _BEGUN, _IDS, _DECISION = "epochs", "begun", "ids", "decision"
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,15 @@ def take_id(store: Any) -> int:
     return int(store.add(_IDS, 1)) - 1
 
 
-def find_last_epoch(store: Any) -> int:
-    """Return the greatest number that an epoch was given so far."""
-    return int(store.add(_EPOCHS, 0))
+def note_begun(store: Any, number: int) -> None:
+    """Note that the members of an epoch have begun it."""
+    if find_last_begun(store) < number:
+        store.set(_BEGUN, str(number))
+
+
+def find_last_begun(store: Any) -> int:
+    """Return the number of the last epoch that has begun: others may have been given and not."""
+    return int(store.get(_BEGUN)) if store.check([_BEGUN]) else 0
 
 
 def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
@@ -275,6 +281,7 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+    keep_store(group, store)
     watch_peers(group, store_is_apart=True)
     return group
 

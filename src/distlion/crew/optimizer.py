@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion import faults
+from distlion.crew.carried import decode_state, encode_state
 from distlion.crew.epoch import Epoch, connect, disconnect
 from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
@@ -33,6 +33,7 @@ from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
 from distlion.options import NodePieces, Settings, ShardPieces, begin_momentum
 from distlion.session import Session, broadcast_tensor, name_worker
+from distlion.signals import deferred_signals
 from distlion.step import Ranks, StepInputs, is_dtensor
 from distlion.transport import watch_peers
 
@@ -180,9 +181,10 @@ class CrewLion(DistributedLion):
                 epoch = crew.find_next(own, lost)
                 self._fire_forming("roster")
                 self._enter(epoch)
-            except (FormingError, ProcessGroupError, DistError, *_LOST):
+            except (FormingError, ProcessGroupError, DistError, *_LOST) as error:
                 # A store that is gone is found so where the next epoch is looked for.
                 failures += 1
+                crew.check_patience(began_s, error)
                 if epoch is not None:
                     crew.sit_out(epoch, failures)
                 lost = ()
@@ -193,6 +195,10 @@ class CrewLion(DistributedLion):
                 continue
             crew.enter(epoch, seconds=time.monotonic() - began_s)
             return
+
+    def leave(self) -> None:
+        """Close the connections of this worker, which the others notice at once."""
+        self._let_go()
 
     def _set_back(self, error: ReplicaMismatchError) -> None:
         """Where replicas are repaired, make this worker a newcomer if it left the majority.
@@ -244,11 +250,15 @@ class CrewLion(DistributedLion):
             raise
         # Nothing can fail any more that others take part in.
         self._fire_forming("load")
-        for own, new in taken:
-            own.copy_(new)
-        if epoch.is_behind:
-            self._told_groups = told["groups"]
-            self._crew.luggage.take(told["carried"])
+        lifecycle = self._session.lifecycle
+        with deferred_signals("forming an epoch"):
+            lifecycle.is_torn = True
+            for own, new in taken:
+                own.copy_(new)
+            if epoch.is_behind:
+                self._told_groups = told["groups"]
+                self._crew.luggage.take(told["carried"])
+            lifecycle.is_torn = False
         self._whole_epoch = epoch.number
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
@@ -311,14 +321,7 @@ class CrewLion(DistributedLion):
                 for group in self.param_groups
             ]
             told = {"groups": groups, "carried": self._crew.luggage.describe()}
-            try:
-                text = json.dumps(told)
-            except (TypeError, ValueError) as error:
-                raise CrewError(
-                    f"param groups and what is carried must be numbers, strings, lists and dicts "
-                    f"({error})"
-                ) from error
-            epoch.store.set(_TOLD, text)
+            epoch.store.set(_TOLD, encode_state(told))
 
     def _hear(self, epoch: Epoch) -> dict[str, Any]:
         """Return what the most advanced has told, where this worker is behind."""
@@ -329,7 +332,7 @@ class CrewLion(DistributedLion):
             if time.monotonic() > deadline_s or self.has_lost_somebody:
                 raise FormingError("the most advanced worker is gone")
             time.sleep(0.005)
-        told: dict[str, Any] = json.loads(epoch.store.get(_TOLD))
+        told: dict[str, Any] = decode_state(epoch.store.get(_TOLD).decode())
         return told
 
     def take_told_groups(self) -> None:

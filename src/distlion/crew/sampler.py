@@ -16,24 +16,27 @@ class CrewSampler:
     All members share one cursor in one order of the examples. In a step worker ``place`` of
     ``size`` takes the ``place``-th ``batch_size`` of them; ``advance`` moves the cursor by
     ``size * batch_size``. Members that change take the examples again of a step that was not
-    committed, at their new places: no example of an epoch of the data is seen twice or left out,
-    but for those that the end of the data cuts off.
+    committed, at their new places: no example of an epoch of the data is seen twice or left out.
+    The last step of an epoch goes on with the first examples of the next one.
 
     Args:
         crew: The members.
         n_examples: Examples in all.
         batch_size: Examples of each worker in a step.
         seed: Of the order.
+        name: What the crew carries it by; give each of several another one.
 
     Attributes:
         cursor: Examples dealt out so far.
     """
 
-    def __init__(self, crew: Crew, n_examples: int, batch_size: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, crew: Crew, n_examples: int, batch_size: int, *, seed: int = 0, name: str = "sampler"
+    ) -> None:
         self._crew, self._n_examples, self._batch_size = crew, n_examples, batch_size
         self._seed, self.cursor = seed, 0
         self._order: tuple[int, torch.Tensor] | None = None
-        crew.carry(sampler=self)
+        crew.carry(**{name: self})
 
     def take(self) -> list[int]:
         """Return the numbers of this worker's examples in the next step."""

@@ -91,7 +91,11 @@ class Replicas:
         everybody = _gather_digests(link, digest_tensors(tensors), step=step)
         _raise_differing(link, names, everybody, alike, step=step)
         differing, _ = _find_differing(link, everybody, range(link.n_members))
-        broadcast_params(link, [tensors[column] for column in differing], step=step)
+        has_all = link.rank in alike and link.rank > 0
+        for column in differing:
+            # Who has it already lets it pass by: it could be damaged on the way.
+            row = tensors[column].clone() if has_all else tensors[column]
+            broadcast_params(link, [row], step=step)
         if differing:
             everybody = _gather_digests(link, digest_tensors(tensors), step=step)
             if (everybody != everybody[0]).any():

@@ -12,7 +12,9 @@ from distlion.transport.base import (
 from distlion.transport.gloo import Gloo, let_go_of_failed
 from distlion.transport.groups import (
     carries_host_memory,
+    find_start,
     keep,
+    keep_store,
     own_group,
     store_of,
     tidy,
@@ -36,9 +38,11 @@ __all__ = [
     "carries_host_memory",
     "connect_in_memory",
     "find_minority",
+    "find_start",
     "gather_bytes",
     "is_registered",
     "keep",
+    "keep_store",
     "let_go_of_failed",
     "own_group",
     "store_of",

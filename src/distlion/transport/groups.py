@@ -59,7 +59,7 @@ def take_kept(*, since_s: float) -> list[object]:
     before = time.monotonic() - since_s
     groups = [group for group, kept_s in _kept.copy().items() if kept_s < before]
     for group in groups:
-        del _kept[group]
+        _kept.pop(group, None)
     return groups
 
 
@@ -76,8 +76,22 @@ def store_of(process_group: dist.ProcessGroup) -> Any:
         store = process_group.get_group_store()
     else:
         store = dist.distributed_c10d._get_process_group_store(process_group)
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    start = find_start()
     return store if start is None else PrefixStore(f"start {start}", store)
+
+
+def find_start() -> str | None:
+    """Return which start of torchrun this is, where its agents keep one store through all of them.
+
+    Where they do not, a host that has come later counts its starts from 0, unlike the others.
+    """
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_kept else None
+
+
+def keep_store(process_group: dist.ProcessGroup, store: Any) -> None:
+    """Let this be the store of a group, whichever start of torchrun its members are at."""
+    _stores[process_group] = store
 
 
 def own_group(
@@ -122,8 +136,8 @@ def own_group(
     return group
 
 
-_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, PrefixStore] = weakref.WeakKeyDictionary()
-"""The store of each group of our own, which torch does not know."""
+_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
+"""The store of each group of our own, which torch does not know, and of those of a crew."""
 
 
 def _keep_all() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from distlion.crew import Crew
+from distlion.crew import Crew, CrewLion
 from distlion.errors import NonFiniteError
 from distlion.lab.baselines import ring_all_reduce_bytes
 from distlion.lab.tasks import Task, batch_loss
@@ -106,13 +106,15 @@ class CrewLoop:
         crew.carry(series=self._series)
         make = partial(crew.optimizer, buffers=list(model.buffers()))
         self._worker = start_worker(settings, model, make)
-        self._schedule = LambdaLR(self._worker.optimizer, partial(lr_factor, settings=settings))
+        assert isinstance(self._worker.optimizer, CrewLion)  # the crew made it
+        self._optimizer = self._worker.optimizer
+        self._schedule = LambdaLR(self._optimizer, partial(lr_factor, settings=settings))
         crew.carry(schedule=self._schedule)
         self._training_s, self._units, self._epoch = 0.0, 0, 0
 
     @property
     def _done(self) -> int:
-        return int(self._worker.optimizer.param_groups[0]["step"])
+        return self._optimizer.committed_step
 
     def run(self) -> Ending:
         """Train to the last step, with whoever is there.
@@ -139,9 +141,10 @@ class CrewLoop:
             loss = batch_loss(self._worker.model, move_batch(batch, device))
             loss.backward()  # type: ignore[no-untyped-call]
         lr, found = float(self._schedule.get_last_lr()[0]), float(loss.detach())
-        self._worker.optimizer.step()
-        self._worker.optimizer.zero_grad()
-        if self._done == step:  # members have changed: the batch is taken again
+        # Where members have changed it is False, and the step may be another one.
+        was_committed = self._optimizer.step()
+        self._optimizer.zero_grad()
+        if not was_committed:
             return
         self._schedule.step()
         self._check_finite(found)

@@ -38,6 +38,7 @@ from distlion.lab.training.train_settings import (
     TrainSettings,
     torchrun_world_size,
 )
+from distlion.transport import find_start
 
 FIGURE_NAME = "loss.png"
 DIAGNOSIS_NAME = "diagnosis.png"
@@ -252,10 +253,10 @@ def _train_joined(work: _Work, observe: Observer) -> Record:
     # torchrun's agent keeps one store through all restarts: Gloo would connect to the addresses
     # that workers of an earlier start have left there.
     store, rank, world_size = next(iter(rendezvous("env://")))
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    start = find_start()
     dist.init_process_group(
         "gloo",
-        store=PrefixStore(f"start {start}", store),
+        store=store if start is None else PrefixStore(f"start {start}", store),
         rank=rank,
         world_size=world_size,
     )
