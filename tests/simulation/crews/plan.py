@@ -105,6 +105,12 @@ class CrewPlan:
     faults: tuple[CrewFault, ...]
 
     @property
+    def is_slow(self) -> bool:
+        """Whether a message may take so long that an exchange has no end in time."""
+        slow_s: float = 0.1 * self.options["step_timeout_s"]
+        return self.delays.straggling_s > slow_s
+
+    @property
     def n_workers(self) -> int:
         """Workers, those who come later among them; not those who come again."""
         return len(self.starts_s) + len(self.comings)

@@ -212,7 +212,9 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             missed = {
                 key for d in diaries for key, _, at_s in d.commits if at_s > diary.started_s + 4
             }
-            has_place = not outcome.fired and outcome.plan.max_workers is None
+            plan = outcome.plan
+            # In a slow network it may have stayed away, so that others could connect.
+            has_place = not outcome.fired and plan.max_workers is None and not plan.is_slow
             if has_place and len(missed) > 2 and not diary.entries:
                 yield f"worker {diary.number} was not let in while others trained: {missed}"
         elif FEW in text:
