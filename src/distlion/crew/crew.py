@@ -187,8 +187,8 @@ class Crew:
                 as a learning-rate scheduler; all workers give the same names.
             buffers: Tensors that a newcomer takes from it too, ``model.buffers()``.
             **options: As for ``DistributedLion``, but for ``process_group``, ``nodes`` and
-                ``momentum_sync``. ``init_timeout_s`` is 30 unless it is given: workers that are
-                lost while an epoch is formed are waited for so long.
+                ``momentum_sync``. ``init_timeout_s`` is 30 unless it is given: a member that falls
+                silent while an epoch is formed is waited for so long.
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.

@@ -204,7 +204,10 @@ class Rendezvous:
                 f"{self._wait_timeout_s:g} s; start more of them, and resume from a checkpoint"
             ) from error
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
-            raise CrewError("the run is over: its workers have reached their end") from error
+            raise CrewError(
+                f"the run is over: the workers of {self._run_id!r} have come to their end; another "
+                "run needs another run_id, or a store that was started again"
+            ) from error
         except DistStoreError as error:
             # All wait here for what the first one says of itself, which nobody needs.
             raise FormingError(str(error)) from error
