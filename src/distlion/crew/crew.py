@@ -270,7 +270,7 @@ class Crew:
             CrewError: Nothing has come about for ``wait_timeout_s``.
         """
         limit_s = self._wait_timeout_s
-        logger.warning("worker %d: no epoch was formed, once more: %s", self._id, error)
+        logger.warning("worker %d: no epoch was formed, once more: %s", self._id, str(error))
         if time.monotonic() - began_s > limit_s:
             raise CrewError(
                 f"workers came to the store and not to each other for {limit_s:g} s ({error}); can "

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.rendezvous import FormingError, Rendezvous
 from distlion.errors import CrewError
-from distlion.transport import keep, keep_store, watch_peers
+from distlion.transport import drop_store, keep, keep_store, watch_peers
 from distlion.vote import Roster
 
 QUICK_S = 2.0
@@ -299,9 +299,12 @@ def _forget_group() -> None:
 
 def disconnect(*, has_failed: bool) -> None:
     """Give the default process group up."""
-    if not dist.is_initialized():
+    group = dist.group.WORLD
+    if group is None:
         return
+    drop_store(group)
     if has_failed:
         # Its destructor may wait for peers that are silent.
-        keep(dist.group.WORLD)
+        keep(group)
+    del group
     dist.destroy_process_group()

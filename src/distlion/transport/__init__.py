@@ -12,6 +12,7 @@ from distlion.transport.base import (
 from distlion.transport.gloo import Gloo, let_go_of_failed
 from distlion.transport.groups import (
     carries_host_memory,
+    drop_store,
     find_start,
     keep,
     keep_store,
@@ -37,6 +38,7 @@ __all__ = [
     "all_gather_rounds",
     "carries_host_memory",
     "connect_in_memory",
+    "drop_store",
     "find_minority",
     "find_start",
     "gather_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -293,9 +294,12 @@ def let_go_of_failed(*, since_s: float) -> None:
         since_s: Longer than any operation on them may take: there is nothing to wait for then.
     """
     groups = take_kept(since_s=since_s)
-    for transfer in _under_way.copy():
-        if transfer.process_group in groups:
-            _under_way.discard(transfer)
+    _under_way.difference_update(
+        [each for each in _under_way.copy() if each.process_group in groups]
+    )
+    if groups:
+        del groups
+        gc.collect()  # errors that were raised hold their transfers, and themselves
 
 
 def _from(root: int, options: Any) -> Any:

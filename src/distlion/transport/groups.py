@@ -94,6 +94,11 @@ def keep_store(process_group: dist.ProcessGroup, store: Any) -> None:
     _stores[process_group] = store
 
 
+def drop_store(process_group: dist.ProcessGroup) -> None:
+    """Forget the store of a group that is given up."""
+    _stores.pop(process_group, None)
+
+
 def own_group(
     process_group: dist.ProcessGroup,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import random
 import warnings
@@ -159,8 +160,15 @@ class CrewPlay:
 
 
 def play_crew(plan: CrewPlan) -> CrewOutcome:
-    """Play a schedule."""
-    return CrewPlay(plan).run()
+    """Play a schedule; garbage, whose end wakes threads, is collected before and after it."""
+    gc.collect()
+    gc.freeze()  # what is there already is not looked at again
+    gc.disable()
+    try:
+        return CrewPlay(plan).run()
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 @contextlib.contextmanager
