@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        """Where its record lies."""
+        """Path of its record."""
         return RECORDS / f"{self.rule}_{self.newcomers or 'fixed'}_s{self.seed}.json"
 
 

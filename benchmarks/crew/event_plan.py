@@ -1,4 +1,4 @@
-"""What happens to the workers of a soak: drawn ahead from a seed, the same for every system."""
+"""Events of a soak, drawn ahead from a seed: every system gets the same ones."""
 
 from __future__ import annotations
 

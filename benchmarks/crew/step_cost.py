@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("cost_worker.py")
 
 @dataclass(frozen=True)
 class Block:
-    """What a block of steps took.
+    """Time of a block of steps.
 
     Attributes:
         whole_s: Of a training step, the lower quartile.

@@ -1,4 +1,4 @@
-"""What each worker of a soak trains: the same network, data and pace under every system."""
+"""The training of each worker of a soak: one network, data set and pace for every system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is carried along with the parameters: schedulers, samplers and the like."""
+"""State that travels with the parameters: schedulers, samplers and the like."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class CrewLion(DistributedLion):
         self._let_go()
 
     def _set_back(self, error: ReplicaMismatchError) -> None:
-        """Where replicas are repaired, make this worker a newcomer if it left the majority.
+        """Make this worker a newcomer if it left the majority and replicas are repaired.
 
         Raises:
             ReplicaMismatchError: Replicas are not repaired, or none is known to be right.

@@ -32,7 +32,7 @@ NAMED_DIFFERENCES = 5
 FINDING_BYTES = 1024
 """Bytes of a finding that travel to those who hold other shards."""
 PIECE_BYTES = 4 << 20
-"""What is broadcast at a time: 3.4 s at 10 Mbit/s, so that no timeout depends on the model."""
+"""Bytes of one broadcast: 3.4 s at 10 Mbit/s, so that no timeout depends on the model."""
 
 
 class Replicas:

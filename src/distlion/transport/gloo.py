@@ -32,7 +32,7 @@ from distlion.transport.watch import READ_S, PeerWatch, within
 from distlion.vote import Roster
 
 _under_way: set[GlooTransfer] = set()
-"""What has begun and not ended: whoever lets go of a group waits for it, perhaps for ever."""
+"""Transfers under way: destroying their group would wait for them, perhaps forever."""
 outlive_interpreter(_under_way)
 
 # How often a wait looks for another worker's alarm.
@@ -83,7 +83,7 @@ class GlooTransfer:
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        """Where it runs."""
+        """Process group that carries it."""
         return self._link.process_group
 
     def wait(self) -> None:

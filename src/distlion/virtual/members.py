@@ -1,4 +1,4 @@
-"""What the workers of one process keep, where some of them leave and others come."""
+"""State of virtual workers while some of them leave and others join."""
 
 from __future__ import annotations
 

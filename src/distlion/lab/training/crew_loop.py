@@ -32,7 +32,7 @@ from distlion.lab.training.train_settings import TrainSettings
 
 
 class Series:
-    """What a run has come to so far; a newcomer takes it from the most advanced member.
+    """Results of a run so far; a newcomer takes them from the most advanced member.
 
     Attributes:
         losses, evaluations: As in a ``Record``; losses are those of one member.

@@ -44,7 +44,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a worker raised; the crew's own errors may end one of them and not the others."""
+    """An error of a worker; an error of the crew may end one worker and not the others."""
 
     description: str
     trace: str | None
