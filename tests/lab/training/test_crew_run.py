@@ -1,5 +1,6 @@
 """A local crew trains to its end, whichever of its processes is killed."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -9,6 +10,8 @@ import pytest
 from distlion.errors import InvalidArgumentError, WorkerFailedError
 from distlion.lab.training import CheckpointSettings, TrainSettings, train
 from distlion.lab.training import crew_workers as crew_workers_module
+from distlion.lab.training.crew_loop import Ending
+from run_records import make_record
 
 pytestmark = pytest.mark.distributed
 
@@ -83,3 +86,42 @@ def test_what_a_crew_cannot_have_is_refused_by_name(tmp_path, given, checkpoints
             checkpoints=CheckpointSettings(**checkpoints),
             crew=True,
         )
+
+
+class EndingWhenAsked:
+    """A process that has ended the n-th time that somebody looks at it."""
+
+    pid = 1234
+
+    def __init__(self, looks_left, exitcode):
+        self.sentinel, self._looks_left, self._exitcode = 0, looks_left, exitcode
+
+    @property
+    def exitcode(self):
+        self._looks_left -= 1
+        return None if self._looks_left >= 0 else self._exitcode
+
+
+@pytest.mark.parametrize("looks_left", range(4))
+def test_a_worker_that_ends_between_any_two_looks_is_replaced(monkeypatch, tmp_path, looks_left):
+    """The first one is killed, and the second one ends in order long after it."""
+    monkeypatch.setattr(crew_workers_module, "REPLACED_AFTER_S", 0.0)
+    monkeypatch.setattr(crew_workers_module.connection, "wait", lambda *args, **options: [])
+    ends = [(looks_left, -signal.SIGKILL), (100, 0), (100, 0)]
+    started = []
+
+    def start(company):
+        inbox, outbox = multiprocessing.Pipe(duplex=False)
+        looks, exitcode = ends[len(started)]
+        started.append(EndingWhenAsked(looks, exitcode))
+        ending = Ending(make_record(), "digest") if exitcode == 0 else None
+        company._members.append(crew_workers_module._Member(started[-1], inbox, ending=ending))
+        outbox.close()
+
+    monkeypatch.setattr(crew_workers_module._Company, "_start", start)
+    monkeypatch.setattr(crew_workers_module._Company, "_is_over", property(lambda company: False))
+    company = crew_workers_module._Company(
+        make_settings(tmp_path), None, lambda progress: None, port=1, preload=()
+    )
+    assert company.run().replicas_equal
+    assert len(started) == len(ends)

@@ -3,31 +3,8 @@ import json
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion.lab.training.record import Record, claim_run_dir, describe_versions, write_record
-
-
-def make_record(**changes):
-    fields = {
-        "settings": {"steps": 1},
-        "versions": describe_versions(),
-        "task": {"name": "text"},
-        "trainable_parameters": 10,
-        "world_size": 2,
-        "first_heldout_loss": 5.0,
-        "final_heldout_loss": 4.0,
-        "final_heldout_accuracy": 0.25,
-        "final_train_loss": 4.5,
-        "wall_s": 1.0,
-        "sent_bytes_per_worker": 100,
-        "full_precision_bytes_per_worker": 3200,
-        "bits_per_parameter": 1.5,
-        "replicas_equal": True,
-        "traffic": {"steps": 1},
-        "losses": {"step": [0], "loss": [4.5]},
-        "evaluations": {"step": [0], "loss": [5.0]},
-        "diagnostics": [],
-    }
-    return Record(**fields | changes)
+from distlion.lab.training.record import claim_run_dir, describe_versions, write_record
+from run_records import make_record
 
 
 def test_record_file_holds_the_record(tmp_path):

@@ -53,12 +53,17 @@ class _Failure:
 
 @dataclass
 class _Member:
-    """A process, as its parent sees it."""
+    """A process, as its parent sees it.
+
+    Attributes:
+        is_gone: True once the parent has noted its end, which may come between any two looks at it.
+    """
 
     process: BaseProcess
     inbox: Connection
     ending: Ending | None = None
     failure: _Failure | None = None
+    is_gone: bool = False
 
 
 def train_crew(
@@ -110,6 +115,7 @@ class _Company:
         self._context = choose_context([__name__, *preload])
         self._members: list[_Member] = []
         self._vacant_since_s: list[float] = []
+        self._failures: list[_Failure] = []
         self._last: Progress | None = None
 
     def run(self) -> Record:
@@ -142,7 +148,7 @@ class _Company:
         outbox.close()
 
     def _have_all_ended(self) -> bool:
-        return all(member.process.exitcode is not None for member in self._members) and (
+        return all(member.is_gone for member in self._members) and (
             not self._vacant_since_s or self._is_over
         )
 
@@ -153,15 +159,16 @@ class _Company:
 
     def _listen(self) -> None:
         """Read one message of each that sent some, or note who has died."""
-        running = [member for member in self._members if member.process.exitcode is None]
+        running = [member for member in self._members if not member.is_gone]
         sources: list[Any] = [member.inbox for member in running]
         sources += [member.process.sentinel for member in running]
         connection.wait(sources, timeout=0.2)
         for member in running:
+            has_ended = member.process.exitcode is not None
             self._read(member)
-            if member.process.exitcode is not None:
-                self._read(member)
-                self._note_death(member)
+            if has_ended:
+                member.is_gone = True
+                self._note_end(member)
 
     def _read(self, member: _Member) -> None:
         try:
@@ -174,21 +181,35 @@ class _Company:
                         member.ending = ending
                     case _Failure() as failure:
                         member.failure = failure
+                        self._failures.append(failure)
         except (EOFError, ConnectionResetError):
             pass
 
-    def _note_death(self, member: _Member) -> None:
+    def _note_end(self, member: _Member) -> None:
+        """Say who has ended before the run did, and let a newcomer come for who was killed.
+
+        Raises:
+            WorkerFailedError: A worker raised an error that every other one would raise too, or
+                too few are left and nobody is to come.
+        """
         if member.ending is not None or self._is_over:
             return
-        if member.failure is not None:
-            if not member.failure.is_of_crew:
-                self._fail()
-            return
-        how = describe_exit(member.process.exitcode)
-        self._vacant_since_s.append(time.monotonic())
+        if member.failure is None:
+            self._vacant_since_s.append(time.monotonic())
+            said = f"{describe_exit(member.process.exitcode)}; a newcomer takes its place"
+        elif member.failure.is_of_crew and self._are_enough:
+            said = f"has left: {member.failure.description}"
+        else:
+            self._fail()
         if self._last is not None:
-            note = f"process {member.process.pid} {how}; a newcomer takes its place"
+            note = f"process {member.process.pid} {said}"
             self._observe(replace(self._last, note=note, validation_loss=None))
+
+    @property
+    def _are_enough(self) -> bool:
+        """True if the workers that are left and those that are to come can train."""
+        left = sum(not member.is_gone for member in self._members)
+        return left + len(self._vacant_since_s) >= _least(self._settings)
 
     def _replace(self) -> None:
         due = time.monotonic() - REPLACED_AFTER_S
@@ -197,17 +218,22 @@ class _Company:
             self._start()
 
     def _fail(self) -> NoReturn:
-        failures = [member.failure for member in self._members if member.failure is not None]
-        if not failures:
+        if not self._failures:
             raise WorkerFailedError("all workers were killed")
-        cause = WorkerTraceError(failures[0].trace) if failures[0].trace else None
-        raise WorkerFailedError(f"a worker failed: {failures[0].description}") from cause
+        first = self._failures[0]
+        cause = WorkerTraceError(first.trace) if first.trace else None
+        raise WorkerFailedError(f"a worker failed: {first.description}") from cause
 
     def end(self) -> None:
         """End all processes that still run."""
         end_processes([member.process for member in self._members])
         for member in self._members:
             member.inbox.close()
+
+
+def _least(settings: TrainSettings) -> int:
+    """Return how many workers the crew needs to train."""
+    return max(2, settings.workers // 2 + 1)
 
 
 def _be_member(
@@ -219,7 +245,7 @@ def _be_member(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(settings.threads)
     try:
-        crew = Crew(f"{_HOST}:{port}", min_workers=max(2, settings.workers // 2 + 1), secret=secret)
+        crew = Crew(f"{_HOST}:{port}", min_workers=_least(settings), secret=secret)
         with crew:
             ending = CrewLoop(settings, load(settings), crew, outbox.send).run()
         outbox.send(ending)
