@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
@@ -16,27 +15,30 @@ from torch import Tensor
 from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
+from distlion.crew.admission import ask
 from distlion.crew.carried import Carried, Luggage
 from distlion.crew.epoch import (
     Epoch,
-    Member,
-    describe_self,
     find_last_begun,
+    follow,
+    is_left_out,
     meet,
     note_begun,
-    shrink,
+    read_decision,
     take_id,
 )
+from distlion.crew.lookout import Lookout
+from distlion.crew.member import Member, describe_self
 from distlion.crew.optimizer import CrewLion
+from distlion.crew.patience import Patience
 from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.options import Newcomers, check_newcomers
-from distlion.transport import let_go_of_failed
 
 logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
-_LOOK_S, _TURNS = 0.5, "turns to sit out"
+_TURNS = "turns to sit out"
 # Longer than the others need: torch takes a worker out 6 s after its last word.
 _SIT_OUT_S, _MOST_SIT_OUT_S = 10.0, 60.0
 
@@ -105,14 +107,13 @@ class Crew:
                 SECRET_VARIABLE,
             )
         self.newcomers: Newcomers = newcomers
-        self.min_workers, self._wait_timeout_s = min_workers, wait_timeout_s
+        self.min_workers = min_workers
         self._rendezvous = Rendezvous(
             endpoint,
             run_id=run_id,
             secret=secret,
             min_workers=min_workers,
             max_workers=max_workers,
-            wait_timeout_s=wait_timeout_s,
         )
         try:
             self._id = take_id(self._rendezvous.store)
@@ -121,16 +122,9 @@ class Crew:
         self.luggage = Luggage()
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
-        self._wants_change, self._changing, self._n_looks = False, threading.Lock(), 0
-        self._trouble: CrewError | None = None
-        self._ended = threading.Event()
-        watcher = threading.Thread(
-            target=_look_for_newcomers,
-            args=(weakref.ref(self), self._ended),
-            name="distlion crew",
-            daemon=True,
-        )
-        watcher.start()
+        self._last_tried, self.patience = 0, Patience(wait_timeout_s)
+        self._lookout = Lookout(self._rendezvous, self._id)
+        self._ended = self._lookout.ended
         weakref.finalize(self, self._ended.set)
 
     @property
@@ -161,14 +155,12 @@ class Crew:
 
     @property
     def wants_change(self) -> bool:
-        """True if somebody waits to join, so that the epoch has to end.
+        """True if somebody wants to join, so that the epoch has to end.
 
         Raises:
             CrewError: The store is gone.
         """
-        if self._trouble is not None:
-            raise self._trouble
-        return self._wants_change
+        return self._lookout.wants_change
 
     def optimizer(
         self,
@@ -200,7 +192,7 @@ class Crew:
         self.carry(**(carry or {}))
         optimizer = CrewLion(self, params, *args, buffers=buffers, **options)
         self._optimizer = weakref.ref(optimizer)
-        optimizer.form(())
+        optimizer.form(None)
         return optimizer
 
     def carry(self, **carried: Carried) -> None:
@@ -223,27 +215,58 @@ class Crew:
         """
         return describe_self(self._id, epoch=epoch, step=step, settings=settings)
 
-    def find_next(self, own: Member, lost: Collection[int]) -> Epoch:
+    def find_next(self, own: Member, lost: Collection[int] | None) -> Epoch:
         """Find the next epoch: of those who are left, or of who comes to the rendezvous.
 
         Args:
             own: This worker.
-            lost: Ranks in the present epoch of those who are lost, as all others found.
+            lost: Ranks in the present epoch of those who are lost, as all others found; empty where
+                all left it for somebody who wants to join. None: nobody knows who is there.
 
         Raises:
-            CrewError: Fewer than ``min_workers`` came in time, or the store is gone.
+            CrewError: Fewer than ``min_workers`` came in time, the store is gone, or the others
+                train with other settings than this worker.
         """
-        found = None
-        if self._epoch is not None and lost:
-            ids = {self._epoch.members[rank].id for rank in lost}
-            found = shrink(self._rendezvous, self._epoch, own, ids, min_workers=self.min_workers)
+        found, before = None, self._epoch
+        self._lookout.pause()
+        if before is not None and lost is not None and not self._lookout.is_left_behind:
+            found = follow(
+                self._rendezvous,
+                before,
+                own,
+                {before.members[rank].id for rank in lost},
+                min_workers=self.min_workers,
+            )
+        if found is None:
+            found = self._ask(own)
         if found is None:
             logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
-            found = meet(self._rendezvous, own, min_workers=self.min_workers)
+            limit_s = self.patience.next_wait_s()
+            found = meet(self._rendezvous, own, min_workers=self.min_workers, limit_s=limit_s)
+        self._last_tried = found.number
         return found
 
-    def enter(self, epoch: Epoch, *, seconds: float) -> None:
-        """Note that an epoch was formed, and say who left and who came."""
+    def _ask(self, own: Member) -> Epoch | None:
+        """Ask those who train to let this worker in, where others have begun an epoch without it.
+
+        Raises:
+            CrewError: They train with other settings.
+        """
+        store = self._rendezvous.store
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            is_outside = find_last_begun(store) > max(own.epoch, self._last_tried)
+            if is_outside or (self._epoch is not None and is_left_out(self._epoch, own)):
+                return read_decision(self._rendezvous, ask(store, own) or {}, own)
+        return None
+
+    def enter(self, epoch: Epoch, *, seconds: float, longest_operation_s: float) -> None:
+        """Note that an epoch was formed, and say who left and who came.
+
+        Args:
+            epoch: The epoch.
+            seconds: How long it took.
+            longest_operation_s: How long an operation on a process group may take.
+        """
         before = set() if self._epoch is None else {each.id for each in self._epoch.members}
         now = {member.id for member in epoch.members}
         logger.info(
@@ -256,26 +279,13 @@ class Crew:
             _list(before - now),
             _list(now - before),
         )
-        with self._changing:
-            self._epoch, self._wants_change = epoch, False
+        self._epoch = epoch
+        self.patience.rest()
+        self._lookout.watch(epoch, longest_operation_s=longest_operation_s)
         if epoch.place == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 note_begun(self._rendezvous.store, epoch.number)
             self._rendezvous.publish(epoch.describe())
-
-    def check_patience(self, began_s: float, error: Exception) -> None:
-        """Say why an epoch was not formed, and end where that has gone on for too long.
-
-        Raises:
-            CrewError: Nothing has come about for ``wait_timeout_s``.
-        """
-        limit_s = self._wait_timeout_s
-        logger.warning("worker %d: no epoch was formed, once more: %s", self._id, str(error))
-        if time.monotonic() - began_s > limit_s:
-            raise CrewError(
-                f"workers came to the store and not to each other for {limit_s:g} s ({error}); can "
-                "they connect at any port? GLOO_SOCKET_IFNAME names the interface"
-            ) from error
 
     def sit_out(self, epoch: Epoch, failures: int) -> None:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
@@ -309,7 +319,7 @@ class Crew:
             return
         try:
             while not self._have_all_finished(optimizer):
-                optimizer.form(())
+                optimizer.form(None)
         except DistError as error:
             raise CrewError(
                 f"the store is gone ({error}): this worker has come to its end, and does not know "
@@ -324,7 +334,7 @@ class Crew:
         """Wait; False where somebody was lost, failed in its last step, or says nothing any more.
 
         Nobody waits for a member in a step any more, so that its own word has to tell that it is
-        there: of one that computes, it comes from the thread that looks for newcomers.
+        there: of one that computes, it comes from its lookout.
         """
         epoch, limit_s = self.epoch, optimizer.silence_s
         heard: dict[str, tuple[bytes, float]] = {}
@@ -344,28 +354,6 @@ class Crew:
             time.sleep(0.05)
         return True
 
-    def _look(self, epoch: Epoch) -> None:
-        """Look whether somebody waits to join, or others have begun an epoch without this worker.
-
-        They may have where a network fell apart, or all members of this one's epoch were busy for
-        too long: then these go to the others.
-        """
-        try:
-            waits = self._rendezvous.count_waiting(len(epoch.members)) > 0
-            is_left_behind = find_last_begun(self._rendezvous.store) > epoch.number
-        except Exception as error:  # noqa: BLE001 it must not end this thread without a word
-            self._trouble = CrewError(f"the store of the crew is gone ({error})")
-            return
-        with self._changing:
-            if (waits or is_left_behind) and self._epoch is epoch:
-                self._wants_change = True
-        self._n_looks += 1
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
-            epoch.store.set(f"alive/{self._id}", str(self._n_looks))
-        optimizer = None if self._optimizer is None else self._optimizer()
-        if optimizer is not None:
-            let_go_of_failed(since_s=optimizer.longest_operation_s)
-
     def __enter__(self) -> Crew:
         return self
 
@@ -383,16 +371,6 @@ class Crew:
             self._rendezvous.leave()
         if self._optimizer is not None and (optimizer := self._optimizer()) is not None:
             optimizer.leave()
-
-
-def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None:
-    while not ended.wait(_LOOK_S):
-        found = crew()
-        if found is None:
-            return
-        if found._epoch is not None:
-            found._look(found._epoch)
-        del found
 
 
 def _list(ids: Collection[int]) -> str:

@@ -1,19 +1,19 @@
 """Epochs: a roster of workers, decided once for all of them, and the process group made for it.
 
-    round ──members──► epoch 1 ──somebody is lost──► epoch 2 ──somebody waits──► round ──► epoch 3
+    round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──in doubt──► round
 
 The workers of a round of the rendezvous tell each other what they have, and are ordered alike: the
-most advanced first. Where one of them is lost, the others have agreed on whom (``PeerWatch``), so
-that those who are left decide on the next epoch among themselves, in milliseconds. Whatever is in
-doubt goes back to the rendezvous, which takes seconds.
+most advanced first. Where one of them is lost, the others have agreed on whom (``PeerWatch``), and
+where one asks to be let in, all have left the epoch at the same step. So those who are left decide
+on the next epoch among themselves, in milliseconds. Whatever is in doubt goes back to the
+rendezvous, which takes seconds.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from distlion.crew.admission import Ask, answer, list_ready
+from distlion.crew.member import STRANGER, Member
 from distlion.crew.rendezvous import FormingError, Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import drop_store, keep, keep_store, watch_peers
@@ -35,35 +37,6 @@ CONNECT_S, CONNECT_S_EACH = 4.0, 0.5
 for. All are ready when it begins."""
 _POLL_S = 0.005
 _EPOCHS, _BEGUN, _IDS, _DECISION = "epochs", "begun", "ids", "decision"
-
-
-@dataclass(frozen=True)
-class Member:
-    """A worker of a crew.
-
-    Attributes:
-        id: Its number, which nobody else gets.
-        epoch: The last epoch that it was whole in; 0 for a newcomer.
-        step: Steps that its parameters have seen.
-        settings: Digest of its parameters' kinds and of its settings.
-        host: Where it runs, for logs.
-        pid: Its process there.
-    """
-
-    id: int
-    epoch: int
-    step: int
-    settings: int
-    host: str
-    pid: int
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """How far it is: parameters of a later epoch stand, whatever their step."""
-        return self.epoch, self.step
-
-    def __str__(self) -> str:
-        return f"worker {self.id} ({self.host}, process {self.pid})"
 
 
 @dataclass(frozen=True)
@@ -137,24 +110,21 @@ def find_last_begun(store: Any) -> int:
     return int(store.get(_BEGUN)) if store.check([_BEGUN]) else 0
 
 
-def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
-    """Describe this process as a member."""
-    return Member(identity, epoch, step, settings, os.uname().nodename, os.getpid())
-
-
-def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int) -> Epoch:
+def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float) -> Epoch:
     """Form an epoch of all who come to the next round of the rendezvous.
 
     Args:
         rendezvous: Where workers meet.
         own: This worker.
         min_workers: The least that train.
+        limit_s: How long to wait for them.
 
     Raises:
+        TooFewError: They did not come in time.
         FormingError: Somebody who came is gone again, or cannot take part.
         CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
     """
-    found = rendezvous.join()
+    found = rendezvous.join(limit_s)
     try:
         record: dict[str, Any] = {"member": asdict(own)}
         if found.place == 0:
@@ -184,14 +154,11 @@ def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
     if first.epoch == 0:
         return members
     if own not in alike:
-        raise CrewError(
-            "the crew trains with other settings, other parameters or another version of distlion "
-            "than this worker; start it with the same script as the others"
-        )
+        raise CrewError(STRANGER)
     return alike
 
 
-def shrink(
+def follow(
     rendezvous: Rendezvous,
     before: Epoch,
     own: Member,
@@ -199,10 +166,10 @@ def shrink(
     *,
     min_workers: int,
 ) -> Epoch | None:
-    """Form an epoch of those who are left, where all of them know who is lost.
+    """Form an epoch of those who are left, and of those who ask to be let in.
 
-    The first one to see all of them there decides; so does the first one to wait in vain, who sends
-    everybody to the rendezvous.
+    All who are left know who is lost. The first one to see all of them there decides; so does the
+    first one to wait in vain, who sends everybody to the rendezvous.
 
     Args:
         rendezvous: Its store keeps the decision.
@@ -215,7 +182,7 @@ def shrink(
         The epoch; None where the rendezvous has to find out who is there.
     """
     left = [member.id for member in before.members if member.id not in lost]
-    if not lost or own.id not in left or len(left) < min_workers:
+    if own.id not in left or len(left) < min_workers:
         return None
     store = before.store
     try:
@@ -227,14 +194,44 @@ def shrink(
                 break
             time.sleep(_POLL_S)
         if not store.check([_DECISION]):
-            proposal: dict[str, Any] = {}
-            if are_all:
-                records = [json.loads(store.get(key)) for key in keys]
-                proposal = {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": records}
-            store.compare_set(_DECISION, "", json.dumps(proposal))
+            records = [json.loads(store.get(key)) for key in keys] if are_all else []
+            _decide(rendezvous, before, records)
         decision = json.loads(store.get(_DECISION))
     except RuntimeError:
         return None
+    return read_decision(rendezvous, decision, own)
+
+
+def _decide(rendezvous: Rendezvous, before: Epoch, records: Sequence[dict[str, Any]]) -> None:
+    """Decide on the next epoch, unless somebody has; none of it is where all go to the rendezvous.
+
+    Args:
+        rendezvous: Its store has those who ask.
+        before: The epoch that is over.
+        records: What each of those who are left has said; empty if some have said nothing.
+    """
+    decision: dict[str, Any] = {}
+    asks: list[Ask] = []
+    if records:
+        settings = before.members[before.place].settings
+        asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
+        members = [*records, *(asdict(each.member) for each in asks)]
+        decision = {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members}
+    proposal = json.dumps(decision)
+    if before.store.compare_set(_DECISION, "", proposal).decode() == proposal:
+        answer(rendezvous.store, asks, decision)
+
+
+def is_left_out(before: Epoch, own: Member) -> bool:
+    """Return whether those who were in an epoch with this worker have decided on one without it."""
+    if not before.store.check([_DECISION]):
+        return False
+    members = json.loads(before.store.get(_DECISION)).get("members", [])
+    return bool(members) and own.id not in [record["id"] for record in members]
+
+
+def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
+    """Make the epoch that was decided on; None if this worker is not in it."""
     members = [Member(**record) for record in decision.get("members", [])]
     if own.id not in [member.id for member in members]:
         return None

@@ -19,6 +19,7 @@ from distlion.crew.carried import decode_state, encode_state
 from distlion.crew.epoch import Epoch, connect, disconnect
 from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
+    CorruptFrameError,
     CrewError,
     EpochOverError,
     InvalidArgumentError,
@@ -87,7 +88,7 @@ class CrewLion(DistributedLion):
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         self._crew, self._buffers = crew, list(buffers)
         self._whole_epoch = 0
-        self._lost: tuple[int, ...] = ()
+        self._lost: tuple[int, ...] | None = None
         self._told_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, **options)
         if any(is_dtensor(param) for param in self._all_params()):
@@ -101,11 +102,6 @@ class CrewLion(DistributedLion):
     ) -> tuple[Session, NodePieces | ShardPieces]:
         """Begin alone; ``form`` connects this worker with the others."""
         return Session(Ranks.alone(), settings, None), NodePieces(1, 0)
-
-    @property
-    def longest_operation_s(self) -> float:
-        """Seconds that an operation on a process group may take."""
-        return self._settings.group_timeout_s
 
     @property
     def has_lost_somebody(self) -> bool:
@@ -125,8 +121,9 @@ class CrewLion(DistributedLion):
             closure: Re-evaluates the model; run once.
 
         Returns:
-            Whether this step was committed. Where it was not, members changed, or all workers
-            skipped it (``nonfinite="skip"``): take the batch of ``committed_step`` again.
+            True if the step is done: it was committed, or all workers have skipped it
+            (``nonfinite="skip"``). False where members changed: take the batch of
+            ``committed_step`` again.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
@@ -142,13 +139,15 @@ class CrewLion(DistributedLion):
         except EpochOverError:
             self.form(())
             return False
-        except _LOST as error:
-            self._lost = error.culprits
+        except (*_LOST, CorruptFrameError) as error:
+            # Who was sent damaged bytes may be the only one that knows of it.
+            is_known = not isinstance(error, CorruptFrameError) and bool(error.culprits)
+            self._lost = error.culprits if is_known else None
             if self.committed_step == before:
                 self.form(self._lost)
                 return False
             # The step was committed, and what follows it failed: the next call forms an epoch.
-        return self.committed_step > before
+        return True
 
     def _gather_inputs(self) -> StepInputs:
         """Say in the header of a vote that somebody waits: so all leave the epoch at one step."""
@@ -158,11 +157,12 @@ class CrewLion(DistributedLion):
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
         return replace(inputs, header=header)
 
-    def form(self, lost: Collection[int]) -> None:
+    def form(self, lost: Collection[int] | None) -> None:
         """Form the next epoch; all members do.
 
         Args:
-            lost: Ranks in the present epoch that all others found to be gone.
+            lost: Ranks in the present epoch that all others found to be gone; None: nobody knows
+                who is there.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
@@ -181,19 +181,21 @@ class CrewLion(DistributedLion):
                 epoch = crew.find_next(own, lost)
                 self._fire_forming("roster")
                 self._enter(epoch)
-            except (FormingError, ProcessGroupError, DistError, *_LOST) as error:
+            except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
                 # A store that is gone is found so where the next epoch is looked for.
-                failures += 1
-                crew.check_patience(began_s, error)
+                crew.patience.check(error)
                 if epoch is not None:
+                    failures += 1
+                    logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                     crew.sit_out(epoch, failures)
-                lost = ()
+                lost = None
                 continue
             except ReplicaMismatchError as error:
                 self._set_back(error)
-                lost = ()
+                lost = None
                 continue
-            crew.enter(epoch, seconds=time.monotonic() - began_s)
+            seconds, longest_s = time.monotonic() - began_s, self._settings.group_timeout_s
+            crew.enter(epoch, seconds=seconds, longest_operation_s=longest_s)
             return
 
     def leave(self) -> None:
@@ -224,7 +226,7 @@ class CrewLion(DistributedLion):
     def _let_go(self) -> None:
         """Leave the connections of the present epoch."""
         before = self._session
-        self._lost = ()
+        self._lost = None
         self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
         disconnect(has_failed=before.lifecycle.is_dead)
 

@@ -54,6 +54,10 @@ class FormingError(Exception):
     """Somebody was lost while an epoch was formed."""
 
 
+class TooFewError(FormingError):
+    """Too few came to the rendezvous in time."""
+
+
 class SignedBackend(RendezvousBackend):
     """The state of a rendezvous, signed: torch unpickles it, which runs what a stranger wrote.
 
@@ -127,7 +131,6 @@ class Rendezvous:
         secret: What the workers of the run alone know.
         min_workers: The least that a round takes.
         max_workers: The most; with so many it does not wait for more.
-        wait_timeout_s: How long a round may take to have enough.
 
     Attributes:
         store: The keys of this run, over a connection for this worker's own questions.
@@ -144,11 +147,9 @@ class Rendezvous:
         secret: str,
         min_workers: int,
         max_workers: int,
-        wait_timeout_s: float,
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
         self._min_workers, self._max_workers = min_workers, max_workers
-        self._wait_timeout_s = wait_timeout_s
         # A read that waits keeps others off its connection, so that heartbeats have their own.
         self.store = PrefixStore(name_run(run_id), self._connect(run_id))
         self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
@@ -157,7 +158,7 @@ class Rendezvous:
         self._heartbeats, self._rounds = self._connect(run_id), self._connect(run_id)
         self._handler: DynamicRendezvousHandler | None = None
 
-    def _make_handler(self) -> DynamicRendezvousHandler:
+    def _make_handler(self, limit_s: float) -> DynamicRendezvousHandler:
         backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
         made: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             self._run_id,
@@ -168,7 +169,7 @@ class Rendezvous:
             # Hosts in containers may have one name and one process number.
             local_addr=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
             timeout=RendezvousTimeout(
-                join=timedelta(seconds=self._wait_timeout_s),
+                join=timedelta(seconds=limit_s),
                 last_call=timedelta(seconds=LAST_CALL_S),
             ),
             keep_alive_interval=KEEP_ALIVE_S,
@@ -186,22 +187,25 @@ class Rendezvous:
                 f"host that stays: distlion crew --port {port}"
             ) from error
 
-    def join(self) -> Round:
+    def join(self, limit_s: float) -> Round:
         """Wait for the next round, and take part in it.
 
+        Args:
+            limit_s: How long to wait.
+
         Raises:
+            TooFewError: Fewer than ``min_workers`` came.
             FormingError: The first of those who came is gone again.
-            CrewError: Fewer than ``min_workers`` came, somebody else writes to the store, or the
-                store is gone.
+            CrewError: Somebody else writes to the store, or the store is gone.
         """
         try:
             if self._handler is None:
-                self._handler = self._make_handler()
+                self._handler = self._make_handler(limit_s)
             found = self._handler.next_rendezvous()
         except RendezvousTimeoutError as error:
-            raise CrewError(
-                f"fewer than {self._min_workers} workers came to {self._endpoint} within "
-                f"{self._wait_timeout_s:g} s; start more of them, and resume from a checkpoint"
+            self._handler = None
+            raise TooFewError(
+                f"fewer than {self._min_workers} workers came to {self._endpoint}"
             ) from error
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             raise CrewError(
@@ -218,21 +222,9 @@ class Rendezvous:
             ) from error
         return Round(found.store, found.rank, found.world_size)
 
-    def count_waiting(self, n_members: int) -> int:
-        """Return how many workers wait for the next round, where it has a place for them.
-
-        Args:
-            n_members: How many train. torch lets those who are too many wait too.
-
-        Raises:
-            CrewError: The store is gone.
-        """
-        handler = self._handler
-        try:
-            waiting = 0 if handler is None else int(handler.num_nodes_waiting())
-        except (RendezvousError, RuntimeError) as error:
-            raise CrewError(f"the store at {self._endpoint} is gone ({error})") from error
-        return min(waiting, self._max_workers - n_members)
+    def count_places(self, n_members: int) -> int:
+        """Return how many more members there may be."""
+        return self._max_workers - n_members
 
     def publish(self, now: str) -> None:
         """Show the present members to whoever looks on."""

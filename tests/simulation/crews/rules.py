@@ -12,13 +12,13 @@ Always, whatever happened:
 5. who counts votes with error feedback holds what each voter has said;
 6. where ``min_workers`` is more than half of all, an epoch commits no second step once a later one
    has committed: nothing goes on as two runs;
-7. who ends with an error ends with one of the package's;
+7. who ends with an error ends with a ``CrewError``;
 8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
-over before it could be let in, by a store that was silent for 5 s, or after bytes that were
-damaged. Machines that stay apart for good excuse it.
+over before it could be let in, or by a store that was silent for 5 s. Machines that stay apart for
+good excuse it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from simulation.crews.worker import CrewDiary, Entry
 OVER = "the run is over"
 FEW = "fewer than"
 NO_STORE = "store"
-DAMAGED = ("CorruptFrameError", "PeerLostError", "StepTimeoutError", "ProcessGroupError")
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
@@ -49,7 +48,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *_find_steps_back(diaries),
         *_find_other_estimates(diaries),
         *_find_two_runs(outcome, diaries),
-        *_find_other_errors(outcome, diaries),
+        *_find_other_errors(diaries),
         *_find_no_progress(outcome, diaries),
         *_find_vain_epochs(outcome, diaries),
     ]
@@ -164,23 +163,19 @@ def _find_two_runs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[s
             yield f"epoch {number} went on beside a later one: steps {sorted(new)}"
 
 
-def _find_other_errors(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
-    kinds = {fault.kind for fault, _ in outcome.fired}
+def _find_other_errors(diaries: list[CrewDiary]) -> Iterator[str]:
     for diary in diaries:
         kind, text = diary.error
         if diary.ending == "broken":
             yield f"worker {diary.number} ended with {kind}: {text}"
-        allowed = ("CrewError", *(DAMAGED if "stale" in kinds else ()))
-        if diary.ending == "raised" and kind not in allowed:
+        if diary.ending == "raised" and kind != "CrewError":
             yield f"worker {diary.number} raised {kind}: {text}"
 
 
 def _is_impaired(outcome: CrewOutcome) -> bool:
-    """Return whether a fault lets even those fail who live: by damage, or for good."""
+    """Return whether a fault lets even those fail who live."""
     return any(
-        fault.kind == "stale"
-        or fault.is_endless_cut
-        or (fault.kind == "store" and fault.seconds == float("inf"))
+        fault.is_endless_cut or (fault.kind == "store" and fault.seconds == float("inf"))
         for fault, _ in outcome.fired
     )
 
@@ -237,9 +232,12 @@ def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
         return
     (fault, at_s), alive = fired[0], [diary for diary in diaries if diary.ending == "finished"]
     is_plain = (fault.kind, fault.phase, fault.restarts_after_s) == ("die", "training", None)
-    entered_s = {entry.number: entry.at_s for diary in diaries for entry in diary.entries}
-    before = {number for number, entry_s in entered_s.items() if entry_s <= at_s}
-    for diary in alive if is_plain else ():
-        had_formed = before == {entry.number for entry in diary.entries if entry.at_s < at_s}
-        if had_formed and len(diary.before) > len(diary.entries):
+    earlier = [(entry, d.id) for d in diaries for entry in d.entries if entry.at_s <= at_s]
+    last = max((entry.number for entry, _ in earlier), default=0)
+    there = {identity for entry, identity in earlier if entry.number == last}
+    members = {
+        member[0] for entry, _ in earlier if entry.number == last for member in entry.members
+    }
+    for diary in alive if is_plain and there == members else ():
+        if diary.id in members and len(diary.before) > len(diary.entries):
             yield f"worker {diary.number} formed {len(diary.before)} epochs in vain or not"

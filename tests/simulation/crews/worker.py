@@ -14,7 +14,8 @@ from torch import Tensor
 import distlion
 from distlion.aggregation.registry import RULES
 from distlion.crew import CrewLion
-from distlion.crew.epoch import Epoch, Member
+from distlion.crew.epoch import Epoch
+from distlion.crew.member import Member
 from distlion.errors import DistlionError
 from simulation.crews.estimates import Said, find_said
 from simulation.crews.faults import CrewInjector
@@ -169,7 +170,7 @@ class CrewWorker:
         self._keep(crew)
         find_next, enter = crew.find_next, crew.enter
 
-        def note_and_find(own: Member, lost: Collection[int]) -> Epoch:
+        def note_and_find(own: Member, lost: Collection[int] | None) -> Epoch:
             self._note_forming(own)
             found = None
             try:
@@ -179,9 +180,9 @@ class CrewWorker:
                 self._diary.tried.append((0 if found is None else found.number, has_trained))
             return found
 
-        def enter_and_note(epoch: Epoch, *, seconds: float) -> None:
+        def enter_and_note(epoch: Epoch, **options: float) -> None:
             self._note_entry(epoch)
-            enter(epoch, seconds=seconds)
+            enter(epoch, **options)
 
         crew.find_next, crew.enter = note_and_find, enter_and_note  # type: ignore[method-assign]
         with crew:

@@ -1,0 +1,120 @@
+"""The lookout: sees who wants to join while this worker trains, and shows that it is there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+from torch.distributed import DistError
+
+from distlion.crew.admission import Ask, answer, list_asks, withdraw
+from distlion.crew.epoch import Epoch, find_last_begun
+from distlion.crew.rendezvous import Rendezvous
+from distlion.errors import CrewError
+from distlion.transport import let_go_of_failed
+
+LOOK_S = 0.25
+"""Between two looks into the store."""
+_FORGOTTEN_S = 60.0
+"""One that has asked for so long is gone."""
+
+
+class Lookout:
+    """A thread that looks into the store now and then, while an epoch is there.
+
+    Args:
+        rendezvous: Its store.
+        identity: The number of this worker.
+
+    Attributes:
+        ended: Set to end the thread.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, identity: int) -> None:
+        self._rendezvous, self._id = rendezvous, identity
+        self._epoch: Epoch | None = None
+        self._longest_operation_s, self._n_looks = 0.0, 0
+        self._changing = threading.Lock()
+        self._trouble: CrewError | None = None
+        self._is_asked = self._is_left_behind = False
+        self._since_s: dict[int, float] = {}
+        self._heard: dict[int, bytes] = {}
+        self.ended = threading.Event()
+        threading.Thread(target=self._look_again, name="distlion crew", daemon=True).start()
+
+    @property
+    def wants_change(self) -> bool:
+        """True if the epoch has to end: somebody wants to join, or others train without this one.
+
+        Raises:
+            CrewError: The store is gone.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+        return self._is_asked or self._is_left_behind
+
+    @property
+    def is_left_behind(self) -> bool:
+        """True if others have begun an epoch without this worker."""
+        return self._is_left_behind
+
+    def watch(self, epoch: Epoch, *, longest_operation_s: float) -> None:
+        """Look on for the members of this epoch.
+
+        Args:
+            epoch: It has just been formed.
+            longest_operation_s: How long connections of an epoch before it may be in use.
+        """
+        with self._changing:
+            self._epoch, self._longest_operation_s = epoch, longest_operation_s
+            self._is_asked = self._is_left_behind = False
+
+    def pause(self) -> None:
+        """Look on for nobody: this worker has left its epoch, and can let nobody in."""
+        with self._changing:
+            self._epoch = None
+
+    def _look_again(self) -> None:
+        while not self.ended.wait(LOOK_S):
+            epoch = self._epoch
+            if epoch is not None:
+                self._look(epoch)
+
+    def _look(self, epoch: Epoch) -> None:
+        try:
+            is_left_behind = find_last_begun(self._rendezvous.store) > epoch.number
+            is_asked = self._look_for_asks(epoch)
+        except Exception as error:  # noqa: BLE001 it must not end this thread without a word
+            self._trouble = CrewError(f"the store of the crew is gone ({error})")
+            return
+        with self._changing:
+            if self._epoch is epoch:
+                self._is_left_behind |= is_left_behind
+                self._is_asked |= is_asked
+        self._n_looks += 1
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            epoch.store.set(f"alive/{self._id}", str(self._n_looks))
+        let_go_of_failed(since_s=self._longest_operation_s)
+
+    def _look_for_asks(self, epoch: Epoch) -> bool:
+        """Answer those who ask to be let in; return whether one can be, and is still there."""
+        store, own = self._rendezvous.store, epoch.members[epoch.place]
+        asks = self._drop_forgotten(list_asks(store))
+        answer(store, [ask for ask in asks if ask.member.settings != own.settings], {})
+        if self._rendezvous.count_places(len(epoch.members)) <= 0:
+            return False
+        alike = [ask for ask in asks if ask.member.settings == own.settings]
+        heard = dict(self._heard)
+        for ask in alike:
+            store.set(ask.seen, f"{self._id} {self._n_looks}")
+            self._heard[ask.number] = store.get(ask.ready) if store.check([ask.ready]) else b""
+        return any(self._heard[ask.number] != heard.get(ask.number, b"") for ask in alike)
+
+    def _drop_forgotten(self, asks: list[Ask]) -> list[Ask]:
+        """Take those off the list that have died before they could."""
+        now_s = time.monotonic()
+        self._since_s = {ask.number: self._since_s.get(ask.number, now_s) for ask in asks}
+        old = [ask for ask in asks if now_s - self._since_s[ask.number] > _FORGOTTEN_S]
+        withdraw(self._rendezvous.store, old)
+        return [ask for ask in asks if ask not in old]

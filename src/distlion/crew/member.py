@@ -1,0 +1,45 @@
+"""A worker of a crew, as the others see it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+STRANGER = (
+    "the crew trains with other settings, other parameters or another version of distlion than "
+    "this worker; start it with the same script as the others"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker of a crew.
+
+    Attributes:
+        id: Its number, which nobody else gets.
+        epoch: The last epoch that it was whole in; 0 for a newcomer.
+        step: Steps that its parameters have seen.
+        settings: Digest of its parameters' kinds and of its settings.
+        host: Where it runs, for logs.
+        pid: Its process there.
+    """
+
+    id: int
+    epoch: int
+    step: int
+    settings: int
+    host: str
+    pid: int
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it is: parameters of a later epoch stand, whatever their step."""
+        return self.epoch, self.step
+
+    def __str__(self) -> str:
+        return f"worker {self.id} ({self.host}, process {self.pid})"
+
+
+def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
+    """Describe this process as a member."""
+    return Member(identity, epoch, step, settings, os.uname().nodename, os.getpid())
