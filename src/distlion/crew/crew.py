@@ -17,6 +17,7 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried, Luggage
+from distlion.crew.changes import Changes
 from distlion.crew.epoch import (
     Epoch,
     Member,
@@ -118,7 +119,7 @@ class Crew:
             self._id = take_id(self._rendezvous.store)
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error
-        self.luggage = Luggage()
+        self.luggage, self.changes = Luggage(), Changes()
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
         self._wants_change, self._changing, self._n_looks = False, threading.Lock(), 0
@@ -243,19 +244,8 @@ class Crew:
         return found
 
     def enter(self, epoch: Epoch, *, seconds: float) -> None:
-        """Note that an epoch was formed, and say who left and who came."""
-        before = set() if self._epoch is None else {each.id for each in self._epoch.members}
-        now = {member.id for member in epoch.members}
-        logger.info(
-            "epoch %d of %d workers formed in %.2f s at step %d, rank %d here; left: %s; came: %s",
-            epoch.number,
-            len(epoch.members),
-            seconds,
-            epoch.members[0].step,
-            epoch.place,
-            _list(before - now),
-            _list(now - before),
-        )
+        """Note that an epoch was formed, and say who left, who came, and why."""
+        self.changes.note_epoch(epoch, seconds=seconds)
         with self._changing:
             self._epoch, self._wants_change = epoch, False
         if epoch.place == 0:
@@ -380,6 +370,7 @@ class Crew:
             self.finish()
         else:
             self._ended.set()
+            self.changes.say_goodbye(error)
             self._rendezvous.leave()
         if self._optimizer is not None and (optimizer := self._optimizer()) is not None:
             optimizer.leave()
@@ -393,7 +384,3 @@ def _look_for_newcomers(crew: weakref.ref[Crew], ended: threading.Event) -> None
         if found._epoch is not None:
             found._look(found._epoch)
         del found
-
-
-def _list(ids: Collection[int]) -> str:
-    return ", ".join(f"worker {each}" for each in sorted(ids)) or "nobody"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults
 from distlion.crew.carried import decode_state, encode_state
+from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import Epoch, connect, disconnect
 from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
@@ -118,6 +119,11 @@ class CrewLion(DistributedLion):
         """How long a member may be silent."""
         return self._settings.step_timeout_s
 
+    @property
+    def traffic(self) -> CrewTraffic:
+        """Bytes and messages of this worker in all epochs, its members and their changes."""
+        return replace(self._crew.changes.counted, **asdict(super().traffic))
+
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, or form the next epoch where members change.
 
@@ -144,6 +150,7 @@ class CrewLion(DistributedLion):
             return False
         except _LOST as error:
             self._lost = error.culprits
+            self._crew.changes.note_loss(error, self._crew.epoch)
             if self.committed_step == before:
                 self.form(self._lost)
                 return False
@@ -186,6 +193,8 @@ class CrewLion(DistributedLion):
                 failures += 1
                 crew.check_patience(began_s, error)
                 if epoch is not None:
+                    if isinstance(error, _LOST):
+                        crew.changes.note_loss(error, epoch)
                     crew.sit_out(epoch, failures)
                 lost = ()
                 continue
