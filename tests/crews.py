@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -66,7 +68,7 @@ def train(
     goal: int = GOAL,
     each: Callable[[CrewLion], None] = lambda optimizer: None,
 ) -> dict[str, Any]:
-    """Train to the goal; return digests and epochs by step, rates and momenta at the end.
+    """Train to the goal; return digests and epochs by step, and what there is at the end.
 
     Args:
         crew: The crew.
@@ -77,7 +79,7 @@ def train(
         each: Called after each call of ``step()``, and before the first one.
     """
     model = make_model(seed)
-    digests, epochs = {}, {}
+    digests, epochs, said = {}, {}, collect_log()
     with crew:
         optimizer = crew.optimizer(
             model.named_parameters(), lr=1e-2, step_timeout_s=4, check_every=5, **options
@@ -103,7 +105,19 @@ def train(
         "rates": rates,
         "id": crew.id,
         "momenta": momenta,
+        "traffic": asdict(optimizer.traffic),
+        "formed": [line for line in said if line.startswith("epoch ")],
     }
+
+
+def collect_log() -> list[str]:
+    """Return the messages of the library in this process from now on; the list grows."""
+    said: list[str] = []
+    logger, handler = logging.getLogger("distlion"), logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    return said
 
 
 def check_equal(results: list[dict[str, Any]], *, goal: int = GOAL) -> None:

@@ -158,3 +158,25 @@ def start_again(rank: int, size: int, port: int) -> dict[str, Any]:
 def test_members_may_be_at_different_starts_of_torchrun() -> None:
     store = host_store()
     check_equal(start(start_again, 2, store.port))
+
+
+def count_hooks(rank: int, size: int, port: int) -> tuple[int, int]:
+    """Train beside an optimizer without a crew; return calls of step() and of a hook."""
+    distlion.DistributedLion([nn.Parameter(torch.zeros(3))]).step()
+    counted: Counter[str] = Counter()
+
+    def note(optimizer: distlion.crew.CrewLion) -> None:
+        if not counted:
+            optimizer.register_step_post_hook(lambda *args: counted.update(["hook"]))
+        else:
+            counted.update(["step"])
+        counted.update(["note"])
+
+    train(make_crew(port), OPTIONS["majority"], seed=rank, size=size, goal=5, each=note)
+    return counted["step"], counted["hook"]
+
+
+def test_hooks_of_a_step_are_called_once() -> None:
+    store = host_store()
+    for calls, hooks in start(count_hooks, 2, store.port):
+        assert calls == hooks >= 5

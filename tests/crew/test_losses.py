@@ -63,6 +63,44 @@ def test_others_go_on_when_a_worker_is_killed(name: str, point: faults.Point) ->
         assert before[0] < after[0]
         assert len(before[1]) == 3
         assert len(after[1]) == 2
+        (lost,) = set(before[1]) - set(after[1])
+        assert f"left: worker {lost} (connection closed); came: nobody" in result["formed"][-1]
+        check_counts(result, members=2, lost=1)
+
+
+def check_counts(result: dict[str, Any], *, members: int, lost: int) -> None:
+    """Check how a worker's traffic describes the changes that it has seen."""
+    traffic, formed = result["traffic"], result["formed"]
+    last = max(result["epochs"])
+    assert (traffic["epoch"], traffic["members"]) == (result["epochs"][last][0], members)
+    assert traffic["members_lost"] == lost
+    assert traffic["epochs_formed"] == len(formed) > 1
+    seconds = sum(float(line.split(" formed in ")[1].split()[0]) for line in formed)
+    # The log rounds to hundredths.
+    assert traffic["forming_s"] == pytest.approx(seconds, abs=0.005 * len(formed) + 1e-9)
+    assert traffic["steps"] >= last - min(result["epochs"]) + 1
+
+
+def leave_with_an_error(rank: int, size: int, port: int) -> dict[str, Any]:
+    crew = make_crew(port, min_workers=2, max_workers=size)
+
+    def fail(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT:
+            raise ValueError("the batch\nis bad")
+
+    return train(crew, OPTIONS["majority"], seed=rank, each=fail)
+
+
+def test_log_has_the_words_of_a_worker_that_left_by_itself() -> None:
+    store = host_store()
+    left, *results = start(leave_with_an_error, 3, store.port, may_die=True)
+    assert isinstance(left, ValueError)
+    check_equal(results)
+    for result in results:
+        assert (
+            "(left by itself, ValueError: the batch is bad); came: nobody" in result["formed"][-1]
+        )
+        check_counts(result, members=2, lost=1)
 
 
 def differ(rank: int, size: int, port: int, on_divergence: str) -> Any:
@@ -161,6 +199,11 @@ def test_a_worker_that_was_stopped_comes_back_with_the_parameters_of_the_others(
     assert results[0]["struck"]
     assert len(results[0]["epochs"][400][1]) == 3
     assert STRUCK_AT + 1 not in results[0]["digests"] or len(results[0]["digests"]) < 400
+    stopped = results[0]["id"]
+    for result in results[1:]:
+        assert any(f"left: worker {stopped} (silent); " in line for line in result["formed"])
+    for result in results:
+        assert any(f"came: worker {stopped} (back)" in line for line in result["formed"])
 
 
 def lose_all_others(rank: int, size: int, port: int) -> Any:

@@ -57,6 +57,11 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
     last = results[-1]
     assert min(last["digests"]) > STRUCK_AT
     assert len(last["epochs"][400][1]) == 3
+    for result in results[:-1]:
+        assert result["formed"][-1].endswith(f"left: nobody; came: worker {last['id']} (new)")
+        assert result["traffic"]["members_lost"] == 0
+    (formed,) = last["formed"]
+    assert formed.endswith(f"came: worker 0, worker 1, worker {last['id']} (new)")
     momenta = [result["momentum"] for result in results]
     if newcomers == "zeros":
         assert not momenta[-1].any()

@@ -1,14 +1,19 @@
 """What loggers get of an optimizer's steps."""
 
+import os
+import signal
+
 import pytest
 import torch
 
 import distlion
-from cluster import run_workers
+from cluster import WorkerDiedError, run_workers
+from crews import GOAL, OPTIONS, STRUCK_AT, host_store, make_crew, start, train
 from distlion.errors import InvalidArgumentError
 from distlion.integrations.logging import VoteLog, VoteMeter, log_to_tensorboard, log_to_wandb
 
 TRAFFIC = {"step_s", "interval_s", "sent_bytes", "sent_bytes_total", "bits_per_parameter"}
+CHANGES = {"members", "epoch", "epochs_formed", "members_lost", "forming_s"}
 DIAGNOSIS = {"margin", "ties", "agreement", "dispersion"}
 
 
@@ -114,3 +119,30 @@ def test_workers_read_traffic_at_each_step_and_agreement_once_for_each_diagnosis
             assert numbers["interval_s"] >= numbers["step_s"] > 0
             if step % 2 == 0:
                 assert numbers["margin"] == pytest.approx(margin)
+
+
+def log_in_a_crew(rank, size, port):
+    crew, rows, logs = make_crew(port, min_workers=2, max_workers=size), {}, []
+
+    def act(optimizer):
+        if not logs:
+            logs.append(VoteLog(optimizer, rows.__setitem__, every=1))
+        if rank == 0 and optimizer.committed_step == STRUCK_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result = train(crew, OPTIONS["majority"], seed=rank, size=size, each=act)
+    return rows, result
+
+
+@pytest.mark.distributed
+def test_members_and_epoch_of_a_crew_are_logged_as_they_change():
+    store = host_store()
+    dead, *found = start(log_in_a_crew, 3, store.port, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    for rows, result in found:
+        before, after = rows[STRUCK_AT - 1], rows[GOAL]
+        assert before.keys() == {f"votes/{name}" for name in TRAFFIC | CHANGES}
+        assert (before["votes/members"], after["votes/members"]) == (3, 2)
+        assert after["votes/epoch"] == result["epochs"][GOAL][0] > before["votes/epoch"] > 0
+        assert (before["votes/members_lost"], after["votes/members_lost"]) == (0, 1)
+        assert after["votes/forming_s"] > before["votes/forming_s"] > 0

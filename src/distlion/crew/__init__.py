@@ -1,8 +1,9 @@
 """A crew: workers that train together while some are lost, return or join."""
 
+from distlion.crew.changes import CrewTraffic
 from distlion.crew.crew import Crew
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import DEFAULT_PORT, NOW, name_run
 from distlion.crew.sampler import CrewSampler
 
-__all__ = ["DEFAULT_PORT", "NOW", "Crew", "CrewLion", "CrewSampler", "name_run"]
+__all__ = ["DEFAULT_PORT", "NOW", "Crew", "CrewLion", "CrewSampler", "CrewTraffic", "name_run"]

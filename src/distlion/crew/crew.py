@@ -17,6 +17,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.crew.admission import ask
 from distlion.crew.carried import Carried, Luggage
+from distlion.crew.changes import Changes
 from distlion.crew.epoch import (
     Epoch,
     find_last_begun,
@@ -119,7 +120,7 @@ class Crew:
             self._id = take_id(self._rendezvous.store)
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error
-        self.luggage = Luggage()
+        self.luggage, self.changes = Luggage(), Changes()
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
         self._last_tried, self.patience = 0, Patience(wait_timeout_s)
@@ -260,25 +261,14 @@ class Crew:
         return None
 
     def enter(self, epoch: Epoch, *, seconds: float, longest_operation_s: float) -> None:
-        """Note that an epoch was formed, and say who left and who came.
+        """Note that an epoch was formed, and say who left, who came, and why.
 
         Args:
             epoch: The epoch.
             seconds: How long it took.
             longest_operation_s: How long an operation on a process group may take.
         """
-        before = set() if self._epoch is None else {each.id for each in self._epoch.members}
-        now = {member.id for member in epoch.members}
-        logger.info(
-            "epoch %d of %d workers formed in %.2f s at step %d, rank %d here; left: %s; came: %s",
-            epoch.number,
-            len(epoch.members),
-            seconds,
-            epoch.members[0].step,
-            epoch.place,
-            _list(before - now),
-            _list(now - before),
-        )
+        self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch = epoch
         self.patience.rest()
         self._lookout.watch(epoch, longest_operation_s=longest_operation_s)
@@ -368,10 +358,7 @@ class Crew:
             self.finish()
         else:
             self._ended.set()
+            self.changes.say_goodbye(error)
             self._rendezvous.leave()
         if self._optimizer is not None and (optimizer := self._optimizer()) is not None:
             optimizer.leave()
-
-
-def _list(ids: Collection[int]) -> str:
-    return ", ".join(f"worker {each}" for each in sorted(ids)) or "nobody"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults
 from distlion.crew.carried import decode_state, encode_state
+from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import Epoch, connect, disconnect
 from distlion.crew.rendezvous import FormingError
 from distlion.errors import (
@@ -114,6 +115,11 @@ class CrewLion(DistributedLion):
         """How long a member may be silent."""
         return self._settings.step_timeout_s
 
+    @property
+    def traffic(self) -> CrewTraffic:
+        """Bytes and messages of this worker in all epochs, its members and their changes."""
+        return replace(self._crew.changes.counted, **asdict(super().traffic))
+
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, or form the next epoch where members change.
 
@@ -135,7 +141,7 @@ class CrewLion(DistributedLion):
         self._crew.luggage.check()
         before = self.committed_step
         try:
-            super().step(closure)
+            self._run_step(closure)
         except EpochOverError:
             self.form(())
             return False
@@ -143,6 +149,8 @@ class CrewLion(DistributedLion):
             # Who was sent damaged bytes may be the only one that knows of it.
             is_known = not isinstance(error, CorruptFrameError) and bool(error.culprits)
             self._lost = error.culprits if is_known else None
+            if is_known:
+                self._crew.changes.note_loss(error, self._crew.epoch)
             if self.committed_step == before:
                 self.form(self._lost)
                 return False
@@ -187,6 +195,8 @@ class CrewLion(DistributedLion):
                 if epoch is not None:
                     failures += 1
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
+                    if isinstance(error, _LOST):
+                        crew.changes.note_loss(error, epoch)
                     crew.sit_out(epoch, failures)
                 lost = None
                 continue

@@ -75,6 +75,9 @@ class VoteMeter:
             ``interval_s``: mean seconds from the end of one to the end of the next.
             ``sent_bytes``: of this worker, in the last step. ``sent_bytes_total``: in all.
             ``bits_per_parameter``: sent in the last step for each trainable element.
+            ``members``, ``epoch``, ``epochs_formed``, ``members_lost``, ``forming_s``: as of
+            ``distlion.crew.CrewTraffic``; only in a crew, where ``step_s`` includes the seconds of
+            forming an epoch.
             ``grad_norm``: ``optimizer.grad_norm`` of the last step; only with ``clip_norm``.
             ``margin``, ``ties``, ``agreement``, ``dispersion``: means over parameters of the last
             diagnosis (``distlion.Diagnosis``); only with ``diagnose_every``, once for each. Empty
@@ -82,13 +85,10 @@ class VoteMeter:
         """
         if not self._step_s:
             return {}
-        traffic = self._optimizer.traffic
         numbers = {
             "step_s": statistics.fmean(self._step_s),
             "interval_s": statistics.fmean(self._interval_s),
-            "sent_bytes": float(traffic.last_sent_bytes),
-            "sent_bytes_total": float(traffic.sent_bytes),
-            "bits_per_parameter": traffic.bits_per_parameter,
+            **self._optimizer.traffic.list_scalars(),
         }
         if self._optimizer.grad_norm is not None:
             numbers["grad_norm"] = self._optimizer.grad_norm

@@ -183,7 +183,6 @@ class LionBase(Optimizer):
 
     # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
     @_disable_dynamo
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; within ``torch.compile`` it runs as it is, and is not compiled.
 
@@ -199,6 +198,12 @@ class LionBase(Optimizer):
             StepError, ProcessGroupError: As the class says.
             ConcurrentCallError: A step is under way, on another thread or in the closure's caller.
         """
+        return self._run_step(closure)
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Do what ``step`` does; torch has it call the hooks of steps, once for each class."""
         if not self._step_lock.acquire(blocking=False):
             raise ConcurrentCallError(
                 "step() of this optimizer is under way, on another thread or as the caller of the "

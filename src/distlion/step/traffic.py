@@ -59,6 +59,14 @@ class Traffic:
             node_sent_bytes=self.node_sent_bytes + inside.sent_bytes,
         )
 
+    def list_scalars(self) -> dict[str, float]:
+        """Return the numbers that loggers show."""
+        return {
+            "sent_bytes": float(self.last_sent_bytes),
+            "sent_bytes_total": float(self.sent_bytes),
+            "bits_per_parameter": self.bits_per_parameter,
+        }
+
 
 class TrafficMeter:
     """Count the steps of an optimizer.

@@ -1,0 +1,153 @@
+"""Changes of a crew's members: said in the log with their reasons, and counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from torch.distributed import DistError
+
+from distlion.crew.epoch import Epoch
+from distlion.crew.member import Member
+from distlion.errors import CrewError, StepError, StepTimeoutError
+from distlion.optim import Traffic
+
+logger = logging.getLogger("distlion")
+
+_LONGEST_REASON = 200
+_UNKNOWN = "did not come to this epoch"
+
+
+@dataclass(frozen=True)
+class CrewTraffic(Traffic):
+    """The traffic of a worker of a crew in all epochs, and how often members changed.
+
+    Bytes that form an epoch are in none of the figures; a newcomer's parameters are such bytes.
+
+    Attributes:
+        members: Members of the last epoch that this worker was in.
+        epoch: Its number, which grows whenever members change; no pass over the data.
+        epochs_formed: Epochs that this worker was in.
+        members_lost: Members of one of them that were missing in the next.
+        forming_s: Seconds in which this worker formed epochs and took no steps. They include its
+            wait for the others before its first step, and not the wait until a loss is noticed.
+    """
+
+    members: int = 0
+    epoch: int = 0
+    epochs_formed: int = 0
+    members_lost: int = 0
+    forming_s: float = 0.0
+
+    def list_scalars(self) -> dict[str, float]:
+        """Return the numbers that loggers show."""
+        return super().list_scalars() | {
+            "members": float(self.members),
+            "epoch": float(self.epoch),
+            "epochs_formed": float(self.epochs_formed),
+            "members_lost": float(self.members_lost),
+            "forming_s": self.forming_s,
+        }
+
+
+class Changes:
+    """The changes of a crew's members, as one worker sees them.
+
+    Attributes:
+        counted: What was counted so far; steps and bytes are 0.
+    """
+
+    def __init__(self) -> None:
+        self.counted = CrewTraffic()
+        self._epoch: Epoch | None = None
+        self._reasons: dict[int, str] = {}
+
+    def note_loss(self, error: StepError, epoch: Epoch) -> None:
+        """Note why members of an epoch are lost.
+
+        Args:
+            error: Names their ranks.
+            epoch: May be one that was not formed to the end.
+        """
+        reason = "silent" if isinstance(error, StepTimeoutError) else "connection closed"
+        for rank in error.culprits:
+            self._reasons[epoch.members[rank].id] = reason
+
+    def note_epoch(self, epoch: Epoch, *, seconds: float) -> None:
+        """Count an epoch that was formed, and say who left, who came, and why."""
+        before, members = self._epoch, epoch.members
+        left = [] if before is None else _list_missing(before.members, epoch)
+        logger.info(
+            "epoch %d of %d workers formed in %.2f s at step %d, rank %d here; left: %s; came: %s",
+            epoch.number,
+            len(members),
+            seconds,
+            members[0].step,
+            epoch.place,
+            _join(f"worker {each} ({self._explain(each)})" for each in left),
+            _join(_describe_arrivals(before, epoch)),
+        )
+        self.counted = replace(
+            self.counted,
+            members=len(members),
+            epoch=epoch.number,
+            epochs_formed=self.counted.epochs_formed + 1,
+            members_lost=self.counted.members_lost + len(left),
+            forming_s=self.counted.forming_s + seconds,
+        )
+        self._epoch = epoch
+        self._reasons.clear()
+
+    def say_goodbye(self, error: BaseException) -> None:
+        """Tell the others why this worker leaves them, before its connections close."""
+        epoch = self._epoch
+        # A worker whom the store does not answer would wait for it once more.
+        if epoch is None or isinstance(error, CrewError):
+            return
+        key = _name_goodbye(epoch.members[epoch.place].id)
+        with suppress(DistError):
+            epoch.store.set(key, _shorten(f"{type(error).__name__}: {error}"))
+
+    def _explain(self, identity: int) -> str:
+        """Say why a member of the epoch before is gone: its own words, or what was seen of it."""
+        seen, key = self._reasons.get(identity, _UNKNOWN), _name_goodbye(identity)
+        assert self._epoch is not None  # it was a member
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            if self._epoch.store.check([key]):
+                said = self._epoch.store.get(key).decode(errors="replace")
+                return f"left by itself, {_shorten(said)}"
+        return seen
+
+
+def _name_goodbye(identity: int) -> str:
+    return f"goodbye/{identity}"
+
+
+def _shorten(said: str) -> str:
+    """Return words as a part of one line."""
+    return " ".join(said.split())[:_LONGEST_REASON]
+
+
+def _list_missing(members: Sequence[Member], epoch: Epoch) -> list[int]:
+    """List the ids of members that an epoch lacks."""
+    return sorted({member.id for member in members} - {member.id for member in epoch.members})
+
+
+def _describe_arrivals(before: Epoch | None, epoch: Epoch) -> list[str]:
+    """Name who is new or missed an epoch; on a newcomer, who is there already too."""
+    known = set() if before is None else {member.id for member in before.members}
+    described = []
+    for member in sorted(epoch.members, key=lambda member: member.id):
+        if member.epoch == 0:
+            described.append(f"worker {member.id} (new)")
+        elif before is None:
+            described.append(f"worker {member.id}")
+        elif member.id not in known or member.epoch < epoch.members[0].epoch:
+            described.append(f"worker {member.id} (back)")
+    return described
+
+
+def _join(described: Iterable[str]) -> str:
+    return ", ".join(described) or "nobody"
