@@ -16,6 +16,11 @@ PACKAGE = Path(distlion.__file__).parent
 def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TESTS / "mutations"))
     mutations = importlib.import_module("planted_everywhere").EVERYWHERE
+    for path in (TESTS / "mutations").glob("planted*.py"):
+        lists = vars(importlib.import_module(path.stem)).values()
+        listed = [each for value in lists if isinstance(value, tuple) for each in value]
+        left_out = [each.name for each in listed if hasattr(each, "old") and each not in mutations]
+        assert not left_out, path.name
     assert len({mutation.name for mutation in mutations}) == len(mutations)
     for mutation in mutations:
         text = (PACKAGE / mutation.file).read_text()

@@ -6,6 +6,7 @@ from planted import MUTATIONS
 from planted_bits import BITS
 from planted_cautious import CAUTIOUS
 from planted_core import CORE
+from planted_crews import CREW_MUTATIONS
 from planted_device import DEVICE
 from planted_feedback import FEEDBACK
 from planted_files import FILES
@@ -44,4 +45,5 @@ EVERYWHERE = (
     *SHARED,
     *CORE,
     *NAMES,
+    *CREW_MUTATIONS,
 )

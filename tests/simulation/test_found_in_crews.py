@@ -63,6 +63,12 @@ def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int)
         assert endings.count("finished") == 2 and endings[victim] == "raised", endings
 
 
+def test_who_waits_itself_does_not_say_that_it_trains() -> None:
+    outcome = play_crew(draw_crew_plan(128))
+    assert any("asks: 1" in line for line in outcome.story)
+    assert find_crew_violations(outcome) == []
+
+
 def test_nobody_waits_at_the_end_for_a_worker_that_is_gone() -> None:
     outcome = play_crew(make_crew_plan(1, CrewFault("die", 1, "committed", GOAL - 1, 0)))
     assert len(outcome.fired) == 1

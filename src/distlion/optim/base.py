@@ -181,8 +181,6 @@ class LionBase(Optimizer):
             for position, (param, number, make) in enumerate(found)
         ]
 
-    # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
-    @_disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; within ``torch.compile`` it runs as it is, and is not compiled.
 
@@ -200,6 +198,7 @@ class LionBase(Optimizer):
         """
         return self._run_step(closure)
 
+    # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
     @_disable_dynamo
     @torch.no_grad()
     def _run_step(self, closure: Callable[[], Any] | None) -> Any:
