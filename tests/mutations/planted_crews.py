@@ -17,7 +17,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: who is at the same step of an earlier epoch is not behind",
-        "crew/epoch.py",
+        "crew/member.py",
         "        return self.epoch, self.step\n",
         "        return bool(self.epoch), self.step\n",
         CREWS,
