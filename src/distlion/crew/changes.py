@@ -11,7 +11,7 @@ from torch.distributed import DistError
 
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
-from distlion.errors import CrewError, StepError, StepTimeoutError
+from distlion.errors import CrewError, PeerLostError, StepTimeoutError
 from distlion.optim import Traffic
 
 logger = logging.getLogger("distlion")
@@ -64,16 +64,17 @@ class Changes:
         self._epoch: Epoch | None = None
         self._reasons: dict[int, str] = {}
 
-    def note_loss(self, error: StepError, epoch: Epoch) -> None:
+    def note_loss(self, error: Exception, epoch: Epoch) -> None:
         """Note why members of an epoch are lost.
 
         Args:
-            error: Names their ranks.
+            error: Names their ranks, if it is about a loss.
             epoch: May be one that was not formed to the end.
         """
-        reason = "silent" if isinstance(error, StepTimeoutError) else "connection closed"
-        for rank in error.culprits:
-            self._reasons[epoch.members[rank].id] = reason
+        if isinstance(error, (PeerLostError, StepTimeoutError)):
+            reason = "silent" if isinstance(error, StepTimeoutError) else "connection closed"
+            for rank in error.culprits:
+                self._reasons[epoch.members[rank].id] = reason
 
     def note_epoch(self, epoch: Epoch, *, seconds: float) -> None:
         """Count an epoch that was formed, and say who left, who came, and why."""

@@ -19,6 +19,7 @@ from distlion.crew.admission import ask
 from distlion.crew.carried import Carried, Luggage
 from distlion.crew.changes import Changes
 from distlion.crew.epoch import (
+    QUICK_S,
     Epoch,
     find_last_begun,
     follow,
@@ -40,8 +41,6 @@ logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
 _TURNS = "turns to sit out"
-# Longer than the others need: torch takes a worker out 6 s after its last word.
-_SIT_OUT_S, _MOST_SIT_OUT_S = 10.0, 60.0
 
 
 class Crew:
@@ -123,7 +122,9 @@ class Crew:
         self.luggage, self.changes = Luggage(), Changes()
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
-        self._last_tried, self.patience = 0, Patience(wait_timeout_s)
+        self._previous: Epoch | None = None
+        self._last_tried, self._others_until_s = 0, 0.0
+        self.patience = Patience(wait_timeout_s)
         self._lookout = Lookout(self._rendezvous, self._id)
         self._ended = self._lookout.ended
         weakref.finalize(self, self._ended.set)
@@ -193,7 +194,7 @@ class Crew:
         self.carry(**(carry or {}))
         optimizer = CrewLion(self, params, *args, buffers=buffers, **options)
         self._optimizer = weakref.ref(optimizer)
-        optimizer.form(None)
+        optimizer.form(())
         return optimizer
 
     def carry(self, **carried: Carried) -> None:
@@ -216,38 +217,42 @@ class Crew:
         """
         return describe_self(self._id, epoch=epoch, step=step, settings=settings)
 
-    def find_next(self, own: Member, lost: Collection[int] | None) -> Epoch:
-        """Find the next epoch: of those who are left, or of who comes to the rendezvous.
+    def find_next(self, own: Member, lost: Collection[int]) -> Epoch:
+        """Find the next epoch: of those who are left, of those who train, or of the rendezvous.
 
         Args:
             own: This worker.
-            lost: Ranks in the present epoch of those who are lost, as all others found; empty where
-                all left it for somebody who wants to join. None: nobody knows who is there.
+            lost: Ranks of those who are known to be lost, in the epoch that was found last.
 
         Raises:
-            CrewError: Fewer than ``min_workers`` came in time, the store is gone, or the others
-                train with other settings than this worker.
+            CrewError: The store is gone, or the others train with other settings than this worker.
+            TooFewError: Too few came to the rendezvous in time.
+            FormingError: Somebody who came to it is gone again.
         """
-        found, before = None, self._epoch
         self._lookout.pause()
-        if before is not None and lost is not None and not self._lookout.is_left_behind:
+        before, self._previous, found = self._previous, None, None
+        # Members that fail twice may reach the store and not each other: then others are needed.
+        is_over = self._lookout.is_left_behind or self.patience.failures > 1
+        if before is not None and not is_over:
             found = follow(
                 self._rendezvous,
                 before,
                 own,
                 {before.members[rank].id for rank in lost},
                 min_workers=self.min_workers,
+                until_s=QUICK_S + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
-            found = self._ask(own)
+            found = self._ask(own, before)
         if found is None:
             logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
             limit_s = self.patience.next_wait_s()
             found = meet(self._rendezvous, own, min_workers=self.min_workers, limit_s=limit_s)
-        self._last_tried = found.number
+        self._previous, self._last_tried = found, found.number
+        self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
-    def _ask(self, own: Member) -> Epoch | None:
+    def _ask(self, own: Member, before: Epoch | None) -> Epoch | None:
         """Ask those who train to let this worker in, where others have begun an epoch without it.
 
         Raises:
@@ -256,8 +261,11 @@ class Crew:
         store = self._rendezvous.store
         with suppress(DistError):  # a store that is gone is noticed where it is needed
             is_outside = find_last_begun(store) > max(own.epoch, self._last_tried)
-            if is_outside or (self._epoch is not None and is_left_out(self._epoch, own)):
-                return read_decision(self._rendezvous, ask(store, own) or {}, own)
+            if is_outside or (before is not None and is_left_out(before, own)):
+                # With one that they do not reach, the others would form epochs in vain for ever.
+                self._ended.wait(self.patience.find_pause_s())
+                decision = ask(store, own)
+                return None if decision is None else read_decision(self._rendezvous, decision, own)
         return None
 
     def enter(self, epoch: Epoch, *, seconds: float, longest_operation_s: float) -> None:
@@ -269,7 +277,7 @@ class Crew:
             longest_operation_s: How long an operation on a process group may take.
         """
         self.changes.note_epoch(epoch, seconds=seconds)
-        self._epoch = epoch
+        self._epoch, self._others_until_s = epoch, 0.0
         self.patience.rest()
         self._lookout.watch(epoch, longest_operation_s=longest_operation_s)
         if epoch.place == 0:
@@ -277,7 +285,7 @@ class Crew:
                 note_begun(self._rendezvous.store, epoch.number)
             self._rendezvous.publish(epoch.describe())
 
-    def sit_out(self, epoch: Epoch, failures: int) -> None:
+    def sit_out(self, epoch: Epoch) -> None:
         """Let the others form an epoch without this worker, if it is to blame that they cannot.
 
         Workers that reach the store and not each other would form an epoch in vain for ever. From
@@ -285,12 +293,13 @@ class Crew:
         whom the others do not reach, so that they take turns, which the store counts.
         """
         ids, store = sorted(member.id for member in epoch.members), self._rendezvous.store
-        if failures < 2 or len(ids) <= self.min_workers:
+        self.patience.failures += 1
+        seconds = self.patience.find_pause_s()
+        if not seconds or len(ids) <= self.min_workers:
             return
         with suppress(DistError):  # a store that is gone is noticed where it is needed
             turn = store.add(_TURNS, 0)
             if ids[-1 - turn % len(ids)] == self._id:
-                seconds = min(_SIT_OUT_S * 2 ** (failures - 2), _MOST_SIT_OUT_S)
                 logger.warning("worker %d lets others form an epoch for %g s", self._id, seconds)
                 self._rendezvous.leave()
                 self._ended.wait(seconds)
@@ -309,7 +318,7 @@ class Crew:
             return
         try:
             while not self._have_all_finished(optimizer):
-                optimizer.form(None)
+                optimizer.form(())
         except DistError as error:
             raise CrewError(
                 f"the store is gone ({error}): this worker has come to its end, and does not know "

@@ -1,19 +1,19 @@
 """Epochs: a roster of workers, decided once for all of them, and the process group made for it.
 
-    round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──in doubt──► round
+    round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► round
 
 The workers of a round of the rendezvous tell each other what they have, and are ordered alike: the
 most advanced first. Where one of them is lost, the others have agreed on whom (``PeerWatch``), and
 where one asks to be let in, all have left the epoch at the same step. So those who are left decide
-on the next epoch among themselves, in milliseconds. Whatever is in doubt goes back to the
-rendezvous, which takes seconds.
+on the next epoch among themselves, in milliseconds, and once more where it could not be formed.
+Too few of them go back to the rendezvous, which takes seconds.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,22 +21,22 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.admission import Ask, answer, list_ready
+from distlion.crew.admission import answer, list_ready
 from distlion.crew.member import STRANGER, Member
-from distlion.crew.rendezvous import FormingError, Rendezvous
+from distlion.crew.rendezvous import FormingError, MissingError, Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import drop_store, keep, keep_store, watch_peers
 from distlion.vote import Roster
 
-QUICK_S = 2.0
-"""How long those who are left wait for each other before they ask the rendezvous."""
+QUICK_S = 1.5
+"""How long the members of an epoch wait for each other, who have all come to know of its end."""
 FACTS_S = 10.0
 """How long the workers of a round wait for what each of them has."""
-CONNECT_S, CONNECT_S_EACH = 4.0, 0.5
+CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
 """How long connections may take, and for each member more: one that has died meanwhile is waited
 for. All are ready when it begins."""
 _POLL_S = 0.005
-_EPOCHS, _BEGUN, _IDS, _DECISION = "epochs", "begun", "ids", "decision"
+_EPOCHS, _BEGUN, _IDS, _DECISION, _MISSING = "epochs", "begun", "ids", "decision", "missing"
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,14 @@ class Epoch:
         members: In the order of their ranks, the most advanced first.
         place: This worker's rank.
         store: A part of the store that this epoch has for itself.
+        guests: Ranks of those who have asked the others to be let in.
     """
 
     number: int
     members: tuple[Member, ...]
     place: int
     store: Any
+    guests: tuple[int, ...] = ()
 
     @property
     def roster(self) -> Roster:
@@ -165,84 +167,107 @@ def follow(
     lost: Collection[int],
     *,
     min_workers: int,
+    until_s: float,
 ) -> Epoch | None:
-    """Form an epoch of those who are left, and of those who ask to be let in.
+    """Form the epoch after another one: of its members that are left, and of those who ask.
 
-    All who are left know who is lost. The first one to see all of them there decides; so does the
-    first one to wait in vain, who sends everybody to the rendezvous.
+    The first to see all of them decides, and so does the first to wait in vain: of those who are
+    there. Each epoch has one that follows it, whoever decides. A member that comes too late for it
+    asks to be let in, which costs the others little.
 
     Args:
         rendezvous: Its store keeps the decision.
-        before: The epoch that is over.
+        before: The epoch that is over, or could not be formed.
         own: This worker, as it is now.
-        lost: Ids of those who are lost, as all others found.
+        lost: Ids of those who are known to be lost.
         min_workers: The least that train.
+        until_s: When to stop waiting, by the monotonic clock.
 
     Returns:
-        The epoch; None where the rendezvous has to find out who is there.
+        The epoch; None where too few are there, or others have decided without this worker.
     """
     left = [member.id for member in before.members if member.id not in lost]
     if own.id not in left or len(left) < min_workers:
         return None
-    store = before.store
+    store, keys = before.store, [f"next/{each}" for each in left]
     try:
         store.set(f"next/{own.id}", json.dumps(asdict(own)))
-        keys = [f"next/{each}" for each in left]
-        deadline_s = time.monotonic() + QUICK_S
-        while not (are_all := store.check(keys)) and not store.check([_DECISION]):
-            if time.monotonic() > deadline_s:
+        while not store.check(keys) and not store.check([_DECISION]):
+            if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
+        there = [key for key in keys if store.check([key])]
+        if not store.check([_DECISION]) and len(there) >= min_workers:
+            _decide(rendezvous, before, [json.loads(store.get(key)) for key in there])
         if not store.check([_DECISION]):
-            records = [json.loads(store.get(key)) for key in keys] if are_all else []
-            _decide(rendezvous, before, records)
+            store.delete_key(f"next/{own.id}")  # others that come later shall not count on it
+            return None
         decision = json.loads(store.get(_DECISION))
     except RuntimeError:
         return None
     return read_decision(rendezvous, decision, own)
 
 
-def _decide(rendezvous: Rendezvous, before: Epoch, records: Sequence[dict[str, Any]]) -> None:
-    """Decide on the next epoch, unless somebody has; none of it is where all go to the rendezvous.
+def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
+    """Decide on the next epoch, unless somebody has; tell those who have asked that they are in.
 
     Args:
         rendezvous: Its store has those who ask.
         before: The epoch that is over.
-        records: What each of those who are left has said; empty if some have said nothing.
+        records: What each of those who are there has said.
     """
-    decision: dict[str, Any] = {}
-    asks: list[Ask] = []
-    if records:
-        settings = before.members[before.place].settings
-        asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
-        members = [*records, *(asdict(each.member) for each in asks)]
-        decision = {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members}
+    settings = before.members[before.place].settings
+    asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
+    members = [*records, *(asdict(each.member) for each in asks)]
+    guests = [each.member.id for each in asks]
+    number = rendezvous.store.add(_EPOCHS, 1)
+    decision = {"epoch": number, "members": members, "guests": guests}
     proposal = json.dumps(decision)
     if before.store.compare_set(_DECISION, "", proposal).decode() == proposal:
         answer(rendezvous.store, asks, decision)
+
+
+def call_roll(epoch: Epoch) -> None:
+    """Wait until all members have come to form an epoch; all find the same ones missing, or none.
+
+    Raises:
+        MissingError: Some did not come in time, as the first one found that waited in vain.
+    """
+    store, ids = epoch.store, [member.id for member in epoch.members]
+    store.set(f"here/{ids[epoch.place]}", "")
+    keys, until_s = [f"here/{each}" for each in ids], time.monotonic() + QUICK_S
+    while not store.check(keys) and not store.check([_MISSING]) and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
+    missing = [each for each in ids if not store.check([f"here/{each}"])]
+    found = json.loads(store.compare_set(_MISSING, "", json.dumps(missing)))
+    if found:
+        raise MissingError([ids.index(each) for each in found])
 
 
 def is_left_out(before: Epoch, own: Member) -> bool:
     """Return whether those who were in an epoch with this worker have decided on one without it."""
     if not before.store.check([_DECISION]):
         return False
-    members = json.loads(before.store.get(_DECISION)).get("members", [])
-    return bool(members) and own.id not in [record["id"] for record in members]
+    records = json.loads(before.store.get(_DECISION))["members"]
+    return own.id not in [record["id"] for record in records]
 
 
 def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
     """Make the epoch that was decided on; None if this worker is not in it."""
-    members = [Member(**record) for record in decision.get("members", [])]
+    members = [Member(**record) for record in decision["members"]]
     if own.id not in [member.id for member in members]:
         return None
-    return _make(rendezvous.store, decision["epoch"], members, own)
+    return _make(rendezvous.store, decision["epoch"], members, own, decision["guests"])
 
 
-def _make(store: Any, number: int, members: list[Member], own: Member) -> Epoch:
+def _make(
+    store: Any, number: int, members: list[Member], own: Member, guests: Collection[int] = ()
+) -> Epoch:
     ordered = sorted(members, key=lambda member: (-member.epoch, -member.step, member.id))
     place = [member.id for member in ordered].index(own.id)
     part = PrefixStore(f"epoch {number}", store)
-    return Epoch(number, tuple(ordered), place, part)
+    ranks = tuple(rank for rank, member in enumerate(ordered) if member.id in guests)
+    return Epoch(number, tuple(ordered), place, part, ranks)
 
 
 def _await(store: Any, keys: list[str], limit_s: float) -> None:

@@ -17,8 +17,8 @@ from torch.optim.optimizer import ParamsT
 from distlion import faults
 from distlion.crew.carried import decode_state, encode_state
 from distlion.crew.changes import CrewTraffic
-from distlion.crew.epoch import Epoch, connect, disconnect
-from distlion.crew.rendezvous import FormingError
+from distlion.crew.epoch import Epoch, call_roll, connect, disconnect
+from distlion.crew.rendezvous import FormingError, MissingError
 from distlion.errors import (
     CorruptFrameError,
     CrewError,
@@ -89,7 +89,7 @@ class CrewLion(DistributedLion):
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         self._crew, self._buffers = crew, list(buffers)
         self._whole_epoch = 0
-        self._lost: tuple[int, ...] | None = None
+        self._lost: tuple[int, ...] = ()
         self._told_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, **options)
         if any(is_dtensor(param) for param in self._all_params()):
@@ -146,11 +146,8 @@ class CrewLion(DistributedLion):
             self.form(())
             return False
         except (*_LOST, CorruptFrameError) as error:
-            # Who was sent damaged bytes may be the only one that knows of it.
-            is_known = not isinstance(error, CorruptFrameError) and bool(error.culprits)
-            self._lost = error.culprits if is_known else None
-            if is_known:
-                self._crew.changes.note_loss(error, self._crew.epoch)
+            self._lost = _find_lost(error)
+            self._crew.changes.note_loss(error, self._crew.epoch)
             if self.committed_step == before:
                 self.form(self._lost)
                 return False
@@ -165,12 +162,11 @@ class CrewLion(DistributedLion):
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
         return replace(inputs, header=header)
 
-    def form(self, lost: Collection[int] | None) -> None:
+    def form(self, lost: Collection[int]) -> None:
         """Form the next epoch; all members do.
 
         Args:
-            lost: Ranks in the present epoch that all others found to be gone; None: nobody knows
-                who is there.
+            lost: Ranks in the present epoch that all others found to be gone.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
@@ -178,7 +174,7 @@ class CrewLion(DistributedLion):
             ReplicaMismatchError: Workers at one step have different parameters.
         """
         self._session.lifecycle.check_whole()
-        crew, began_s, failures = self._crew, time.monotonic(), 0
+        crew, began_s = self._crew, time.monotonic()
         while True:
             self._let_go()
             epoch, step = None, self.committed_step
@@ -192,17 +188,17 @@ class CrewLion(DistributedLion):
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
                 # A store that is gone is found so where the next epoch is looked for.
                 crew.patience.check(error)
+                lost = _find_lost(error)
                 if epoch is not None:
-                    failures += 1
+                    # If nobody is known to be gone, it was formed in vain because of who is new.
+                    lost = lost or epoch.guests
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
-                    if isinstance(error, _LOST):
-                        crew.changes.note_loss(error, epoch)
-                    crew.sit_out(epoch, failures)
-                lost = None
+                    crew.changes.note_loss(error, epoch)
+                    crew.sit_out(epoch)
                 continue
             except ReplicaMismatchError as error:
                 self._set_back(error)
-                lost = None
+                lost = ()
                 continue
             seconds, longest_s = time.monotonic() - began_s, self._settings.group_timeout_s
             crew.enter(epoch, seconds=seconds, longest_operation_s=longest_s)
@@ -236,13 +232,14 @@ class CrewLion(DistributedLion):
     def _let_go(self) -> None:
         """Leave the connections of the present epoch."""
         before = self._session
-        self._lost = None
+        self._lost = ()
         self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
         disconnect(has_failed=before.lifecycle.is_dead)
 
     @torch.no_grad()
     def _enter(self, epoch: Epoch) -> None:
         """Become one of the members of an epoch: with its hyperparameters, then its parameters."""
+        call_roll(epoch)
         workers = connect(epoch, timeout_s=self._settings.init_timeout_s)
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
@@ -365,6 +362,14 @@ class CrewLion(DistributedLion):
                 else:
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
         self._known_step = self.committed_step
+
+
+def _find_lost(error: Exception) -> tuple[int, ...]:
+    """Return the ranks that all others know to be gone.
+
+    Of damaged bytes, the one that was sent them may be the only one to know.
+    """
+    return error.culprits if isinstance(error, (MissingError, *_LOST)) else ()
 
 
 def _is_told(key: str) -> bool:

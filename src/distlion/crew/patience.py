@@ -9,12 +9,18 @@ from distlion.errors import CrewError
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _SHORTEST_WAIT_S = 4.0, 60.0, 0.1
 
+# Longer than the others need: torch takes a worker out 6 s after its last word.
+_PAUSE_S = 10.0
+
 
 class Patience:
     """Of a worker that has no epoch.
 
     Args:
         limit_s: Seconds until it gives up.
+
+    Attributes:
+        failures: Epochs in a row that it was to be in and that were not formed.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -23,6 +29,7 @@ class Patience:
 
     def rest(self) -> None:
         """Note that an epoch was formed."""
+        self.failures = 0
         self._since_s: float | None = None
         self._wait_s = _FIRST_WAIT_S
 
@@ -35,6 +42,18 @@ class Patience:
         self._since_s = now_s if self._since_s is None else self._since_s
         self._wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         return max(min(wait_s, self._since_s + self._limit_s - now_s), _SHORTEST_WAIT_S)
+
+    def find_pause_s(self) -> float:
+        """Return how long to leave the others alone: not after one failure, longer each time.
+
+        Half of the time that is left remains to try again.
+        """
+        if self.failures < 2:
+            return 0.0
+        wanted_s: float = min(_PAUSE_S * 2 ** (self.failures - 2), _LONGEST_WAIT_S)
+        since_s = time.monotonic() if self._since_s is None else self._since_s
+        left_s: float = since_s + self._limit_s - time.monotonic()
+        return max(0.0, min(wanted_s, left_s / 2))
 
     def check(self, error: Exception) -> None:
         """Go on after an epoch was not formed, for as long as there is time.

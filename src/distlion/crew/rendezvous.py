@@ -7,6 +7,7 @@ import hmac
 import os
 import socket
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,6 +57,18 @@ class FormingError(Exception):
 
 class TooFewError(FormingError):
     """Too few came to the rendezvous in time."""
+
+
+class MissingError(FormingError):
+    """Some members did not come to form an epoch.
+
+    Args:
+        culprits: Their ranks.
+    """
+
+    def __init__(self, culprits: Sequence[int]) -> None:
+        super().__init__(f"ranks {', '.join(map(str, culprits))} did not come")
+        self.culprits = tuple(culprits)
 
 
 class SignedBackend(RendezvousBackend):

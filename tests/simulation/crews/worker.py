@@ -170,7 +170,7 @@ class CrewWorker:
         self._keep(crew)
         find_next, enter = crew.find_next, crew.enter
 
-        def note_and_find(own: Member, lost: Collection[int] | None) -> Epoch:
+        def note_and_find(own: Member, lost: Collection[int]) -> Epoch:
             self._note_forming(own)
             found = None
             try:
