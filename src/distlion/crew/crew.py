@@ -354,7 +354,8 @@ class Crew:
             waits = self._rendezvous.count_waiting(len(epoch.members)) > 0
             is_left_behind = find_last_begun(self._rendezvous.store) > epoch.number
         except Exception as error:  # noqa: BLE001 it must not end this thread without a word
-            self._trouble = CrewError(f"the store of the crew is gone ({error})")
+            advice = "start it again and resume all workers from a checkpoint"
+            self._trouble = CrewError(f"the store of the crew is gone ({error}); {advice}")
             return
         with self._changing:
             if (waits or is_left_behind) and self._epoch is epoch:
