@@ -95,8 +95,17 @@ def resume(rank: int, size: int, port: int, folder: str) -> dict[str, Any]:
     return {**result, "loaded": loaded[0]}
 
 
-def test_without_a_store_all_stop_and_a_new_crew_resumes(tmp_path: Path) -> None:
-    how, limit_s = signal.SIGKILL, KILLED_LIMIT_S
+@pytest.mark.parametrize(
+    ("how", "limit_s"),
+    [
+        (signal.SIGKILL, KILLED_LIMIT_S),
+        pytest.param(signal.SIGSTOP, SILENT_LIMIT_S, marks=pytest.mark.slow),
+    ],
+    ids=["killed", "silent"],
+)
+def test_without_a_store_all_stop_and_a_new_crew_resumes(
+    tmp_path: Path, how: signal.Signals, limit_s: float
+) -> None:
     control, folder = host_store(), str(tmp_path / "saved")
     *ended, kept = start(lose_store, 3, control.port, how, folder, may_die=True)
     assert isinstance(kept, WorkerDiedError) if how == signal.SIGKILL else kept == "woken"
