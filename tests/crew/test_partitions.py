@@ -146,6 +146,7 @@ def test_a_worker_that_is_cut_off_stops_or_comes_back_and_the_others_go_on(
     *results, last = start_on(lab, cut_off, store.port, control.port, when)
     assert control.check(["cut"])
     came_back = isinstance(last, dict)
+    assert not (came_back and when == "at the end")
     check_equal([*results, last] if came_back else results)
     for result in results:
         assert len(result["epochs"][STRUCK_AT][1]) == 3
