@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,14 +38,37 @@ def host_store() -> Any:
     )
 
 
-def make_crew(port: int, **options: Any) -> distlion.Crew:
-    return distlion.Crew(f"127.0.0.1:{port}", secret="of this test", wait_timeout_s=30, **options)
+def make_crew(port: int, *, host: str = "127.0.0.1", **options: Any) -> distlion.Crew:
+    options = {"wait_timeout_s": 30, **options}
+    return distlion.Crew(f"{host}:{port}", secret="of this test", **options)
 
 
 def await_members(crew: distlion.Crew, size: int) -> None:
     """Wait until the crew has so many members, or has to form anew for more."""
     while crew.size < size and not crew.wants_change:
         crew._ended.wait(0.05)
+
+
+def await_true(holds: Callable[[], bool], *, limit_s: float = 30) -> None:
+    """Wait until something holds.
+
+    Raises:
+        TimeoutError: It does not, for too long.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"it does not hold after {limit_s:g} s")
+        time.sleep(0.01)
+
+
+def is_halted(pid: int) -> bool:
+    """Return whether a process on this machine is stopped, or has ended."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status.rpartition(")")[2].split()[0] in "TZX"
 
 
 def make_model(seed: int) -> nn.Module:
@@ -67,6 +92,7 @@ def train(
     size: int = 3,
     goal: int = GOAL,
     each: Callable[[CrewLion], None] = lambda optimizer: None,
+    model: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Train to the goal; return digests and epochs by step, and what there is at the end.
 
@@ -77,8 +103,9 @@ def train(
         size: Members with whom the second step is taken: some may be slow to start.
         goal: Steps.
         each: Called after each call of ``step()``, and before the first one.
+        model: What to train; None makes one.
     """
-    model = make_model(seed)
+    model = make_model(seed) if model is None else model
     digests, epochs, said = {}, {}, collect_log()
     with crew:
         optimizer = crew.optimizer(

@@ -14,8 +14,10 @@ from crews import (
     OPTIONS,
     STRUCK_AT,
     await_members,
+    await_true,
     check_equal,
     host_store,
+    is_halted,
     make_crew,
     start,
     train,
@@ -49,9 +51,12 @@ def strike_one(
     if who == "newcomer" and rank == size - 1:
         store.wait(["come"])
     crew = make_crew(port, min_workers=2, max_workers=size)
+    faults_here: list[faults.Fault] = []
     if who == "newcomer" and rank == size - 1:
         # From "broadcast" on it has the number of the others' step.
-        arm(crew, point, STRUCK_AT if point in ("broadcast", "load") else 0, how)
+        step = STRUCK_AT if point in ("broadcast", "load") else 0
+        store.set("pid", str(os.getpid()))
+        faults_here.append(arm(crew, point, step, how))
     first: list[Any] = []
     state = {"is_done": False}
     n_first = size - (who == "newcomer")
@@ -64,14 +69,15 @@ def strike_one(
             state["is_done"] = True
             if who == "newcomer":
                 store.set("come", "")
-                await_members(crew, size)
+                pid = int(store.get("pid"))
+                await_true(lambda: crew.size == size or crew.wants_change or is_halted(pid))
             elif crew.id == first[-1].id:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif crew.id == first[0 if who == "first" else 1].id:
                 store.set("pid", str(os.getpid()))
                 arm(crew, point, step, how)
         if step == COME_BY:
-            _wake(store, crew, n_first - (who != "newcomer"), how)
+            _wake(store, crew, size - (who != "newcomer"), how)
 
     result = train(
         crew,
@@ -81,7 +87,8 @@ def strike_one(
         goal=GOAL,
         each=act,
     )
-    return {**result, "first": [member.id for member in first]}
+    n_fired = sum(fault.fired for fault in faults_here)
+    return {**result, "first": [member.id for member in first], "n_fired": n_fired}
 
 
 def _wake(store: Any, crew: Any, size: int, how: signal.Signals) -> None:
@@ -130,3 +137,26 @@ def test_a_kill_at_every_point_of_forming(who: Who, point: faults.FormingPoint) 
 @pytest.mark.parametrize("who", ["first", "another"])
 def test_a_stop_at_every_point_of_forming(who: Who, point: faults.FormingPoint) -> None:
     play(who, point, signal.SIGSTOP)
+
+
+def play_newcomer_that_is_stopped(point: faults.FormingPoint) -> None:
+    """It is stopped while it joins, until the others have come to a step far from there."""
+    store = host_store()
+    *results, newcomer = start(strike_one, 4, store.port, "newcomer", point, signal.SIGSTOP)
+    check_equal([*results, newcomer], goal=GOAL)
+    assert newcomer["n_fired"] == 1
+    assert newcomer["id"] in newcomer["epochs"][GOAL][1]
+    assert len(newcomer["epochs"][GOAL][1]) == 4
+    for result in results:
+        assert result["epochs"][COME_BY][1] == tuple(sorted(result["first"]))
+        assert result["epochs"][GOAL] == newcomer["epochs"][GOAL]
+
+
+def test_a_newcomer_that_is_stopped_while_it_joins_comes_in_when_it_wakes() -> None:
+    play_newcomer_that_is_stopped("load")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", [each for each in faults.FORMING_POINTS if each != "load"])
+def test_a_newcomer_may_be_stopped_at_every_point_of_joining(point: faults.FormingPoint) -> None:
+    play_newcomer_that_is_stopped(point)

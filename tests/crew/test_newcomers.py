@@ -14,6 +14,7 @@ from crews import (
     OPTIONS,
     STRUCK_AT,
     await_members,
+    await_true,
     check_equal,
     host_store,
     make_crew,
@@ -69,6 +70,41 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
         assert any(torch.equal(momenta[-1], other) for other in momenta[:-1])
     else:
         torch.testing.assert_close(momenta[-1], (momenta[0] + momenta[1]) / 2)
+
+
+def join_together(rank: int, size: int, port: int, n_first: int) -> dict[str, Any]:
+    """Some train, and all others come in one moment."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    crew = make_crew(port, min_workers=2)
+    if rank >= n_first:
+        store.add("ready", 1)
+        store.wait(["come"])
+    seen: list[tuple[int, ...]] = []
+
+    def act(optimizer: CrewLion) -> None:
+        if not seen or crew.epoch.roster.ids != seen[-1]:
+            seen.append(crew.epoch.roster.ids)
+        if optimizer.committed_step == STRUCK_AT and not store.check(["come"]):
+            await_true(lambda: store.add("ready", 0) == size - n_first)
+            store.set("come", "")
+        await_members(crew, size if optimizer.committed_step == GOAL - 1 else 0)
+
+    result = train(crew, OPTIONS["feedback"], seed=rank, size=n_first, each=act)
+    return {**result, "seen": seen}
+
+
+def test_newcomers_that_come_at_once_are_taken_in_two_epochs_at_most() -> None:
+    store = host_store()
+    results = start(join_together, 5, store.port, 2)
+    check_equal(results)
+    assert {result["epochs"][GOAL][0] for result in results} == {results[0]["epochs"][GOAL][0]}
+    for result in results[:2]:
+        assert len(result["epochs"][STRUCK_AT][1]) == 2
+        assert len(result["seen"]) in (2, 3)
+    for result in results[2:]:
+        assert min(result["digests"]) > STRUCK_AT
+    for result in results:
+        assert sorted(result["epochs"][GOAL][1]) == sorted(each["id"] for each in results)
 
 
 def join_as_a_stranger(rank: int, size: int, port: int) -> Any:

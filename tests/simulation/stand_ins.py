@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous, utils
 
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
+from distlion.crew.lifeline import Lifeline
 from distlion.transport import gloo, keep
 from simulation.kernel import Kernel, Task, running
 
@@ -220,6 +221,16 @@ def _version(name: str) -> str:
     return version(name)
 
 
+class _Lifeline:
+    """``Lifeline``: a simulated connection breaks by itself where the store is silent."""
+
+    def __init__(self, connect: Callable[[], Any], limit_s: float) -> None:
+        self.connect = connect
+
+    def end(self) -> None:
+        """Let the store go."""
+
+
 @cache
 def _find_places() -> list[tuple[ModuleType, str, str]]:
     """List what is to be replaced: a module, its name for something, and what that is."""
@@ -239,6 +250,7 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(dt.datetime): "datetime",
         id(random): "random",
         id(uuid): "uuid",
+        id(Lifeline): "Lifeline",
         id(socket): "socket",
         id(api.get_free_port): "get_free_port",
         # It looks at the whole stack, for an event that nobody reads here.
@@ -282,6 +294,7 @@ def installed(distributed: Any) -> Iterator[None]:
         "datetime": DATETIME,
         "random": RANDOM,
         "uuid": UUID,
+        "Lifeline": _Lifeline,
         "socket": SOCKET,
         "get_free_port": lambda: 29500,
         "get_method_name": lambda depth=2: "",

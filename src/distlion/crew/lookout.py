@@ -86,7 +86,10 @@ class Lookout:
             is_left_behind = find_last_begun(self._rendezvous.store) > epoch.number
             is_asked = self._look_for_asks(epoch)
         except Exception as error:  # noqa: BLE001 it must not end this thread without a word
-            self._trouble = CrewError(f"the store of the crew is gone ({error})")
+            self._trouble = CrewError(
+                f"the store of the crew is gone ({error}); start it again and resume all workers "
+                "from a checkpoint"
+            )
             return
         with self._changing:
             if self._epoch is epoch:

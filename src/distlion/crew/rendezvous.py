@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from distlion.crew.lifeline import Lifeline
 from distlion.errors import CrewError
 
 DEFAULT_PORT = 29400
@@ -163,12 +164,13 @@ class Rendezvous:
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
         self._min_workers, self._max_workers = min_workers, max_workers
+        self._lifeline = Lifeline(self._connect, CONNECT_S)
         # A read that waits keeps others off its connection, so that heartbeats have their own.
-        self.store = PrefixStore(name_run(run_id), self._connect(run_id))
+        self.store = PrefixStore(name_run(run_id), self._lifeline.connect())
         self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
         # Otherwise each round's first worker would open a port for a store that is not needed.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        self._heartbeats, self._rounds = self._connect(run_id), self._connect(run_id)
+        self._heartbeats, self._rounds = self._lifeline.connect(), self._lifeline.connect()
         self._handler: DynamicRendezvousHandler | None = None
 
     def _make_handler(self, limit_s: float) -> DynamicRendezvousHandler:
@@ -190,14 +192,14 @@ class Rendezvous:
         )
         return made
 
-    def _connect(self, run_id: str) -> Any:
+    def _connect(self) -> Any:
         host, port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
         try:
             return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=CONNECT_S))  # type: ignore[attr-defined]
         except (RuntimeError, ValueError) as error:
             raise CrewError(
-                f"no store answers at {self._endpoint} for the crew {run_id!r}; start one on a "
-                f"host that stays: distlion crew --port {port}"
+                f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on "
+                f"a host that stays: distlion crew --port {port}"
             ) from error
 
     def join(self, limit_s: float) -> Round:
@@ -254,5 +256,6 @@ class Rendezvous:
 
     def close(self) -> None:
         """End the run: nobody can join any more."""
+        self._lifeline.end()
         if self._handler is not None:
             self._handler.shutdown()

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import time
 
 import pytest
 
@@ -11,6 +12,8 @@ from distlion.errors import InvalidArgumentError, WorkerFailedError
 from distlion.lab.training import CheckpointSettings, TrainSettings, train
 from distlion.lab.training import crew_workers as crew_workers_module
 from distlion.lab.training.crew_loop import Ending
+from distlion.lab.training.crew_workers import train_crew
+from distlion.lab.training.run import load_task
 from run_records import make_record
 
 pytestmark = pytest.mark.distributed
@@ -125,3 +128,51 @@ def test_a_worker_that_ends_between_any_two_looks_is_replaced(monkeypatch, tmp_p
     )
     assert company.run().replicas_equal
     assert len(started) == len(ends)
+
+
+class SlowText:
+    """A text task whose steps take longer, from one step on, until a file is there."""
+
+    def __init__(self, task, held_from, until):
+        self._task, self._held_from, self._until = task, held_from, until
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+
+    def training_batch(self, *, seed, step, rank, world_size):
+        if step >= self._held_from and not self._until.exists():
+            time.sleep(0.1)
+        return self._task.training_batch(seed=seed, step=step, rank=rank, world_size=world_size)
+
+
+def load_slowly(settings):
+    """Load the task of a run whose last steps are for a worker that is to come back."""
+    return SlowText(load_task(settings), 50, settings.model_config.with_name("came back"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_stopped_comes_back_to_the_run(tmp_path):
+    """It is stopped until the others have given it up."""
+    steps, came_back = 300, tmp_path / "came back"
+    settings = make_settings(tmp_path, workers=3, steps=steps, step_timeout_s=2.0)
+    rosters, stopped, were_there = [], [], []
+
+    def watch(progress):
+        if progress.note:
+            rosters.append(re.findall(r"process (\d+)", progress.note))
+            if stopped:
+                were_there.append(stopped[0] in rosters[-1])
+        if not stopped and progress.step >= 5 and len(rosters[-1]) == 3:
+            stopped.append(rosters[-1][-1])
+            os.kill(int(stopped[0]), signal.SIGSTOP)
+        elif were_there == [False]:
+            os.kill(int(stopped[0]), signal.SIGCONT)
+        elif were_there and were_there[-1]:
+            came_back.touch()
+
+    record = train_crew(settings, load_slowly, watch, preload=())
+    assert were_there[0] is False
+    assert were_there[-1] is True
+    assert len(rosters[-1]) == 3
+    assert record.replicas_equal
+    assert record.losses["step"] == list(range(steps))
