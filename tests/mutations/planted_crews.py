@@ -32,8 +32,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the next epoch has the next number, whoever else has taken it",
         "crew/epoch.py",
-        'decision = {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members}',
-        'decision = {"epoch": before.number + 1, "members": members}',
+        "    number = rendezvous.store.add(_EPOCHS, 1)\n",
+        "    number = before.number + 1\n",
         CREWS,
     ),
     Mutation(
@@ -95,10 +95,10 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: an epoch that could not be formed is decided on again",
-        "crew/optimizer.py",
-        "                    crew.sit_out(epoch, failures)\n                lost = None\n",
-        "                    crew.sit_out(epoch, failures)\n",
-        FOUND,
+        "crew/crew.py",
+        "before, self._previous, found = self._previous, None, None",
+        "before, found = self._previous, None",
+        CREWS,
     ),
     Mutation(
         "crew: nobody leaves an epoch for a newcomer with the others",
@@ -154,7 +154,7 @@ CREW_MUTATIONS = (
         "crew/epoch.py",
         'if before.store.compare_set(_DECISION, "", proposal).decode() == proposal:',
         'if before.store.compare_set(_DECISION, "", proposal):',
-        CREWS,
+        ("crew/test_admission.py",),
     ),
     Mutation(
         "crew: others begin an epoch without some, which train on by themselves",
@@ -176,5 +176,33 @@ CREW_MUTATIONS = (
         "except (*_LOST, CorruptFrameError) as error:",
         "except _LOST as error:",
         CREWS,
+    ),
+    Mutation(
+        "crew: each finds others missing where the roll is called",
+        "crew/epoch.py",
+        'found = json.loads(store.compare_set(_MISSING, "", json.dumps(missing)))',
+        "found = missing",
+        ("crew/test_admission.py",),
+    ),
+    Mutation(
+        "crew: one that waited in vain decides for too few",
+        "crew/epoch.py",
+        "if not store.check([_DECISION]) and len(there) >= min_workers:",
+        "if not store.check([_DECISION]):",
+        CREWS,
+    ),
+    Mutation(
+        "crew: a newcomer that nobody reaches is tried for ever",
+        "crew/optimizer.py",
+        "                    lost = lost or epoch.guests\n",
+        "",
+        FOUND,
+    ),
+    Mutation(
+        "crew: a silent store is waited for",
+        "crew/lifeline.py",
+        "each.shutdown(socket.SHUT_RDWR)",
+        "pass",
+        ("crew/test_store.py",),
     ),
 )

@@ -69,11 +69,12 @@ def test_who_waits_itself_does_not_say_that_it_trains() -> None:
     assert find_crew_violations(outcome) == []
 
 
-def test_nobody_waits_at_the_end_for_a_worker_that_is_gone() -> None:
-    outcome = play_crew(make_crew_plan(1, CrewFault("die", 1, "committed", GOAL - 1, 0)))
+@pytest.mark.parametrize(("kind", "ending"), [("die", "died"), ("stop", "stopped")])
+def test_nobody_waits_at_the_end_for_a_worker_that_is_gone(kind: Any, ending: str) -> None:
+    outcome = play_crew(make_crew_plan(1, CrewFault(kind, 1, "committed", GOAL - 1, 0)))
     assert len(outcome.fired) == 1
     assert find_crew_violations(outcome) == []
-    assert list_endings(outcome) == ["finished", "died", "finished"]
+    assert list_endings(outcome) == ["finished", ending, "finished"]
 
 
 @pytest.mark.parametrize("moment", [("forming", 0, 12), ("committed", GOAL - 1, 0)])

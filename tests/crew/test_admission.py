@@ -1,0 +1,152 @@
+"""Workers ask those who train to let them in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from distlion.crew import admission, epoch, lookout
+from distlion.crew.admission import Ask, ask, list_asks
+from distlion.crew.epoch import Epoch
+from distlion.crew.member import Member
+from distlion.errors import CrewError
+
+SETTINGS = 17
+
+
+def make_store() -> Any:
+    return dist.HashStore()  # type: ignore[attr-defined]
+
+
+def make_member(identity: int, *, settings: int = SETTINGS, epoch: int = 3) -> Member:
+    return Member(identity, epoch, 40, settings, "host", 100 + identity)
+
+
+def make_epoch(store: Any, *ids: int) -> Epoch:
+    members = tuple(make_member(each) for each in ids)
+    return Epoch(3, members, 0, dist.PrefixStore("epoch 3", store))  # type: ignore[attr-defined]
+
+
+def make_rendezvous(store: Any, places: int = 9) -> Any:
+    return SimpleNamespace(store=store, count_places=lambda n_members: places - n_members)
+
+
+def make_lookout(store: Any, places: int = 9) -> lookout.Lookout:
+    """Make one whose thread has nothing to look at."""
+    return lookout.Lookout(make_rendezvous(store, places), 0)
+
+
+def put_ask(store: Any, number: int, member: Member, *, is_ready: bool) -> Ask:
+    made = Ask(number, member)
+    admission._change(store, lambda asks: [*asks, made])
+    if is_ready:
+        store.set(made.ready, "0 0")
+    return made
+
+
+def test_who_asks_is_let_in_by_the_first_to_decide_and_by_nobody_else() -> None:
+    store = make_store()
+    before, records = make_epoch(store, 0, 1), [{"id": 0}, {"id": 1}]
+    first = put_ask(store, 1, make_member(7, epoch=0), is_ready=True)
+    epoch._decide(make_rendezvous(store), before, records)
+    assert list_asks(store) == []
+    second = put_ask(store, 2, make_member(8, epoch=0), is_ready=True)
+    epoch._decide(make_rendezvous(store), before, records)
+    assert store.check([first.answer])
+    assert not store.check([second.answer])
+    assert list_asks(store) == [second]
+
+
+@pytest.mark.parametrize(
+    ("asks", "places", "let_in"),
+    [
+        ([(7, SETTINGS, True), (8, SETTINGS, True)], 9, [7, 8]),
+        ([(7, SETTINGS, True), (8, SETTINGS, True)], 3, [7]),
+        ([(7, SETTINGS, False), (8, SETTINGS + 1, True)], 9, []),
+    ],
+)
+def test_only_who_is_ready_alike_and_has_a_place_is_let_in(
+    asks: list[Any], places: int, let_in: list[int]
+) -> None:
+    store = make_store()
+    for number, (identity, settings, is_ready) in enumerate(asks):
+        put_ask(store, number, make_member(identity, settings=settings), is_ready=is_ready)
+    before, own = make_epoch(store, 0, 1), make_member(0)
+    records = [vars(member) for member in before.members]
+    rendezvous = make_rendezvous(store, places)
+    epoch._decide(rendezvous, before, records)
+    found = epoch.follow(rendezvous, before, own, (), min_workers=2, until_s=0)
+    assert found is not None
+    assert [found.members[rank].id for rank in found.guests] == let_in
+    assert sorted(member.id for member in found.members) == [0, 1, *let_in]
+
+
+def test_nobody_who_trains_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "SEEN_S", 0.1)
+    store = make_store()
+    assert ask(store, make_member(7)) is None
+    assert list_asks(store) == []
+
+
+def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "SEEN_S", 0.3)
+    store, found = make_store(), list[Any]()
+    asking = threading.Thread(target=lambda: found.append(ask(store, make_member(7))))
+    asking.start()
+    look, members = make_lookout(store), make_epoch(store, 0, 1)
+    until_s = time.monotonic() + 1
+    n_wanted = 0
+    while time.monotonic() < until_s:
+        look._n_looks += 1
+        n_wanted += look._look_for_asks(members)
+    assert asking.is_alive()
+    assert n_wanted > 1
+    epoch._decide(make_rendezvous(store), members, [vars(each) for each in members.members])
+    asking.join()
+    assert [record["id"] for record in found[0]["members"]] == [0, 1, 7]
+    look.ended.set()
+
+
+def test_one_that_has_died_ends_no_second_epoch() -> None:
+    store = make_store()
+    put_ask(store, 1, make_member(7), is_ready=True)
+    look, members = make_lookout(store), make_epoch(store, 0, 1)
+    assert look._look_for_asks(members)
+    assert not look._look_for_asks(members)
+    look.ended.set()
+
+
+def test_a_stranger_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store()
+    look, members = make_lookout(store), make_epoch(store, 0, 1)
+    look.watch(members, longest_operation_s=1)
+    with pytest.raises(CrewError, match="same script"):
+        ask(store, make_member(7, settings=SETTINGS + 1))
+    assert not look.wants_change
+    look.ended.set()
+
+
+def test_who_asks_where_no_place_is_left_is_not_kept() -> None:
+    store = make_store()
+    made = put_ask(store, 1, make_member(7), is_ready=False)
+    look, members = make_lookout(store, places=2), make_epoch(store, 0, 1)
+    assert not look._look_for_asks(members)
+    assert not store.check([made.seen])
+    look.ended.set()
+
+
+def test_the_roll_has_one_outcome() -> None:
+    store = make_store()
+    first, second = make_epoch(store, 0, 1), make_epoch(store, 0, 1)
+    with pytest.raises(epoch.MissingError) as caught:
+        epoch.call_roll(first)
+    assert caught.value.culprits == (1,)
+    late = Epoch(second.number, second.members, 1, second.store)
+    with pytest.raises(epoch.MissingError) as caught:
+        epoch.call_roll(late)
+    assert caught.value.culprits == (1,)
