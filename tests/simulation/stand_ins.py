@@ -185,8 +185,15 @@ class SimpleQueue(_Waitable):
         return self._items.popleft()
 
 
-def _register_at_exit(function: Callable[..., Any], *args: Any) -> None:
-    running().current.process.at_exit.append(lambda: function(*args))
+def _register_at_exit(function: Callable[[], Any]) -> Callable[[], Any]:
+    running().current.process.at_exit.append(function)
+    return function
+
+
+def _unregister_at_exit(function: Callable[[], Any]) -> None:
+    functions = running().current.process.at_exit
+    if function in functions:
+        functions.remove(function)
 
 
 def _draw(low: float, high: float) -> float:
@@ -208,7 +215,7 @@ RANDOM = SimpleNamespace(uniform=_draw)
 UUID = SimpleNamespace(uuid4=lambda: uuid.UUID(int=running().random.getrandbits(128)))
 SOCKET = SimpleNamespace(gethostname=lambda: running().current.process.name)
 QUEUE = SimpleNamespace(SimpleQueue=SimpleQueue)
-ATEXIT = SimpleNamespace(register=_register_at_exit)
+ATEXIT = SimpleNamespace(register=_register_at_exit, unregister=_unregister_at_exit)
 
 
 def _find_skew_s() -> float:

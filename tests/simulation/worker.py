@@ -106,7 +106,7 @@ class Worker:
         diary.ending = self._train()
         self._machine.limit_s = math.inf
         self._kernel.sleep(self._plan.lingers_s[rank])
-        for function in self._machine.at_exit:
+        for function in list(self._machine.at_exit):
             function()
         self._network.end(self._machine, is_crash=False)
 

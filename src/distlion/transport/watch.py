@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -75,16 +76,16 @@ class PeerWatch:
         self._looked_s = time.monotonic()
         self._is_store_gone = self._has_host_left_first = False
         self._finding: Finding | None = None
-        thread = threading.Thread(
+        has_stopped = threading.Event()
+        # A thread that asks the store while the interpreter is wound up would abort it.
+        stop = atexit.register(partial(_stop, self._ended, has_stopped))
+        threading.Thread(
             target=_listen,
-            args=(weakref.ref(self), self._ended),
+            args=(weakref.ref(self), self._ended, has_stopped, stop),
             name="distlion watch",
             daemon=True,
-        )
-        thread.start()
+        ).start()
         weakref.finalize(self, self._ended.set)
-        # A thread that asks the store while the interpreter is wound up would abort it.
-        atexit.register(_end, self._ended, thread)
 
     def look(self) -> bool:
         """Look for an alarm, and answer it; return whether to look again."""
@@ -320,24 +321,30 @@ def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None
     return ranks.index(0) if 0 in ranks else None
 
 
-def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
+def _listen(
+    watch: weakref.ref[PeerWatch],
+    ended: threading.Event,
+    has_stopped: threading.Event,
+    stop: Callable[[], None],
+) -> None:
     poll_s = POLL_S
-    while not ended.wait(poll_s):
-        found = watch()
-        if found is None:
-            return
-        try:
-            if not found.look():
+    try:
+        while not ended.wait(poll_s):
+            found = watch()
+            if found is None or not found.look():
                 return
-        except RuntimeError:  # the store is gone: nobody can answer through it any more
-            return
-        poll_s = POLL_AFTER_ALARM_S if found.alarmed.is_set() else POLL_S
-        del found
+            poll_s = POLL_AFTER_ALARM_S if found.alarmed.is_set() else POLL_S
+            del found
+    except RuntimeError:  # the store is gone: nobody can answer through it any more
+        pass
+    finally:
+        has_stopped.set()
+        atexit.unregister(stop)  # a crew makes a watch for each epoch
 
 
-def _end(ended: threading.Event, thread: threading.Thread) -> None:
+def _stop(ended: threading.Event, has_stopped: threading.Event) -> None:
     ended.set()
-    thread.join(1.0)
+    has_stopped.wait(1.0)
 
 
 def within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:

@@ -137,7 +137,7 @@ class CrewPlay:
                 worker.live()
                 self._left.discard(number)
                 kernel.sleep(kernel.random.choice(LINGERS_S))
-                for function in machine.at_exit:
+                for function in list(machine.at_exit):
                     function()
                 self._network.end(machine, is_crash=False)
             finally:
