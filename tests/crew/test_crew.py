@@ -16,7 +16,7 @@ from torch import nn
 import distlion
 from crews import OPTIONS, check_equal, host_store, make_crew, start, train
 from distlion.crew import CrewSampler
-from distlion.crew.carried import Luggage, decode_state, encode_state
+from distlion.crew.carried import CarriedState, decode_state, encode_state
 from distlion.errors import CrewError
 
 
@@ -137,15 +137,15 @@ class Held:
 @pytest.mark.parametrize("value", [torch.zeros(2), object()])
 def test_a_state_that_cannot_be_carried_is_refused_at_once(value: object) -> None:
     with pytest.raises(CrewError, match="carried"):
-        Luggage().add({"held": Held({"value": value})})
+        CarriedState().add({"held": Held({"value": value})})
 
 
 def test_two_things_cannot_be_carried_by_one_name() -> None:
-    luggage, held = Luggage(), Held({})
-    luggage.add({"held": held})
-    luggage.add({"held": held})
+    carried, held = CarriedState(), Held({})
+    carried.add({"held": held})
+    carried.add({"held": held})
     with pytest.raises(distlion.errors.InvalidArgumentError, match="'held' is carried already"):
-        luggage.add({"held": Held({})})
+        carried.add({"held": Held({})})
 
 
 def start_again(rank: int, size: int, port: int) -> dict[str, Any]:

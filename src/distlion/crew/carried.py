@@ -22,12 +22,12 @@ class Carried(Protocol):
         ...
 
 
-class Luggage:
+class CarriedState:
     """The objects that a worker carries, by name, and states of those that it is still to make."""
 
     def __init__(self) -> None:
         self._carried: dict[str, Carried] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[str, dict[str, Any]] = {}
 
     def add(self, carried: Mapping[str, Carried]) -> bool:
         """Carry these objects too; return whether one of them has taken a state that waited.
@@ -41,7 +41,7 @@ class Luggage:
                 raise InvalidArgumentError(f"{name!r} is carried already; give it another name")
             encode_state({name: each.state_dict()})
         self._carried.update(carried)
-        waiting = {name: self._told.pop(name) for name in carried if name in self._told}
+        waiting = {name: self._waiting.pop(name) for name in carried if name in self._waiting}
         for name, state in waiting.items():
             carried[name].load_state_dict(state)
         return bool(waiting)
@@ -52,7 +52,7 @@ class Luggage:
 
     def take(self, states: Mapping[str, dict[str, Any]]) -> None:
         """Load the states of what is carried, and keep those of what is still to be made."""
-        self._told = {name: state for name, state in states.items() if name not in self._carried}
+        self._waiting = {name: state for name, state in states.items() if name not in self._carried}
         for name in self._carried.keys() & states.keys():
             self._carried[name].load_state_dict(states[name])
 
@@ -62,10 +62,11 @@ class Luggage:
         Raises:
             CrewError: Something is not.
         """
-        if self._told:
+        if self._waiting:
+            names = ", ".join(sorted(self._waiting))
             raise CrewError(
-                f"other workers carry {', '.join(sorted(self._told))}, and this one does not; call "
-                "crew.carry() with the same names on all workers before the first step"
+                f"other workers carry {names}, and this one does not; call crew.carry() with the "
+                "same names on all workers before the first step"
             )
 
 

@@ -16,7 +16,7 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.admission import ask
-from distlion.crew.carried import Carried, Luggage
+from distlion.crew.carried import Carried, CarriedState
 from distlion.crew.changes import Changes
 from distlion.crew.epoch import (
     QUICK_S,
@@ -119,7 +119,7 @@ class Crew:
             self._id = take_id(self._rendezvous.store)
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error
-        self.luggage, self.changes = Luggage(), Changes()
+        self.carried, self.changes = CarriedState(), Changes()
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
@@ -202,10 +202,10 @@ class Crew:
 
         A newcomer makes its scheduler when its optimizer has joined; it takes its state here.
         """
-        has_taken = self.luggage.add(carried)
+        has_taken = self.carried.add(carried)
         optimizer = None if self._optimizer is None else self._optimizer()
         if has_taken and optimizer is not None:
-            optimizer.take_told_groups()  # a new scheduler has begun with its first rate
+            optimizer.take_donor_groups()  # a new scheduler has begun with its first rate
 
     def describe(self, *, epoch: int, step: int, settings: int) -> Member:
         """Describe this worker as a member.

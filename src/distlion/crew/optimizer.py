@@ -52,7 +52,7 @@ REFUSED = {
 INIT_TIMEOUT_S = 30.0
 """For each collective while an epoch is formed; a silent member is waited for so long."""
 _LOST = (PeerLostError, StepTimeoutError)
-_TOLD = "told"
+_HANDOVER = "handover"
 
 
 class CrewLion(DistributedLion):
@@ -90,7 +90,7 @@ class CrewLion(DistributedLion):
         self._crew, self._buffers = crew, list(buffers)
         self._whole_epoch = 0
         self._lost: tuple[int, ...] = ()
-        self._told_groups: list[dict[str, Any]] = []
+        self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, **options)
         if any(is_dtensor(param) for param in self._all_params()):
             raise UnsupportedTypeError(
@@ -138,7 +138,7 @@ class CrewLion(DistributedLion):
         if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
             self.form(self._lost)
             return False
-        self._crew.luggage.check()
+        self._crew.carried.check()
         before = self.committed_step
         try:
             self._run_step(closure)
@@ -245,12 +245,12 @@ class CrewLion(DistributedLion):
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
         self._fire_forming("connect")
-        self._tell(epoch)
-        told = self._hear(epoch)
+        self._hand_over(epoch)
+        handover = self._await_handover(epoch)
         kept = [{**group} for group in self.param_groups]
         try:
             if epoch.is_behind:
-                self._take_groups(told["groups"])
+                self._take_groups(handover["groups"])
             with self._session.lifecycle.exchange("forming an epoch"):
                 taken = self._take_part(epoch)
         except BaseException:
@@ -265,8 +265,8 @@ class CrewLion(DistributedLion):
             for own, new in taken:
                 own.copy_(new)
             if epoch.is_behind:
-                self._told_groups = told["groups"]
-                self._crew.luggage.take(told["carried"])
+                self._donor_groups = handover["groups"]
+                self._crew.carried.take(handover["carried"])
             lifecycle.is_torn = False
         self._whole_epoch = epoch.number
 
@@ -318,44 +318,44 @@ class CrewLion(DistributedLion):
         broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)
 
-    def _tell(self, epoch: Epoch) -> None:
-        """As the most advanced, tell the others hyperparameters and what is carried."""
+    def _hand_over(self, epoch: Epoch) -> None:
+        """As the most advanced, give the others hyperparameters and what is carried."""
         if epoch.place == 0 and epoch.has_laggards:
             groups = [
                 {
                     key: value.item() if isinstance(value, Tensor) else value
                     for key, value in group.items()
-                    if _is_told(key)
+                    if _is_handed_over(key)
                 }
                 for group in self.param_groups
             ]
-            told = {"groups": groups, "carried": self._crew.luggage.describe()}
-            epoch.store.set(_TOLD, encode_state(told))
+            handover = {"groups": groups, "carried": self._crew.carried.describe()}
+            epoch.store.set(_HANDOVER, encode_state(handover))
 
-    def _hear(self, epoch: Epoch) -> dict[str, Any]:
-        """Return what the most advanced has told, where this worker is behind."""
+    def _await_handover(self, epoch: Epoch) -> dict[str, Any]:
+        """Return what the most advanced worker hands over, if this one is behind."""
         if not epoch.is_behind:
             return {}
         deadline_s = time.monotonic() + self._settings.init_timeout_s
-        while not epoch.store.check([_TOLD]):
+        while not epoch.store.check([_HANDOVER]):
             if time.monotonic() > deadline_s or self.has_lost_somebody:
                 raise FormingError("the most advanced worker is gone")
             time.sleep(0.005)
-        told: dict[str, Any] = decode_state(epoch.store.get(_TOLD).decode())
-        return told
+        handover: dict[str, Any] = decode_state(epoch.store.get(_HANDOVER).decode())
+        return handover
 
-    def take_told_groups(self) -> None:
-        """Take again the hyperparameters that this worker was told when it joined."""
-        self._take_groups(self._told_groups)
+    def take_donor_groups(self) -> None:
+        """Take again the hyperparameters that this worker was given when it joined."""
+        self._take_groups(self._donor_groups)
 
-    def _take_groups(self, told: Sequence[Mapping[str, Any]]) -> None:
+    def _take_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Take the hyperparameters of the most advanced worker, the number of its step too."""
-        if len(told) != len(self.param_groups):
+        if len(groups) != len(self.param_groups):
             raise CrewError(
-                f"the most advanced worker has {len(told)} param groups, and this one "
+                f"the most advanced worker has {len(groups)} param groups, and this one "
                 f"{len(self.param_groups)}; do all workers run the same script?"
             )
-        for group, values in zip(self.param_groups, told, strict=True):
+        for group, values in zip(self.param_groups, groups, strict=True):
             for key, value in values.items():
                 if isinstance(group.get(key), Tensor):
                     group[key] = torch.full_like(group[key], value)
@@ -372,6 +372,6 @@ def _find_lost(error: Exception) -> tuple[int, ...]:
     return error.culprits if isinstance(error, (MissingError, *_LOST)) else ()
 
 
-def _is_told(key: str) -> bool:
+def _is_handed_over(key: str) -> bool:
     """Return whether a key of a param group holds what changes while training goes on."""
     return key not in ("params", "param_names", "aggregation", WORKER_KEY)
