@@ -21,11 +21,9 @@ from distlion.crew.changes import Changes
 from distlion.crew.epoch import (
     QUICK_S,
     Epoch,
-    find_last_begun,
     follow,
     is_left_out,
     meet,
-    note_begun,
     read_decision,
     take_id,
 )
@@ -260,7 +258,7 @@ class Crew:
         """
         store = self._rendezvous.store
         with suppress(DistError):  # a store that is gone is noticed where it is needed
-            is_outside = find_last_begun(store) > max(own.epoch, self._last_tried)
+            is_outside = self._rendezvous.find_last_begun() > max(own.epoch, self._last_tried)
             if is_outside or (before is not None and is_left_out(before, own)):
                 # With one that they do not reach, the others would form epochs in vain for ever.
                 self._ended.wait(self.patience.find_pause_s())
@@ -282,7 +280,7 @@ class Crew:
         self._lookout.watch(epoch, longest_operation_s=longest_operation_s)
         if epoch.place == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
-                note_begun(self._rendezvous.store, epoch.number)
+                self._rendezvous.note_begun(epoch.number)
             self._rendezvous.publish(epoch.describe())
 
     def sit_out(self, epoch: Epoch) -> None:

@@ -36,7 +36,7 @@ CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
 """How long connections may take, and for each member more: one that has died meanwhile is waited
 for. All are ready when it begins."""
 _POLL_S = 0.005
-_EPOCHS, _BEGUN, _IDS, _DECISION, _MISSING = "epochs", "begun", "ids", "decision", "missing"
+_EPOCHS, _IDS, _DECISION, _MISSING = "epochs", "ids", "decision", "missing"
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,6 @@ def take_id(store: Any) -> int:
     return int(store.add(_IDS, 1)) - 1
 
 
-def note_begun(store: Any, number: int) -> None:
-    """Note that the members of an epoch have begun it."""
-    if find_last_begun(store) < number:
-        store.set(_BEGUN, str(number))
-
-
-def find_last_begun(store: Any) -> int:
-    """Return the number of the last epoch that has begun: others may have been given and not."""
-    return int(store.get(_BEGUN)) if store.check([_BEGUN]) else 0
-
-
 def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float) -> Epoch:
     """Form an epoch of all who come to the next round of the rendezvous.
 
@@ -122,7 +111,7 @@ def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: floa
         limit_s: How long to wait for them.
 
     Raises:
-        TooFewError: They did not come in time.
+        TooFewError: They did not come in time, or others train.
         FormingError: Somebody who came is gone again, or cannot take part.
         CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
     """

@@ -9,7 +9,7 @@ from contextlib import suppress
 from torch.distributed import DistError
 
 from distlion.crew.admission import Ask, answer, list_asks, withdraw
-from distlion.crew.epoch import Epoch, find_last_begun
+from distlion.crew.epoch import Epoch
 from distlion.crew.rendezvous import Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import let_go_of_failed
@@ -83,7 +83,7 @@ class Lookout:
 
     def _look(self, epoch: Epoch) -> None:
         try:
-            is_left_behind = find_last_begun(self._rendezvous.store) > epoch.number
+            is_left_behind = self._rendezvous.find_last_begun() > epoch.number
             is_asked = self._look_for_asks(epoch)
         except Exception as error:  # noqa: BLE001 it must not end this thread without a word
             self._trouble = CrewError(

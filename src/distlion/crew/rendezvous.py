@@ -7,7 +7,7 @@ import hmac
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,6 +42,7 @@ LAST_CALL_S = 1.5
 """Workers that wait look once a second, so that all of them come within this time."""
 CONNECT_S = 5
 MOST_WORKERS = 1024
+_BEGUN = "begun"
 NOW = "now"
 """Key of a line on the present members."""
 _TAG_BYTES = hashlib.sha256().digest_size
@@ -58,6 +59,10 @@ class FormingError(Exception):
 
 class TooFewError(FormingError):
     """Too few came to the rendezvous in time."""
+
+
+class OthersTrainError(TooFewError):
+    """Others have begun an epoch while this worker waited at the rendezvous."""
 
 
 class MissingError(FormingError):
@@ -80,10 +85,13 @@ class SignedBackend(RendezvousBackend):
     Args:
         backend: Keeps the bytes.
         key: Known to the workers of this run alone.
+        before: Called before each request; torch makes one a second while it waits.
     """
 
-    def __init__(self, backend: RendezvousBackend, key: bytes) -> None:
-        self._backend, self._key = backend, key
+    def __init__(
+        self, backend: RendezvousBackend, key: bytes, before: Callable[[], None] = lambda: None
+    ) -> None:
+        self._backend, self._key, self._before = backend, key, before
 
     @property
     def name(self) -> str:
@@ -96,6 +104,7 @@ class SignedBackend(RendezvousBackend):
         Raises:
             RendezvousStateError: It was signed with another key, or not at all.
         """
+        self._before()
         found = self._backend.get_state()
         return None if found is None else (self._open(found[0]), found[1])
 
@@ -105,6 +114,7 @@ class SignedBackend(RendezvousBackend):
         Raises:
             RendezvousStateError: What is there was signed with another key, or not at all.
         """
+        self._before()
         found = self._backend.set_state(self._tag(state) + state, token)
         return None if found is None else (self._open(found[0]), found[1], found[2])
 
@@ -172,13 +182,14 @@ class Rendezvous:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._heartbeats, self._rounds = self._lifeline.connect(), self._lifeline.connect()
         self._handler: DynamicRendezvousHandler | None = None
+        self._begun_before: int | None = None
 
     def _make_handler(self, limit_s: float) -> DynamicRendezvousHandler:
         backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
         made: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             self._run_id,
             self._rounds,
-            SignedBackend(backend, self._key),
+            SignedBackend(backend, self._key, self._look_at_others),
             self._min_workers,
             self._max_workers,
             # Hosts in containers may have one name and one process number.
@@ -210,13 +221,18 @@ class Rendezvous:
 
         Raises:
             TooFewError: Fewer than ``min_workers`` came.
+            OthersTrainError: Others have begun an epoch meanwhile.
             FormingError: The first of those who came is gone again.
             CrewError: Somebody else writes to the store, or the store is gone.
         """
         try:
             if self._handler is None:
                 self._handler = self._make_handler(limit_s)
+            self._begun_before = self.find_last_begun()
             found = self._handler.next_rendezvous()
+        except OthersTrainError:
+            self._handler = None
+            raise
         except RendezvousTimeoutError as error:
             self._handler = None
             raise TooFewError(
@@ -235,7 +251,27 @@ class Rendezvous:
                 f"the store at {self._endpoint} cannot be used ({error}); if it is gone, start it "
                 "again and resume all workers from a checkpoint"
             ) from error
+        finally:
+            self._begun_before = None
         return Round(found.store, found.rank, found.world_size)
+
+    def _look_at_others(self) -> None:
+        """While this worker waits, give up once others have begun an epoch without it."""
+        before = self._begun_before
+        if before is not None and self.find_last_begun() != before:
+            raise OthersTrainError("others train")
+
+    def note_begun(self, number: int) -> None:
+        """Note that the members of an epoch have begun it."""
+        if self.find_last_begun() < number:
+            self.store.set(_BEGUN, str(number))
+
+    def find_last_begun(self) -> int:
+        """Return the number of the last epoch that has begun: others may have been given and not.
+
+        0 before the first one.
+        """
+        return int(self.store.get(_BEGUN)) if self.store.check([_BEGUN]) else 0
 
     def count_places(self, n_members: int) -> int:
         """Return how many more members there may be."""
