@@ -33,7 +33,12 @@ def make_epoch(store: Any, *ids: int) -> Epoch:
 
 
 def make_rendezvous(store: Any, places: int = 9) -> Any:
-    return SimpleNamespace(store=store, count_places=lambda n_members: places - n_members)
+    return SimpleNamespace(
+        store=store,
+        count_places=lambda n_members: places - n_members,
+        find_last_begun=lambda: 3,
+        say_alive=lambda word: None,
+    )
 
 
 def make_lookout(store: Any, places: int = 9) -> lookout.Lookout:
@@ -131,13 +136,21 @@ def test_a_stranger_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     look.ended.set()
 
 
-def test_who_asks_where_no_place_is_left_is_not_kept() -> None:
+def test_who_asks_where_no_place_is_left_is_seen_and_ends_no_epoch() -> None:
     store = make_store()
-    made = put_ask(store, 1, make_member(7), is_ready=False)
+    made = put_ask(store, 1, make_member(7), is_ready=True)
     look, members = make_lookout(store, places=2), make_epoch(store, 0, 1)
     assert not look._look_for_asks(members)
-    assert not store.check([made.seen])
+    assert store.check([made.seen])
     look.ended.set()
+
+
+def test_what_is_no_ask_is_left_out() -> None:
+    store = make_store()
+    store.set("asking", '[{"number": 1}, 7, {"number": 2, "member": {"name": "another"}}]')
+    assert list_asks(store) == []
+    made = put_ask(store, 3, make_member(7), is_ready=False)
+    assert list_asks(store) == [made]
 
 
 def test_the_roll_has_one_outcome() -> None:

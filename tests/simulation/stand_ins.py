@@ -29,7 +29,7 @@ import simulation.distributed as distributed_module
 from distlion.crew import Crew
 from distlion.crew.lifeline import Lifeline
 from distlion.transport import gloo, keep
-from simulation.kernel import Kernel, Task, running
+from simulation.kernel import Kernel, Killed, Task, running
 
 SIMULATED = (
     "distlion.transport",
@@ -116,8 +116,9 @@ class Thread(_Waitable):
 
     def join(self, timeout: float | None = None) -> None:
         # A process that is killed lets go of what waits for its threads.
-        if not self._kernel.current.process.is_gone:
-            self._wait_for(lambda: self._has_ended, timeout)
+        with contextlib.suppress(Killed):
+            if not self._kernel.current.process.is_gone:
+                self._wait_for(lambda: self._has_ended, timeout)
 
 
 class Lock(_Waitable):
@@ -205,7 +206,9 @@ TIME = SimpleNamespace(
     perf_counter_ns=lambda: int(running().now_s * 1e9),
     sleep=lambda seconds: running().sleep(seconds),
 )
-THREADING = SimpleNamespace(Event=Event, Thread=Thread, Lock=Lock)
+THREADING = SimpleNamespace(
+    Event=Event, Thread=Thread, Lock=Lock, get_ident=lambda: id(running().current)
+)
 BEGINNING = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 # The clocks of two machines differ.
 DATETIME = SimpleNamespace(

@@ -132,3 +132,31 @@ def test_an_epoch_that_could_not_be_formed_is_not_tried_again() -> None:
         tried = {number for diary in outcome.diaries.values() for number, _ in diary.tried}
         n_failed += len(tried - {0}) > 2
     assert n_failed > 0
+
+
+TURNOVER = [CrewFault("die", each, "committed", 2 + 10 * each, 0) for each in range(3)]
+LATER = tuple(Coming(3 + 10 * each, 0.5) for each in range(3))
+"""Once all have died that met at the rendezvous, those train that were let in by others."""
+
+
+def test_spares_do_not_begin_anew_beside_a_crew_that_is_full() -> None:
+    spares = (Coming(45, 0.0), Coming(45, 0.1))
+    for seed in range(1, 4):
+        plan = make_crew_plan(
+            seed, *TURNOVER, comings=LATER + spares, goal=80, max_workers=3, compute_s=0.5
+        )
+        outcome = play_crew(plan)
+        assert len(outcome.fired) == 3
+        assert find_crew_violations(outcome) == []
+        for number in (3, 4, 5):
+            steps = [entry.step for entry in outcome.diaries[number].entries]
+            assert steps == sorted(steps)
+        assert [outcome.diaries[number].ending for number in (3, 4, 5)] == ["finished"] * 3
+
+
+def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
+    late = (Coming(39, 12.0), Coming(39, 12.1))
+    plan = make_crew_plan(1, *TURNOVER, comings=LATER + late, goal=40, compute_s=0.5)
+    outcome = play_crew(plan)
+    assert [outcome.diaries[number].ending for number in (3, 4, 5)] == ["finished"] * 3
+    assert all("the run is over" in outcome.diaries[number].error[1] for number in (6, 7))

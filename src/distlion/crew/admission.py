@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,5 +128,9 @@ def _change(store: Any, change: Callable[[list[Ask]], list[Ask]]) -> None:
 
 
 def _read(text: str | bytes) -> list[Ask]:
-    records = json.loads(text) if text else []
-    return [Ask(each["number"], Member(**each["member"])) for each in records]
+    """Read those who ask; what is none, of another version of distlion, is left out."""
+    asks = []
+    for each in json.loads(text) if text else []:
+        with suppress(KeyError, TypeError):
+            asks.append(Ask(each["number"], Member(**each["member"])))
+    return asks

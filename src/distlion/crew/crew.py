@@ -31,7 +31,7 @@ from distlion.crew.lookout import Lookout
 from distlion.crew.member import Member, describe_self
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.patience import Patience
-from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous
+from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous, TooFewError
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.options import Newcomers, check_newcomers
 
@@ -121,7 +121,7 @@ class Crew:
         self._optimizer: weakref.ref[CrewLion] | None = None
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
-        self._last_tried, self._others_until_s = 0, 0.0
+        self._tried, self._others_until_s = set[int](), 0.0
         self.patience = Patience(wait_timeout_s)
         self._lookout = Lookout(self._rendezvous, self._id)
         self._ended = self._lookout.ended
@@ -227,10 +227,9 @@ class Crew:
             TooFewError: Too few came to the rendezvous in time.
             FormingError: Somebody who came to it is gone again.
         """
-        self._lookout.pause()
         before, self._previous, found = self._previous, None, None
         # Members that fail twice may reach the store and not each other: then others are needed.
-        is_over = self._lookout.is_left_behind or self.patience.failures > 1
+        is_over = self._lookout.pause() or self.patience.failures > 1
         if before is not None and not is_over:
             found = follow(
                 self._rendezvous,
@@ -246,7 +245,8 @@ class Crew:
             logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
             limit_s = self.patience.next_wait_s()
             found = meet(self._rendezvous, own, min_workers=self.min_workers, limit_s=limit_s)
-        self._previous, self._last_tried = found, found.number
+        self._previous = found
+        self._tried.add(found.number)
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
@@ -258,10 +258,12 @@ class Crew:
         """
         store = self._rendezvous.store
         with suppress(DistError):  # a store that is gone is noticed where it is needed
-            is_outside = self._rendezvous.find_last_begun() > max(own.epoch, self._last_tried)
+            last = self._rendezvous.find_last_begun()
+            is_outside = last > own.epoch and last not in self._tried
             if is_outside or (before is not None and is_left_out(before, own)):
                 # With one that they do not reach, the others would form epochs in vain for ever.
                 self._ended.wait(self.patience.find_pause_s())
+                logger.info("worker %d asks those who train to let it in", self._id)
                 decision = ask(store, own)
                 return None if decision is None else read_decision(self._rendezvous, decision, own)
         return None
@@ -277,6 +279,7 @@ class Crew:
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
         self.patience.rest()
+        self._tried.clear()
         self._lookout.watch(epoch, longest_operation_s=longest_operation_s)
         if epoch.place == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
@@ -323,6 +326,8 @@ class Crew:
                 "of the others"
             ) from error
         except CrewError as error:
+            if not isinstance(error.__cause__, TooFewError):
+                raise
             logger.warning("worker %d has come to its end, the last of all: %s", self._id, error)
         self._ended.set()
         self._rendezvous.close()

@@ -12,8 +12,10 @@ Too few of them go back to the rendezvous, which takes seconds.
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.admission import answer, list_ready
 from distlion.crew.member import STRANGER, Member
-from distlion.crew.rendezvous import FormingError, MissingError, Rendezvous
+from distlion.crew.rendezvous import FormingError, MissingError, OthersTrainError, Rendezvous
 from distlion.errors import CrewError
 from distlion.transport import drop_store, keep, keep_store, watch_peers
 from distlion.vote import Roster
@@ -117,19 +119,29 @@ def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: floa
     """
     found = rendezvous.join(limit_s)
     try:
-        record: dict[str, Any] = {"member": asdict(own)}
-        if found.place == 0:
-            record["epoch"] = int(rendezvous.store.add(_EPOCHS, 1))
-        found.store.set(f"member/{found.place}", json.dumps(record))
+        found.store.set(f"member/{found.place}", json.dumps(asdict(own)))
         keys = [f"member/{place}" for place in range(found.size)]
         _await(found.store, keys, FACTS_S)
-        records = [json.loads(found.store.get(key)) for key in keys]
+        members = [Member(**json.loads(found.store.get(key))) for key in keys]
+        if found.place == 0:
+            number = 0 if _are_outside(rendezvous, members) else rendezvous.store.add(_EPOCHS, 1)
+            found.store.set("epoch", str(number))
+        _await(found.store, ["epoch"], FACTS_S)
+        number = int(found.store.get("epoch"))
     except RuntimeError as error:
         raise FormingError(str(error)) from error
-    members = leave_out_strangers([Member(**each["member"]) for each in records], own)
+    if not number:
+        raise OthersTrainError("others train, and have not let in those who met")
+    members = leave_out_strangers(members, own)
     if len(members) < min_workers:
         raise FormingError("too few are left who train with the same settings")
-    return _make(rendezvous.store, records[0]["epoch"], members, own)
+    return _make(rendezvous.store, number, members, own)
+
+
+def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
+    """Return whether all are new while others live that have trained: they must not begin anew."""
+    are_new = all(member.epoch == 0 for member in members)
+    return are_new and rendezvous.find_last_begun() > 0 and rendezvous.is_somebody_alive()
 
 
 def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
@@ -190,7 +202,8 @@ def follow(
             _decide(rendezvous, before, [json.loads(store.get(key)) for key in there])
         if not store.check([_DECISION]):
             store.delete_key(f"next/{own.id}")  # others that come later shall not count on it
-            return None
+            if not store.check([_DECISION]):
+                return None
         decision = json.loads(store.get(_DECISION))
     except RuntimeError:
         return None
@@ -279,13 +292,14 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     """
     store = PrefixStore("group", epoch.store)
     try:
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=epoch.place,
-            world_size=len(epoch.members),
-            timeout=timedelta(seconds=epoch.connect_timeout_s),
-        )
+        with _same_excepthook():
+            dist.init_process_group(
+                "gloo",
+                store=store,
+                rank=epoch.place,
+                world_size=len(epoch.members),
+                timeout=timedelta(seconds=epoch.connect_timeout_s),
+            )
     except RuntimeError as error:
         _forget_group()
         raise FormingError(str(error)) from error
@@ -304,8 +318,19 @@ def _forget_group() -> None:
     depends on the number: who has failed before would never again meet somebody who has not.
     """
     alone = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    with _same_excepthook():
+        dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     dist.destroy_process_group()
+
+
+@contextmanager
+def _same_excepthook() -> Iterator[None]:
+    """Keep the hook of exceptions, in front of which torch puts another one for each group."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 def disconnect(*, has_failed: bool) -> None:

@@ -11,7 +11,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from distlion.transport import run_in_background
 
 logger = logging.getLogger("distlion")
 
@@ -39,13 +42,8 @@ class Lifeline:
             limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
             # A wait that has such a limit begins anew when a stopped process goes on.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        thread = threading.Thread(
-            target=_ask,
-            args=(asked, self._sockets, self._ended),
-            name="distlion lifeline",
-            daemon=True,
-        )
-        thread.start()
+        listen = partial(_ask, asked, self._sockets, self._ended)
+        run_in_background(listen, self._ended, "distlion lifeline")
         weakref.finalize(self, self._ended.set)
 
     def connect(self) -> Any:

@@ -8,16 +8,16 @@ from contextlib import suppress
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import Ask, answer, list_asks, withdraw
+from distlion.crew.admission import answer, list_asks, withdraw
 from distlion.crew.epoch import Epoch
 from distlion.crew.rendezvous import Rendezvous
 from distlion.errors import CrewError
-from distlion.transport import let_go_of_failed
+from distlion.transport import let_go_of_failed, run_in_background
 
 LOOK_S = 0.25
 """Between two looks into the store."""
-_FORGOTTEN_S = 60.0
-"""One that has asked for so long is gone."""
+_GONE_S = 10.0
+"""One that asks and has said nothing for so long is gone."""
 
 
 class Lookout:
@@ -38,10 +38,10 @@ class Lookout:
         self._changing = threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
-        self._since_s: dict[int, float] = {}
-        self._heard: dict[int, bytes] = {}
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._has_trained = False
         self.ended = threading.Event()
-        threading.Thread(target=self._look_again, name="distlion crew", daemon=True).start()
+        run_in_background(self._look_again, self.ended, "distlion crew")
 
     @property
     def wants_change(self) -> bool:
@@ -54,11 +54,6 @@ class Lookout:
             raise self._trouble
         return self._is_asked or self._is_left_behind
 
-    @property
-    def is_left_behind(self) -> bool:
-        """True if others have begun an epoch without this worker."""
-        return self._is_left_behind
-
     def watch(self, epoch: Epoch, *, longest_operation_s: float) -> None:
         """Look on for the members of this epoch.
 
@@ -68,16 +63,27 @@ class Lookout:
         """
         with self._changing:
             self._epoch, self._longest_operation_s = epoch, longest_operation_s
+            self._has_trained = True
             self._is_asked = self._is_left_behind = False
 
-    def pause(self) -> None:
-        """Look on for nobody: this worker has left its epoch, and can let nobody in."""
+    def pause(self) -> bool:
+        """Let nobody in: this worker has left its epoch.
+
+        Returns:
+            Whether others had begun an epoch without this worker.
+        """
         with self._changing:
-            self._epoch = None
+            was_left_behind = self._is_left_behind
+            self._epoch, self._is_left_behind = None, False
+        return was_left_behind
 
     def _look_again(self) -> None:
         while not self.ended.wait(LOOK_S):
             epoch = self._epoch
+            self._n_looks += 1
+            with suppress(DistError):  # a store that is gone is noticed where it is needed
+                if self._has_trained:
+                    self._rendezvous.say_alive(f"{self._id} {self._n_looks}")
             if epoch is not None:
                 self._look(epoch)
 
@@ -95,29 +101,26 @@ class Lookout:
             if self._epoch is epoch:
                 self._is_left_behind |= is_left_behind
                 self._is_asked |= is_asked
-        self._n_looks += 1
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
+        with suppress(DistError):
             epoch.store.set(f"alive/{self._id}", str(self._n_looks))
         let_go_of_failed(since_s=self._longest_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:
-        """Answer those who ask to be let in; return whether one can be, and is still there."""
-        store, own = self._rendezvous.store, epoch.members[epoch.place]
-        asks = self._drop_forgotten(list_asks(store))
+        """Answer those who ask to be let in.
+
+        Returns:
+            Whether there is a place for one who is still there.
+        """
+        store, own, now_s = self._rendezvous.store, epoch.members[epoch.place], time.monotonic()
+        asks = list_asks(store)
         answer(store, [ask for ask in asks if ask.member.settings != own.settings], {})
-        if self._rendezvous.count_places(len(epoch.members)) <= 0:
-            return False
         alike = [ask for ask in asks if ask.member.settings == own.settings]
-        heard = dict(self._heard)
+        before, self._heard = self._heard, {}
         for ask in alike:
             store.set(ask.seen, f"{self._id} {self._n_looks}")
-            self._heard[ask.number] = store.get(ask.ready) if store.check([ask.ready]) else b""
-        return any(self._heard[ask.number] != heard.get(ask.number, b"") for ask in alike)
-
-    def _drop_forgotten(self, asks: list[Ask]) -> list[Ask]:
-        """Take those off the list that have died before they could."""
-        now_s = time.monotonic()
-        self._since_s = {ask.number: self._since_s.get(ask.number, now_s) for ask in asks}
-        old = [ask for ask in asks if now_s - self._since_s[ask.number] > _FORGOTTEN_S]
-        withdraw(self._rendezvous.store, old)
-        return [ask for ask in asks if ask not in old]
+            word = store.get(ask.ready) if store.check([ask.ready]) else b""
+            last = before.get(ask.number, (b"", now_s))
+            self._heard[ask.number] = last if word == last[0] else (word, now_s)
+        withdraw(store, [ask for ask in alike if now_s - self._heard[ask.number][1] > _GONE_S])
+        has_place = self._rendezvous.count_places(len(epoch.members)) > 0
+        return has_place and any(word and at_s == now_s for word, at_s in self._heard.values())

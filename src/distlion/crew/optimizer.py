@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistError
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion import faults
-from distlion.crew.carried import decode_state, encode_state
+from distlion.crew import handover
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import Epoch, call_roll, connect, disconnect
 from distlion.crew.rendezvous import FormingError, MissingError
@@ -52,7 +53,6 @@ REFUSED = {
 INIT_TIMEOUT_S = 30.0
 """For each collective while an epoch is formed; a silent member is waited for so long."""
 _LOST = (PeerLostError, StepTimeoutError)
-_HANDOVER = "handover"
 
 
 class CrewLion(DistributedLion):
@@ -162,6 +162,19 @@ class CrewLion(DistributedLion):
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
         return replace(inputs, header=header)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset gradients; where votes have left already and a worker is lost, the next step forms.
+
+        Args:
+            set_to_none: As in ``torch.optim.Optimizer``.
+        """
+        try:
+            super().zero_grad(set_to_none)
+        except (EpochOverError, CorruptFrameError, *_LOST) as error:
+            self._lost = _find_lost(error)
+            self._crew.changes.note_loss(error, self._crew.epoch)
+            Optimizer.zero_grad(self, set_to_none)
+
     def form(self, lost: Collection[int]) -> None:
         """Form the next epoch; all members do.
 
@@ -245,12 +258,19 @@ class CrewLion(DistributedLion):
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
         self._fire_forming("connect")
-        self._hand_over(epoch)
-        handover = self._await_handover(epoch)
+        gives, given = epoch.place == 0 and epoch.has_laggards, {}
+        if gives:
+            state = {"groups": self._describe_groups(), "carried": self._crew.carried.describe()}
+            handover.give(epoch.store, state)
+        if epoch.is_behind:
+            limit_s = self._settings.init_timeout_s
+            given = handover.take(
+                epoch.store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody
+            )
         kept = [{**group} for group in self.param_groups]
         try:
             if epoch.is_behind:
-                self._take_groups(handover["groups"])
+                self._take_groups(given["groups"])
             with self._session.lifecycle.exchange("forming an epoch"):
                 taken = self._take_part(epoch)
         except BaseException:
@@ -265,10 +285,13 @@ class CrewLion(DistributedLion):
             for own, new in taken:
                 own.copy_(new)
             if epoch.is_behind:
-                self._donor_groups = handover["groups"]
-                self._crew.carried.take(handover["carried"])
+                self._donor_groups = given["groups"]
+                self._crew.carried.take(given["carried"])
             lifecycle.is_torn = False
         self._whole_epoch = epoch.number
+        if gives:
+            with suppress(DistError):  # a store that is gone is noticed where it is needed
+                handover.clear(epoch.store)
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         """Meet the others; return what is to be overwritten here, and by what."""
@@ -318,31 +341,16 @@ class CrewLion(DistributedLion):
         broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)
 
-    def _hand_over(self, epoch: Epoch) -> None:
-        """As the most advanced, give the others hyperparameters and what is carried."""
-        if epoch.place == 0 and epoch.has_laggards:
-            groups = [
-                {
-                    key: value.item() if isinstance(value, Tensor) else value
-                    for key, value in group.items()
-                    if _is_handed_over(key)
-                }
-                for group in self.param_groups
-            ]
-            handover = {"groups": groups, "carried": self._crew.carried.describe()}
-            epoch.store.set(_HANDOVER, encode_state(handover))
-
-    def _await_handover(self, epoch: Epoch) -> dict[str, Any]:
-        """Return what the most advanced worker hands over, if this one is behind."""
-        if not epoch.is_behind:
-            return {}
-        deadline_s = time.monotonic() + self._settings.init_timeout_s
-        while not epoch.store.check([_HANDOVER]):
-            if time.monotonic() > deadline_s or self.has_lost_somebody:
-                raise FormingError("the most advanced worker is gone")
-            time.sleep(0.005)
-        handover: dict[str, Any] = decode_state(epoch.store.get(_HANDOVER).decode())
-        return handover
+    def _describe_groups(self) -> list[dict[str, Any]]:
+        """Return the hyperparameters of all groups, as numbers."""
+        return [
+            {
+                key: value.item() if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if _is_handed_over(key)
+            }
+            for group in self.param_groups
+        ]
 
     def take_donor_groups(self) -> None:
         """Take again the hyperparameters that this worker was given when it joined."""

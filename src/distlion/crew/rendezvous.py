@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import os
 import socket
+import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -41,8 +44,11 @@ MISSED_KEEP_ALIVES = 6
 LAST_CALL_S = 1.5
 """Workers that wait look once a second, so that all of them come within this time."""
 CONNECT_S = 5
+_ROLL_BACK_S = 2.0
 MOST_WORKERS = 1024
-_BEGUN = "begun"
+ALIVE_S = 2.0
+"""Workers say several times in this time that they live."""
+_BEGUN, _ALIVE = "begun", "alive"
 NOW = "now"
 """Key of a line on the present members."""
 _TAG_BYTES = hashlib.sha256().digest_size
@@ -131,6 +137,13 @@ class SignedBackend(RendezvousBackend):
         return state
 
 
+def _find_keep_alive() -> dict[str, int]:
+    """Return how often workers say that they live; torch 2.6 does not let itself be told."""
+    wanted = {"keep_alive_interval": KEEP_ALIVE_S, "keep_alive_max_attempt": MISSED_KEEP_ALIVES}
+    known = inspect.signature(DynamicRendezvousHandler.from_backend).parameters
+    return {name: value for name, value in wanted.items() if name in known}
+
+
 @dataclass(frozen=True)
 class Round:
     """A round of the rendezvous: the workers that came to it.
@@ -183,6 +196,7 @@ class Rendezvous:
         self._heartbeats, self._rounds = self._lifeline.connect(), self._lifeline.connect()
         self._handler: DynamicRendezvousHandler | None = None
         self._begun_before: int | None = None
+        self._join_until_s, self._joining_thread = 0.0, 0
 
     def _make_handler(self, limit_s: float) -> DynamicRendezvousHandler:
         backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
@@ -198,8 +212,7 @@ class Rendezvous:
                 join=timedelta(seconds=limit_s),
                 last_call=timedelta(seconds=LAST_CALL_S),
             ),
-            keep_alive_interval=KEEP_ALIVE_S,
-            keep_alive_max_attempt=MISSED_KEEP_ALIVES,
+            **_find_keep_alive(),
         )
         return made
 
@@ -228,6 +241,8 @@ class Rendezvous:
         try:
             if self._handler is None:
                 self._handler = self._make_handler(limit_s)
+            self._joining_thread = threading.get_ident()
+            self._join_until_s = time.monotonic() + limit_s + _ROLL_BACK_S
             self._begun_before = self.find_last_begun()
             found = self._handler.next_rendezvous()
         except OthersTrainError:
@@ -256,15 +271,34 @@ class Rendezvous:
         return Round(found.store, found.rank, found.world_size)
 
     def _look_at_others(self) -> None:
-        """While this worker waits, give up once others have begun an epoch without it."""
+        """While this worker waits, give up once others have begun an epoch, or time is over."""
         before = self._begun_before
-        if before is not None and self.find_last_begun() != before:
+        if before is None or threading.get_ident() != self._joining_thread:
+            return  # torch's heartbeats begin while the round's first worker is still waited for
+        if self.find_last_begun() != before:
             raise OthersTrainError("others train")
+        if time.monotonic() > self._join_until_s:  # torch's limit is that of the first round
+            raise OthersTrainError("nobody has begun to train")
 
     def note_begun(self, number: int) -> None:
         """Note that the members of an epoch have begun it."""
-        if self.find_last_begun() < number:
-            self.store.set(_BEGUN, str(number))
+        while (found := self.find_last_begun()) < number:
+            self.store.compare_set(_BEGUN, str(found) if found else "", str(number))
+
+    def say_alive(self, word: str) -> None:
+        """Say that a worker lives that has trained."""
+        self.store.set(_ALIVE, word)
+
+    def is_somebody_alive(self) -> bool:
+        """Wait for the next word of a worker that has trained; False where none comes."""
+        if not self.store.check([_ALIVE]):
+            return False
+        before, until_s = self.store.get(_ALIVE), time.monotonic() + ALIVE_S
+        while time.monotonic() < until_s:
+            time.sleep(ALIVE_S / 20)
+            if self.store.get(_ALIVE) != before:
+                return True
+        return False
 
     def find_last_begun(self) -> int:
         """Return the number of the last epoch that has begun: others may have been given and not.
@@ -290,8 +324,15 @@ class Rendezvous:
         """
         self._handler = None  # it ends its heartbeats when it is let go of
 
+    def end(self) -> None:
+        """Leave, and ask the store nothing any more."""
+        self.leave()
+        self._lifeline.end()
+
     def close(self) -> None:
         """End the run: nobody can join any more."""
-        self._lifeline.end()
-        if self._handler is not None:
-            self._handler.shutdown()
+        try:
+            # One who was let in by the others has none yet.
+            (self._handler or self._make_handler(CONNECT_S)).shutdown()
+        finally:
+            self._lifeline.end()

@@ -1,5 +1,6 @@
 """Transports that carry bytes between workers: Gloo between processes, memory within one."""
 
+from distlion.transport.background import run_in_background
 from distlion.transport.base import (
     MOST_BYTES_AT_ONCE,
     ONE_ROUND,
@@ -47,6 +48,7 @@ __all__ = [
     "keep_store",
     "let_go_of_failed",
     "own_group",
+    "run_in_background",
     "store_of",
     "tidy",
     "watch_peers",

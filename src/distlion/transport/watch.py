@@ -7,7 +7,6 @@ runs answers; and those that do not answer are named, by all the others alike.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from distlion.failures import FailureKind
+from distlion.transport.background import run_in_background
 from distlion.transport.finding import Answer, Finding, conclude
 from distlion.transport.groups import store_of
 from distlion.transport.turns import LONG_S, Turn, Turns
@@ -76,15 +76,8 @@ class PeerWatch:
         self._looked_s = time.monotonic()
         self._is_store_gone = self._has_host_left_first = False
         self._finding: Finding | None = None
-        has_stopped = threading.Event()
-        # A thread that asks the store while the interpreter is wound up would abort it.
-        stop = atexit.register(partial(_stop, self._ended, has_stopped))
-        threading.Thread(
-            target=_listen,
-            args=(weakref.ref(self), self._ended, has_stopped, stop),
-            name="distlion watch",
-            daemon=True,
-        ).start()
+        listen = partial(_listen, weakref.ref(self), self._ended)
+        run_in_background(listen, self._ended, "distlion watch")
         weakref.finalize(self, self._ended.set)
 
     def look(self) -> bool:
@@ -321,30 +314,17 @@ def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None
     return ranks.index(0) if 0 in ranks else None
 
 
-def _listen(
-    watch: weakref.ref[PeerWatch],
-    ended: threading.Event,
-    has_stopped: threading.Event,
-    stop: Callable[[], None],
-) -> None:
+def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
     poll_s = POLL_S
-    try:
-        while not ended.wait(poll_s):
-            found = watch()
+    while not ended.wait(poll_s):
+        found = watch()
+        try:
             if found is None or not found.look():
                 return
-            poll_s = POLL_AFTER_ALARM_S if found.alarmed.is_set() else POLL_S
-            del found
-    except RuntimeError:  # the store is gone: nobody can answer through it any more
-        pass
-    finally:
-        has_stopped.set()
-        atexit.unregister(stop)  # a crew makes a watch for each epoch
-
-
-def _stop(ended: threading.Event, has_stopped: threading.Event) -> None:
-    ended.set()
-    has_stopped.wait(1.0)
+        except RuntimeError:  # the store is gone: nobody can answer through it any more
+            return
+        poll_s = POLL_AFTER_ALARM_S if found.alarmed.is_set() else POLL_S
+        del found
 
 
 def within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:

@@ -1,0 +1,52 @@
+"""Handover: what the most advanced worker gives those who are behind, beside its parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distlion.crew.carried import decode_state, encode_state
+from distlion.crew.rendezvous import FormingError
+
+_PIECE = 4 << 20  # torch's store closes a connection on which more than 8 MiB come at once
+_NAME = "handover"
+
+
+def give(store: Any, state: Any) -> None:
+    """Give the others a state, through the store of an epoch.
+
+    Raises:
+        CrewError: It holds what cannot be carried.
+    """
+    text = encode_state(state).encode()
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{_NAME}/{number}", piece)
+    store.set(_NAME, str(len(pieces)))
+
+
+def take(store: Any, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
+    """Wait for the state that is given, and return it.
+
+    Args:
+        store: Of the epoch.
+        limit_s: How long to wait.
+        is_over: Whether somebody was lost meanwhile.
+
+    Raises:
+        FormingError: It does not come.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while not store.check([_NAME]):
+        if time.monotonic() > deadline_s or is_over():
+            raise FormingError("the most advanced worker is gone")
+        time.sleep(0.005)
+    numbers = range(int(store.get(_NAME)))
+    return decode_state(b"".join(store.get(f"{_NAME}/{number}") for number in numbers).decode())
+
+
+def clear(store: Any) -> None:
+    """Delete what was given, once all have it."""
+    for number in range(int(store.get(_NAME))):
+        store.delete_key(f"{_NAME}/{number}")
