@@ -152,6 +152,7 @@ def lose_sight(rank: int, size: int, port: int) -> dict[str, Any]:
             is_blind = False
             crew._rendezvous._handler._stop_heartbeats()
             crew._lookout._look_for_asks = lambda epoch: False  # type: ignore[method-assign]
+            crew._rendezvous.say_alive = lambda word: None  # type: ignore[method-assign]
             store.set("come", "")
         await_members(crew, size if optimizer.committed_step in (STRUCK_AT, GOAL - 1) else 0)
 

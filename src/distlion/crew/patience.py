@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from distlion.crew.rendezvous import TooFewError
+from distlion.crew.rendezvous import OthersTrainError, TooFewError
 from distlion.errors import CrewError
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S, _SHORTEST_WAIT_S = 4.0, 60.0, 0.1
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _SHORTEST_WAIT_S = 15.0, 60.0, 0.1
 
 # Longer than the others need: torch takes a worker out 6 s after its last word.
 _PAUSE_S = 10.0
@@ -73,6 +73,8 @@ class Patience:
                 f"{error} within {self._limit_s:g} s; start more of them, and resume from a "
                 "checkpoint"
             ) from error
+        if isinstance(error, OthersTrainError):
+            raise CrewError(f"{error} for {self._limit_s:g} s; is max_workers reached?") from error
         raise CrewError(
             f"workers came to the store and not to each other for {self._limit_s:g} s ({error}); "
             "can they connect at any port? GLOO_SOCKET_IFNAME names the interface"

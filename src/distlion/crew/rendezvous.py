@@ -67,8 +67,8 @@ class TooFewError(FormingError):
     """Too few came to the rendezvous in time."""
 
 
-class OthersTrainError(TooFewError):
-    """Others have begun an epoch while this worker waited at the rendezvous."""
+class OthersTrainError(FormingError):
+    """Others have begun an epoch without this worker."""
 
 
 class MissingError(FormingError):
@@ -197,6 +197,7 @@ class Rendezvous:
         self._handler: DynamicRendezvousHandler | None = None
         self._begun_before: int | None = None
         self._join_until_s, self._joining_thread = 0.0, 0
+        self._few = f"fewer than {min_workers} workers came to {endpoint}"
 
     def _make_handler(self, limit_s: float) -> DynamicRendezvousHandler:
         backend = C10dRendezvousBackend(self._heartbeats, self._run_id)
@@ -245,14 +246,12 @@ class Rendezvous:
             self._join_until_s = time.monotonic() + limit_s + _ROLL_BACK_S
             self._begun_before = self.find_last_begun()
             found = self._handler.next_rendezvous()
-        except OthersTrainError:
+        except FormingError:  # of this worker's own look
             self._handler = None
             raise
         except RendezvousTimeoutError as error:
             self._handler = None
-            raise TooFewError(
-                f"fewer than {self._min_workers} workers came to {self._endpoint}"
-            ) from error
+            raise TooFewError(self._few) from error
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             raise CrewError(
                 f"the run is over: the workers of {self._run_id!r} have come to their end; another "
@@ -278,7 +277,7 @@ class Rendezvous:
         if self.find_last_begun() != before:
             raise OthersTrainError("others train")
         if time.monotonic() > self._join_until_s:  # torch's limit is that of the first round
-            raise OthersTrainError("nobody has begun to train")
+            raise TooFewError(self._few)
 
     def note_begun(self, number: int) -> None:
         """Note that the members of an epoch have begun it."""
