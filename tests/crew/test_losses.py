@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +18,16 @@ from crews import (
     STRUCK_AT,
     await_members,
     check_equal,
+    draw_loss,
     host_store,
     make_crew,
+    make_model,
     start,
     train,
 )
 from distlion import faults
 from distlion.crew import CrewLion
-from distlion.errors import CrewError, ReplicaMismatchError
+from distlion.errors import CrewError, ReplicaMismatchError, StepError
 
 
 def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> dict[str, Any]:
@@ -223,3 +227,64 @@ def test_one_worker_never_trains_alone() -> None:
     assert isinstance(dead, WorkerDiedError)
     assert isinstance(error, CrewError)
     assert "fewer than 2 workers" in str(error)
+
+
+def give_a_step_up(rank: int, size: int, port: int) -> tuple[int, bytes]:
+    """One is killed when votes have left in backward; the others reset their gradients."""
+    crew, model, has_given_up = make_crew(port, min_workers=2, max_workers=size), make_model(0), 0
+    with crew:
+        optimizer = crew.optimizer(
+            model.named_parameters(), lr=1e-2, step_timeout_s=4, **OPTIONS["overlap"]
+        )
+        while optimizer.committed_step < GOAL:
+            await_members(crew, size if optimizer.committed_step == 1 else 0)
+            draw_loss(model, optimizer.committed_step, crew.id).backward()
+            if optimizer.committed_step == STRUCK_AT and not has_given_up:
+                has_given_up += 1
+                if rank == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                assert all(param.grad is None for param in model.parameters())
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+    return has_given_up, b"".join(bytes(param.detach().numpy()) for param in model.parameters())
+
+
+def test_a_loss_where_a_step_is_given_up_ends_nobody() -> None:
+    store = host_store()
+    dead, *results = start(give_a_step_up, 3, store.port, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    assert [has_given_up for has_given_up, _ in results] == [1, 1]
+    assert len({digest for _, digest in results}) == 1
+
+
+def lose_one_in_a_save(rank: int, size: int, port: int, folder: Path) -> tuple[list[str], Any]:
+    """One is killed while all save a checkpoint, as the guide has it."""
+    crew, model, failed = make_crew(port, min_workers=2, max_workers=size), make_model(0), []
+    hook = sys.excepthook
+    with crew:
+        optimizer = crew.optimizer(model.named_parameters(), lr=1e-2, step_timeout_s=4)
+        while optimizer.committed_step < GOAL:
+            await_members(crew, size if optimizer.committed_step == 1 else 0)
+            draw_loss(model, optimizer.committed_step, crew.id).backward()
+            if optimizer.step() and optimizer.committed_step % STRUCK_AT == 0:
+                if rank == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                try:
+                    distlion.save_checkpoint(folder, model, optimizer)
+                except StepError as error:
+                    failed.append(type(error).__name__)
+            optimizer.zero_grad()
+    assert sys.excepthook is hook  # torch puts one more before it for each group
+    return failed, b"".join(bytes(param.detach().numpy()) for param in model.parameters())
+
+
+def test_a_loss_while_a_checkpoint_is_saved_ends_nobody_who_expects_it(tmp_path: Path) -> None:
+    store = host_store()
+    folder = tmp_path / "checkpoint"
+    dead, *results = start(lose_one_in_a_save, 3, store.port, folder, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    assert [failed for failed, _ in results] == [["PeerLostError"]] * 2
+    assert len({digest for _, digest in results}) == 1
+    assert folder.exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from distlion.crew.lookout import Lookout
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
@@ -160,3 +161,13 @@ def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
     outcome = play_crew(plan)
     assert [outcome.diaries[number].ending for number in (3, 4, 5)] == ["finished"] * 3
     assert all("the run is over" in outcome.diaries[number].error[1] for number in (6, 7))
+
+
+def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where members form an epoch for so long that nobody lets newcomers in."""
+    monkeypatch.setattr(Lookout, "_look_for_asks", lambda lookout, epoch: False)
+    plan = make_crew_plan(1, comings=(Coming(5, 0.0), Coming(5, 0.1)), goal=60, compute_s=0.5)
+    outcome = play_crew(plan)
+    assert list_endings(outcome) == ["finished"] * 3 + ["raised"] * 2
+    steps = [entry.step for diary in outcome.diaries.values() for entry in diary.entries]
+    assert steps == [0, 0, 0]

@@ -13,7 +13,8 @@ Always, whatever happened:
 6. where ``min_workers`` is more than half of all, an epoch commits no second step once a later one
    has committed: nothing goes on as two runs;
 7. who ends with an error ends with a ``CrewError``;
-8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain.
+8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain;
+9. no epoch begins anew, of newcomers alone, while others that have trained reach the store.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
@@ -51,6 +52,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *_find_other_errors(diaries),
         *_find_no_progress(outcome, diaries),
         *_find_vain_epochs(outcome, diaries),
+        *_find_new_beginnings(outcome, diaries),
     ]
 
 
@@ -241,3 +243,15 @@ def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
     for diary in alive if is_plain and there == members else ():
         if diary.id in members and len(diary.before) > len(diary.entries):
             yield f"worker {diary.number} formed {len(diary.before)} epochs in vain or not"
+
+
+def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    if {fault.kind for fault, _ in outcome.fired} - {"die", "leave", "late", "stale", "cut"}:
+        return  # others may have been silent for good
+    for number, entered in _list_entries(diaries).items():
+        entry = entered[0][1]
+        is_new = all(epoch == 0 for _, epoch, _ in entry.members)
+        for diary in diaries if is_new else ():
+            has_trained = any(each.number < number for each in diary.entries)
+            if has_trained and diary.ended_s > entry.at_s + 3:
+                yield f"epoch {number} begins anew while worker {diary.number} lives"
