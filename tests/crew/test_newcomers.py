@@ -62,7 +62,8 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
         assert result["formed"][-1].endswith(f"left: nobody; came: worker {last['id']} (new)")
         assert result["traffic"]["members_lost"] == 0
     (formed,) = last["formed"]
-    assert formed.endswith(f"came: worker 0, worker 1, worker {last['id']} (new)")
+    there = "worker 0 (there before), worker 1 (there before)"
+    assert formed.endswith(f"came: {there}, worker {last['id']} (new)")
     momenta = [result["momentum"] for result in results]
     if newcomers == "zeros":
         assert not momenta[-1].any()

@@ -94,7 +94,7 @@ def list_asks(store: Any) -> list[Ask]:
 
 
 def list_ready(store: Any, settings: int) -> list[Ask]:
-    """Return those who are ready, and have the parameters and settings of those who train."""
+    """Return the askers that are ready and have the parameters and settings of the members."""
     return [
         each
         for each in list_asks(store)

@@ -56,7 +56,7 @@ class Changes:
     """The changes of a crew's members, as one worker sees them.
 
     Attributes:
-        counted: What was counted so far; steps and bytes are 0.
+        counted: Totals so far; steps and bytes are 0.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def _describe_arrivals(before: Epoch | None, epoch: Epoch) -> list[str]:
         if member.epoch == 0:
             described.append(f"worker {member.id} (new)")
         elif before is None:
-            described.append(f"worker {member.id}")
+            described.append(f"worker {member.id} (there before)")
         elif member.id not in known or member.epoch < epoch.members[0].epoch:
             described.append(f"worker {member.id} (back)")
     return described

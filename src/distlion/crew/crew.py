@@ -54,8 +54,8 @@ class Crew:
             keep a network that falls apart from going on as two runs.
         max_workers: The most.
         run_id: Name of the run; runs with different names may share a store.
-        secret: What the workers of this run alone know; None: DISTLION_CREW_SECRET. It signs what
-            workers read from the store. Without one, who reaches the store can run code here.
+        secret: Shared by the workers of this run; None: DISTLION_CREW_SECRET. It signs what workers
+            read from the store. Without one, anyone who reaches the store can run code here.
         newcomers: The momentum that a newcomer begins with: "zeros", that of the "donor" from whom
             it has its parameters, or the "mean" of all others.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
@@ -216,7 +216,7 @@ class Crew:
         return describe_self(self._id, epoch=epoch, step=step, settings=settings)
 
     def find_next(self, own: Member, lost: Collection[int]) -> Epoch:
-        """Find the next epoch: of those who are left, of those who train, or of the rendezvous.
+        """Find the next epoch: among survivors, by asking those who train, or at the rendezvous.
 
         Args:
             own: This worker.
@@ -287,7 +287,7 @@ class Crew:
             self._rendezvous.publish(epoch.describe())
 
     def sit_out(self, epoch: Epoch) -> None:
-        """Let the others form an epoch without this worker, if it is to blame that they cannot.
+        """Let the others form an epoch without this worker, if it may be what keeps them from it.
 
         Workers that reach the store and not each other would form an epoch in vain for ever. From
         the second time on one of them stays away for a while, each time for longer. Nobody knows

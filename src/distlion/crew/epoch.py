@@ -31,7 +31,7 @@ from distlion.transport import drop_store, keep, keep_store, watch_peers
 from distlion.vote import Roster
 
 QUICK_S = 1.5
-"""How long the members of an epoch wait for each other, who have all come to know of its end."""
+"""How long the members of an epoch wait for each other once they know that it has ended."""
 FACTS_S = 10.0
 """How long the workers of a round wait for what each of them has."""
 CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
@@ -68,7 +68,8 @@ class Epoch:
     def describe(self) -> str:
         """Say in a line who is there."""
         names = ", ".join(map(str, self.members))
-        return f"epoch {self.number}, step {self.members[0].step}: {len(self.members)}: {names}"
+        where, size = f"epoch {self.number} at step {self.members[0].step}", len(self.members)
+        return f"{where}, {size} workers: {names}"
 
     @property
     def has_newcomers(self) -> bool:
@@ -145,7 +146,7 @@ def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
 
 
 def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
-    """Leave out who has other parameters or settings than those who train: it must not end the run.
+    """Exclude workers whose parameters or settings differ from those that train.
 
     Before the first epoch all are kept, and the handshake says what differs.
 
@@ -172,8 +173,8 @@ def follow(
 ) -> Epoch | None:
     """Form the epoch after another one: of its members that are left, and of those who ask.
 
-    The first to see all of them decides, and so does the first to wait in vain: of those who are
-    there. Each epoch has one that follows it, whoever decides. A member that comes too late for it
+    The first worker to see all members decides. After a timeout the first one decides with those
+    present. Each epoch has one that follows it, whoever decides. A member that comes too late
     asks to be let in, which costs the others little.
 
     Args:
@@ -276,7 +277,7 @@ def _await(store: Any, keys: list[str], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while not store.check(keys):
         if time.monotonic() > deadline_s:
-            raise FormingError("somebody who came to the rendezvous is gone again")
+            raise FormingError("a worker left the rendezvous; the epoch is formed again")
         time.sleep(_POLL_S)
 
 
@@ -315,7 +316,7 @@ def _forget_group() -> None:
     """Let torch number groups from 0 again.
 
     It counts those that did not come about, too, and where it looks for the others in the store
-    depends on the number: who has failed before would never again meet somebody who has not.
+    depends on the number: a worker that failed before would never meet one that did not.
     """
     alone = dist.HashStore()  # type: ignore[attr-defined]
     with _same_excepthook():

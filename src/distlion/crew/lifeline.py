@@ -25,9 +25,9 @@ _OPEN_FILES = "/dev/fd"
 class Lifeline:
     """Cut all connections to a store once it has been silent for too long.
 
-    A thread asks the store over a connection of its own, where answers have a limit. What waits on
-    the other connections fails then, and so does whatever is asked later: an answer that came too
-    late would be taken for the answer to another question.
+    A thread asks the store over a connection of its own, where answers have a limit. Pending and
+    later requests on all connections then fail: an answer that came too late would be taken for
+    the answer to another question.
 
     Args:
         connect: Makes a connection.

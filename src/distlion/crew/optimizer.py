@@ -203,7 +203,7 @@ class CrewLion(DistributedLion):
                 crew.patience.check(error)
                 lost = _find_lost(error)
                 if epoch is not None:
-                    # If nobody is known to be gone, it was formed in vain because of who is new.
+                    # If nobody is known to be gone, newcomers may be why it was not formed.
                     lost = lost or epoch.guests
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                     crew.changes.note_loss(error, epoch)
@@ -321,7 +321,7 @@ class CrewLion(DistributedLion):
         return pairs if epoch.is_behind else []
 
     def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
-        """Return a momentum for each parameter of a newcomer, from who has one."""
+        """Return a momentum for each parameter of a newcomer, from members that have one."""
         members = epoch.members
         sources = [rank for rank, member in enumerate(members) if member.epoch]
         if self._crew.newcomers == "donor":

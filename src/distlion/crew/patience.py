@@ -36,7 +36,7 @@ class Patience:
     def next_wait_s(self) -> float:
         """Return how long to wait at the rendezvous until the next look at whether others train.
 
-        It grows: who goes away for a moment may be the one that made those who wait enough.
+        It grows, so that a worker does not leave just before enough have come.
         """
         now_s, wait_s = time.monotonic(), self._wait_s
         self._since_s = now_s if self._since_s is None else self._since_s

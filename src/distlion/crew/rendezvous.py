@@ -118,7 +118,7 @@ class SignedBackend(RendezvousBackend):
         """Replace the state that has this token; return what is there now.
 
         Raises:
-            RendezvousStateError: What is there was signed with another key, or not at all.
+            RendezvousStateError: The stored state was signed with another key, or not at all.
         """
         self._before()
         found = self._backend.set_state(self._tag(state) + state, token)
@@ -165,7 +165,7 @@ class Rendezvous:
     Args:
         endpoint: "host:port" of the store.
         run_id: Name of the run.
-        secret: What the workers of the run alone know.
+        secret: Shared by the workers of the run.
         min_workers: The least that a round takes.
         max_workers: The most; with so many it does not wait for more.
 

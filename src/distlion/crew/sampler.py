@@ -24,7 +24,7 @@ class CrewSampler:
         n_examples: Examples in all.
         batch_size: Examples of each worker in a step.
         seed: Of the order.
-        name: What the crew carries it by; give each of several another one.
+        name: The crew carries it by this name, which must be unique.
 
     Attributes:
         cursor: Examples dealt out so far.
