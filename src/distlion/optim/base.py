@@ -181,6 +181,9 @@ class LionBase(Optimizer):
             for position, (param, number, make) in enumerate(found)
         ]
 
+    # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
+    @_disable_dynamo
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; within ``torch.compile`` it runs as it is, and is not compiled.
 
@@ -196,13 +199,6 @@ class LionBase(Optimizer):
             StepError, ProcessGroupError: As the class says.
             ConcurrentCallError: A step is under way, on another thread or in the closure's caller.
         """
-        return self._run_step(closure)
-
-    # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
-    @_disable_dynamo
-    @torch.no_grad()
-    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Do what ``step`` does; torch has it call the hooks of steps, once for each class."""
         if not self._step_lock.acquire(blocking=False):
             raise ConcurrentCallError(
                 "step() of this optimizer is under way, on another thread or as the caller of the "
@@ -222,6 +218,10 @@ class LionBase(Optimizer):
         finally:
             self._step_lock.release()
         return loss
+
+    # torch puts the hooks of steps around ``step`` of each class that was made: a subclass that has
+    # a step of its own calls this one, or its hooks would run twice.
+    _run_step = step
 
     def _do_step(self) -> None:
         raise NotImplementedError
