@@ -371,6 +371,6 @@ class Crew:
         else:
             self._ended.set()
             self.changes.say_goodbye(error)
-            self._rendezvous.leave()
         if self._optimizer is not None and (optimizer := self._optimizer()) is not None:
             optimizer.leave()
+        self._rendezvous.end()
