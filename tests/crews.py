@@ -39,7 +39,7 @@ def host_store() -> Any:
 
 
 def make_crew(port: int, *, host: str = "127.0.0.1", **options: Any) -> distlion.Crew:
-    options = {"wait_timeout_s": 30, **options}
+    options = {"wait_timeout_s": 50, **options}
     return distlion.Crew(f"{host}:{port}", secret="of this test", **options)
 
 
