@@ -1,4 +1,4 @@
-"""What a worker says of the changes of its crew's members, and how it counts them."""
+"""The log and the counts of members that leave a crew and join it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers do at the rendezvous beside waiting, and what is handed over through its store."""
+"""Limits and interruptions of a wait at the rendezvous, and large handovers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from crews import host_store
+from crews import await_true, host_store
 from distlion.crew import handover
 from distlion.crew.rendezvous import (
     FormingError,
@@ -53,8 +53,7 @@ def test_one_that_waits_sees_that_others_begin() -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while first._begun_before is None:
-        pass
+    await_true(lambda: first._begun_before is not None)
     second.note_begun(3)
     waiting.join()
     assert isinstance(caught[0], OthersTrainError)

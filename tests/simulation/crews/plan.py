@@ -106,7 +106,7 @@ class CrewPlan:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a message may take so long that an exchange has no end in time."""
+        """True if a late message can make an exchange exceed its limit."""
         slow_s: float = 0.1 * self.options["step_timeout_s"]
         return self.delays.straggling_s > slow_s
 
