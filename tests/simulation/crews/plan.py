@@ -111,6 +111,15 @@ class CrewPlan:
         return self.delays.straggling_s > slow_s
 
     @property
+    def is_beyond_limits(self) -> bool:
+        """True if one late message alone can exceed the limit of an exchange.
+
+        With five workers every fourth exchange then fails, and an epoch takes eight to form.
+        """
+        limit_s: float = self.options["step_timeout_s"]
+        return self.delays.straggling_s > limit_s
+
+    @property
     def n_workers(self) -> int:
         """Workers, those who come later among them; not those who come again."""
         return len(self.starts_s) + len(self.comings)
