@@ -1,14 +1,17 @@
 """Measure training steps on hosts whose links are limited: ours, DDP's, and no communication.
 
 Hosts are network namespaces of this machine (`distlion netlab`), so this needs Linux and root
-rights. Four parts: training a GPT at several rates on 4 hosts, and on 2 with shorter and longer
+rights. Five parts: training on an accelerator that is emulated, while the cores are left to packets
+(device); training a GPT on the cores at several rates on 4 hosts, and on 2 with shorter and longer
 steps (pair); the exchange of a bare vector; and a small GPT on more and more hosts beside the cost
-model's prediction.
+model's prediction (scaling).
 
-    python benchmarks/end_to_end [--quick] [--parts training pair exchange scaling] [--json FILE]
+    python benchmarks/end_to_end [--quick] [--json FILE]
+                                 [--parts device training pair exchange scaling]
 
 Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, with the
-README's figure, but nothing after --quick unless --json is given.
+README's figure, or device.json where that is the only part. It writes nothing after --quick unless
+--json is given.
 """
 
 from __future__ import annotations
@@ -22,7 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from overview import draw_overview
-from parts import DRAWN, plan_exchange, plan_pairs, plan_scaling, plan_training
+from parts import (
+    DRAWN,
+    plan_devices,
+    plan_exchange,
+    plan_pairs,
+    plan_scaling,
+    plan_training,
+)
 from rich.console import Console
 from tables import build_tables, list_missing, list_records, write_markdown
 from targets import judge
@@ -33,7 +43,8 @@ from distlion.lab.netlab.sweep import SweepProgress
 from distlion.lab.report import draw_sweep_figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
-PARTS = ("training", "pair", "exchange", "scaling")
+DEVICE_RESULTS = RESULTS.with_name("device.json")
+PARTS = ("device", "training", "pair", "exchange", "scaling")
 
 
 class ProgressLine:
@@ -59,6 +70,10 @@ def measure(part: str, settings: SweepSettings) -> dict[str, Any]:
 
 def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    if "device" in parts:
+        result["device"] = {
+            name: measure(name, settings) for name, settings in plan_devices(quick=quick).items()
+        }
     if "training" in parts:
         result["training"] = measure("training", plan_training(quick=quick))
     if "pair" in parts:
@@ -106,7 +121,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", type=Path, help="where the JSON goes")
     args = parser.parse_args()
-    args.json = args.json or (None if args.quick else RESULTS)
+    default = DEVICE_RESULTS if args.parts == ["device"] else RESULTS
+    args.json = args.json or (None if args.quick else default)
     return args
 
 

@@ -1,8 +1,8 @@
-"""What the benchmark measures: four parts, each one or several sweeps of the network lab."""
+"""The parts of the benchmark: each is one or several sweeps of the network lab."""
 
 from __future__ import annotations
 
-from distlion.lab.netlab import GptWorkload, SweepSettings, VectorWorkload
+from distlion.lab.netlab import DeviceWorkload, GptWorkload, SweepSettings, VectorWorkload
 
 RATES = ("100mbit", "1gbit", "10gbit", "unlimited")
 BASELINES = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")
@@ -35,6 +35,15 @@ DRAWN = (*BASELINES, *SHOWN, "quantized-4-all-reduce", "full-all-reduce")
 
 EXCHANGED = ("all-reduce-fp32", "majority-all-reduce", "majority-all-gather")
 SCALED = ("none", "ddp-fp32", "majority-all-reduce", "majority-auto")
+
+DEVICE_METHODS = (*BASELINES, *JUDGED)
+# Hosts, layers, width, seconds of the accelerator, rates: 8.4, 25 and 101 million parameters.
+DEVICES = (
+    (2, 8, 1024, 0.3, ("10mbit", "100mbit", "1gbit", "10gbit")),
+    (4, 8, 1024, 0.3, ("100mbit", "1gbit", "10gbit")),
+    (4, 24, 1024, 0.3, ("100mbit", "1gbit", "10gbit")),
+    (2, 24, 2048, 1.0, ("100mbit", "1gbit", "10gbit")),
+)
 
 
 def plan_training(*, quick: bool) -> SweepSettings:
@@ -83,3 +92,19 @@ def plan_exchange(*, quick: bool) -> SweepSettings:
     return SweepSettings(
         4, rates, EXCHANGED, workload, repetitions=2 if quick else 5, block_s=0.1 if quick else 0.5
     )
+
+
+def plan_devices(*, quick: bool) -> dict[str, SweepSettings]:
+    """Plan training on accelerators that are emulated, so that the cores are left to packets."""
+    if quick:
+        small = DeviceWorkload(layers=2, width=128, step_s=0.02)
+        rates = ("100mbit", "1gbit")
+        return {"quick": SweepSettings(2, rates, DEVICE_METHODS, small, repetitions=2, block_s=0.1)}
+    planned = {}
+    for hosts, layers, width, step_s, rates in DEVICES:
+        workload = DeviceWorkload(layers=layers, width=width, step_s=step_s)
+        name = f"{layers * width**2 / 1e6:.3g} million parameters, {hosts} hosts"
+        planned[name] = SweepSettings(
+            hosts, rates, DEVICE_METHODS, workload, repetitions=3, block_s=2.0
+        )
+    return planned

@@ -9,17 +9,23 @@ from rich.table import Table
 from distlion.lab.report import tabulate_sweep
 
 VERDICTS = {True: "yes", False: "NO", None: "not judged"}
+DEVICE_RATIOS = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")
 Tabulated = tuple[str, list[str], list[list[str]]]
 
 
 def tabulate(result: dict[str, Any]) -> list[Tabulated]:
     """Return title, headings and rows of each table."""
-    tables = [("Must show", *tabulate_targets(result))]
+    tables = [("Goals", *tabulate_targets(result))]
     what = "time of a step and speed-up"
+    for name, record in result.get("device", {}).items():
+        title = f"Emulated accelerator, {record['settings']['workload']['step_s']:g} s, {name}"
+        tables.append((title, *tabulate_device(record)))
     if "training" in result:
-        tables.append((f"Training, 4 hosts: {what}", *tabulate_sweep(result["training"])))
-    for sequences, record in result.get("pair", {}).items():
-        title = f"Training, 2 hosts, {sequences} sequences a worker: {what}"
+        record = result["training"]
+        title = f"Training, 4 hosts, {describe_batch(record)}: {what}"
+        tables.append((title, *tabulate_sweep(record)))
+    for record in result.get("pair", {}).values():
+        title = f"Training, 2 hosts, {describe_batch(record)}: {what}"
         tables.append((title, *tabulate_sweep(record)))
     if "exchange" in result:
         tables.append(("The exchange alone, 4 hosts", *tabulate_sweep(result["exchange"])))
@@ -39,6 +45,31 @@ def tabulate(result: dict[str, Any]) -> list[Tabulated]:
     return tables
 
 
+def describe_batch(record: dict[str, Any]) -> str:
+    workload = record["settings"]["workload"]
+    sequences, context = workload["batch_size"], workload["context"]
+    return f"{sequences} sequences of {context} tokens a worker and step"
+
+
+def tabulate_device(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Lay out each method's step, its share of the speed without communication, and ratios."""
+    rows = []
+    for rate, methods in record["results"].items():
+        reached = record["traffic"][rate]["votes"]["rate_bit_per_s"]
+        for name, method in methods.items():
+            ratios = [_format_ratio(method, over) for over in DEVICE_RATIOS]
+            seconds = f"{1e3 * method['seconds']['median']:.0f}"
+            mega = f"{max(method['interface_bytes']) / 1e6:.3g}"
+            rows.append([rate, f"{reached / 1e6:.3g}", name, seconds, *ratios, mega])
+    over = ("share of the speed of none", *(f"x {name}" for name in DEVICE_RATIOS[1:]))
+    return ["link", "reached, Mbit/s", "method", "ms a step", *over, "MB a step"], rows
+
+
+def _format_ratio(method: dict[str, Any], over: str) -> str:
+    ratio = method["speed_up"].get(over)
+    return "" if ratio is None else f"{ratio['median']:.3g}"
+
+
 def tabulate_targets(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
@@ -50,7 +81,7 @@ def tabulate_targets(result: dict[str, Any]) -> tuple[list[str], list[list[str]]
         ]
         for row in result["targets"]
     ]
-    return ["", "target", "measured", "quartiles, or where", "met"], rows
+    return ["goal", "at least, or at most", "measured", "quartiles, or where", "met"], rows
 
 
 def tabulate_bytes(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -118,8 +149,15 @@ def write_markdown(result: dict[str, Any]) -> str:
     lines += [
         "",
         "Times are medians of blocks in which the methods take turns, ratios medians of those",
-        "taken within a turn. All hosts share this machine's cores.",
+        "taken within a turn. All hosts share this machine's cores: what a link reached is what",
+        "they let it reach. A ratio above 1 is that many times as fast.",
     ]
+    if "device" in result:
+        lines += [
+            "",
+            "On an emulated accelerator forward and backward pass take a stated time in which the",
+            "host sleeps. Lion's arithmetic, PowerSGD's and that of votes runs on the cores.",
+        ]
     for title, head, rows in tabulate(result):
         rule = ["---:" if number else "---" for number in range(len(head))]
         lines += ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in [head, rule, *rows])]
@@ -129,7 +167,8 @@ def write_markdown(result: dict[str, Any]) -> str:
 def list_records(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the records of all sweeps."""
     records = [result[part] for part in ("training", "exchange") if part in result]
-    return [*records, *result.get("pair", {}).values(), *result.get("scaling", {}).values()]
+    nested = ("device", "pair", "scaling")
+    return records + [record for part in nested for record in result.get(part, {}).values()]
 
 
 def list_missing(result: dict[str, Any]) -> list[tuple[str, str]]:

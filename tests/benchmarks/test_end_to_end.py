@@ -29,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file: Path = tmp_path_factory.mktemp("results") / "end_to_end.json"
     command = [sys.executable, "benchmarks/end_to_end", "--quick", "--json", str(file)]
     ended = subprocess.run(
-        [*command, "--parts", "training", "pair", "exchange"],
+        [*command, "--parts", "device", "training", "pair", "exchange"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -72,6 +72,8 @@ class TestAQuickRun:
             (line,) = (line for line in lines if line.startswith(f"| {row['name']} |"))
             verdict = {True: "yes", False: "NO", None: "not judged"}[row["met"]]
             assert line.endswith(f"| {verdict} |")
+        for name in result["device"]["quick"]["settings"]["methods"]:
+            assert any(f" | {name} | " in line for line in lines)
         for name in result["training"]["settings"]["methods"]:
             assert any(line.startswith(f"| {name} |") for line in lines)
 

@@ -41,6 +41,12 @@ def test_sweep_of_an_unknown_method_exits_with_2():
     assert "method 'sometimes'" in result.stderr
 
 
+def test_sweep_of_a_vector_has_no_accelerator():
+    result = invoke("sweep", "--vector", "1k", "--device-s", "1")
+    assert result.exit_code == 2
+    assert "--device-s" in result.stderr
+
+
 def test_run_without_a_command_exits_with_2():
     assert invoke("run").exit_code == 2
 

@@ -1,7 +1,7 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion.lab.netlab import GptWorkload, VectorWorkload
+from distlion.lab.netlab import DeviceWorkload, GptWorkload, VectorWorkload
 
 
 def test_a_gpt_is_trained_by_baselines_and_votes():
@@ -25,6 +25,20 @@ def test_a_vector_has_no_backward(name):
 def test_a_gpt_that_cannot_be_is_an_error(arguments):
     with pytest.raises(InvalidArgumentError, match=r"expected|multiple"):
         GptWorkload(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"layers": 0}, {"width": -1}, {"step_s": -0.1}, {"step_s": float("nan")}]
+)
+def test_a_device_that_cannot_be_is_an_error(arguments):
+    with pytest.raises(InvalidArgumentError, match="expected"):
+        DeviceWorkload(**arguments)
+
+
+def test_a_device_trains_with_what_a_gpt_trains_with():
+    DeviceWorkload().check_methods(["none", "ddp-fp32", "majority-all-reduce-overlap"])
+    with pytest.raises(InvalidArgumentError, match="all-reduce-fp32"):
+        DeviceWorkload().check_methods(["all-reduce-fp32"])
 
 
 def test_an_empty_vector_is_an_error():

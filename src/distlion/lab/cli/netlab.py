@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.text import Text
 
 from distlion.aggregation import list_rule_names
-from distlion.errors import DataError, ReplicaMismatchError
+from distlion.errors import DataError, InvalidArgumentError, ReplicaMismatchError
 from distlion.exchange import PATTERNS
 from distlion.lab.cli.command import Command, Group
 from distlion.lab.cli.failure import shown_failures
@@ -23,6 +23,7 @@ from distlion.lab.cli.table import build_table, print_table
 if TYPE_CHECKING:
     from distlion.lab.netlab import Lab
     from distlion.lab.netlab.sweep import SweepProgress
+    from distlion.lab.netlab.workload import Workload
 
 # Commands import the package: it needs pyroute2, which is optional and takes half a second.
 
@@ -164,8 +165,15 @@ def sweep_command(
             "also all-reduce-fp32."
         ),
     ] = None,
-    layers: Annotated[int, typer.Option(help="Layers of the GPT.")] = 4,
-    width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
+    device_s: Annotated[
+        str | None,
+        typer.Option(
+            help="Train on an emulated accelerator instead: forward and backward take so long, "
+            "such as 300ms, in which the host sleeps; --layers matrices of --width x --width."
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 4,
+    width: Annotated[int, typer.Option(help="Width of the model.")] = 128,
     vocabulary: Annotated[int, typer.Option(help="Vocabulary of the GPT.")] = 1024,
     repetitions: Annotated[int, typer.Option(help="Blocks of each method at each rate.")] = 5,
     block_s: Annotated[str, typer.Option(help="Time that a block should take: 1, 500ms.")] = "1",
@@ -181,21 +189,38 @@ def sweep_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        from distlion.lab.netlab import GptWorkload, SweepSettings, VectorWorkload, run_sweep
+        from distlion.lab.netlab import SweepSettings, run_sweep
 
         settings = SweepSettings(
             hosts=hosts,
             rates=tuple(rate),
             methods=tuple(method),
-            workload=GptWorkload(layers=layers, width=width, vocabulary=vocabulary)
-            if vector is None
-            else VectorWorkload(read_count("--vector", vector)),
+            workload=_find_workload(
+                vector, device_s, layers=layers, width=width, vocabulary=vocabulary
+            ),
             repetitions=repetitions,
             block_s=read_seconds("--block-s", block_s),
         )
         with _SweepDisplay(messages) as display:
             record = run_sweep(settings, display)
         _show_sweep(record, results, messages, as_json=as_json)
+
+
+def _find_workload(
+    vector: str | None, device_s: str | None, *, layers: int, width: int, vocabulary: int
+) -> Workload:
+    from distlion.lab.netlab import DeviceWorkload, GptWorkload, VectorWorkload
+
+    if vector is not None and device_s is not None:
+        raise InvalidArgumentError(
+            "--vector has no forward pass that --device-s could emulate; give one of the two"
+        )
+    if vector is not None:
+        return VectorWorkload(read_count("--vector", vector))
+    if device_s is not None:
+        seconds = read_seconds("--device-s", device_s)
+        return DeviceWorkload(layers=layers, width=width, step_s=seconds)
+    return GptWorkload(layers=layers, width=width, vocabulary=vocabulary)
 
 
 class _SweepDisplay(LiveDisplay):

@@ -7,10 +7,11 @@ from distlion.lab.netlab.link_rate import LinkRate, TokenBucket, parse_host_rate
 from distlion.lab.netlab.state import LabState, list_states, read_state
 from distlion.lab.netlab.sweep import SweepSettings, run_sweep
 from distlion.lab.netlab.wires import Counters
-from distlion.lab.netlab.workload import GptWorkload, VectorWorkload
+from distlion.lab.netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload
 
 __all__ = [
     "Counters",
+    "DeviceWorkload",
     "GptWorkload",
     "Lab",
     "LabPlan",

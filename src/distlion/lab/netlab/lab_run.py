@@ -13,8 +13,9 @@ from transformers import GPT2Config
 
 from distlion.cost import wire_bytes
 from distlion.lab.baselines import compress_gradients, wrap_in_ddp
+from distlion.lab.netlab.device import EmulatedModel
 from distlion.lab.netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, parse_vote
-from distlion.lab.netlab.workload import GptWorkload, VectorWorkload, Workload
+from distlion.lab.netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
 from distlion.lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion.lab.tasks.models import build_language_model
 from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_step
@@ -63,7 +64,7 @@ def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
 
     Args:
         name: Name of the method, as in ``distlion.lab.netlab.method_names``.
-        workload: Its model and data, or its vector.
+        workload: Its model and data, its emulated accelerator, or its vector.
         rank: Number of this worker, whose data differs from that of the others.
     """
     if isinstance(workload, VectorWorkload):
@@ -99,19 +100,37 @@ def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
     return batches
 
 
-def _build_training(name: str, workload: GptWorkload, rank: int) -> LabRun:
-    model = build_language_model(_describe_model(workload), seed=_SEED)
+def _build_training(name: str, workload: GptWorkload | DeviceWorkload, rank: int) -> LabRun:
+    if isinstance(workload, DeviceWorkload):
+        model: nn.Module = EmulatedModel(workload, seed=_SEED, rank=rank)
+        find_loss: FindLoss = _loss_of_device
+    else:
+        model = build_language_model(_describe_model(workload), seed=_SEED)
+        batches = make_batches(workload, rank=rank)
+        find_loss = partial(_loss_of_gpt, batches)
     n_parameters = sum(p.numel() for p in model.parameters())
-    batches = make_batches(workload, rank=rank)
     if name == FLOOR or name in BASELINES:
         optimizer = Lion(model.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
         model = model if name == FLOOR else average_gradients(model, name, seed=_SEED)
-        return LabRun(_training_step(model, optimizer, batches), None, n_parameters)
+        return LabRun(_training_step(model, optimizer, find_loss), None, n_parameters)
     voting = _build_optimizer(name, model)
-    step = _training_step(model, voting, batches)
+    step = _training_step(model, voting, find_loss)
     while is_trying_overlap(voting):
         step()
     return LabRun(step, voting, n_parameters)
+
+
+FindLoss = Callable[[nn.Module, int], Tensor]
+"""Takes the model and the number of the step."""
+
+
+def _loss_of_gpt(batches: list[Batch], model: nn.Module, step: int) -> Tensor:
+    return batch_loss(model, batches[step % len(batches)])
+
+
+def _loss_of_device(model: nn.Module, step: int) -> Tensor:
+    loss: Tensor = model()
+    return loss
 
 
 def _describe_model(workload: GptWorkload) -> GPT2Config:
@@ -145,13 +164,13 @@ def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
 
 
 def _training_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Batch]
+    model: nn.Module, optimizer: torch.optim.Optimizer, find_loss: FindLoss
 ) -> Callable[[], None]:
     done = 0
 
     def step() -> None:
         nonlocal done
-        batch_loss(model, batches[done % len(batches)]).backward()  # type: ignore[no-untyped-call]
+        find_loss(model, done).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         done += 1

@@ -25,6 +25,7 @@ from distlion.lab.netlab.method_names import (
     ALL_REDUCE,
     DDP_FP16,
     DDP_FP32,
+    DDP_POWERSGD,
     FLOOR,
     adapts,
     is_baseline,
@@ -37,7 +38,7 @@ from distlion.lab.netlab.traffic import (
     measure_votes,
     read_busy_s,
 )
-from distlion.lab.netlab.workload import GptWorkload, VectorWorkload, Workload
+from distlion.lab.netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
 from distlion.lab.training.processes import leaving_in_order
 
 FORMAT = 2
@@ -50,7 +51,7 @@ _WARM_UP_STEPS_AT_RATE = 1
 _MOST_STEPS = 50
 _PROBES = 3
 
-REFERENCES = (FLOOR, DDP_FP32, DDP_FP16, ALL_REDUCE)
+REFERENCES = (FLOOR, DDP_FP32, DDP_FP16, DDP_POWERSGD, ALL_REDUCE)
 """Methods that others are compared with, where they are in a sweep."""
 
 
@@ -349,8 +350,8 @@ def _summarize_rate(
 
 
 def _describe(workload: Workload) -> dict[str, Any]:
-    kind = {GptWorkload: "gpt", VectorWorkload: "vector"}[type(workload)]
-    return {"kind": kind} | dataclasses.asdict(workload)
+    kinds = {GptWorkload: "gpt", DeviceWorkload: "device", VectorWorkload: "vector"}
+    return {"kind": kinds[type(workload)]} | dataclasses.asdict(workload)
 
 
 def _read_cpu_model() -> str:

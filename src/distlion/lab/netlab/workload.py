@@ -1,7 +1,8 @@
-"""Workloads of a sweep: training steps of a small GPT, or the exchange of a bare vector."""
+"""Workloads of a sweep: a small GPT, an emulated accelerator, or the exchange of a bare vector."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,17 @@ from distlion.lab.netlab.method_names import (
     is_baseline,
     parse_vote,
 )
+
+
+def check_trainers(names: Sequence[str]) -> None:
+    """Check that each method can train a model.
+
+    Raises:
+        InvalidArgumentError: One cannot.
+    """
+    for name in names:
+        if name not in (FLOOR, *BASELINES):
+            parse_vote(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +57,40 @@ class GptWorkload:
         Raises:
             InvalidArgumentError: One cannot.
         """
-        for name in names:
-            if name not in (FLOOR, *BASELINES):
-                parse_vote(name)
+        check_trainers(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceWorkload:
+    """Training steps whose forward and backward pass run on an emulated accelerator.
+
+    Each layer is a width x width matrix. Its forward pass takes ``step_s / (3 * layers)`` and its
+    backward pass twice as long, in which the host sleeps: the cores of the machine are left to
+    communication, as those of a host are whose accelerator computes. Gradients are random numbers,
+    drawn once. Lion's arithmetic, and that of votes, runs on the cores.
+
+    Args:
+        layers, width: Of the model.
+        step_s: Seconds of a forward and a backward pass together.
+    """
+
+    layers: int = 8
+    width: int = 1024
+    step_s: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            least = 0 if name == "step_s" else 1
+            if not least <= value < math.inf:
+                raise InvalidArgumentError(f"{name} is {value}; expected {least} or more")
+
+    def check_methods(self, names: Sequence[str]) -> None:
+        """Check that each method can train a model.
+
+        Raises:
+            InvalidArgumentError: One cannot.
+        """
+        check_trainers(names)
 
 
 @dataclass(frozen=True)
@@ -78,4 +121,4 @@ class VectorWorkload:
                 )
 
 
-Workload = GptWorkload | VectorWorkload
+Workload = GptWorkload | DeviceWorkload | VectorWorkload
