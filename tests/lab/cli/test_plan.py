@@ -105,6 +105,7 @@ def test_table_names_every_rule_and_baseline_and_then_advises():
         assert name in text
     assert text.index("fp32 all-reduce") < text.index("Compress: MajorityVote()")
     assert "5x against fp32 ring all-reduce" in text
+    assert "docs/how-to/choose-a-rule.md" in text
 
 
 def test_advice_is_also_written_as_the_call_that_follows_it():

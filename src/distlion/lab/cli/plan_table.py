@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlion.lab.cli.table import build_table, fits, print_table
-from distlion.lab.planning import Advice, Forecast, Forecasts, Scenario
+from distlion.lab.planning import TIME_ONLY, Advice, Forecast, Forecasts, Scenario
 
 _MEGABYTE = 1e6
 _MILLISECONDS_BELOW_S = 0.1
@@ -62,6 +62,7 @@ def print_plan(
         )
     for regime in advice.regimes:
         console.print(Text(f"  {regime.describe()}"), soft_wrap=True)
+    console.print(Text(f"\n{TIME_ONLY}"), soft_wrap=True)
 
 
 def write_call(scenario: Scenario, forecast: Forecast) -> str:

@@ -7,6 +7,7 @@ from distlion.lab.planning.accelerator import (
 )
 from distlion.lab.planning.advice import (
     DO_NOT_COMPRESS,
+    TIME_ONLY,
     Advice,
     Regime,
     advise,
@@ -45,6 +46,7 @@ __all__ = [
     "NVLINK",
     "PCIE",
     "THRESHOLD",
+    "TIME_ONLY",
     "Accelerators",
     "Advice",
     "Checkup",

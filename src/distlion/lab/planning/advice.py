@@ -22,6 +22,12 @@ from distlion.lab.planning.scenario import Scenario
 
 DO_NOT_COMPRESS = "Do not compress here"
 
+TIME_ONLY = (
+    "This forecast is of time. Rules also differ in the accuracy that training ends with: see "
+    "docs/how-to/choose-a-rule.md."
+)
+"""Printed below a plan."""
+
 
 @dataclass(frozen=True)
 class Regime:
