@@ -10,16 +10,22 @@ from collections.abc import Callable
 from typing import Any
 
 import distlion.exchange.registry
+from delta_oracle import DeltaRule
 from distlion.aggregation import (
     RULES as NAMED_RULES,
 )
 from distlion.aggregation import (
+    SCALED_RULES,
     Aggregation,
     Average,
+    EstimateVote,
     FeedbackVote,
     FullPrecision,
     MajorityVote,
     QuantizedVote,
+    ResidualVote,
+    ScaledVote,
+    StochasticVote,
     TernaryVote,
 )
 from distlion.exchange import Exchange
@@ -61,6 +67,18 @@ ORACLES: dict[type[Aggregation], Callable[[Any], Rule]] = {
 """For each class of rules, the oracle's account of one."""
 
 
+DELTA_RULES: dict[str, Aggregation] = dict(SCALED_RULES)
+"""Every rule for the deltas of local steps."""
+
+DELTA_ORACLES: dict[type[Aggregation], str] = {
+    ScaledVote: "scaled",
+    StochasticVote: "stochastic",
+    ResidualVote: "residual",
+    EstimateVote: "estimate",
+}
+"""For each class of them, what their oracle calls it."""
+
+
 def first_of_each_class() -> list[str]:
     """Return a name for each class of rules: for tests that start processes for each of them."""
     names: dict[type[Aggregation], str] = {}
@@ -72,3 +90,8 @@ def first_of_each_class() -> list[str]:
 def describe_for_oracle(rule: Aggregation) -> Rule:
     """Say a rule in the oracle's words."""
     return ORACLES[type(rule)](rule)
+
+
+def describe_delta_rule(rule: Aggregation) -> DeltaRule:
+    """Say a rule for deltas in their oracle's words."""
+    return DeltaRule(DELTA_ORACLES[type(rule)], bits=getattr(rule, "bits", 1))

@@ -9,7 +9,7 @@ element is cut into bit *planes*.
     block   8 words (512 elements, 64 bytes) of each plane in turn
     shard   whole blocks, the same number for every owner
     wire    (n_shards * shard_blocks, n_planes, 8) little-endian int64: owner, block, plane
-    scales  float32 numbers of a vote for each parameter, behind the planes of every shard
+    scales  float32 numbers of a vote or a reply for each parameter, behind the planes of each shard
     chunk   what one rank sends to one other: a frame (header, presence, counts) and a payload
 
 docs/explanation/algorithms.md draws it. Sizes on the wire are computed here and nowhere else.
@@ -110,6 +110,7 @@ class Bucket:
         has_counts: bool,
         has_tally: bool,
         n_scales: int = 0,
+        n_reply_scales: int = 0,
     ) -> BucketShape:
         """Size its votes and replies on the wire.
 
@@ -119,16 +120,19 @@ class Bucket:
             has_counts: Whether replies say how many workers voted for each parameter.
             has_tally: Whether votes can be counted in parts.
             n_scales: Numbers of a vote for each parameter.
+            n_reply_scales: Numbers of a reply for each parameter.
         """
         scales_bytes = pad_bytes(FLOAT_BYTES * n_scales * len(self.slots))
+        reply_scales_bytes = pad_bytes(FLOAT_BYTES * n_reply_scales * len(self.slots))
         return BucketShape(
             n_shards=self.n_shards,
             n_params=len(self.slots),
             vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES + scales_bytes,
-            reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES,
+            reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES + reply_scales_bytes,
             has_counts=has_counts,
             tally_bytes=self.shard_blocks * _BLOCK_ELEMENTS * _TALLY_BYTES if has_tally else None,
             scales_bytes=scales_bytes,
+            reply_scales_bytes=reply_scales_bytes,
         )
 
 
@@ -176,10 +180,10 @@ class BucketShape:
         n_shards: Shards, each of which has an owner.
         n_params: Parameters.
         vote_bytes: Bytes of a vote on one shard, its scales included.
-        reply_bytes: Bytes of the reply on one shard.
+        reply_bytes: Bytes of the reply on one shard, its scales included.
         has_counts: Whether replies say how many workers voted for each parameter.
         tally_bytes: Bytes of a partial count of one shard; None where votes have no partial counts.
-        scales_bytes: Bytes of the scales at the end of a vote on one shard.
+        scales_bytes, reply_scales_bytes: Bytes of the scales at the end of a vote, and of a reply.
     """
 
     n_shards: int
@@ -189,6 +193,7 @@ class BucketShape:
     has_counts: bool
     tally_bytes: int | None = None
     scales_bytes: int = 0
+    reply_scales_bytes: int = 0
 
     @functools.cached_property
     def vote_chunk(self) -> ChunkShape:

@@ -58,6 +58,11 @@ class Aggregation(ABC):
         """Numbers that a vote says of each parameter, behind its bits."""
         return 0
 
+    @property
+    def n_reply_scales(self) -> int:
+        """Numbers that a reply says of each parameter in a shard: how far S reaches; 0 or 1."""
+        return 0
+
     def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
         """Create the vote on one bucket, including any state that the rule keeps for it."""
         return BucketVote(self, bucket, roster)
@@ -70,6 +75,7 @@ class Aggregation(ABC):
             has_counts=self.reply_format is ReplyFormat.COUNT,
             has_tally=self.vote_format.has_partial_sums,
             n_scales=self.n_scales,
+            n_reply_scales=self.n_reply_scales,
         )
 
     def shape_of(self, n_elements: int, n_voters: int) -> BucketShape:

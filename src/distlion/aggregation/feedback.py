@@ -22,7 +22,7 @@ from distlion.kernels import (
     count_estimates,
 )
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
-from distlion.vote import BucketVote, Roster, WorkerState, make_worker_state
+from distlion.vote import BucketVote, Roster, ScalingVote, WorkerState, make_worker_state
 
 MOST_BITS = 2
 _ESTIMATE = "estimate"
@@ -66,10 +66,11 @@ class FeedbackVote(Aggregation):
     bits: int = 2
 
     def __post_init__(self) -> None:
+        given = f"{type(self).__name__}(bits={self.bits!r})"
         if not isinstance(self.bits, int) or isinstance(self.bits, bool):
-            raise UnsupportedTypeError(f"FeedbackVote(bits={self.bits!r}): expected an integer")
+            raise UnsupportedTypeError(f"{given}: expected an integer")
         if not 1 <= self.bits <= MOST_BITS:
-            raise InvalidArgumentError(f"FeedbackVote(bits={self.bits}): expected 1 or {MOST_BITS}")
+            raise InvalidArgumentError(f"{given}: expected 1 or {MOST_BITS}")
 
     @property
     def vote_planes(self) -> int:
@@ -91,7 +92,7 @@ class FeedbackVote(Aggregation):
         return self.bits
 
     def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
-        return _FeedbackBucket(self, bucket, roster)
+        return FeedbackBucket(self, bucket, roster)
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
@@ -110,7 +111,7 @@ class FeedbackVote(Aggregation):
         count_estimates(kernels, votes, coins.tie, out=out)
 
 
-class _FeedbackBucket(BucketVote):
+class FeedbackBucket(ScalingVote):
     """One bucket: the estimates of all workers where they are counted, and those of a draft.
 
     A worker's own estimates are in the optimizer's state, which it hands in with every vote.
@@ -118,7 +119,6 @@ class _FeedbackBucket(BucketVote):
 
     def __init__(self, rule: FeedbackVote, bucket: Bucket, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
-        self._n_scales = rule.n_scales
         # (estimate, what it is after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
         # (workers, elements counted here) float32; None before the first vote is counted.
@@ -137,20 +137,20 @@ class _FeedbackBucket(BucketVote):
         """Encode what estimates lack of directions: for each shard its bits, and all scales."""
         estimates = [state[_ESTIMATE] for state in kept]
         votes, slots = self._make_votes(device), self.bucket.slots
-        scales = torch.zeros(len(slots), self._n_scales, device=device)
+        scales = torch.zeros(len(slots), self.rule.n_scales, device=device)
         finite = kernels.encode_rests(
             segments, estimates, coins.zero, out=votes, scales=scales[: len(segments)]
         )
         present = [segment.grad is not None for segment in segments]
         after = kernels.add_steps(estimates, slots, present, votes, scales)
         self._drafted = list(zip(estimates, after, strict=True))
-        return self._join(votes, scales), finite
+        return self._join_votes(votes, scales), finite
 
     def count(
         self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
     ) -> Tensor:
         bucket = self.bucket
-        packed, scales = self._split(votes)
+        packed, scales = self._split_votes(votes)
         n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
         if self._everybody is None:
             self._everybody = torch.zeros(len(votes), n_elements, device=votes.device)
@@ -169,9 +169,13 @@ class _FeedbackBucket(BucketVote):
 
         self._note_votes = note_votes
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
-        anybody, summed = present.any(0, keepdim=True), _as_votes(total, packed.shape[1])
+        anybody, summed = present.any(0, keepdim=True), as_votes(total, packed.shape[1])
         self.rule.count(kernels, said._replace(packed=summed, present=anybody), coins, out=out)
-        return out.view(-1).view(torch.uint8)
+        if not self.shape.reply_scales_bytes:
+            return out.view(-1).view(torch.uint8)
+        n_votes = [self.roster.n_votes] * len(bucket.slots)
+        shards = range(first_shard, first_shard + self._count_shards(votes))
+        return self._join_reply(out, self._measure(total.view(-1), n_votes, shards))
 
     def note(self) -> None:
         for estimate, after in self._drafted:
@@ -185,28 +189,8 @@ class _FeedbackBucket(BucketVote):
     def hear(self, told: Tensor) -> None:
         self._everybody = told.contiguous().view(torch.float32).clone()
 
-    def _join(self, votes: Tensor, scales: Tensor) -> Tensor:
-        shape = self.shape
-        row = torch.zeros(shape.scales_bytes, dtype=torch.uint8, device=votes.device)
-        found = scales.view(-1).view(torch.uint8)
-        row[: found.numel()] = found
-        bits = votes.view(-1).view(torch.uint8).view(shape.n_shards, -1)
-        return torch.cat([bits, row.expand(shape.n_shards, -1)], dim=1)
 
-    def _split(self, votes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bits, (workers, blocks, planes, 8), and the scales, (workers, n_params, p)."""
-        shape, n_params, n_scales = self.shape, len(self.bucket.slots), self._n_scales
-        rows = votes.view(len(votes), -1, shape.vote_bytes)
-        n_bytes = shape.vote_bytes - shape.scales_bytes
-        bits = rows[:, :, :n_bytes].contiguous().view(torch.int64)
-        scales = rows[:, 0, n_bytes:].contiguous().view(torch.float32)
-        return (
-            bits.view(len(votes), -1, self.vote_planes, BLOCK_WORDS),
-            scales[:, : n_params * n_scales].view(len(votes), n_params, n_scales),
-        )
-
-
-def _as_votes(estimates: Tensor, n_blocks: int) -> Tensor:
+def as_votes(estimates: Tensor, n_blocks: int) -> Tensor:
     """View (workers, 512 blocks) float32 as packed, (workers, blocks, 32, 8) int64."""
     words = estimates.view(-1).view(torch.int64)
     return words.view(len(estimates), n_blocks, FLOAT_PLANES, BLOCK_WORDS)

@@ -10,10 +10,14 @@ import torch
 
 from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation
+from distlion.aggregation.estimate import EstimateVote
 from distlion.aggregation.feedback import MOST_BITS, FeedbackVote
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
 from distlion.aggregation.quantized import MAX_BITS, QuantizedVote
+from distlion.aggregation.residual import ResidualVote
+from distlion.aggregation.scaled import ScaledVote
+from distlion.aggregation.stochastic import StochasticVote
 from distlion.aggregation.ternary import TernaryVote
 from distlion.errors import CheckpointError, DistlionError
 
@@ -73,6 +77,14 @@ RULES: dict[str, NamedRule] = {
 A new rule is one line here; its class is then known to checkpoints too.
 """
 
+SCALED_RULES: dict[str, Aggregation] = {
+    "scaled": ScaledVote(),
+    "stochastic": StochasticVote(),
+    **{f"residual-{bits}": ResidualVote(bits) for bits in range(1, MOST_BITS + 1)},
+    **{f"estimate-{bits}": EstimateVote(bits) for bits in range(1, MOST_BITS + 1)},
+}
+"""Every rule whose reply says how far, which ``LocalSteps`` votes with; known to checkpoints."""
+
 # What ast and the rules raise on text that is none of ours, absurdly nested text included.
 REFUSALS = (
     ValueError,
@@ -93,7 +105,11 @@ def list_rule_names() -> list[str]:
 
 def list_worker_state() -> list[str]:
     """Return what rules may keep of a parameter, by its name in the optimizer's state."""
-    return list(dict.fromkeys(key for named in RULES.values() for key in named.rule.worker_state))
+    return list(dict.fromkeys(key for rule in _list_rules() for key in rule.worker_state))
+
+
+def _list_rules() -> list[Aggregation]:
+    return [*(named.rule for named in RULES.values()), *SCALED_RULES.values()]
 
 
 def parse_rule(text: str) -> Aggregation:
@@ -107,7 +123,7 @@ def parse_rule(text: str) -> Aggregation:
             f"an aggregation rule of {len(text):,} characters, beginning with "
             f"{text[:40]!r}, is none of ours; expected {LONGEST_RULE} at most"
         )
-    classes = {type(named.rule).__name__: type(named.rule) for named in RULES.values()}
+    classes = {type(rule).__name__: type(rule) for rule in _list_rules()}
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:

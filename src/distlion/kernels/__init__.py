@@ -13,7 +13,8 @@ from distlion.kernels.contract import (
 )
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
-from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
+from distlion.kernels.feedback import FLOAT_PLANES, count_estimates, tree_mean
+from distlion.kernels.lots import encode_lots, read_directions
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
@@ -33,6 +34,9 @@ __all__ = [
     "check_denormals",
     "choose_kernels",
     "count_estimates",
+    "encode_lots",
+    "read_directions",
     "settle_tally",
     "tally_votes",
+    "tree_mean",
 ]

@@ -26,6 +26,8 @@ MULTIPLIER_2 = 0x94D049BB133111EB
 TIE_DOMAIN = 0
 ROUNDING_DOMAIN = 1
 ZERO_DOMAIN = 2
+LOT_DOMAIN = 1 << 63
+"""Beyond the zero coin of every voter, whose id is less than this."""
 
 
 def mix(value: int) -> int:
@@ -87,6 +89,11 @@ class Coins:
     def rounding(self) -> Coin:
         """Round stochastically; equal on all workers, so that replicas stay equal."""
         return Coin(derive_key(self.seed, self.step, ROUNDING_DOMAIN))
+
+    @property
+    def lot(self) -> Coin:
+        """Draw 16 bits an element, as ``rounding`` does; each worker has its own."""
+        return Coin(derive_key(self.seed, self.step, LOT_DOMAIN + self.voter))
 
     def _paired(self, domain: int) -> Coin:
         return Coin(derive_key(self.seed, self.step // 2, domain), inverted=self.step % 2 == 1)

@@ -70,7 +70,7 @@ def encode_rests_by(
             continue
         rest = values[_elements(slot)] - estimates[index].view(-1)
         sizes = rest.abs()
-        mean = _mean(sizes, slot.n_elements)
+        mean = tree_mean(sizes, slot.n_elements)
         words = [pack(rest > 0) | (pack(rest == 0) & coin_bits(zero, slot, device=out.device))]
         found = [mean]
         if n_planes > 1:
@@ -190,10 +190,10 @@ def _read_steps(planes: Tensor, n_elements: int, scales: Tensor) -> Tensor:
 
 def _mean_of(sizes: Tensor, chosen: Tensor) -> Tensor:
     """Return the mean of the sizes that are chosen; 0 for none."""
-    return _mean(sizes.masked_fill(~chosen, 0.0), chosen.sum().clamp(min=1))
+    return tree_mean(sizes.masked_fill(~chosen, 0.0), chosen.sum().clamp(min=1))
 
 
-def _mean(sizes: Tensor, count: int | Tensor) -> Tensor:
+def tree_mean(sizes: Tensor, count: int | Tensor) -> Tensor:
     """Add (n,) float32 in double, by halving; divide by ``count``; () float32."""
     sums = sizes.double()
     while sums.numel() > 1:

@@ -244,9 +244,23 @@ def check_rounding(rounding: str, dtypes: Collection[torch.dtype]) -> None:
         )
 
 
-def check_rule(rule: Any) -> None:
-    """Raise UnsupportedTypeError where a group's aggregation is no rule."""
+def check_rule(rule: Any, *, takes_scales: bool) -> None:
+    """Check a group's aggregation.
+
+    Args:
+        rule: What was given.
+        takes_scales: Whether its reply may say how far, and must not where False.
+
+    Raises:
+        UnsupportedTypeError: It is no rule.
+        InvalidArgumentError: Its replies say how far, and steps of this optimizer have one length.
+    """
     if not isinstance(rule, Aggregation):
         raise UnsupportedTypeError(
             f"aggregation={rule!r}: expected a rule such as distlion.MajorityVote()"
+        )
+    if rule.n_reply_scales and not takes_scales:
+        raise InvalidArgumentError(
+            f"aggregation={rule!r}: its replies say how far, and Lion moves every element by lr. "
+            "Give it to LocalSteps, or choose a rule such as distlion.MajorityVote() here"
         )

@@ -260,6 +260,7 @@ class VotingBase(LionBase):
 
     _settings: Settings
     _known_step = 0
+    _takes_scales = False
 
     def __init__(
         self,
@@ -328,7 +329,7 @@ class VotingBase(LionBase):
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
-        check_rule(group["aggregation"])
+        check_rule(group["aggregation"], takes_scales=self._takes_scales)
         check_step(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

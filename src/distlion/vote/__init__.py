@@ -3,6 +3,7 @@
 from distlion.vote.bucket_vote import BucketCount, BucketVote, WorkerState, make_worker_state
 from distlion.vote.reply import ParameterReply
 from distlion.vote.roster import Roster
+from distlion.vote.scaling import ScalingVote
 from distlion.vote.tally import RuleTally
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ParameterReply",
     "Roster",
     "RuleTally",
+    "ScalingVote",
     "WorkerState",
     "make_worker_state",
 ]
