@@ -4,18 +4,30 @@ from importlib.metadata import version as _version
 
 from distlion.aggregation import (
     Average,
+    EstimateVote,
     FeedbackVote,
     FullPrecision,
     MajorityVote,
     QuantizedVote,
+    ResidualVote,
+    ScaledVote,
+    StochasticVote,
     TernaryVote,
 )
 from distlion.checkpoint import load_checkpoint, save_checkpoint
 from distlion.crew import Crew, CrewSampler
 from distlion.exchange import AllGather, AllReduce, ParameterServer
-from distlion.optim import ClipNorm, DistributedLion, Lion, MomentumSync, Nodes, lion_cub
+from distlion.optim import (
+    ClipNorm,
+    DistributedLion,
+    Lion,
+    LocalSteps,
+    MomentumSync,
+    Nodes,
+    lion_cub,
+)
 from distlion.options import average_buffers
-from distlion.virtual import VirtualCluster
+from distlion.virtual import VirtualCluster, VirtualLocalSteps
 
 __version__ = _version("distlion")
 
@@ -27,16 +39,22 @@ __all__ = [
     "Crew",
     "CrewSampler",
     "DistributedLion",
+    "EstimateVote",
     "FeedbackVote",
     "FullPrecision",
     "Lion",
+    "LocalSteps",
     "MajorityVote",
     "MomentumSync",
     "Nodes",
     "ParameterServer",
     "QuantizedVote",
+    "ResidualVote",
+    "ScaledVote",
+    "StochasticVote",
     "TernaryVote",
     "VirtualCluster",
+    "VirtualLocalSteps",
     "__version__",
     "average_buffers",
     "lion_cub",

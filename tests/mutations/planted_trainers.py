@@ -99,7 +99,7 @@ TRAINERS = (
     Mutation(
         "refused loads: nothing is put back",
         "checkpoint/load.py",
-        "with all_or_nothing(model, optimizer.param_groups, scheduler):",
+        "with all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler):",
         "with all_or_nothing():",
         REFUSED,
     ),

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlion.checkpoint.local import LOCAL, collect_local, replace_by_common
 from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels import choose_kernels
-from distlion.optim import WORKER_KEY, VotingBase, list_kept
+from distlion.optim import WORKER_KEY, LocalSteps, VotingBase, list_kept
 from distlion.session import MomentumOwnership
 
 OUTSIDE = "parameter outside of the model: "
@@ -65,8 +66,9 @@ def collect(
     scheduler: Any | None,
     extra: Any,
     ownership: MomentumOwnership,
+    local: LocalSteps | None = None,
 ) -> Contents:
-    """Collect what this process has to save.
+    """Collect what this process has to save; ``local`` takes local steps around the optimizer.
 
     Raises:
         CheckpointError: Something of it cannot be saved; the state is between two steps.
@@ -91,11 +93,16 @@ def collect(
             for key in list_kept(entry):
                 kept = entry[key]
                 momenta[worker][f"{key}.{index}"] = kept[worker] if ownership.is_stacked else kept
+    common: set[str] = set()
+    if local is not None:
+        tree[LOCAL], rows = collect_local(local, tensors)
+        momenta[ownership.workers[0]] |= rows
+        common = replace_by_common(model, local, entries)
     voted = list_params(optimizer)
     # A tied weight has several names, of which one is that of its entry.
     named = list(model.named_parameters(remove_duplicate=False))
     known, trained = {param for _, param in named}, set(voted)
-    replicated = {name for name, param in named if param in trained and name in entries}
+    replicated = {name for name, param in named if param in trained and name in entries} | common
     for index, param in enumerate(voted):
         if param not in known:
             entries[f"{OUTSIDE}{index}"] = param.detach()

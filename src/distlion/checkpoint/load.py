@@ -15,12 +15,13 @@ from torch import nn
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import list_params
 from distlion.checkpoint.identity import list_loaded, note_loaded, read_newest
+from distlion.checkpoint.local import list_changing, take_apart
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
 from distlion.checkpoint.save import finish_pending, ownership_of
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError
-from distlion.optim import VotingBase
+from distlion.optim import LocalSteps, VotingBase
 
 CALL = "load_checkpoint()"
 
@@ -46,7 +47,7 @@ class LoadedCheckpoint:
 def load_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: VotingBase,
+    optimizer: VotingBase | LocalSteps,
     scheduler: Any | None = None,
     *,
     on_world_change: WorldChange = "error",
@@ -87,7 +88,7 @@ def load_checkpoint(
         loading = Loading(model, optimizer, scheduler, stack, on_world_change=on_world_change)
         loading.check(lambda: Path(path))
         loading.parse()
-        with all_or_nothing(model, optimizer.param_groups, scheduler):
+        with all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler):
             return loading.apply()
 
 
@@ -105,16 +106,17 @@ class Loading:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: VotingBase,
+        optimizer: VotingBase | LocalSteps,
         scheduler: Any | None,
         stack: ExitStack,
         *,
         on_world_change: WorldChange,
     ) -> None:
-        self._ownership = ownership_of(optimizer)
+        votes, self._local = take_apart(optimizer)
+        self._ownership = ownership_of(votes)
         check_world_change(on_world_change)
-        finish_pending(optimizer)
-        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        finish_pending(votes)
+        self._model, self._optimizer, self._scheduler = model, votes, scheduler
         self._stack, self._on_world_change = stack, on_world_change
 
     @property
@@ -157,7 +159,9 @@ class Loading:
         with self._ownership.meeting(CALL):
             if problem is None:
                 parsed, problem = attempt(
-                    lambda: self._reader.parse(self._model, self._optimizer, self._scheduler)
+                    lambda: self._reader.parse(
+                        self._model, self._optimizer, self._scheduler, self._local
+                    )
                 )
             self._barrier.share(problem)
         assert parsed is not None  # or all have raised
@@ -197,6 +201,8 @@ class Loading:
         with torch.no_grad():
             for index, value in self._parsed.outside.items():
                 params[index].copy_(value)
+        if self._local is not None and self._parsed.local is not None:
+            self._parsed.local.apply(self._local)
 
 
 def check_equal(barrier: CheckpointBarrier, reader: Reader) -> None:

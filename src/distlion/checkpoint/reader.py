@@ -21,6 +21,7 @@ from distlion.checkpoint.contents import (
     list_params,
 )
 from distlion.checkpoint.folder import find_checkpoint
+from distlion.checkpoint.local import ParsedLocal, parse_local
 from distlion.checkpoint.manifest import Manifest, read_manifest
 from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
 from distlion.checkpoint.schedule import check_schedule
@@ -28,7 +29,7 @@ from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
-from distlion.optim import VotingBase, describe_move
+from distlion.optim import LocalSteps, VotingBase, describe_move
 from distlion.session import MomentumOwnership
 
 
@@ -41,6 +42,7 @@ class Parsed:
     optimizer: dict[str, Any]
     scheduler: Any
     extra: Any
+    local: ParsedLocal | None
 
 
 class Reader:
@@ -117,8 +119,14 @@ class Reader:
         check_file(path, self.manifest.files[name])
         return TensorFile(path, self._stack)
 
-    def parse(self, model: nn.Module, optimizer: VotingBase, scheduler: Any | None) -> Parsed:
-        """Parse everything, and check that it fits.
+    def parse(
+        self,
+        model: nn.Module,
+        optimizer: VotingBase,
+        scheduler: Any | None,
+        local: LocalSteps | None = None,
+    ) -> Parsed:
+        """Parse everything, and check that it fits; ``local`` takes local steps around it.
 
         Raises:
             CheckpointError: It does not.
@@ -133,6 +141,9 @@ class Reader:
             state = self._read_optimizer(tree, optimizer)
             schedule = decode_tree(tree["scheduler"], self._copy)
             extra = decode_tree(tree["extra"], self._copy)
+            around = (
+                None if local is None else parse_local(tree, local, self._copy, self._build_own)
+            )
         except CheckpointError:
             raise
         # What a forged tree makes of indices, sizes and shapes fails in any way.
@@ -140,7 +151,7 @@ class Reader:
             raise CheckpointError(f"{self._own.path} is malformed ({error!r})") from error
         if scheduler is not None:
             check_schedule(self.folder, schedule, scheduler)
-        return Parsed(saved, outside, state, schedule, extra)
+        return Parsed(saved, outside, state, schedule, extra, around)
 
     def _copy(self, name: str) -> Tensor:
         """Read what the caller keeps: the file may be removed, and must not be mapped then."""
@@ -263,6 +274,20 @@ class Reader:
             momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
             rows.append(mix_momenta(momenta, shares) if shares else torch.zeros(shape))
         return torch.stack(rows) if self._ownership.is_stacked else rows[0]
+
+    def _build_own(self, name: str, shape: torch.Size) -> Tensor | None:
+        """Return what this rank begins with of a tensor that each rank has, in a node too."""
+        (shares,) = self._shares.values()
+        size = self.manifest.node_size
+        place = self._ownership.workers[0] % self._ownership.node_size
+        rows = [self._momenta[voter][min(place, size - 1)].read(name) for voter, _ in shares]
+        for row in rows:
+            if row.shape != shape:
+                raise CheckpointError(
+                    f"{self.folder}: {name} has the shape {tuple(row.shape)}; expected "
+                    f"{tuple(shape)}, as the parameter"
+                )
+        return mix_momenta(rows, shares) if shares else None
 
     def _join(self, voter: int, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
         """Put a voter's tensor together: the ranks of a node have a piece of it each."""

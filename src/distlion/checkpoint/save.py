@@ -17,10 +17,11 @@ from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.folder import prune
 from distlion.checkpoint.identity import identify, list_loaded
+from distlion.checkpoint.local import take_apart
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.writer import Writer
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.optim import VotingBase
+from distlion.optim import LocalSteps, VotingBase
 from distlion.session import MomentumOwnership
 
 CALL = "save_checkpoint()"
@@ -83,7 +84,7 @@ _pending: weakref.WeakKeyDictionary[VotingBase, PendingCheckpoint] = weakref.Wea
 def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: VotingBase,
+    optimizer: VotingBase | LocalSteps,
     scheduler: Any | None = None,
     extra: Any = None,
     *,
@@ -103,7 +104,9 @@ def save_checkpoint(
             Hosts may share it, or have one each, which then holds the momenta of their own workers.
         model: Whose ``state_dict`` is saved: what is equal on all workers once, buffers that differ
             for each. ``average_buffers`` makes them equal.
-        optimizer: ``DistributedLion`` or ``VirtualCluster``.
+        optimizer: ``DistributedLion``, ``VirtualCluster`` or ``LocalSteps``. Of the latter the
+            model's parameters are saved as the common point has them, and those of each worker,
+            with its inner state, beside its momenta.
         scheduler: Whose ``state_dict`` is saved, if any.
         extra: What else this worker wants back: numbers, strings, tensors, numpy arrays, and lists,
             tuples and dicts of them; each worker its own, for example its place in the data.
@@ -136,12 +139,15 @@ def save_checkpoint(
         >>> distlion.save_checkpoint("runs/first", model, optimizer, scheduler, keep_last=3)
         >>> state = distlion.load_checkpoint("runs/first", model, optimizer, scheduler)
     """
-    ownership = ownership_of(optimizer)
+    votes, local = take_apart(optimizer)
+    ownership = ownership_of(votes)
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
         raise InvalidArgumentError(f"keep_last={keep_last!r}: expected a number above 0, or None")
-    finish_pending(optimizer)
+    finish_pending(votes)
     with ownership.meeting(CALL):
-        contents, problem = attempt(lambda: collect(model, optimizer, scheduler, extra, ownership))
+        contents, problem = attempt(
+            lambda: collect(model, votes, scheduler, extra, ownership, local)
+        )
         root, path_problem = attempt(lambda: Path(path))
         ownership.agree(CALL, problem or path_problem)
         assert contents is not None and root is not None  # or all have raised
@@ -159,15 +165,15 @@ def save_checkpoint(
             shared,
             ownership,
             barrier,
-            identity=identify(optimizer),
-            loaded=list_loaded(optimizer),
+            identity=identify(votes),
+            loaded=list_loaded(votes),
             keep_last=keep_last,
             only_trained=only_trained,
             overwrite=overwrite,
         )
         pending = PendingCheckpoint(writer.write, in_background=async_)
         if async_:  # within: Ctrl-C, which comes at the end of the meeting, must not forget it
-            _pending[optimizer] = pending
+            _pending[votes] = pending
     return pending
 
 
@@ -199,8 +205,9 @@ def ownership_of(optimizer: object) -> MomentumOwnership:
     """
     if not isinstance(optimizer, VotingBase):
         raise UnsupportedTypeError(
-            f"optimizer is a {type(optimizer).__name__}; expected DistributedLion or "
-            "VirtualCluster (for a single Lion, torch.save of its state_dict() holds everything)"
+            f"optimizer is a {type(optimizer).__name__}; expected DistributedLion, "
+            "VirtualCluster or LocalSteps (for a single Lion, torch.save of its state_dict() holds "
+            "everything)"
         )
     return optimizer.momentum_ownership
 

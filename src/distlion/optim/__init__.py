@@ -1,9 +1,12 @@
 """Lion, alone and with workers that vote: what a user constructs."""
 
 from distlion.optim.base import VotingBase
+from distlion.optim.common_point import copy_to_common, find_delta
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
+from distlion.optim.local_steps import LocalSteps, check_every_steps, check_inner
+from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
 from distlion.optim.saved_state import list_kept
@@ -16,11 +19,18 @@ __all__ = [
     "Diagnosis",
     "DistributedLion",
     "Lion",
+    "LocalSteps",
     "MomentumSync",
     "Nodes",
+    "OuterMomentum",
+    "OuterStep",
     "Traffic",
     "VotingBase",
+    "check_every_steps",
+    "check_inner",
+    "copy_to_common",
     "describe_move",
+    "find_delta",
     "is_trying_overlap",
     "lion_cub",
     "list_kept",

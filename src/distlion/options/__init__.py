@@ -23,7 +23,7 @@ from distlion.options.node_route import NodeRoute
 from distlion.options.nodes import PIECE_UNIT_ELEMENTS, NodePieces, Nodes
 from distlion.options.overlap import Overlap
 from distlion.options.overlap_trial import OverlapTrial
-from distlion.options.settings import Settings
+from distlion.options.settings import Settings, check_choice
 from distlion.options.shard_pieces import ShardPieces
 from distlion.options.sharding import Sharding, find_sharding
 
@@ -48,6 +48,7 @@ __all__ = [
     "Sharding",
     "average_buffers",
     "begin_momentum",
+    "check_choice",
     "check_newcomers",
     "clip_alone",
     "clip_together",

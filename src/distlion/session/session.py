@@ -148,6 +148,7 @@ class Session:
         names: Mapping[Tensor, str],
         exp_avg_dtype: torch.dtype | None,
         fixed: FixedGroups,
+        more: Sequence[str] = (),
     ) -> Fingerprint:
         """Take the settings fingerprint of the optimizer.
 
@@ -157,6 +158,7 @@ class Session:
             names: Of all its parameters.
             exp_avg_dtype: Of its momentum, as asked for.
             fixed: What its param groups held when parameters were laid out.
+            more: Lines for what only this kind of optimizer has.
         """
         lines = [
             f"distlion version: {version('distlion')}",
@@ -166,6 +168,7 @@ class Session:
             f"workers that vote: {self.ranks.roster.n_voters}",
             *self.settings.describe(),
             f"exp_avg_dtype: {exp_avg_dtype}",
+            *more,
             *describe_params(groups, names),
         ]
         if (sync := self.settings.momentum_sync) is not None:

@@ -1,5 +1,6 @@
 """Many workers inside one process: bitwise identical to real ones, without a network."""
 
 from distlion.virtual.cluster import VirtualCluster
+from distlion.virtual.local_steps import VirtualLocalSteps
 
-__all__ = ["VirtualCluster"]
+__all__ = ["VirtualCluster", "VirtualLocalSteps"]

@@ -47,6 +47,9 @@ class Account:
             account.up_bits += n_elements * route.rule.vote_planes
             account.up_bits += len(route.bucket.slots) * route.rule.n_scales * 8 * FLOAT_BYTES
             account.down_bits += n_elements * route.rule.reply_planes(workers)
+            account.down_bits += (
+                len(route.bucket.slots) * route.rule.n_reply_scales * 8 * FLOAT_BYTES
+            )
         clip = settings.clip_norm
         if workers > 1 and clip is not None and clip.scope == "global":
             account.votes += plan_norms(workers)

@@ -1,0 +1,185 @@
+"""Checkpoints of workers with local steps: what lies beside the votes on their common point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlion.checkpoint.tree import decode_tree, encode_tree
+from distlion.errors import CheckpointError
+from distlion.optim import LocalSteps, VotingBase
+
+LOCAL = "local"
+"""Of the tree: what is a worker's own, or equal on all, and no row of ``worker-...`` files."""
+
+Build = Callable[[str, torch.Size], Tensor | None]
+"""Return what this worker begins with of a tensor that each has; None where it begins anew."""
+
+
+def take_apart(optimizer: Any) -> tuple[Any, LocalSteps | None]:
+    """Return the optimizer that votes, and what takes local steps around it, if anything does."""
+    if isinstance(optimizer, LocalSteps):
+        return optimizer.votes, optimizer
+    return optimizer, None
+
+
+def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
+    """List the objects beside the model that a load changes, to be put back where it fails."""
+    kept: list[Any] = [votes.param_groups]
+    if local is not None:
+        kept += [vars(local), vars(local.inner), local.votes.outer_momentum.buffers]
+    return kept
+
+
+def replace_by_common(model: nn.Module, local: LocalSteps, entries: dict[str, Tensor]) -> set[str]:
+    """Put the common point in the place of what this worker has come to; return the names."""
+    common = dict(local.list_pairs())
+    named = model.named_parameters(remove_duplicate=False)
+    replaced = {name: param for name, param in named if param in common and name in entries}
+    for name, param in replaced.items():
+        entries[name] = common[param].detach().to(param.device, param.dtype)
+    return set(replaced)
+
+
+def collect_local(
+    local: LocalSteps, tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the part of the tree, and the rows of a worker.
+
+    Args:
+        local: The optimizer.
+        tensors: Takes the tensors of the tree.
+
+    Returns:
+        What is saved as it is; and of each parameter the worker's own values and those tensors of
+        its inner state that are like it, which another number of workers begins with as with
+        momenta.
+
+    Raises:
+        CheckpointError: The inner state holds what cannot be saved.
+    """
+    inner = local.inner.state_dict()
+    params = [param for group in local.param_groups for param in group["params"]]
+    moving = dict(local.list_pairs())
+    rows = {
+        f"{LOCAL}.{index}": param.detach() for index, param in enumerate(params) if param in moving
+    }
+    rest: dict[Any, dict[str, Any]] = {}
+    for index, entry in inner["state"].items():
+        rest[index] = {}
+        for key, value in entry.items():
+            if isinstance(index, int) and _is_like(value, params[index]):
+                rows[f"inner.{key}.{index}"] = value
+                rest[index][key] = {"row": f"inner.{key}.{index}"}
+            else:
+                rest[index][key] = {"value": value}
+    tree = {
+        "every": local.every,
+        "local_step": local.local_step,
+        "outer_momentum": [each.detach() for each in local.votes.outer_momentum.buffers],
+        "state": rest,
+        "groups": inner["param_groups"],
+    }
+    encoded: dict[str, Any] = encode_tree(tree, LOCAL, tensors)
+    return encoded, rows
+
+
+def _is_like(value: Any, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == param.shape and value.is_floating_point()
+
+
+@dataclass(frozen=True)
+class ParsedLocal:
+    """What is to be loaded beside the votes, once everybody has it.
+
+    Attributes:
+        own: This worker's values of each parameter, by its number; none where it begins anew.
+        inner: The inner optimizer's state dict.
+        outer_momentum: In the order of the parameters that votes move.
+        local_step: Calls of ``step()``.
+    """
+
+    own: Mapping[int, Tensor]
+    inner: dict[str, Any]
+    outer_momentum: list[Tensor]
+    local_step: int
+
+    def apply(self, local: LocalSteps) -> None:
+        """Overwrite all of it; the common point has been loaded before."""
+        params = [param for group in local.param_groups for param in group["params"]]
+        with torch.no_grad():
+            for index, value in self.own.items():
+                params[index].copy_(value)
+            buffers = local.votes.outer_momentum.buffers
+            for buffer, saved in zip(buffers, self.outer_momentum, strict=True):
+                buffer.copy_(saved)
+        local.inner.load_state_dict(self.inner)
+        local.set_local_step(self.local_step)
+
+
+def parse_local(
+    tree: Mapping[str, Any], local: LocalSteps, read: Callable[[str], Tensor], build: Build
+) -> ParsedLocal:
+    """Parse it, and check that it fits.
+
+    Args:
+        tree: Of this worker's file.
+        local: The optimizer.
+        read: Reads a tensor of the tree.
+        build: Reads and mixes rows.
+
+    Raises:
+        CheckpointError: It does not fit, or the checkpoint is of another kind of optimizer.
+    """
+    if LOCAL not in tree:
+        raise CheckpointError(
+            "the checkpoint was saved from an optimizer without local steps. Expected one of "
+            "LocalSteps. Load it into the optimizer that saved it"
+        )
+    saved = decode_tree(tree[LOCAL], read)
+    _check(saved, local)
+    own: dict[int, Tensor] = {}
+    state: dict[Any, dict[str, Any]] = {}
+    moving = dict(local.list_pairs())
+    params = [param for group in local.param_groups for param in group["params"]]
+    for index, param in enumerate(params):
+        value = build(f"{LOCAL}.{index}", param.shape) if param in moving else None
+        if value is not None:
+            own[index] = value
+    for index, entry in saved["state"].items():
+        state[index] = {}
+        for key, found in entry.items():
+            value = build(found["row"], params[index].shape) if "row" in found else found["value"]
+            if value is None:  # a fresh state has nothing, rather than zeros
+                state.pop(index)
+                break
+            state[index][key] = value
+    inner = {"state": state, "param_groups": saved["groups"]}
+    return ParsedLocal(own, inner, saved["outer_momentum"], saved["local_step"])
+
+
+def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
+    if saved["every"] != local.every:
+        raise CheckpointError(
+            f"the checkpoint was saved with a vote every {saved['every']} steps, and this "
+            f"optimizer votes every {local.every}. Expected the same. Make it with the saved number"
+        )
+    if type(saved["local_step"]) is not int or saved["local_step"] < 0:
+        raise CheckpointError(f"local_step is {saved['local_step']!r}; expected 0 or more")
+    shapes = [each.shape for each in local.votes.outer_momentum.buffers]
+    if [each.shape for each in saved["outer_momentum"]] != shapes:
+        raise CheckpointError(
+            "the outer momentum that was saved does not fit this optimizer's. Expected the same "
+            "outer step. Make the optimizer with the saved outer_momentum"
+        )
+    present = [len(group["params"]) for group in local.param_groups]
+    then = [len(group["params"]) for group in saved["groups"]]
+    if then != present:
+        raise CheckpointError(
+            f"the inner optimizer was saved with groups of {then} parameters, and this one's hold "
+            f"{present}. Expected the same. Make it with the groups that were saved"
+        )

@@ -1,0 +1,180 @@
+"""The common point of workers that take local steps: what a vote on their deltas moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from distlion import signals
+from distlion.aggregation import Aggregation
+from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import Verdict
+from distlion.failures import Status
+from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.outer_step import OuterMomentum, OuterStep
+from distlion.session import Fingerprint
+from distlion.step import (
+    StepInputs,
+    VotingParam,
+    abstain,
+    check_finite,
+    describe_problem,
+    gather_alone,
+    is_dtensor,
+)
+
+
+class CommonPoint(DistributedLion):
+    """Vote on deltas, which are the gradients of the common point; then do the outer step.
+
+    A step is one of ``DistributedLion``: committed on all workers, or x is what it was and all
+    raise the same. The outer momentum, and what ``on_commit`` does, belong to the commit.
+
+    Args:
+        params: The common point, (name, parameter) pairs, float32.
+        outer: The outer step.
+        rule: How deltas are voted on.
+        more: Lines that must be equal on all workers.
+        on_commit: Called at the end of a commit.
+        **options: As for ``DistributedLion``.
+
+    Raises:
+        InvalidArgumentError: Several ranks act as one worker, so that nobody votes with it.
+        DistlionError: As ``DistributedLion``.
+    """
+
+    _takes_scales = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        outer: OuterStep,
+        rule: Aggregation | None,
+        *,
+        more: Sequence[str],
+        on_commit: Callable[[], None],
+        **options: Any,
+    ) -> None:
+        self._outer, self._lines, self._on_commit = outer, [*outer.describe(), *more], on_commit
+        super().__init__(
+            params,
+            outer.vote_lr,
+            outer.vote_betas,
+            aggregation=outer.choose_rule(rule),
+            # Without betas nobody reads it: it has the smallest dtype that there is.
+            exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
+            **options,
+        )
+        ranks = self._session.ranks
+        if ranks.roster.n_voters == 1 and not ranks.is_alone:
+            raise InvalidArgumentError(
+                f"all {ranks.n_ranks} ranks act as one worker, which nobody votes with. Expected "
+                "several workers. Use the inner optimizer alone, or smaller nodes"
+            )
+        self.outer_momentum = OuterMomentum(outer, self.list_moving())
+
+    def list_moving(self) -> list[Tensor]:
+        """List the parameters that votes move, in order."""
+        return [param.param for param in self._session.params]
+
+    @property
+    def is_alone(self) -> bool:
+        """True if there is no other worker."""
+        return self._session.ranks.is_alone
+
+    def agree(self, call: str, problem: CheckpointError | None) -> None:
+        """Raise on all ranks what keeps one of them from a call that all of them make."""
+        session = self._session
+        session.check_idle(call)
+        with session.lifecycle.exchange(call):
+            session.meetings.agree(call, problem, step=self._find_step())
+
+    def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
+        names, dtype = self._param_names(), self._exp_avg_dtype
+        return self._session.take_fingerprint(
+            self.param_groups, params, names, dtype, self._fixed, more=self._lines
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self._session.lifecycle.is_ready:
+            self.outer_momentum.cover(self.list_moving())
+
+    def _do_step(self) -> None:
+        self.outer_momentum.begin(self.list_moving())
+        try:
+            super()._do_step()
+        finally:
+            self.outer_momentum.forget()
+
+    def _advance(self) -> None:
+        self.outer_momentum.finish(self.list_moving())
+        super()._advance()
+        self._on_commit()
+
+    @signals.deferred_signals("a step")
+    def _step_alone(self) -> None:
+        """Move by the own delta: with nobody to tell, nothing is rounded to bits.
+
+        Equation:
+            u = d, in place of s * S
+        """
+        if self._outer.kind == "lion":
+            super()._step_alone()
+            return
+        session = self._session
+        session.lifecycle.check_usable()
+        inputs = self._gather_inputs()
+        verdict = self._move_alone(inputs)
+        session.meter.count_step(session.n_elements)
+        if verdict.status is Status.OK or session.abandon(verdict, self.param_groups, inputs):
+            self._advance()
+
+    def _move_alone(self, inputs: StepInputs) -> Verdict:
+        header, params = inputs.header, self._session.params
+        if header.status is not Status.OK:
+            return Verdict.of(header)
+        try:
+            segments = gather_alone(params, inputs.coefficients, step=header.step)
+        except Exception as error:  # noqa: BLE001
+            inputs.problems.append(describe_problem(error))
+            return Verdict(Status.INPUT, (inputs.rank,))
+        finite = check_finite(segments)
+        if inputs.nonfinite == "abstain":
+            segments = list(abstain(segments, finite, rank=inputs.rank, step=header.step))
+        elif not all(finite):
+            return Verdict(Status.NON_FINITE, (inputs.rank,), finite.index(False))
+        for param, segment in zip(params, segments, strict=True):
+            if segment.grad is not None:
+                segment.param.sub_(segment.grad * segment.coefficients.lr)
+                param.write_back(segment.param)
+        return Verdict(Status.OK)
+
+
+@torch.no_grad()
+def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
+    """Copy a parameter into a contiguous float32 tensor, perhaps on another device.
+
+    Raises:
+        UnsupportedTypeError: It is a DTensor, whose mesh says where it is.
+    """
+    if is_dtensor(param):
+        if device is not None and device.type != param.device.type:
+            raise UnsupportedTypeError(
+                f"common_on={str(device)!r}: the parameters are DTensors on {param.device.type}, "
+                "and the common point has their mesh. Leave common_on out"
+            )
+        return param.detach().to(torch.float32, copy=True)
+    common = torch.empty(param.shape, dtype=torch.float32, device=device or param.device)
+    return common.copy_(param)
+
+
+@torch.no_grad()
+def find_delta(param: Tensor, common: Tensor) -> Tensor:
+    """Return how far a parameter came from where its period began, float32 as the common point."""
+    begun = common.to(param.dtype).to(torch.float32)
+    return begun - param.detach().to(common.device, torch.float32)

@@ -1,0 +1,112 @@
+"""What a worker with local steps saves beside its inner optimizer's state, and loads again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from distlion.errors import CheckpointError
+from distlion.optim.common_point import CommonPoint
+from distlion.optim.saved_state import reading_state, restoring
+
+LOCAL_KEY = "local_steps"
+"""Of the state dict, beside "state" and "param_groups"."""
+
+CALL = "load_state_dict()"
+
+
+def export_local_state(
+    votes: CommonPoint, common: Sequence[Tensor], *, calls: int, every: int
+) -> dict[str, Any]:
+    """Return all that the inner optimizer's state does not hold, but for the parameters.
+
+    Args:
+        votes: The optimizer of the common point.
+        common: The common point.
+        calls: Calls of ``step()`` so far.
+        every: Calls from one vote to the next.
+
+    Raises:
+        CheckpointError: An exception cut the commit of a vote short.
+    """
+    return {
+        "every": every,
+        "local_step": calls,
+        "common": [each.detach() for each in common],
+        "outer_momentum": [each.detach() for each in votes.outer_momentum.buffers],
+        "votes": votes.state_dict(),
+    }
+
+
+def load_local_state(
+    inner: Optimizer,
+    votes: CommonPoint,
+    common: Sequence[Tensor],
+    state_dict: Mapping[str, Any],
+    *,
+    calls: int,
+    every: int,
+) -> int:
+    """Load what ``export_local_state`` returned, and the inner optimizer's state; all ranks do.
+
+    Args:
+        inner: The optimizer that takes the local steps.
+        votes: The optimizer of the common point.
+        common: The common point.
+        state_dict: The inner optimizer's state, and perhaps the rest.
+        calls: The present number of calls.
+        every: Calls from one vote to the next.
+
+    Returns:
+        The number of calls from now on.
+
+    Raises:
+        CheckpointError: It does not fit, on some rank; on every rank, and nothing was changed.
+    """
+    problem, own = None, None
+    with restoring(inner):
+        try:
+            with reading_state():
+                own = state_dict.get(LOCAL_KEY)
+                if own is not None:
+                    _check(own, votes, common, every=every)
+                inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        except CheckpointError as error:
+            problem = error
+        votes.agree(CALL, problem)
+        # The same calls on all ranks, also where one of them has a state without the rest.
+        votes.load_state_dict(votes.state_dict() if own is None else own["votes"])
+    if own is None:
+        return calls
+    with torch.no_grad():
+        for param, saved in zip(common, own["common"], strict=True):
+            param.copy_(saved)
+        for buffer, saved in zip(votes.outer_momentum.buffers, own["outer_momentum"], strict=True):
+            buffer.copy_(saved)
+    return int(own["local_step"])
+
+
+def _check(
+    own: Mapping[str, Any], votes: CommonPoint, common: Sequence[Tensor], *, every: int
+) -> None:
+    if own["every"] != every:
+        raise CheckpointError(
+            f"the saved state votes every {own['every']} steps, and this optimizer every {every}. "
+            "Expected the same. Make it with the saved number"
+        )
+    calls = own["local_step"]
+    if type(calls) is not int or calls < 0:
+        raise CheckpointError(f"local_step is {calls!r}; expected a number of steps, 0 or more")
+    for name, present in (("common", common), ("outer_momentum", votes.outer_momentum.buffers)):
+        shapes = [tuple(each.shape) for each in present]
+        saved = [tuple(each.shape) for each in own[name]]
+        if saved != shapes:
+            raise CheckpointError(
+                f"{name} was saved with the shapes {saved[:4]}, {len(saved)} in all, and this "
+                f"optimizer has {shapes[:4]}, {len(shapes)} in all. Expected the same parameters, "
+                "and the same outer step"
+            )

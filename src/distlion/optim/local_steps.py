@@ -1,0 +1,387 @@
+"""Local steps of any optimizer, then a vote on how far each worker came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, SupportsIndex
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.optim.optimizer import Optimizer
+
+from distlion.aggregation import Aggregation
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import Exchange
+from distlion.optim.arguments import check_params, label_params, list_group, settle_names
+from distlion.optim.base import VotingBase
+from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
+from distlion.optim.inner_step import do_inner_step
+from distlion.optim.local_state import LOCAL_KEY, export_local_state, load_local_state
+from distlion.optim.outer_step import OuterStep
+from distlion.options import Diagnosis, Nodes
+from distlion.step import Traffic
+from distlion.transport import ByteCount
+
+
+class LocalSteps(Optimizer):
+    """Train each worker with an optimizer of its own, and vote every few steps on how far it came.
+
+    Equation:
+        y_i = ``every`` steps of ``inner`` from the common point x, with the gradients of worker i
+        d_i = x - y_i
+        u = s * S, as ``aggregation`` makes it of the votes on d_1, ..., d_N
+        x = x - outer_lr * u, or what ``outer`` makes of u; then y_i = x for all i
+        (DiLoCo, arXiv:2311.08105, Algorithm 1, with votes in place of 32 bits)
+
+    It shares ``param_groups`` and ``state`` with ``inner``, so that schedulers, clipping and hooks
+    may work on either of them. A step without a vote sends nothing.
+
+    Args:
+        inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
+            on all workers. The first rank's values overwrite all.
+        every: H, steps from one vote to the next, 1 or more.
+        aggregation: How deltas are voted on: ``ScaledVote()``, ``ResidualVote()``,
+            ``EstimateVote()`` or ``StochasticVote()``; None for the first. With ``outer="lion"``
+            any rule of ``DistributedLion``; None for ``MajorityVote()``.
+        outer_lr: Outer rate, above 0. 1 moves x to where the outcome says.
+        outer_momentum: Weight of the momentum of the outcomes, in [0, 1).
+        nesterov: Whether that momentum looks ahead.
+        outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
+        outer_betas: Betas of "lion".
+        common_on: Device of the common point and of what votes keep, such as "cpu" where a GPU has
+            no room for them; None: that of each parameter.
+        exchange, nodes, process_group, nonfinite, on_divergence: As for ``DistributedLion``.
+        bucket_elements, check_every, diagnose_every, init_timeout_s, step_timeout_s, seed: As for
+            ``DistributedLion``; steps are votes there.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or does not go with another.
+        UnsupportedTypeError: A parameter or argument is of a kind without support.
+        ProcessGroupError: No group, or one that cannot carry these parameters.
+        ConfigMismatchError: Workers differ in parameters, settings or version.
+
+    Notes:
+        A vote is committed on all workers, or x is as before and all raise the same. After an error
+        from which training may go on, y_i is as before too, so that the next delta covers both
+        periods. ``nonfinite="skip"`` gives up the period, and begins the next one at x; "abstain"
+        leaves that worker's parameter out. A delta is that from x as rounded to the parameter's
+        dtype; x is float32. Calls are counted, whatever they do: with a GradScaler a worker that
+        sees an overflow leaves out the inner step and stays in step with the others. With one
+        worker a vote says d_1 itself, and with a plain outer step at rate 1 this is ``inner``.
+        Buffers such as BatchNorm's are not replicated: ``average_buffers``.
+
+    Example:
+        >>> inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        >>> optimizer = distlion.LocalSteps(inner, every=8)
+        >>> for batch in loader:
+        ...     model(batch).loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        every: int = 8,
+        aggregation: Aggregation | None = None,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+        nesterov: bool = False,
+        outer: Literal["sgd", "lion"] = "sgd",
+        outer_betas: tuple[float, float] = (0.9, 0.99),
+        common_on: torch.device | str | None = None,
+        exchange: Exchange | Literal["auto"] = "auto",
+        nodes: Nodes | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        nonfinite: Literal["raise", "skip", "abstain"] = "raise",
+        on_divergence: Literal["raise", "repair"] = "raise",
+        bucket_elements: int | None = None,
+        check_every: int | None = 1000,
+        diagnose_every: int | None = None,
+        init_timeout_s: float = 300,
+        step_timeout_s: float = 60,
+        seed: int = 0,
+    ) -> None:
+        self._inner, self._every = check_inner(inner), check_every_steps(every)
+        self._common: CommonPoint | None = None
+        self._common_on = None if common_on is None else torch.device(common_on)
+        self._calls = 0
+        self._share_groups()
+        step = OuterStep(
+            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
+        )
+        self._is_plain = step.kind == "sgd" and step.lr == 1 and not step.momentum
+        names = label_params(inner.param_groups)
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._common = CommonPoint(
+            self._place_common(list(names.values()), list(names), known={}),
+            step,
+            aggregation,
+            more=[f"local steps: a vote every {every}"],
+            on_commit=self._end_period,
+            exchange=exchange,
+            nodes=nodes,
+            process_group=process_group,
+            nonfinite=nonfinite,
+            on_divergence=on_divergence,
+            bucket_elements=bucket_elements,
+            check_every=check_every,
+            diagnose_every=diagnose_every,
+            init_timeout_s=init_timeout_s,
+            step_timeout_s=step_timeout_s,
+            seed=seed,
+        )
+        self._take_common()
+
+    def _share_groups(self) -> None:
+        """Let torch set up hooks and defaults of this optimizer, over the inner one's groups."""
+        groups, state = self._inner.param_groups, self._inner.state
+        super().__init__(groups, self._inner.defaults)
+        self._inner.param_groups, self._inner.state = groups, state
+
+    def _place_common(
+        self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
+    ) -> list[tuple[str, Tensor]]:
+        """Make the common point of parameters; what is frozen is its own."""
+        check_params(params, names, known=known)
+        placed = []
+        for name, param in zip(names, params, strict=True):
+            common = param
+            if param.requires_grad:
+                common = nn.Parameter(copy_to_common(param, self._common_on))
+                self._pairs.append((param, common))
+            placed.append((name, common))
+        return placed
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's."""
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer that takes the local steps."""
+        return self._inner
+
+    @property
+    def votes(self) -> CommonPoint:
+        """The optimizer of the common point, whose steps are the votes."""
+        assert self._common is not None  # since the constructor returned
+        return self._common
+
+    @property
+    def every(self) -> int:
+        """Steps from one vote to the next."""
+        return self._every
+
+    @property
+    def local_step(self) -> int:
+        """Number of calls of ``step()`` so far, equal on all workers."""
+        return self._calls
+
+    @property
+    def committed_step(self) -> int:
+        """Number of votes committed so far."""
+        return self.votes.committed_step
+
+    @property
+    def common_point(self) -> list[Tensor]:
+        """The common point x of each parameter that was trainable at construction, in order."""
+        return [common.detach() for _, common in self._pairs]
+
+    def list_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """List this worker's own parameters, each with its common point."""
+        return list(self._pairs)
+
+    def set_local_step(self, local_step: int) -> None:
+        """Set the number of calls so far; for checkpoints, on all workers alike."""
+        self._calls = local_step
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of this rank; a step there is a vote."""
+        return self.votes.traffic
+
+    @property
+    def plan(self) -> ByteCount:
+        """What this rank will hand to the network in one vote; with nodes, to other nodes."""
+        return self.votes.plan
+
+    def diagnostics(self) -> list[Diagnosis]:
+        """Return how far workers agreed on deltas, as ``DistributedLion.diagnostics``."""
+        return self.votes.diagnostics()
+
+    def verify_replicas(self) -> None:
+        """Compare the common point of all workers, as ``DistributedLion.verify_replicas``."""
+        self.votes.verify_replicas()
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do a step of the inner optimizer; after every H-th call vote on how far this worker came.
+
+        Args:
+            closure: Handed to the inner optimizer.
+
+        Returns:
+            What the inner optimizer's ``step`` returned.
+
+        Raises:
+            StepError, ProcessGroupError: As ``DistributedLion.step``, of a vote.
+        """
+        try:
+            result = do_inner_step(self, self._inner, closure)
+            self._calls += 1
+            if self._calls % self._every == 0:
+                self._vote()
+        except BaseException:
+            # A GradScaler takes these back only from a step that returns.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+        return result
+
+    def _vote(self) -> None:
+        votes = self.votes
+        for param, common in self._pairs:
+            common.grad = find_delta(param, common)
+        before = votes.committed_step
+        try:
+            votes.step()
+        finally:
+            for _, common in self._pairs:
+                common.grad = None
+        if votes.committed_step == before:  # all workers give the period up
+            self._take_common()
+
+    @torch.no_grad()
+    def _end_period(self) -> None:
+        """Begin the next period at the common point: alone and plain, where this worker is."""
+        if not (self._is_plain and self.votes.is_alone):
+            self._take_common()
+            return
+        for param, common in self._pairs:
+            # What is not finite has abstained.
+            target, source = (common, param) if param.isfinite().all() else (param, common)
+            target.copy_(source)
+
+    @torch.no_grad()
+    def _take_common(self) -> None:
+        for param, common in self._pairs:
+            param.copy_(common)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the inner optimizer."""
+        self._inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the inner optimizer and to the common point; every worker must call it.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed.
+        """
+        if self._common is None:  # torch sets this optimizer up
+            super().add_param_group(param_group)
+            return
+        group, known = list_group(param_group), label_params(self.param_groups)
+        has_names = any("param_names" in each for each in self.param_groups)
+        labels, added = settle_names(dict(group), len(self.param_groups), has_names=has_names)
+        before = list(self._pairs)
+        try:
+            placed = self._place_common(labels, added, known=known)
+            self._common.add_param_group({"params": placed})
+        except BaseException:
+            self._pairs = before
+            raise
+        self._inner.add_param_group(group)
+        with torch.no_grad():
+            for param, common in self._pairs[len(before) :]:
+                param.copy_(common)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's state: the inner optimizer's, and under "local_steps" all else.
+
+        ``save_checkpoint`` keeps the states of all workers.
+
+        Raises:
+            CheckpointError: An exception cut the commit of a vote short.
+        """
+        own = export_local_state(
+            self.votes, self.common_point, calls=self._calls, every=self._every
+        )
+        return {**self._inner.state_dict(), LOCAL_KEY: own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this worker; every worker must call it. Parameters are the model's.
+
+        A state of the inner optimizer alone loads too: the rest keeps its present values.
+
+        Raises:
+            CheckpointError: It is that of another worker, or does not fit; on every rank.
+            StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
+        """
+        self._calls = load_local_state(
+            self._inner,
+            self.votes,
+            self.common_point,
+            state_dict,
+            calls=self._calls,
+            every=self._every,
+        )
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies, as ``DistributedLion``.
+
+        Raises:
+            UnsupportedTypeError: Always.
+        """
+        raise UnsupportedTypeError(
+            "LocalSteps cannot be copied or pickled: its connections and votes belong to this "
+            "process. Save state_dict(), or every worker's state by distlion.save_checkpoint, and "
+            "load it into an optimizer made anew"
+        )
+
+
+def check_inner(inner: object) -> Optimizer:
+    """Return what takes the local steps.
+
+    Raises:
+        UnsupportedTypeError: It is no optimizer, or one whose workers communicate in each step.
+    """
+    if isinstance(inner, VotingBase | LocalSteps) or not isinstance(inner, Optimizer):
+        raise UnsupportedTypeError(
+            f"inner is a {type(inner).__name__}; expected an optimizer of torch.optim, or Lion, "
+            "that takes steps without other workers"
+        )
+    return inner
+
+
+def check_every_steps(every: object) -> int:
+    """Return H.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: It is no integer, or less than 1.
+    """
+    if not isinstance(every, int) or isinstance(every, bool):
+        raise UnsupportedTypeError(f"every={every!r}: expected an integer")
+    if every < 1:
+        raise InvalidArgumentError(f"every={every}: expected 1 or more steps between votes")
+    return every

@@ -1,0 +1,253 @@
+"""N workers of ``LocalSteps`` in one process: the same inner steps, votes and outer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from distlion.aggregation import Aggregation
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import Exchange
+from distlion.optim import (
+    OuterMomentum,
+    OuterStep,
+    Traffic,
+    check_every_steps,
+    check_inner,
+    copy_to_common,
+    find_delta,
+)
+from distlion.virtual.cluster import VirtualCluster
+
+MakeInner = Callable[[list[nn.Parameter]], Optimizer]
+
+
+class VirtualLocalSteps:
+    """Train as N workers of ``LocalSteps`` would, in one process, bitwise identically.
+
+    The model is a stage: it holds the parameters of the worker whose turn it is. ``collect`` does
+    the inner step of that worker, and puts the next worker's parameters there.
+
+    Args:
+        params: The model's parameters, or (name, parameter) pairs.
+        make_inner: Makes a worker's inner optimizer over its own copy of these, in their order.
+        workers: N, 2 or more.
+        every, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
+        nesterov, outer, outer_betas: Likewise.
+        exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
+        nonfinite, bucket_elements, diagnose_every, seed: As for ``VirtualCluster``; gradients are
+            deltas there.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or does not go with another.
+        UnsupportedTypeError: A parameter or argument is of a kind without support.
+
+    Notes:
+        Kept are the parameters and the inner state of each worker, and the common point. Between
+        two steps the model holds the parameters of worker 0; after a vote, those of all.
+
+    Example:
+        >>> cluster = distlion.VirtualLocalSteps(
+        ...     model.parameters(), lambda params: torch.optim.AdamW(params, lr=3e-3), workers=8
+        ... )
+        >>> for batches in loader:
+        ...     for worker, batch in enumerate(batches):
+        ...         model(batch).loss.backward()
+        ...         cluster.collect(worker)
+        ...     cluster.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        make_inner: MakeInner,
+        *,
+        workers: int,
+        every: int = 8,
+        aggregation: Aggregation | None = None,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+        nesterov: bool = False,
+        outer: Literal["sgd", "lion"] = "sgd",
+        outer_betas: tuple[float, float] = (0.9, 0.99),
+        exchange: Exchange | None = None,
+        nonfinite: Literal["raise", "skip", "abstain"] = "raise",
+        bucket_elements: int | None = None,
+        diagnose_every: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+        self._stage = [param for _, param in named]
+        self._every = check_every_steps(every)
+        self._trained = [n for n, param in enumerate(self._stage) if param.requires_grad]
+        common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
+        names = [named[n][0] or f"parameter {n}" for n in self._trained]
+        step = OuterStep(
+            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
+        )
+        self._votes = _VirtualCommonPoint(
+            list(zip(names, common, strict=True)),
+            step,
+            aggregation,
+            workers=workers,
+            exchange=exchange,
+            nonfinite=nonfinite,
+            bucket_elements=bucket_elements,
+            diagnose_every=diagnose_every,
+            seed=seed,
+        )
+        self._common = common
+        self._params = [self._copy_params() for _ in range(workers)]
+        self.inners: tuple[Optimizer, ...] = tuple(
+            check_inner(make_inner(own)) for own in self._params
+        )
+        self._turn = self._calls = 0
+
+    def _copy_params(self) -> list[nn.Parameter]:
+        """Return a worker's own parameters: copies, but for what is frozen."""
+        return [
+            nn.Parameter(param.detach().clone(), requires_grad=True)
+            if param.requires_grad
+            else param  # type: ignore[misc]
+            for param in self._stage
+        ]
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self._params)
+
+    @property
+    def local_step(self) -> int:
+        """Number of calls of ``step()`` so far."""
+        return self._calls
+
+    @property
+    def committed_step(self) -> int:
+        """Number of votes committed so far."""
+        return self._votes.committed_step
+
+    @property
+    def common_point(self) -> list[Tensor]:
+        """The common point x of each trainable parameter, in order."""
+        return [each.detach() for each in self._common]
+
+    def worker_params(self, worker: int) -> list[Tensor]:
+        """Return the parameters of a worker, in order; what is frozen is the model's."""
+        return [each.detach() for each in self._params[worker]]
+
+    @property
+    def traffic(self) -> Traffic:
+        """Traffic that one worker would have had; a step there is a vote."""
+        return self._votes.traffic
+
+    @property
+    def votes(self) -> VirtualCluster:
+        """The cluster that votes on deltas."""
+        return self._votes
+
+    @torch.no_grad()
+    def collect(self, worker: int) -> None:
+        """Do the inner step of a worker with the model's gradients, and stage the next worker.
+
+        Args:
+            worker: 0 to N - 1, in this order.
+
+        Raises:
+            InvalidArgumentError: It is not this worker's turn; nothing has changed.
+        """
+        if worker != self._turn or worker == self.workers:
+            raise InvalidArgumentError(
+                f"worker {worker} is collected; expected worker {self._turn} of {self.workers}, "
+                "in order, then step()"
+            )
+        own = self._params[worker]
+        for number in self._trained:
+            staged = self._stage[number]
+            own[number].grad, staged.grad = staged.grad, None
+        with torch.enable_grad():
+            self.inners[worker].step()
+        for number in self._trained:
+            own[number].grad = None
+        self._turn += 1
+        self._set_stage(self._params[self._turn % self.workers])
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """End a step of all workers; after every H-th call with a vote.
+
+        Raises:
+            InvalidArgumentError: Not all workers were collected.
+            NonFiniteError: A worker's delta is not finite, under "raise".
+        """
+        if self._turn != self.workers:
+            raise InvalidArgumentError(
+                f"step() after {self._turn} of {self.workers} workers. Expected all of them. "
+                "Call collect() for each worker"
+            )
+        self._turn = 0
+        self._calls += 1
+        if self._calls % self._every == 0:
+            self._vote()
+
+    def _vote(self) -> None:
+        for worker, own in enumerate(self._params):
+            for common, number in zip(self._common, self._trained, strict=True):
+                common.grad = find_delta(own[number], common)
+            self._votes.collect(worker)
+        self._votes.step()
+        for own in self._params:
+            for common, number in zip(self._common, self._trained, strict=True):
+                own[number].copy_(common)
+        self._set_stage(self._params[0])
+
+    def _set_stage(self, params: Sequence[Tensor]) -> None:
+        for number in self._trained:
+            self._stage[number].copy_(params[number])
+
+
+class _VirtualCommonPoint(VirtualCluster):
+    """A cluster whose workers vote on deltas, and the outer step on what they say."""
+
+    _takes_scales = True
+
+    def __init__(
+        self,
+        params: list[tuple[str, nn.Parameter]],
+        outer: OuterStep,
+        rule: Aggregation | None,
+        *,
+        workers: int,
+        **options: Any,
+    ) -> None:
+        if workers == 1:
+            raise InvalidArgumentError(
+                "workers=1: a worker alone has nobody to vote with. Expected 2 or more. Use its "
+                "inner optimizer"
+            )
+        self._moving = [param for _, param in params]
+        self._outer_momentum = OuterMomentum(outer, self._moving)
+        super().__init__(
+            params,
+            outer.vote_lr,
+            outer.vote_betas,
+            aggregation=outer.choose_rule(rule),
+            workers=workers,
+            exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
+            **options,
+        )
+
+    def _do_step(self) -> None:
+        self._outer_momentum.begin(self._moving)
+        try:
+            super()._do_step()
+        finally:
+            self._outer_momentum.forget()
+
+    def _advance(self) -> None:
+        self._outer_momentum.finish(self._moving)
+        super()._advance()

@@ -1,0 +1,129 @@
+"""Runs of workers with local steps: plain torch for the inner steps, the oracle for the votes.
+
+    run = PlainRun(make_adamw, 3, every=4, rule=DeltaRule("scaled"))
+    run.do(12)
+    run.common, run.own[rank]
+
+Real and virtual workers must end at the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+import distlion
+from delta_oracle import DeltaOracle, DeltaRule
+from drawn import draw_grads, make_params, set_grads
+
+SHAPES: dict[str, int | tuple[int, ...]] = {"p0": (70, 33), "p1": (5,), "p2": (4200,)}
+EVERY, STEPS = 3, 10
+"""Three votes, and one local step after the last of them."""
+
+MakeInner = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def make_adamw(params: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.AdamW(list(params), lr=3e-3)
+
+
+def make_sgd(params: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(list(params), lr=1e-2, momentum=0.9)
+
+
+def make_lion(params: Iterable[nn.Parameter]) -> Optimizer:
+    return distlion.Lion(list(params), lr=1e-3)
+
+
+class PlainRun:
+    """Workers that each have parameters and an inner optimizer, and the oracle of their votes."""
+
+    def __init__(
+        self,
+        make_inner: MakeInner,
+        n_workers: int,
+        *,
+        rule: DeltaRule,
+        every: int = EVERY,
+        dtype: torch.dtype = torch.float32,
+        **outer: Any,
+    ) -> None:
+        self.every, self.dtype = every, dtype
+        self.own = [[*make_params(SHAPES, dtype=dtype).values()] for _ in range(n_workers)]
+        self.inners = [make_inner(params) for params in self.own]
+        flat = [param.detach().float().view(-1).numpy().copy() for param in self.own[0]]
+        self.oracle = DeltaOracle(flat, rule, n_workers, **outer)
+        self.done = 0
+
+    @property
+    def common(self) -> list[Tensor]:
+        return [
+            torch.from_numpy(flat).view(param.shape)
+            for flat, param in zip(self.oracle.params, self.own[0], strict=True)
+        ]
+
+    def do(self, n_steps: int) -> PlainRun:
+        """Do steps, each with gradients of its own for every worker."""
+        for _ in range(n_steps):
+            for worker, params in enumerate(self.own):
+                set_grads(params, worker, self.done)
+                self.inners[worker].step()
+            self.done += 1
+            if self.done % self.every == 0:
+                self.vote()
+        return self
+
+    @torch.no_grad()
+    def vote(self) -> None:
+        begun = [common.to(self.dtype).float() for common in self.common]
+        self.oracle.vote(
+            [
+                [
+                    (start - param.float()).view(-1).numpy()
+                    for start, param in zip(begun, params, strict=True)
+                ]
+                for params in self.own
+            ]
+        )
+        for params in self.own:
+            for param, common in zip(params, self.common, strict=True):
+                param.copy_(common)
+
+
+def train(
+    optimizer: distlion.LocalSteps,
+    params: Iterable[nn.Parameter],
+    rank: int,
+    begin: int,
+    end: int,
+) -> None:
+    """Do steps of a real worker."""
+    params = list(params)
+    for step in range(begin, end):
+        set_grads(params, rank, step)
+        optimizer.step()
+
+
+def train_virtually(
+    cluster: distlion.VirtualLocalSteps, params: Iterable[nn.Parameter], begin: int, end: int
+) -> list[list[Tensor]]:
+    """Do steps of virtual workers; return the parameters of each."""
+    params = list(params)
+    for step in range(begin, end):
+        for worker in range(cluster.workers):
+            for param, grad in zip(params, draw_grads(params, worker, step), strict=True):
+                param.grad = grad
+            cluster.collect(worker)
+        cluster.step()
+    return [[p.detach().clone() for p in cluster.worker_params(n)] for n in range(cluster.workers)]
+
+
+def are_equal(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
+    """Whether two lists of tensors are equal to the last bit."""
+    pairs = list(zip(one, other, strict=True))
+    assert pairs
+    return all(torch.equal(a.detach(), b.detach()) for a, b in pairs)

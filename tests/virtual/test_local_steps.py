@@ -1,0 +1,205 @@
+"""Virtual workers with local steps: the bits of plain torch and of the oracle of votes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import distlion
+import matrix
+from distlion.aggregation import Aggregation
+from distlion.errors import InvalidArgumentError, NonFiniteError
+from drawn import make_params, set_grads
+from local_runs import (
+    EVERY,
+    SHAPES,
+    STEPS,
+    MakeInner,
+    PlainRun,
+    are_equal,
+    make_adamw,
+    make_lion,
+    make_sgd,
+    train_virtually,
+)
+
+N_WORKERS = 3
+INNERS = {"adamw": make_adamw, "sgd": make_sgd, "lion": make_lion}
+OUTERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rate": {"lr": 0.7},
+    "momentum": {"lr": 0.5, "momentum": 0.9},
+    "nesterov": {"lr": 0.7, "momentum": 0.9, "nesterov": True},
+}
+
+
+def name_arguments(outer: dict[str, Any]) -> dict[str, Any]:
+    """Say an outer step as the constructors do."""
+    names = {"lr": "outer_lr", "momentum": "outer_momentum", "nesterov": "nesterov"}
+    return {names[key]: value for key, value in outer.items()}
+
+
+def check(
+    make_inner: MakeInner,
+    rule: Aggregation,
+    outer: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+    every: int = EVERY,
+) -> None:
+    params = make_params(SHAPES, dtype=dtype)
+    cluster = distlion.VirtualLocalSteps(
+        params.items(),
+        make_inner,
+        workers=N_WORKERS,
+        every=every,
+        aggregation=rule,
+        **name_arguments(outer),
+    )
+    own = train_virtually(cluster, params.values(), 0, STEPS)
+    expected = PlainRun(
+        make_inner,
+        N_WORKERS,
+        rule=matrix.describe_delta_rule(rule),
+        every=every,
+        dtype=dtype,
+        **outer,
+    ).do(STEPS)
+    assert are_equal(cluster.common_point, expected.common)
+    for mine, theirs in zip(own, expected.own, strict=True):
+        assert are_equal(mine, theirs)
+    assert cluster.local_step == STEPS
+    assert cluster.committed_step == STEPS // every
+
+
+@pytest.mark.parametrize("rule", matrix.DELTA_RULES.values(), ids=matrix.DELTA_RULES)
+def test_every_rule_gives_the_bits_of_the_oracle(rule: Aggregation) -> None:
+    check(make_adamw, rule, {})
+
+
+@pytest.mark.parametrize("make_inner", INNERS.values(), ids=INNERS)
+def test_every_inner_optimizer_takes_its_own_steps(make_inner: MakeInner) -> None:
+    check(make_inner, distlion.ScaledVote(), {})
+
+
+@pytest.mark.parametrize("outer", OUTERS.values(), ids=OUTERS)
+@pytest.mark.parametrize("rule", [distlion.ScaledVote(), distlion.ResidualVote(2)])
+def test_every_outer_step_gives_the_bits_of_the_oracle(
+    rule: Aggregation, outer: dict[str, Any]
+) -> None:
+    check(make_sgd, rule, outer)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_delta_begins_at_the_common_point_as_rounded(dtype: torch.dtype) -> None:
+    check(make_sgd, distlion.ResidualVote(), {}, dtype)
+
+
+def test_a_vote_in_each_step_is_a_period_of_one() -> None:
+    check(make_adamw, distlion.ScaledVote(), {}, every=1)
+
+
+def test_outer_lion_is_lion_on_the_deltas() -> None:
+    params = make_params(SHAPES)
+    cluster = distlion.VirtualLocalSteps(
+        params.items(),
+        make_sgd,
+        workers=N_WORKERS,
+        every=EVERY,
+        outer="lion",
+        outer_lr=1e-2,
+        outer_betas=(0.8, 0.95),
+    )
+    train_virtually(cluster, params.values(), 0, STEPS)
+
+    common = make_params(SHAPES)
+    votes = distlion.VirtualCluster(common.items(), workers=N_WORKERS, lr=1e-2, betas=(0.8, 0.95))
+    own = [[*make_params(SHAPES).values()] for _ in range(N_WORKERS)]
+    inners = [make_sgd(mine) for mine in own]
+    for step in range(STEPS):
+        for worker, mine in enumerate(own):
+            set_grads(mine, worker, step)
+            inners[worker].step()
+        if (step + 1) % EVERY:
+            continue
+        for worker, mine in enumerate(own):
+            for x, y in zip(common.values(), mine, strict=True):
+                x.grad = x.detach() - y.detach()
+            votes.collect(worker)
+        votes.step()
+        with torch.no_grad():
+            for mine in own:
+                for x, y in zip(common.values(), mine, strict=True):
+                    y.copy_(x)
+    assert are_equal(cluster.common_point, common.values())
+
+
+def test_what_is_frozen_stays() -> None:
+    params = make_params(SHAPES)
+    params["p1"].requires_grad = False
+    before = params["p1"].detach().clone()
+    cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=1)
+    for step in range(2):
+        for worker in range(2):
+            set_grads([params["p0"], params["p2"]], worker, step)
+            cluster.collect(worker)
+        cluster.step()
+    assert torch.equal(params["p1"], before)
+    assert len(cluster.common_point) == 2
+
+
+def test_the_model_holds_the_parameters_of_the_worker_whose_turn_it_is() -> None:
+    params = make_params({"p": 8})
+    cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=4)
+    set_grads(params.values(), 0, 0)
+    cluster.collect(0)
+    assert are_equal(params.values(), make_params({"p": 8}).values())
+    with pytest.raises(InvalidArgumentError, match="worker 0 is collected; expected worker 1"):
+        cluster.collect(0)
+    with pytest.raises(InvalidArgumentError, match="step\\(\\) after 1 of 2 workers"):
+        cluster.step()
+    set_grads(params.values(), 1, 0)
+    cluster.collect(1)
+    cluster.step()
+    assert are_equal(params.values(), cluster.worker_params(0))
+    assert not are_equal(params.values(), cluster.worker_params(1))
+
+
+def test_a_delta_that_is_not_finite_is_refused() -> None:
+    params = make_params({"p": 8})
+    cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=1)
+    for worker in range(2):
+        params["p"].grad = torch.full((8,), torch.nan if worker == 0 else 1.0)
+        cluster.collect(worker)
+    with pytest.raises(NonFiniteError, match="p is not finite on worker 0"):
+        cluster.step()
+
+
+def test_bits_count_scales_both_ways() -> None:
+    params = make_params(SHAPES)
+    cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=1)
+    train_virtually(cluster, params.values(), 0, 2)
+    n = sum(param.numel() for param in params.values())
+    assert cluster.votes.up_bits_per_parameter == (n + 3 * 32) / n
+    assert cluster.votes.down_bits_per_parameter == (n + 3 * 32) / n
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": 1}, "nobody to vote with"),
+        ({"every": 0}, "every=0: expected 1 or more"),
+        ({"outer_lr": 0.0}, "outer_lr=0.0: expected a number above 0"),
+        ({"outer_momentum": 1.0}, "expected it in \\[0, 1\\)"),
+        ({"nesterov": True}, "outer_momentum is 0"),
+        ({"outer": "adam"}, "outer='adam': expected one of 'sgd', 'lion'"),
+        ({"outer": "lion", "outer_momentum": 0.9}, "belongs to outer='sgd'"),
+        ({"aggregation": distlion.MajorityVote()}, "say how far elements move"),
+        ({"aggregation": distlion.ScaledVote(), "outer": "lion"}, "are signs alone"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    params = make_params({"p": 8})
+    with pytest.raises(InvalidArgumentError, match=words):
+        distlion.VirtualLocalSteps(params.items(), make_sgd, **{"workers": 2, **options})
