@@ -1,0 +1,362 @@
+"""Workers with local steps in real processes: the oracle's bits, and what befalls a vote."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import distlion
+import matrix
+from cluster import WorkerDiedError, run_workers
+from distlion import faults
+from distlion.aggregation import Aggregation
+from drawn import make_params, set_grads
+from failures import Caught, assert_raised
+from local_runs import EVERY, SHAPES, STEPS, PlainRun, are_equal, make_adamw, make_sgd, train
+
+pytestmark = pytest.mark.distributed
+
+N_WORKERS = 3
+AT_VOTE = 1
+"""The vote that faults meet."""
+BEFORE = EVERY * (AT_VOTE + 1) - 1
+"""Local steps before it."""
+
+Options = dict[str, Any]
+Ended = tuple[list[Tensor], list[Tensor]]
+
+
+def make(
+    params: dict[str, nn.Parameter], make_inner: Any = make_adamw, **options: Any
+) -> distlion.LocalSteps:
+    inner = make_inner(params.values())
+    return distlion.LocalSteps(inner, **{"every": EVERY, "step_timeout_s": 20, **options})
+
+
+def copies(tensors: Any) -> list[Tensor]:
+    return [each.detach().clone() for each in tensors]
+
+
+def run_cases(rank: int, world_size: int, cases: list[Options]) -> list[Ended]:
+    """Train with one optimizer after the other; also look at what was sent."""
+    found = []
+    for options in cases:
+        params = make_params(SHAPES)
+        optimizer = make(params, **options)
+        for step in range(STEPS):
+            before = optimizer.traffic.sent_bytes
+            train(optimizer, params.values(), rank, step, step + 1)
+            is_vote = (step + 1) % EVERY == 0
+            sent = optimizer.traffic.sent_bytes - before
+            assert sent == is_vote * optimizer.plan.sent_bytes
+        assert (optimizer.local_step, optimizer.committed_step) == (STEPS, STEPS // EVERY)
+        optimizer.verify_replicas()
+        found.append((copies(optimizer.common_point), copies(params.values())))
+    return found
+
+
+def check_cases(rules: list[Aggregation], cases: list[Options], outers: list[Options]) -> None:
+    """Compare real workers with plain torch and the oracle of votes."""
+    ended = run_workers(run_cases, N_WORKERS, cases)
+    for number, rule in enumerate(rules):
+        expected = PlainRun(
+            make_adamw, N_WORKERS, rule=matrix.describe_delta_rule(rule), **outers[number]
+        ).do(STEPS)
+        for rank, found in enumerate(ended):
+            common, own = found[number]
+            assert are_equal(common, expected.common), (rank, rule)
+            assert are_equal(own, expected.own[rank]), (rank, rule)
+
+
+def test_every_rule_gives_the_bits_of_the_oracle() -> None:
+    rules = [*matrix.DELTA_RULES.values()]
+    check_cases(rules, [{"aggregation": rule} for rule in rules], [{}] * len(rules))
+
+
+def test_every_pattern_gives_the_bits_of_the_oracle() -> None:
+    cases = [
+        (rule, pattern)
+        for pattern in matrix.PATTERNS.values()
+        for rule in (distlion.ScaledVote(), distlion.ResidualVote(2), distlion.EstimateVote())
+    ]
+    check_cases(
+        [rule for rule, _ in cases],
+        [{"aggregation": rule, "exchange": pattern} for rule, pattern in cases],
+        [{}] * len(cases),
+    )
+
+
+def test_every_outer_step_gives_the_bits_of_the_oracle() -> None:
+    given = [
+        {"outer_lr": 0.7},
+        {"outer_lr": 0.5, "outer_momentum": 0.9},
+        {"outer_lr": 0.5, "outer_momentum": 0.9, "nesterov": True},
+    ]
+    outers = [
+        {name.removeprefix("outer_"): value for name, value in outer.items()} for outer in given
+    ]
+    check_cases([distlion.ScaledVote()] * len(given), given, outers)
+
+
+def train_in_nodes(rank: int, world_size: int, rule: Aggregation | None, outer: str) -> Ended:
+    params = make_params(SHAPES)
+    options = {"outer_lr": 1e-2} if outer == "lion" else {}
+    optimizer = make(params, nodes=distlion.Nodes(size=2), aggregation=rule, outer=outer, **options)
+    train(optimizer, params.values(), rank, 0, STEPS - 1)
+    optimizer.verify_replicas()
+    return copies(optimizer.common_point), copies(params.values())
+
+
+@pytest.mark.parametrize(
+    ("rule", "outer"),
+    [
+        (distlion.ScaledVote(), "sgd"),
+        (distlion.ResidualVote(2), "sgd"),
+        (distlion.EstimateVote(), "sgd"),
+        (None, "lion"),
+    ],
+)
+def test_the_ranks_of_a_node_vote_as_one(rule: Aggregation | None, outer: str) -> None:
+    ended = run_workers(train_in_nodes, 4, rule, outer)
+    first, _ = ended[0]
+    begun = make_params(SHAPES).values()
+    assert not any(map(torch.equal, first, begun))
+    for common, own in ended:
+        assert are_equal(common, first)
+        assert are_equal(own, common)
+
+
+def disagree(rank: int, world_size: int, options: Options) -> Caught | None:
+    try:
+        make(make_params(SHAPES), **(options if rank == 1 else {}))
+    except Exception as error:
+        return Caught(type(error).__name__, str(error), None, None, (), None, True)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 5}, "a vote every"),
+        ({"outer_lr": 0.5}, "outer_lr"),
+        ({"outer_momentum": 0.9}, "outer_momentum"),
+        ({"aggregation": distlion.ResidualVote()}, "aggregation"),
+    ],
+)
+def test_workers_that_differ_in_settings_are_told(options: Options, words: str) -> None:
+    for found in run_workers(disagree, N_WORKERS, options):
+        assert_raised(found, distlion.errors.ConfigMismatchError, words)
+
+
+def meet(
+    rank: int, world_size: int, point: Any, action: Callable[..., None], options: Options
+) -> tuple[Caught | None, bool, list[Tensor], list[Tensor], tuple[int, int]]:
+    """Meet an accident of rank 1 in a vote, and go on where that is possible."""
+    params = make_params(SHAPES)
+    optimizer = make(params, **options)
+    train(optimizer, params.values(), rank, 0, BEFORE)
+    before = copies(optimizer.common_point)
+    if rank == 1:
+        faults.arm(rank=1, step=AT_VOTE, point=point, action=lambda what: action(optimizer, what))
+    found: Caught | None = None
+    try:
+        train(optimizer, params.values(), rank, BEFORE, BEFORE + 1)
+    except distlion.errors.StepError as error:
+        found = Caught(
+            type(error).__name__,
+            str(error),
+            error.rank,
+            error.step,
+            error.culprits,
+            error.committed_step,
+            error.is_recoverable,
+        )
+    unchanged = are_equal(optimizer.common_point, before)
+    faults.disarm_all()
+    if action is not die if found is None else found.unchanged:  # recoverable, see above
+        train(optimizer, params.values(), rank, BEFORE + 1, BEFORE + 1 + EVERY)
+    counts = (optimizer.local_step, optimizer.committed_step)
+    return found, unchanged, copies(optimizer.common_point), copies(params.values()), counts
+
+
+def turn_nan(optimizer: distlion.LocalSteps, subject: Any) -> None:
+    grad = optimizer.list_pairs()[1][1].grad
+    assert grad is not None
+    grad[2] = torch.nan
+
+
+def turn_own_nan(optimizer: distlion.LocalSteps, subject: Any) -> None:
+    with torch.no_grad():
+        optimizer.list_pairs()[1][0][2] = torch.nan
+    turn_nan(optimizer, subject)
+
+
+def flip_bit(optimizer: distlion.LocalSteps, subject: Any) -> None:
+    subject.view(-1)[-1] ^= 1
+
+
+def die(optimizer: distlion.LocalSteps, subject: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_delta_that_is_not_finite_stops_all_and_all_go_on() -> None:
+    ended = run_workers(meet, N_WORKERS, "before_step", turn_nan, {})
+    first = ended[0][2]
+    for found, unchanged, common, own, counts in ended:
+        caught = assert_raised(found, distlion.errors.NonFiniteError, "parameter 1 of group 0")
+        assert (caught.step, caught.culprits) == (AT_VOTE, (1,))
+        assert unchanged
+        assert are_equal(common, first)
+        assert are_equal(own, common)
+        assert counts == (BEFORE + 1 + EVERY, AT_VOTE + 1)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "abstain"])
+def test_a_worker_that_is_not_finite_begins_anew_at_the_common_point(nonfinite: str) -> None:
+    options = {"nonfinite": nonfinite}
+    ended = run_workers(meet, N_WORKERS, "before_step", turn_own_nan, options)
+    first = ended[0][2]
+    for found, unchanged, common, own, counts in ended:
+        assert found is None
+        assert unchanged == (nonfinite == "skip")
+        assert all(each.isfinite().all() for each in common)
+        assert are_equal(common, first)
+        assert are_equal(own, common)
+        assert counts == (BEFORE + 1 + EVERY, AT_VOTE + 1 + (nonfinite == "abstain"))
+
+
+@pytest.mark.parametrize("rule", [distlion.ScaledVote(), distlion.ResidualVote()])
+def test_bytes_that_are_damaged_stop_all_with_nothing_taken(rule: Aggregation) -> None:
+    options = {"aggregation": rule, "exchange": distlion.AllReduce()}
+    for found, unchanged, _, _, counts in run_workers(meet, N_WORKERS, "framed", flip_bit, options):
+        assert_raised(found, distlion.errors.CorruptFrameError, "damaged")
+        assert unchanged
+        assert counts == (BEFORE + 1, AT_VOTE)
+
+
+@pytest.mark.parametrize("point", ["before_step", "framed", "counted", "before_commit"])
+def test_a_worker_that_dies_in_a_vote_leaves_the_common_point_whole(point: str) -> None:
+    options = {"exchange": distlion.AllReduce()}
+    ended = run_workers(meet, N_WORKERS, point, die, options, may_die=True)
+    assert isinstance(ended[1], WorkerDiedError)
+    # Who had sent all that it had to send let the others complete the vote.
+    complete = point == "before_commit"
+    for found, unchanged, _, _, counts in (ended[0], ended[2]):
+        assert unchanged == (not complete)
+        assert counts[1] == AT_VOTE + complete
+        if not complete:
+            caught = assert_raised(found, distlion.errors.PeerLostError, "rank 1")
+            assert caught.committed_step == AT_VOTE
+
+
+def save_and_resume(rank: int, world_size: int, folder: str, options: Options) -> bool:
+    """Stop inside of a period, and go on in a new optimizer."""
+    params = make_params(SHAPES)
+    optimizer = make(params, **options)
+    train(optimizer, params.values(), rank, 0, EVERY + 1)
+    torch.save((optimizer.state_dict(), [*params.values()]), Path(folder) / str(rank))
+    train(optimizer, params.values(), rank, EVERY + 1, STEPS)
+
+    resumed_params = make_params(SHAPES)
+    resumed = make(resumed_params, **options)
+    state, weights = torch.load(Path(folder) / str(rank), weights_only=True)
+    with torch.no_grad():
+        for param, weight in zip(resumed_params.values(), weights, strict=True):
+            param.copy_(weight)
+    resumed.load_state_dict(state)
+    train(resumed, resumed_params.values(), rank, EVERY + 1, STEPS)
+    return are_equal(params.values(), resumed_params.values()) and are_equal(
+        optimizer.common_point, resumed.common_point
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"aggregation": distlion.ResidualVote(2), "outer_momentum": 0.9, "outer_lr": 0.5},
+        {"aggregation": distlion.EstimateVote()},
+        {"outer": "lion", "outer_lr": 1e-2},
+    ],
+)
+def test_a_state_goes_on_to_the_same_bits(tmp_path: Path, options: Options) -> None:
+    assert all(run_workers(save_and_resume, N_WORKERS, str(tmp_path), options))
+
+
+def load_another(rank: int, world_size: int) -> tuple[Caught | None, bool]:
+    """Rank 1 has a state that does not fit; nobody loads."""
+    params = make_params(SHAPES)
+    optimizer = make(params)
+    train(optimizer, params.values(), rank, 0, 1)
+    state = optimizer.state_dict()
+    if rank == 1:
+        state["local_steps"] = {**state["local_steps"], "every": 7}
+    kept, found = optimizer.state, None
+    try:
+        optimizer.load_state_dict(state)
+    except Exception as error:
+        found = Caught(type(error).__name__, str(error), None, None, (), None, True)
+    train(optimizer, params.values(), rank, 1, EVERY)
+    optimizer.verify_replicas()
+    return found, optimizer.state is kept
+
+
+def test_a_state_that_does_not_fit_on_one_worker_is_loaded_on_none() -> None:
+    for found, is_kept in run_workers(load_another, 2):
+        assert_raised(found, distlion.errors.CheckpointError, "votes every 7 steps")
+        assert is_kept
+
+
+def overflow(rank: int, world_size: int) -> tuple[tuple[int, int], float, list[Tensor]]:
+    """Rank 1 alone sees an overflow under its GradScaler."""
+    params = make_params(SHAPES)
+    optimizer = make(params, make_sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    for step in range(EVERY):
+        set_grads(params.values(), rank, step)
+        for param in params.values():
+            assert param.grad is not None
+            param.grad *= scaler.get_scale()
+        if rank == 1 and step == 1:
+            params["p1"].grad[0] = torch.inf  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update()
+    return (
+        (optimizer.local_step, optimizer.committed_step),
+        scaler.get_scale(),
+        copies(optimizer.common_point),
+    )
+
+
+def test_an_overflow_of_one_worker_keeps_none_from_the_vote() -> None:
+    ended = run_workers(overflow, 2)
+    assert [scale for _, scale, _ in ended] == [4.0, 2.0]
+    for counts, _, common in ended:
+        assert counts == (EVERY, 1)
+        assert are_equal(common, ended[0][2])
+
+
+def add_group(rank: int, world_size: int) -> list[Tensor]:
+    params = make_params(SHAPES)
+    optimizer = make(params, outer_momentum=0.5)
+    train(optimizer, params.values(), rank, 0, EVERY + 1)
+    params["more"] = nn.Parameter(torch.full((130,), float(rank)))
+    optimizer.add_param_group({"params": [params["more"]]})
+    assert torch.equal(params["more"], torch.zeros(130))
+    train(optimizer, params.values(), rank, EVERY + 1, STEPS - 1)
+    optimizer.verify_replicas()
+    return copies(optimizer.common_point)
+
+
+def test_parameters_that_are_added_are_voted_on() -> None:
+    ended = run_workers(add_group, 2)
+    assert len(ended[0]) == len(SHAPES) + 1
+    assert ended[0][-1].any()
+    assert are_equal(ended[0], ended[1])
