@@ -13,6 +13,7 @@ from planted_files import FILES
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_leftovers import SHARED
+from planted_local import LOCAL_STEPS
 from planted_losses import LOSSES
 from planted_methods import NAMES
 from planted_misuse import MISUSES
@@ -46,4 +47,5 @@ EVERYWHERE = (
     *CORE,
     *NAMES,
     *CREW_MUTATIONS,
+    *LOCAL_STEPS,
 )
