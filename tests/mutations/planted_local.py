@@ -5,10 +5,10 @@ from __future__ import annotations
 from planted import Mutation
 
 RULES = ("aggregation/test_scaled_rules.py",)
-VIRTUAL = ("virtual/test_local_steps.py",)
-ALONE = ("optim/test_local_steps.py",)
-REAL = ("distributed/test_local_steps.py",)
-FILES = ("checkpoint/test_local_steps.py",)
+VIRTUAL = ("virtual/test_virtual_local_steps.py",)
+ALONE = ("optim/test_local_steps_alone.py",)
+REAL = ("distributed/test_local_steps_of_workers.py",)
+FILES = ("checkpoint/test_local_steps_saved.py",)
 
 LOCAL_STEPS = (
     Mutation(
@@ -84,8 +84,8 @@ LOCAL_STEPS = (
     Mutation(
         "a period that all give up goes on",
         "optim/local_steps.py",
-        "if votes.committed_step == before:",
-        "if False:",
+        "if votes.committed_step == before or",
+        "if",
         REAL,
     ),
     Mutation(

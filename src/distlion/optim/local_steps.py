@@ -251,7 +251,7 @@ class LocalSteps(Optimizer):
             result = do_inner_step(self, self._inner, closure)
             self._calls += 1
             if self._calls % self._every == 0:
-                self._vote()
+                self.vote()
         except BaseException:
             # A GradScaler takes these back only from a step that returns.
             self.__dict__.pop("grad_scale", None)
@@ -259,7 +259,15 @@ class LocalSteps(Optimizer):
             raise
         return result
 
-    def _vote(self) -> None:
+    @torch.no_grad()
+    def vote(self) -> None:
+        """Vote now, for example at the end of a run; every worker must call it.
+
+        Votes by ``step()`` come when they would have come without it.
+
+        Raises:
+            StepError, ProcessGroupError: As ``DistributedLion.step``.
+        """
         votes = self.votes
         for param, common in self._pairs:
             common.grad = find_delta(param, common)
@@ -269,7 +277,8 @@ class LocalSteps(Optimizer):
         finally:
             for _, common in self._pairs:
                 common.grad = None
-        if votes.committed_step == before:  # all workers give the period up
+        # All workers give the period up, or replicas were repaired after the vote.
+        if votes.committed_step == before or votes.settings.on_divergence == "repair":
             self._take_common()
 
     @torch.no_grad()

@@ -192,9 +192,21 @@ class VirtualLocalSteps:
         self._turn = 0
         self._calls += 1
         if self._calls % self._every == 0:
-            self._vote()
+            self.vote()
 
-    def _vote(self) -> None:
+    @torch.no_grad()
+    def vote(self) -> None:
+        """Vote now, as ``LocalSteps.vote``.
+
+        Raises:
+            InvalidArgumentError: Workers have been collected for the present step.
+            NonFiniteError: A worker's delta is not finite, under "raise".
+        """
+        if self._turn:
+            raise InvalidArgumentError(
+                f"vote() after {self._turn} of {self.workers} workers were collected. Call step() "
+                "before"
+            )
         for worker, own in enumerate(self._params):
             for common, number in zip(self._common, self._trained, strict=True):
                 common.grad = find_delta(own[number], common)

@@ -18,6 +18,7 @@ from torch import nn
 
 from distlion.aggregation import (
     RULES,
+    SCALED_RULES,
     Aggregation,
     Average,
     MajorityVote,
@@ -35,6 +36,7 @@ from distlion.lab.baselines import (
     VirtualBaseline,
 )
 from distlion.lab.names import suggest
+from distlion.lab.training.delta_votes import DeltaVotes
 from distlion.lab.training.inner import (
     ADAMW,
     ADAMW_BETAS,
@@ -327,39 +329,46 @@ def _find_mean(name: str) -> Method | None:
 _PERIODIC = re.compile(
     r"(?:diloco|(?P<rule>.+)-every)-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?"
 )
+_DILOCO = ", DiLoCo (arXiv:2311.08105)"
 _PERIODIC_NAMES = ("diloco-K[-lion][-plain]", "RULE-every-K[-lion][-plain]")
 
 
 def _find_periodic(name: str) -> Method | None:
     match = _PERIODIC.fullmatch(name)
-    if match is None or (match["rule"] is not None and match["rule"] not in RULES):
+    if match is None or match["rule"] not in (None, *RULES, *SCALED_RULES):
         return None
     every = int(match["every"])
     inner = LION if match["inner"] else ADAMW
     outer = PLAIN_OUTER_SGD if match["outer"] else OUTER_SGD
-    vote = RULES[match["rule"]] if match["rule"] else None
-    what = "mean" if vote is None else f"{vote.description},"
-    what += f" of deltas of {every} local steps of {inner.name.partition('(')[0]}"
-    is_diloco = vote is None and match["outer"] is None and match["inner"] is None
+    vote, delta_rule = RULES.get(match["rule"]), SCALED_RULES.get(match["rule"])
     how = "mean" if vote is None else f"{vote.rule!r} x mean magnitude"
+    said = "mean" if vote is None else f"{vote.description},"
+    steps = f"{every} local steps of {inner.name.partition('(')[0]}"
+    is_diloco = match["rule"] is None and match["outer"] is None and match["inner"] is None
     make_outer: Callable[[MethodRun], VirtualWorkers] = (
         partial(_enter_mean, inner=outer)
         if vote is None
         else partial(ScaledVotes, rule=vote.rule, make_optimizer=outer.make)
     )
+    enter: Callable[[MethodRun], VirtualWorkers]
+    enter = partial(LocalSteps, every=every, make_inner=inner.make, make_outer=make_outer)
+    if delta_rule is not None:
+        how = said = repr(delta_rule)
+        enter = partial(DeltaVotes, every=every, rule=delta_rule, make_inner=inner.make)
+        enter = partial(enter, is_plain=match["outer"] is not None)
     return Method(
         name=name,
-        description=what + (", DiLoCo (arXiv:2311.08105)" if is_diloco else ""),
+        description=f"{said} of deltas of {steps}{_DILOCO if is_diloco else ''}",
         definition=f"{how} of deltas of {every} steps of {inner.name}; outer {outer.name}",
-        kind=MethodKind.BASELINE if vote is None else MethodKind.OURS,
+        kind=MethodKind.BASELINE if match["rule"] is None else MethodKind.OURS,
         base_lr=inner.base_lr,
         weight_decay=inner.weight_decay,
-        enter=partial(LocalSteps, every=every, make_inner=inner.make, make_outer=make_outer),
+        enter=enter,
     )
 
 
 # For messages and help. P is 1 to 8 bits, 2 at most for feedback; A and B are digits of betas; K is
-# a number of steps; plain has no outer momentum.
+# a number of steps, before which RULE may be one for deltas; plain has no outer momentum.
 
 _VOTE_NAMES = (
     *list_rule_names(),

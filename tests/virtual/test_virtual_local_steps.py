@@ -157,8 +157,10 @@ def test_the_model_holds_the_parameters_of_the_worker_whose_turn_it_is() -> None
     assert are_equal(params.values(), make_params({"p": 8}).values())
     with pytest.raises(InvalidArgumentError, match="worker 0 is collected; expected worker 1"):
         cluster.collect(0)
-    with pytest.raises(InvalidArgumentError, match="step\\(\\) after 1 of 2 workers"):
+    with pytest.raises(InvalidArgumentError, match=r"step\(\) after 1 of 2 workers"):
         cluster.step()
+    with pytest.raises(InvalidArgumentError, match=r"vote\(\) after 1 of 2 workers"):
+        cluster.vote()
     set_grads(params.values(), 1, 0)
     cluster.collect(1)
     cluster.step()

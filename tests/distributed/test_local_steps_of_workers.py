@@ -360,3 +360,38 @@ def test_parameters_that_are_added_are_voted_on() -> None:
     assert len(ended[0]) == len(SHAPES) + 1
     assert ended[0][-1].any()
     assert are_equal(ended[0], ended[1])
+
+
+def vote_out_of_turn(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], int]:
+    params = make_params(SHAPES)
+    optimizer = make(params)
+    train(optimizer, params.values(), rank, 0, EVERY + 1)
+    optimizer.vote()
+    return copies(optimizer.common_point), copies(params.values()), optimizer.committed_step
+
+
+def test_a_vote_out_of_turn_ends_a_period() -> None:
+    expected = PlainRun(make_adamw, 2, rule=matrix.describe_delta_rule(distlion.ScaledVote()))
+    expected.do(EVERY + 1).vote()
+    for common, own, votes in run_workers(vote_out_of_turn, 2):
+        assert are_equal(common, expected.common)
+        assert are_equal(own, common)
+        assert votes == 2
+
+
+def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The common point of rank 1 is damaged in memory, and repaired after the next vote."""
+    params = make_params(SHAPES)
+    optimizer = make(params, check_every=1, on_divergence="repair")
+    train(optimizer, params.values(), rank, 0, EVERY + 1)
+    if rank == 1:
+        optimizer.common_point[0][0] += 1
+    train(optimizer, params.values(), rank, EVERY + 1, 2 * EVERY)
+    return copies(optimizer.common_point), copies(params.values())
+
+
+def test_a_worker_whose_common_point_is_repaired_begins_there() -> None:
+    ended = run_workers(drift, 3)
+    for common, own in ended:
+        assert are_equal(common, ended[0][0])
+        assert are_equal(own, common)
