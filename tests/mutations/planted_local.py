@@ -89,6 +89,13 @@ LOCAL_STEPS = (
         REAL,
     ),
     Mutation(
+        "a worker whose common point was repaired goes on from where it was",
+        "optim/local_steps.py",
+        'or votes.settings.on_divergence == "repair"',
+        "or False",
+        REAL,
+    ),
+    Mutation(
         "a worker that overflows leaves out the count of its step",
         "optim/inner_step.py",
         "        return None\n    if scale",
