@@ -49,10 +49,12 @@ class PlainRun:
         *,
         rule: DeltaRule,
         every: int = EVERY,
+        delay: int = 0,
         dtype: torch.dtype = torch.float32,
         **outer: Any,
     ) -> None:
-        self.every, self.dtype = every, dtype
+        self.every, self.delay, self.dtype = every, delay, dtype
+        self.begun: list[list[Tensor]] = []
         self.own = [[*make_params(SHAPES, dtype=dtype).values()] for _ in range(n_workers)]
         self.inners = [make_inner(params) for params in self.own]
         flat = [param.detach().float().view(-1).numpy().copy() for param in self.own[0]]
@@ -73,12 +75,33 @@ class PlainRun:
                 set_grads(params, worker, self.done)
                 self.inners[worker].step()
             self.done += 1
-            if self.done % self.every == 0:
+            if self.done % self.every == self.delay and self.begun:
+                self.land()
+            if self.done % self.every == 0 and self.delay:
+                self.begun = [[param.detach().clone() for param in mine] for mine in self.own]
+                self.cast()
+            elif self.done % self.every == 0:
                 self.vote()
         return self
 
     @torch.no_grad()
+    def land(self) -> None:
+        """Take the outcome of a vote that began some steps ago."""
+        for params, begun in zip(self.own, self.begun, strict=True):
+            for param, common, start in zip(params, self.common, begun, strict=True):
+                param.copy_(common + (param.float() - start.float()))
+        self.begun = []
+
+    @torch.no_grad()
     def vote(self) -> None:
+        self.cast()
+        for params in self.own:
+            for param, common in zip(params, self.common, strict=True):
+                param.copy_(common)
+
+    @torch.no_grad()
+    def cast(self) -> None:
+        """Vote; all stay where they are."""
         begun = [common.to(self.dtype).float() for common in self.common]
         self.oracle.vote(
             [
@@ -89,9 +112,6 @@ class PlainRun:
                 for params in self.own
             ]
         )
-        for params in self.own:
-            for param, common in zip(params, self.common, strict=True):
-                param.copy_(common)
 
 
 def train(

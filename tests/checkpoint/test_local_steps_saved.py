@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "nesterov": True,
     },
     "estimates": {"aggregation": distlion.EstimateVote()},
+    "a late vote": {"delay": 2, "aggregation": distlion.ScaledVote()},
     "lion": {"outer": "lion", "outer_lr": 1e-2},
 }
 

@@ -54,10 +54,16 @@ def run_cases(rank: int, world_size: int, cases: list[Options]) -> list[Ended]:
             before = optimizer.traffic.sent_bytes
             train(optimizer, params.values(), rank, step, step + 1)
             is_vote = (step + 1) % EVERY == 0
+            if options.get("delay"):
+                assert (optimizer.list_begun() is not None) == (
+                    step + 1 >= EVERY and (step + 1) % EVERY < options["delay"]
+                )
             sent = optimizer.traffic.sent_bytes - before
-            assert sent == is_vote * optimizer.plan.sent_bytes
-        assert (optimizer.local_step, optimizer.committed_step) == (STEPS, STEPS // EVERY)
+            assert options.get("delay") or sent == is_vote * optimizer.plan.sent_bytes
+        assert optimizer.local_step == STEPS
         optimizer.verify_replicas()
+        assert optimizer.committed_step == STEPS // EVERY
+        assert optimizer.traffic.steps == STEPS // EVERY
         found.append((copies(optimizer.common_point), copies(params.values())))
     return found
 
@@ -103,6 +109,16 @@ def test_every_outer_step_gives_the_bits_of_the_oracle() -> None:
         {name.removeprefix("outer_"): value for name, value in outer.items()} for outer in given
     ]
     check_cases([distlion.ScaledVote()] * len(given), given, outers)
+
+
+def test_an_outcome_that_is_taken_later_is_that_of_the_same_schedule() -> None:
+    """While votes travel, workers go on."""
+    cases: list[Options] = [
+        {"delay": 1, "aggregation": distlion.ScaledVote()},
+        {"delay": 2, "aggregation": distlion.EstimateVote(2), "outer_momentum": 0.5},
+    ]
+    outers: list[Options] = [{"delay": 1}, {"delay": 2, "momentum": 0.5}]
+    check_cases([case["aggregation"] for case in cases], cases, outers)
 
 
 def train_in_nodes(rank: int, world_size: int, rule: Aggregation | None, outer: str) -> Ended:
@@ -218,6 +234,38 @@ def test_a_delta_that_is_not_finite_stops_all_and_all_go_on() -> None:
         assert counts == (BEFORE + 1 + EVERY, AT_VOTE + 1)
 
 
+def test_what_a_late_vote_raises_comes_when_it_is_taken() -> None:
+    for found, unchanged, *_ in run_workers(meet_late, N_WORKERS):
+        assert_raised(found, distlion.errors.NonFiniteError, "parameter 1 of group 0")
+        assert unchanged
+
+
+def meet_late(rank: int, world_size: int) -> tuple[Caught | None, bool, tuple[int, int]]:
+    params = make_params(SHAPES)
+    optimizer = make(params, delay=1)
+    train(optimizer, params.values(), rank, 0, EVERY - 1)
+    before = copies(optimizer.common_point)
+    if rank == 1:
+        with torch.no_grad():
+            params["p1"][2] = torch.nan
+    train(optimizer, params.values(), rank, EVERY - 1, EVERY)
+    found: Caught | None = None
+    try:
+        train(optimizer, params.values(), rank, EVERY, EVERY + 1)
+    except distlion.errors.StepError as error:
+        found = Caught(type(error).__name__, str(error), None, None, (), None, True)
+    unchanged = are_equal(optimizer.common_point, before)
+    if rank == 1:
+        with torch.no_grad():
+            params["p1"].nan_to_num_()
+        for entry in optimizer.state.values():
+            for kept in entry.values():
+                kept.nan_to_num_()
+    train(optimizer, params.values(), rank, EVERY + 1, 2 * EVERY + 1)
+    optimizer.verify_replicas()
+    return found, unchanged, (optimizer.local_step, optimizer.committed_step)
+
+
 @pytest.mark.parametrize("nonfinite", ["skip", "abstain"])
 def test_a_worker_that_is_not_finite_begins_anew_at_the_common_point(nonfinite: str) -> None:
     options = {"nonfinite": nonfinite}
@@ -283,6 +331,7 @@ def save_and_resume(rank: int, world_size: int, folder: str, options: Options) -
         {"aggregation": distlion.ResidualVote(2), "outer_momentum": 0.9, "outer_lr": 0.5},
         {"aggregation": distlion.EstimateVote()},
         {"outer": "lion", "outer_lr": 1e-2},
+        {"delay": 2, "outer_momentum": 0.5},  # saved while the outcome is still to be taken
     ],
 )
 def test_a_state_goes_on_to_the_same_bits(tmp_path: Path, options: Options) -> None:

@@ -47,6 +47,7 @@ def check(
     outer: dict[str, Any],
     dtype: torch.dtype = torch.float32,
     every: int = EVERY,
+    delay: int = 0,
 ) -> None:
     params = make_params(SHAPES, dtype=dtype)
     cluster = distlion.VirtualLocalSteps(
@@ -54,6 +55,7 @@ def check(
         make_inner,
         workers=N_WORKERS,
         every=every,
+        delay=delay,
         aggregation=rule,
         **name_arguments(outer),
     )
@@ -63,6 +65,7 @@ def check(
         N_WORKERS,
         rule=matrix.describe_delta_rule(rule),
         every=every,
+        delay=delay,
         dtype=dtype,
         **outer,
     ).do(STEPS)
@@ -98,6 +101,14 @@ def test_a_delta_begins_at_the_common_point_as_rounded(dtype: torch.dtype) -> No
 
 def test_a_vote_in_each_step_is_a_period_of_one() -> None:
     check(make_adamw, distlion.ScaledVote(), {}, every=1)
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_outcome_that_is_taken_later_keeps_what_workers_moved_since(
+    delay: int, dtype: torch.dtype
+) -> None:
+    check(make_adamw, distlion.ResidualVote(), {"momentum": 0.5}, dtype, delay=delay)
 
 
 def test_outer_lion_is_lion_on_the_deltas() -> None:
@@ -192,6 +203,8 @@ def test_bits_count_scales_both_ways() -> None:
     [
         ({"workers": 1}, "nobody to vote with"),
         ({"every": 0}, "every=0: expected 1 or more"),
+        ({"delay": 8}, "delay=8: expected 0 to 7 steps"),
+        ({"delay": -1}, "delay=-1"),
         ({"outer_lr": 0.0}, "outer_lr=0.0: expected a number above 0"),
         ({"outer_momentum": 1.0}, "expected it in \\[0, 1\\)"),
         ({"nesterov": True}, "outer_momentum is 0"),

@@ -16,6 +16,9 @@ from distlion.optim import LocalSteps, VotingBase
 LOCAL = "local"
 """Of the tree: what is a worker's own, or equal on all, and no row of ``worker-...`` files."""
 
+BEGUN = "begun"
+"""Of the rows of a worker: where it was when a vote began whose outcome is still to be taken."""
+
 Build = Callable[[str, torch.Size], Tensor | None]
 """Return what this worker begins with of a tensor that each has; None where it begins anew."""
 
@@ -68,6 +71,10 @@ def collect_local(
     rows = {
         f"{LOCAL}.{index}": param.detach() for index, param in enumerate(params) if param in moving
     }
+    begun = local.list_begun()
+    if begun is not None:
+        numbers = [index for index, param in enumerate(params) if param in moving]
+        rows |= {f"{BEGUN}.{n}": each for n, each in zip(numbers, begun, strict=True)}
     rest: dict[Any, dict[str, Any]] = {}
     for index, entry in inner["state"].items():
         rest[index] = {}
@@ -80,6 +87,7 @@ def collect_local(
     tree = {
         "every": local.every,
         "local_step": local.local_step,
+        "is_late": begun is not None,
         "outer_momentum": [each.detach() for each in local.votes.outer_momentum.buffers],
         "state": rest,
         "groups": inner["param_groups"],
@@ -98,12 +106,14 @@ class ParsedLocal:
 
     Attributes:
         own: This worker's values of each parameter, by its number; none where it begins anew.
+        begun: Where it was when a vote began whose outcome is to be taken; None for no such vote.
         inner: The inner optimizer's state dict.
         outer_momentum: In the order of the parameters that votes move.
         local_step: Calls of ``step()``.
     """
 
     own: Mapping[int, Tensor]
+    begun: list[Tensor] | None
     inner: dict[str, Any]
     outer_momentum: list[Tensor]
     local_step: int
@@ -118,7 +128,7 @@ class ParsedLocal:
             for buffer, saved in zip(buffers, self.outer_momentum, strict=True):
                 buffer.copy_(saved)
         local.inner.load_state_dict(self.inner)
-        local.set_local_step(self.local_step)
+        local.set_progress(self.local_step, self.begun)
 
 
 def parse_local(
@@ -143,6 +153,7 @@ def parse_local(
     saved = decode_tree(tree[LOCAL], read)
     _check(saved, local)
     own: dict[int, Tensor] = {}
+    begun: list[Tensor] = []
     state: dict[Any, dict[str, Any]] = {}
     moving = dict(local.list_pairs())
     params = [param for group in local.param_groups for param in group["params"]]
@@ -150,6 +161,8 @@ def parse_local(
         value = build(f"{LOCAL}.{index}", param.shape) if param in moving else None
         if value is not None:
             own[index] = value
+            if saved["is_late"]:
+                begun.append(_build(f"{BEGUN}.{index}", param.shape, build))
     for index, entry in saved["state"].items():
         state[index] = {}
         for key, found in entry.items():
@@ -159,7 +172,16 @@ def parse_local(
                 break
             state[index][key] = value
     inner = {"state": state, "param_groups": saved["groups"]}
-    return ParsedLocal(own, inner, saved["outer_momentum"], saved["local_step"])
+    is_late = bool(begun)  # who begins anew at the common point has nothing to take
+    return ParsedLocal(
+        own, begun if is_late else None, inner, saved["outer_momentum"], saved["local_step"]
+    )
+
+
+def _build(name: str, shape: torch.Size, build: Build) -> Tensor:
+    value = build(name, shape)
+    assert value is not None  # as its other rows
+    return value
 
 
 def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:

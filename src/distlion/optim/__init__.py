@@ -1,11 +1,13 @@
 """Lion, alone and with workers that vote: what a user constructs."""
 
+from distlion.optim.around import check_inner
 from distlion.optim.base import VotingBase
 from distlion.optim.common_point import copy_to_common, find_delta
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
-from distlion.optim.local_steps import LocalSteps, check_every_steps, check_inner
+from distlion.optim.local_steps import LocalSteps, check_delay, check_every_steps
 from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
@@ -26,6 +28,7 @@ __all__ = [
     "OuterStep",
     "Traffic",
     "VotingBase",
+    "check_delay",
     "check_every_steps",
     "check_inner",
     "copy_to_common",
@@ -34,5 +37,6 @@ __all__ = [
     "is_trying_overlap",
     "lion_cub",
     "list_kept",
+    "move_on",
     "rehearse_step",
 ]

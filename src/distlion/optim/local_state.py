@@ -20,7 +20,12 @@ CALL = "load_state_dict()"
 
 
 def export_local_state(
-    votes: CommonPoint, common: Sequence[Tensor], *, calls: int, every: int
+    votes: CommonPoint,
+    common: Sequence[Tensor],
+    *,
+    calls: int,
+    every: int,
+    begun: Sequence[Tensor] | None,
 ) -> dict[str, Any]:
     """Return all that the inner optimizer's state does not hold, but for the parameters.
 
@@ -29,6 +34,7 @@ def export_local_state(
         common: The common point.
         calls: Calls of ``step()`` so far.
         every: Calls from one vote to the next.
+        begun: Where this worker was when the vote began whose outcome is still to be taken.
 
     Raises:
         CheckpointError: An exception cut the commit of a vote short.
@@ -36,6 +42,7 @@ def export_local_state(
     return {
         "every": every,
         "local_step": calls,
+        "begun": None if begun is None else list(begun),
         "common": [each.detach() for each in common],
         "outer_momentum": [each.detach() for each in votes.outer_momentum.buffers],
         "votes": votes.state_dict(),
@@ -48,9 +55,8 @@ def load_local_state(
     common: Sequence[Tensor],
     state_dict: Mapping[str, Any],
     *,
-    calls: int,
     every: int,
-) -> int:
+) -> Mapping[str, Any] | None:
     """Load what ``export_local_state`` returned, and the inner optimizer's state; all ranks do.
 
     Args:
@@ -58,11 +64,10 @@ def load_local_state(
         votes: The optimizer of the common point.
         common: The common point.
         state_dict: The inner optimizer's state, and perhaps the rest.
-        calls: The present number of calls.
         every: Calls from one vote to the next.
 
     Returns:
-        The number of calls from now on.
+        What ``export_local_state`` returned; None where the state holds the inner optimizer's only.
 
     Raises:
         CheckpointError: It does not fit, on some rank; on every rank, and nothing was changed.
@@ -81,13 +86,14 @@ def load_local_state(
         # The same calls on all ranks, also where one of them has a state without the rest.
         votes.load_state_dict(votes.state_dict() if own is None else own["votes"])
     if own is None:
-        return calls
+        return None
     with torch.no_grad():
         for param, saved in zip(common, own["common"], strict=True):
             param.copy_(saved)
         for buffer, saved in zip(votes.outer_momentum.buffers, own["outer_momentum"], strict=True):
             buffer.copy_(saved)
-    return int(own["local_step"])
+    checked: Mapping[str, Any] = own
+    return checked
 
 
 def _check(
@@ -101,7 +107,10 @@ def _check(
     calls = own["local_step"]
     if type(calls) is not int or calls < 0:
         raise CheckpointError(f"local_step is {calls!r}; expected a number of steps, 0 or more")
-    for name, present in (("common", common), ("outer_momentum", votes.outer_momentum.buffers)):
+    expected = {"common": common, "outer_momentum": votes.outer_momentum.buffers}
+    if own["begun"] is not None:
+        expected["begun"] = common
+    for name, present in expected.items():
         shapes = [tuple(each.shape) for each in present]
         saved = [tuple(each.shape) for each in own[name]]
         if saved != shapes:

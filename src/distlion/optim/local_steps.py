@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, SupportsIndex
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,10 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange
 from distlion.optim.arguments import check_params, label_params, list_group, settle_names
-from distlion.optim.base import VotingBase
+from distlion.optim.around import AroundInner
 from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
 from distlion.optim.inner_step import do_inner_step
+from distlion.optim.late_vote import LateVote
 from distlion.optim.local_state import LOCAL_KEY, export_local_state, load_local_state
 from distlion.optim.outer_step import OuterStep
 from distlion.options import Diagnosis, Nodes
@@ -25,7 +26,7 @@ from distlion.step import Traffic
 from distlion.transport import ByteCount
 
 
-class LocalSteps(Optimizer):
+class LocalSteps(AroundInner):
     """Train each worker with an optimizer of its own, and vote every few steps on how far it came.
 
     Equation:
@@ -42,6 +43,8 @@ class LocalSteps(Optimizer):
         inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
             on all workers. The first rank's values overwrite all.
         every: H, steps from one vote to the next, 1 or more.
+        delay: Steps after which the outcome of a vote is taken, less than ``every``. A vote travels
+            on a thread of its own meanwhile, and what the worker has moved since it began stays.
         aggregation: How deltas are voted on: ``ScaledVote()``, ``ResidualVote()``,
             ``EstimateVote()`` or ``StochasticVote()``; None for the first. With ``outer="lion"``
             any rule of ``DistributedLion``; None for ``MajorityVote()``.
@@ -88,6 +91,7 @@ class LocalSteps(Optimizer):
         inner: Optimizer,
         *,
         every: int = 8,
+        delay: int = 0,
         aggregation: Aggregation | None = None,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
@@ -107,22 +111,23 @@ class LocalSteps(Optimizer):
         step_timeout_s: float = 60,
         seed: int = 0,
     ) -> None:
-        self._inner, self._every = check_inner(inner), check_every_steps(every)
-        self._common: CommonPoint | None = None
+        super().__init__(inner)
+        self._every, self._delay = check_every_steps(every), check_delay(delay, every)
         self._common_on = None if common_on is None else torch.device(common_on)
         self._calls = 0
-        self._share_groups()
+        self._late: LateVote | None = None
+        self._is_late = False  # whether the vote that is under way is taken later
         step = OuterStep(
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
         self._is_plain = step.kind == "sgd" and step.lr == 1 and not step.momentum
         names = label_params(inner.param_groups)
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        self._common = CommonPoint(
+        self._votes = CommonPoint(
             self._place_common(list(names.values()), list(names), known={}),
             step,
             aggregation,
-            more=[f"local steps: a vote every {every}"],
+            more=[f"local steps: a vote every {every}, taken {delay} later"],
             on_commit=self._end_period,
             exchange=exchange,
             nodes=nodes,
@@ -137,12 +142,6 @@ class LocalSteps(Optimizer):
             seed=seed,
         )
         self._take_common()
-
-    def _share_groups(self) -> None:
-        """Let torch set up hooks and defaults of this optimizer, over the inner one's groups."""
-        groups, state = self._inner.param_groups, self._inner.state
-        super().__init__(groups, self._inner.defaults)
-        self._inner.param_groups, self._inner.state = groups, state
 
     def _place_common(
         self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
@@ -159,33 +158,11 @@ class LocalSteps(Optimizer):
         return placed
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's."""
-        return self._inner.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._inner.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's."""
-        return self._inner.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._inner.state = state
-
-    @property
-    def inner(self) -> Optimizer:
-        """The optimizer that takes the local steps."""
-        return self._inner
-
-    @property
     def votes(self) -> CommonPoint:
-        """The optimizer of the common point, whose steps are the votes."""
-        assert self._common is not None  # since the constructor returned
-        return self._common
+        """The optimizer of the common point, whose steps are the votes; no vote is under way."""
+        if self._late is not None:
+            self._late.wait()
+        return self._votes
 
     @property
     def every(self) -> int:
@@ -199,31 +176,44 @@ class LocalSteps(Optimizer):
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far."""
-        return self.votes.committed_step
+        """Number of votes committed so far; one that is under way does not count yet."""
+        return self._votes.committed_step
 
     @property
     def common_point(self) -> list[Tensor]:
-        """The common point x of each parameter that was trainable at construction, in order."""
+        """The common point x of each parameter that was trainable at construction, in order.
+
+        A vote that is under way is waited for.
+        """
+        if self._late is not None:
+            self._late.wait()
         return [common.detach() for _, common in self._pairs]
 
     def list_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """List this worker's own parameters, each with its common point."""
         return list(self._pairs)
 
-    def set_local_step(self, local_step: int) -> None:
-        """Set the number of calls so far; for checkpoints, on all workers alike."""
+    def list_begun(self) -> list[Tensor] | None:
+        """List where this worker was when the vote began that is to be taken; None for none."""
+        return None if self._late is None or self._late.has_failed else self._late.begun
+
+    def set_progress(self, local_step: int, begun: Sequence[Tensor] | None) -> None:
+        """Set the number of calls and what ``list_begun`` returns; on all workers alike."""
         self._calls = local_step
+        self._late = None
+        if begun is not None:
+            pairs = zip(self._pairs, begun, strict=True)
+            self._late = LateVote([each.to(param, copy=True) for (param, _), each in pairs])
 
     @property
     def traffic(self) -> Traffic:
         """Bytes and messages of this rank; a step there is a vote."""
-        return self.votes.traffic
+        return self._votes.traffic
 
     @property
     def plan(self) -> ByteCount:
         """What this rank will hand to the network in one vote; with nodes, to other nodes."""
-        return self.votes.plan
+        return self._votes.plan
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed on deltas, as ``DistributedLion.diagnostics``."""
@@ -250,8 +240,11 @@ class LocalSteps(Optimizer):
         try:
             result = do_inner_step(self, self._inner, closure)
             self._calls += 1
-            if self._calls % self._every == 0:
-                self.vote()
+            place = self._calls % self._every
+            if self._late is not None and place == self._delay:
+                self._land()
+            if place == 0:
+                self._begin_vote()
         except BaseException:
             # A GradScaler takes these back only from a step that returns.
             self.__dict__.pop("grad_scale", None)
@@ -259,16 +252,31 @@ class LocalSteps(Optimizer):
             raise
         return result
 
+    def _begin_vote(self) -> None:
+        """Vote; with a delay, only begin to. A worker that is alone waits for nobody."""
+        if self._delay and not self._votes.is_alone:
+            self._is_late = True
+            self._late = LateVote.start(self._votes, self._pairs)
+        else:
+            self.vote()
+
+    def _land(self) -> None:
+        """Take the outcome of a late vote, or raise what it has raised."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.land(self._pairs)
+
     @torch.no_grad()
     def vote(self) -> None:
         """Vote now, for example at the end of a run; every worker must call it.
 
-        Votes by ``step()`` come when they would have come without it.
+        Votes by ``step()`` come when they would have come without it. A late vote is taken before.
 
         Raises:
             StepError, ProcessGroupError: As ``DistributedLion.step``.
         """
-        votes = self.votes
+        self._land()
+        votes, self._is_late = self._votes, False
         for param, common in self._pairs:
             common.grad = find_delta(param, common)
         before = votes.committed_step
@@ -284,7 +292,9 @@ class LocalSteps(Optimizer):
     @torch.no_grad()
     def _end_period(self) -> None:
         """Begin the next period at the common point: alone and plain, where this worker is."""
-        if not (self._is_plain and self.votes.is_alone):
+        if self._is_late:
+            return
+        if not (self._is_plain and self._votes.is_alone):
             self._take_common()
             return
         for param, common in self._pairs:
@@ -297,26 +307,23 @@ class LocalSteps(Optimizer):
         for param, common in self._pairs:
             param.copy_(common)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of the inner optimizer."""
-        self._inner.zero_grad(set_to_none)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer and to the common point; every worker must call it.
 
         Raises:
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed.
         """
-        if self._common is None:  # torch sets this optimizer up
+        if not self._is_set_up:
             super().add_param_group(param_group)
             return
+        self._land()  # or there would be parameters that the vote knows nothing of
         group, known = list_group(param_group), label_params(self.param_groups)
         has_names = any("param_names" in each for each in self.param_groups)
         labels, added = settle_names(dict(group), len(self.param_groups), has_names=has_names)
         before = list(self._pairs)
         try:
             placed = self._place_common(labels, added, known=known)
-            self._common.add_param_group({"params": placed})
+            self._votes.add_param_group({"params": placed})
         except BaseException:
             self._pairs = before
             raise
@@ -334,7 +341,11 @@ class LocalSteps(Optimizer):
             CheckpointError: An exception cut the commit of a vote short.
         """
         own = export_local_state(
-            self.votes, self.common_point, calls=self._calls, every=self._every
+            self.votes,
+            self.common_point,
+            calls=self._calls,
+            every=self._every,
+            begun=self.list_begun(),
         )
         return {**self._inner.state_dict(), LOCAL_KEY: own}
 
@@ -347,40 +358,11 @@ class LocalSteps(Optimizer):
             CheckpointError: It is that of another worker, or does not fit; on every rank.
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
-        self._calls = load_local_state(
-            self._inner,
-            self.votes,
-            self.common_point,
-            state_dict,
-            calls=self._calls,
-            every=self._every,
+        own = load_local_state(
+            self._inner, self.votes, self.common_point, state_dict, every=self._every
         )
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse copies, as ``DistributedLion``.
-
-        Raises:
-            UnsupportedTypeError: Always.
-        """
-        raise UnsupportedTypeError(
-            "LocalSteps cannot be copied or pickled: its connections and votes belong to this "
-            "process. Save state_dict(), or every worker's state by distlion.save_checkpoint, and "
-            "load it into an optimizer made anew"
-        )
-
-
-def check_inner(inner: object) -> Optimizer:
-    """Return what takes the local steps.
-
-    Raises:
-        UnsupportedTypeError: It is no optimizer, or one whose workers communicate in each step.
-    """
-    if isinstance(inner, VotingBase | LocalSteps) or not isinstance(inner, Optimizer):
-        raise UnsupportedTypeError(
-            f"inner is a {type(inner).__name__}; expected an optimizer of torch.optim, or Lion, "
-            "that takes steps without other workers"
-        )
-    return inner
+        if own is not None:
+            self.set_progress(own["local_step"], own["begun"])
 
 
 def check_every_steps(every: object) -> int:
@@ -394,3 +376,18 @@ def check_every_steps(every: object) -> int:
     if every < 1:
         raise InvalidArgumentError(f"every={every}: expected 1 or more steps between votes")
     return every
+
+
+def check_delay(delay: object, every: int) -> int:
+    """Return the number of steps after which an outcome is taken.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: It is no integer from 0 to H - 1.
+    """
+    if not isinstance(delay, int) or isinstance(delay, bool):
+        raise UnsupportedTypeError(f"delay={delay!r}: expected an integer")
+    if not 0 <= delay < every:
+        raise InvalidArgumentError(
+            f"delay={delay}: expected 0 to {every - 1} steps, less than every={every}"
+        )
+    return delay

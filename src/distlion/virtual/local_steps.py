@@ -16,10 +16,12 @@ from distlion.optim import (
     OuterMomentum,
     OuterStep,
     Traffic,
+    check_delay,
     check_every_steps,
     check_inner,
     copy_to_common,
     find_delta,
+    move_on,
 )
 from distlion.virtual.cluster import VirtualCluster
 
@@ -36,7 +38,7 @@ class VirtualLocalSteps:
         params: The model's parameters, or (name, parameter) pairs.
         make_inner: Makes a worker's inner optimizer over its own copy of these, in their order.
         workers: N, 2 or more.
-        every, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
+        every, delay, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
         nesterov, outer, outer_betas: Likewise.
         exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
         nonfinite, bucket_elements, diagnose_every, seed: As for ``VirtualCluster``; gradients are
@@ -68,6 +70,7 @@ class VirtualLocalSteps:
         *,
         workers: int,
         every: int = 8,
+        delay: int = 0,
         aggregation: Aggregation | None = None,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
@@ -83,6 +86,9 @@ class VirtualLocalSteps:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
         self._stage = [param for _, param in named]
         self._every = check_every_steps(every)
+        self._delay = check_delay(delay, every)
+        # Of each worker, where it was when a vote began whose outcome is still to be taken.
+        self._begun: list[list[Tensor]] = []
         self._trained = [n for n, param in enumerate(self._stage) if param.requires_grad]
         common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
         names = [named[n][0] or f"parameter {n}" for n in self._trained]
@@ -191,7 +197,13 @@ class VirtualLocalSteps:
             )
         self._turn = 0
         self._calls += 1
-        if self._calls % self._every == 0:
+        place = self._calls % self._every
+        if self._begun and place == self._delay:
+            self._land()
+        if place == 0 and self._delay:
+            self._begun = [[each.clone() for each in self._moving_of(own)] for own in self._params]
+            self._cast()
+        elif place == 0:
             self.vote()
 
     @torch.no_grad()
@@ -207,15 +219,32 @@ class VirtualLocalSteps:
                 f"vote() after {self._turn} of {self.workers} workers were collected. Call step() "
                 "before"
             )
+        self._land()
+        self._cast()
+        for own in self._params:
+            for common, param in zip(self._common, self._moving_of(own), strict=True):
+                param.copy_(common)
+        self._set_stage(self._params[0])
+
+    def _cast(self) -> None:
+        """Vote on how far all workers came; they stay where they are."""
         for worker, own in enumerate(self._params):
-            for common, number in zip(self._common, self._trained, strict=True):
-                common.grad = find_delta(own[number], common)
+            for common, param in zip(self._common, self._moving_of(own), strict=True):
+                common.grad = find_delta(param, common)
             self._votes.collect(worker)
         self._votes.step()
-        for own in self._params:
-            for common, number in zip(self._common, self._trained, strict=True):
-                own[number].copy_(common)
+
+    def _land(self) -> None:
+        """Take the outcome of a late vote: a real one would have travelled until now."""
+        for own, begun in zip(self._params, self._begun, strict=False):
+            for param, common, start in zip(self._moving_of(own), self._common, begun, strict=True):
+                move_on(param, common, start)
+        self._begun = []
         self._set_stage(self._params[0])
+
+    def _moving_of(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of a worker's parameters that votes move."""
+        return [params[number] for number in self._trained]
 
     def _set_stage(self, params: Sequence[Tensor]) -> None:
         for number in self._trained:

@@ -1,0 +1,85 @@
+"""An optimizer around another one, whose param groups and state are its own too."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, SupportsIndex
+
+from torch.optim.optimizer import Optimizer
+
+from distlion.errors import UnsupportedTypeError
+from distlion.optim.base import VotingBase
+
+
+class AroundInner(Optimizer):
+    """Share ``param_groups`` and ``state`` with an inner optimizer, which may replace them.
+
+    Args:
+        inner: Takes steps without other workers.
+
+    Raises:
+        UnsupportedTypeError: It does not.
+    """
+
+    _is_set_up = False
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner = check_inner(inner)
+        groups, state = inner.param_groups, inner.state
+        try:  # torch sets up hooks and defaults of this optimizer, over the inner one's groups
+            super().__init__(groups, inner.defaults)
+        finally:
+            inner.param_groups, inner.state = groups, state
+        self._is_set_up = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's."""
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer that takes the local steps."""
+        return self._inner
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the inner optimizer."""
+        self._inner.zero_grad(set_to_none)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies, as ``DistributedLion``.
+
+        Raises:
+            UnsupportedTypeError: Always.
+        """
+        raise UnsupportedTypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its connections and votes belong "
+            "to this process. Save state_dict(), or every worker's state by "
+            "distlion.save_checkpoint, and load it into an optimizer made anew"
+        )
+
+
+def check_inner(inner: object) -> Optimizer:
+    """Return what takes the local steps.
+
+    Raises:
+        UnsupportedTypeError: It is no optimizer, or one whose workers communicate in each step.
+    """
+    if isinstance(inner, VotingBase | AroundInner) or not isinstance(inner, Optimizer):
+        raise UnsupportedTypeError(
+            f"inner is a {type(inner).__name__}; expected an optimizer of torch.optim, or Lion, "
+            "that takes steps without other workers"
+        )
+    return inner

@@ -1,0 +1,83 @@
+"""A vote whose outcome is taken some steps after it began, so that it travels meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Thread
+
+import torch
+from torch import Tensor
+
+from distlion.optim.common_point import CommonPoint, find_delta
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""A worker's own parameters, each with its common point."""
+
+
+class LateVote:
+    """A vote that is under way, or has landed, and where this worker was when it began.
+
+    Equation:
+        y_i = x' + (y_i - b_i), b_i where the worker was when the vote began, x' the common point
+        after it; x' where that is not finite
+
+    Attributes:
+        begun: b_i of each parameter, in its dtype.
+    """
+
+    def __init__(self, begun: Sequence[Tensor]) -> None:
+        self.begun = list(begun)
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    @classmethod
+    def start(cls, votes: CommonPoint, pairs: Pairs) -> LateVote:
+        """Begin a vote on how far this worker has come, on a thread of its own."""
+        late = cls([param.detach().clone() for param, _ in pairs])
+        for (_, common), begun in zip(pairs, late.begun, strict=True):
+            common.grad = find_delta(begun, common)
+        thread = Thread(target=late._run, args=(votes, pairs), name="distlion-vote", daemon=True)
+        late._thread = thread
+        thread.start()
+        return late
+
+    def _run(self, votes: CommonPoint, pairs: Pairs) -> None:
+        try:
+            votes.step()
+        except BaseException as error:  # noqa: BLE001, raised by land(), in the thread that takes it
+            self._error = error
+        finally:
+            for _, common in pairs:
+                common.grad = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the vote is over, and has taken nothing."""
+        self.wait()
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Wait until the vote is over, however it ends: then its optimizer may be called."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @torch.no_grad()
+    def land(self, pairs: Pairs) -> None:
+        """Take the outcome; what this worker has moved since the vote began stays.
+
+        Raises:
+            StepError, ProcessGroupError: As the vote; nothing was taken.
+        """
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        for (param, common), begun in zip(pairs, self.begun, strict=True):
+            move_on(param, common, begun)
+
+
+@torch.no_grad()
+def move_on(param: Tensor, common: Tensor, begun: Tensor) -> None:
+    """Write x' + (y - b) into a parameter, computed in float32 where the parameter is."""
+    target = common.detach().to(param.device, torch.float32)
+    moved = target + (param.detach().float() - begun.float())
+    param.copy_(torch.where(moved.isfinite(), moved, target))
