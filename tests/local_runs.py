@@ -114,6 +114,19 @@ class PlainRun:
         )
 
 
+def make(
+    params: dict[str, nn.Parameter], make_inner: MakeInner = make_adamw, **options: Any
+) -> distlion.LocalSteps:
+    """Make the optimizer of a real worker."""
+    inner = make_inner(params.values())
+    return distlion.LocalSteps(inner, **{"every": EVERY, "step_timeout_s": 20, **options})
+
+
+def copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copy tensors as they are now."""
+    return [each.detach().clone() for each in tensors]
+
+
 def train(
     optimizer: distlion.LocalSteps,
     params: Iterable[nn.Parameter],

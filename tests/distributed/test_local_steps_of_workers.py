@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,18 @@ from distlion import faults
 from distlion.aggregation import Aggregation
 from drawn import make_params, set_grads
 from failures import Caught, assert_raised
-from local_runs import EVERY, SHAPES, STEPS, PlainRun, are_equal, make_adamw, make_sgd, train
+from local_runs import (
+    EVERY,
+    SHAPES,
+    STEPS,
+    PlainRun,
+    are_equal,
+    copies,
+    make,
+    make_adamw,
+    make_sgd,
+    train,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -31,17 +41,6 @@ BEFORE = EVERY * (AT_VOTE + 1) - 1
 
 Options = dict[str, Any]
 Ended = tuple[list[Tensor], list[Tensor]]
-
-
-def make(
-    params: dict[str, nn.Parameter], make_inner: Any = make_adamw, **options: Any
-) -> distlion.LocalSteps:
-    inner = make_inner(params.values())
-    return distlion.LocalSteps(inner, **{"every": EVERY, "step_timeout_s": 20, **options})
-
-
-def copies(tensors: Any) -> list[Tensor]:
-    return [each.detach().clone() for each in tensors]
 
 
 def run_cases(rank: int, world_size: int, cases: list[Options]) -> list[Ended]:
@@ -234,38 +233,6 @@ def test_a_delta_that_is_not_finite_stops_all_and_all_go_on() -> None:
         assert counts == (BEFORE + 1 + EVERY, AT_VOTE + 1)
 
 
-def test_what_a_late_vote_raises_comes_when_it_is_taken() -> None:
-    for found, unchanged, *_ in run_workers(meet_late, N_WORKERS):
-        assert_raised(found, distlion.errors.NonFiniteError, "parameter 1 of group 0")
-        assert unchanged
-
-
-def meet_late(rank: int, world_size: int) -> tuple[Caught | None, bool, tuple[int, int]]:
-    params = make_params(SHAPES)
-    optimizer = make(params, delay=1)
-    train(optimizer, params.values(), rank, 0, EVERY - 1)
-    before = copies(optimizer.common_point)
-    if rank == 1:
-        with torch.no_grad():
-            params["p1"][2] = torch.nan
-    train(optimizer, params.values(), rank, EVERY - 1, EVERY)
-    found: Caught | None = None
-    try:
-        train(optimizer, params.values(), rank, EVERY, EVERY + 1)
-    except distlion.errors.StepError as error:
-        found = Caught(type(error).__name__, str(error), None, None, (), None, True)
-    unchanged = are_equal(optimizer.common_point, before)
-    if rank == 1:
-        with torch.no_grad():
-            params["p1"].nan_to_num_()
-        for entry in optimizer.state.values():
-            for kept in entry.values():
-                kept.nan_to_num_()
-    train(optimizer, params.values(), rank, EVERY + 1, 2 * EVERY + 1)
-    optimizer.verify_replicas()
-    return found, unchanged, (optimizer.local_step, optimizer.committed_step)
-
-
 @pytest.mark.parametrize("nonfinite", ["skip", "abstain"])
 def test_a_worker_that_is_not_finite_begins_anew_at_the_common_point(nonfinite: str) -> None:
     options = {"nonfinite": nonfinite}
@@ -302,64 +269,6 @@ def test_a_worker_that_dies_in_a_vote_leaves_the_common_point_whole(point: str) 
         if not complete:
             caught = assert_raised(found, distlion.errors.PeerLostError, "rank 1")
             assert caught.committed_step == AT_VOTE
-
-
-def save_and_resume(rank: int, world_size: int, folder: str, options: Options) -> bool:
-    """Stop inside of a period, and go on in a new optimizer."""
-    params = make_params(SHAPES)
-    optimizer = make(params, **options)
-    train(optimizer, params.values(), rank, 0, EVERY + 1)
-    torch.save((optimizer.state_dict(), [*params.values()]), Path(folder) / str(rank))
-    train(optimizer, params.values(), rank, EVERY + 1, STEPS)
-
-    resumed_params = make_params(SHAPES)
-    resumed = make(resumed_params, **options)
-    state, weights = torch.load(Path(folder) / str(rank), weights_only=True)
-    with torch.no_grad():
-        for param, weight in zip(resumed_params.values(), weights, strict=True):
-            param.copy_(weight)
-    resumed.load_state_dict(state)
-    train(resumed, resumed_params.values(), rank, EVERY + 1, STEPS)
-    return are_equal(params.values(), resumed_params.values()) and are_equal(
-        optimizer.common_point, resumed.common_point
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"aggregation": distlion.ResidualVote(2), "outer_momentum": 0.9, "outer_lr": 0.5},
-        {"aggregation": distlion.EstimateVote()},
-        {"outer": "lion", "outer_lr": 1e-2},
-        {"delay": 2, "outer_momentum": 0.5},  # saved while the outcome is still to be taken
-    ],
-)
-def test_a_state_goes_on_to_the_same_bits(tmp_path: Path, options: Options) -> None:
-    assert all(run_workers(save_and_resume, N_WORKERS, str(tmp_path), options))
-
-
-def load_another(rank: int, world_size: int) -> tuple[Caught | None, bool]:
-    """Rank 1 has a state that does not fit; nobody loads."""
-    params = make_params(SHAPES)
-    optimizer = make(params)
-    train(optimizer, params.values(), rank, 0, 1)
-    state = optimizer.state_dict()
-    if rank == 1:
-        state["local_steps"] = {**state["local_steps"], "every": 7}
-    kept, found = optimizer.state, None
-    try:
-        optimizer.load_state_dict(state)
-    except Exception as error:
-        found = Caught(type(error).__name__, str(error), None, None, (), None, True)
-    train(optimizer, params.values(), rank, 1, EVERY)
-    optimizer.verify_replicas()
-    return found, optimizer.state is kept
-
-
-def test_a_state_that_does_not_fit_on_one_worker_is_loaded_on_none() -> None:
-    for found, is_kept in run_workers(load_another, 2):
-        assert_raised(found, distlion.errors.CheckpointError, "votes every 7 steps")
-        assert is_kept
 
 
 def overflow(rank: int, world_size: int) -> tuple[tuple[int, int], float, list[Tensor]]:

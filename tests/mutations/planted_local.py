@@ -7,7 +7,10 @@ from planted import Mutation
 RULES = ("aggregation/test_scaled_rules.py",)
 VIRTUAL = ("virtual/test_virtual_local_steps.py",)
 ALONE = ("optim/test_local_steps_alone.py",)
-REAL = ("distributed/test_local_steps_of_workers.py",)
+REAL = (
+    "distributed/test_local_steps_of_workers.py",
+    "distributed/test_local_steps_later.py",
+)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
 LOCAL_STEPS = (

@@ -23,7 +23,7 @@ HYPER = Coefficients(0.9, 0.99, 0.1, 0.1)
 EMPTY = Bucket(0, (0, 1), (Slot("empty", 0, 3, 0, 7), Slot("also", 0, 3, 0)), N_WORKERS)
 CASES = {
     f"{rule_name}, {pattern_name}": (rule, pattern)
-    for rule_name, rule in matrix.LISTED.items()
+    for rule_name, rule in {**matrix.LISTED, **matrix.DELTA_RULES}.items()
     for pattern_name, pattern in {**matrix.PATTERNS, "two-levels": TwoLevels()}.items()
     # Which counts in parts, as floats cannot be.
     if pattern_name != "two-levels" or rule.vote_format.has_partial_sums

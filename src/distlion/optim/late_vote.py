@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from threading import Thread
 
 import torch
@@ -36,15 +36,22 @@ class LateVote:
         late = cls([param.detach().clone() for param, _ in pairs])
         for (_, common), begun in zip(pairs, late.begun, strict=True):
             common.grad = find_delta(begun, common)
-        thread = Thread(target=late._run, args=(votes, pairs), name="distlion-vote", daemon=True)
+        devices = {common.device for _, common in pairs if common.device.type == "cuda"}
+        _wait_for(devices)  # the thread has streams of its own
+        thread = Thread(
+            target=late._run, args=(votes, pairs, devices), name="distlion-vote", daemon=True
+        )
         late._thread = thread
         thread.start()
         return late
 
-    def _run(self, votes: CommonPoint, pairs: Pairs) -> None:
+    def _run(self, votes: CommonPoint, pairs: Pairs, devices: Set[torch.device]) -> None:
         try:
+            if len(devices) == 1:  # a new thread is at device 0
+                torch.cuda.set_device(*devices)
             votes.step()
-        except BaseException as error:  # noqa: BLE001, raised by land(), in the thread that takes it
+            _wait_for(devices)
+        except BaseException as error:  # noqa: BLE001, raised by land()
             self._error = error
         finally:
             for _, common in pairs:
@@ -73,6 +80,12 @@ class LateVote:
             raise self._error
         for (param, common), begun in zip(pairs, self.begun, strict=True):
             move_on(param, common, begun)
+
+
+def _wait_for(devices: Set[torch.device]) -> None:
+    """Wait for what this thread has put on the current streams of devices."""
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
 
 
 @torch.no_grad()

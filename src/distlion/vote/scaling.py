@@ -78,6 +78,8 @@ class ScalingVote(BucketVote):
                 )
 
     def read_reply(self, payload: Tensor) -> Tensor:
+        if not self.shape.reply_scales_bytes:
+            return super().read_reply(payload)
         bits, _ = self._split(self._as_row(payload), self.shape.reply_bytes, self._n_reply_tail)
         return bits.view(-1, self.reply_planes, BLOCK_WORDS)
 
@@ -100,9 +102,10 @@ class ScalingVote(BucketVote):
             (rows, words) int64, and (rows, shards, scales) float32 with padding behind them.
         """
         shards = rows.view(len(rows), -1, n_bytes)
-        bits = shards[:, :, : n_bytes - tail_bytes].contiguous().view(len(rows), -1)
+        # Flat: a bucket without elements has no bits, and no strides that could be divided by 8.
+        bits = shards[:, :, : n_bytes - tail_bytes].contiguous().view(-1).view(torch.int64)
         tail = shards[:, :, n_bytes - tail_bytes :].contiguous()
-        return bits.view(torch.int64), tail.view(torch.float32)
+        return bits.view(len(rows), -1), tail.view(torch.float32)
 
     def _split_votes(self, votes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bits, (workers, blocks, planes, 8), and the scales, (workers, n_params, p)."""
