@@ -156,7 +156,7 @@ def train_virtually(
 
 
 def are_equal(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
-    """Whether two lists of tensors are equal to the last bit."""
+    """Return whether two lists of tensors are equal to the last bit."""
     pairs = list(zip(one, other, strict=True))
     assert pairs
     return all(torch.equal(a.detach(), b.detach()) for a, b in pairs)

@@ -102,7 +102,7 @@ def _is_like(value: Any, param: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class ParsedLocal:
-    """What is to be loaded beside the votes, once everybody has it.
+    """All that is to be loaded beside the votes, once everybody has it.
 
     Attributes:
         own: This worker's values of each parameter, by its number; none where it begins anew.

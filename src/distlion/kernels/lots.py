@@ -1,4 +1,4 @@
-"""What votes on deltas need beside the ops: directions as tensors, and stochastic signs.
+"""Stochastic signs, and directions as tensors: arithmetic of votes on deltas beside the ops.
 
 Plain torch over the ops of any backend. Sums are trees of fixed shape and all else is done element
 by element, so that every backend and device returns equal bits.

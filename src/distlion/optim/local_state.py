@@ -1,4 +1,4 @@
-"""What a worker with local steps saves beside its inner optimizer's state, and loads again."""
+"""The state of local steps beside that of the inner optimizer: saved, checked, loaded."""
 
 from __future__ import annotations
 

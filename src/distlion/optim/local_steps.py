@@ -212,7 +212,7 @@ class LocalSteps(AroundInner):
 
     @property
     def plan(self) -> ByteCount:
-        """What this rank will hand to the network in one vote; with nodes, to other nodes."""
+        """Bytes that this rank will hand to the network in one vote; with nodes, to other nodes."""
         return self._votes.plan
 
     def diagnostics(self) -> list[Diagnosis]:
