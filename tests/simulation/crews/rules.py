@@ -244,8 +244,9 @@ def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
         member[0] for entry, _ in earlier if entry.number == last for member in entry.members
     }
     for diary in alive if is_plain and there == members else ():
-        if diary.id in members and len(diary.before) > len(diary.entries):
-            yield f"worker {diary.number} formed {len(diary.before)} epochs in vain or not"
+        n_tried = sum(number > 0 for number, _ in diary.tried)
+        if diary.id in members and n_tried > len(diary.entries):
+            yield f"worker {diary.number} formed {n_tried} epochs in vain or not"
 
 
 def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
