@@ -197,7 +197,7 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
         return
     least = outcome.plan.min_workers
     finished_s = min((d.ended_s for d in diaries if d.ending == "finished"), default=float("inf"))
-    if outcome.is_stuck:
+    if outcome.is_stuck and not outcome.plan.is_beyond_limits:  # it may not have had time enough
         yield f"no end: {[diary.number for diary in diaries if diary.ending == 'has no end']}"
     for diary in diaries:
         if diary.ending != "raised":
