@@ -317,6 +317,8 @@ def main() -> int | None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of random_kills.json and .md")
     args = parser.parse_args()
+    if args.results is not None:
+        args.results.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     gc.freeze()  # else every interpreter that ends would copy the pages of all that was imported

@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
     started_s = time.monotonic()
     tuned = list(train_all(plan_tuning(args.workers, args.steps), args.jobs, "tuning"))
     lrs = choose_lrs(tuned)

@@ -125,6 +125,8 @@ def main() -> None:
     args = parser.parse_args()
     # So that all processes are ended on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if args.results is not None:  # before half an hour of measurements
+        args.results.mkdir(parents=True, exist_ok=True)
     for part in args.parts:
         with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
             result = measure(part, args, args.keep or Path(folder))

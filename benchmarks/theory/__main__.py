@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     started_s = time.process_time()
     measured = measure(args.steps, args.lr, seeds=args.seeds)

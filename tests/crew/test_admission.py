@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from distlion.crew import admission, epoch, lookout
+from distlion.crew import admission, epoch, lifeline, lookout
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
@@ -145,10 +146,23 @@ def test_who_asks_where_no_place_is_left_is_seen_and_ends_no_epoch() -> None:
     look.ended.set()
 
 
-def test_what_is_no_ask_is_left_out() -> None:
+@pytest.mark.parametrize(
+    ("listed", "n_left_out"),
+    [
+        ('[{"number": 1}, 7, {"number": 2, "member": {"name": "another"}}]', 3),
+        ("7", 1),
+        ('["', 1),
+        ('{"number": 1}', 1),
+    ],
+)
+def test_what_is_no_ask_is_left_out_and_logged(
+    listed: str, n_left_out: int, caplog: pytest.LogCaptureFixture
+) -> None:
     store = make_store()
-    store.set("asking", '[{"number": 1}, 7, {"number": 2, "member": {"name": "another"}}]')
+    store.set("asking", listed)
     assert list_asks(store) == []
+    assert len(caplog.records) == n_left_out
+    assert "in another form than ours" in caplog.text
     made = put_ask(store, 3, make_member(7), is_ready=False)
     assert list_asks(store) == [made]
 
@@ -163,3 +177,16 @@ def test_the_roll_has_one_outcome() -> None:
     with pytest.raises(epoch.MissingError) as caught:
         epoch.call_roll(late)
     assert caught.value.culprits == (1,)
+
+
+def test_a_system_that_lists_no_connections_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    monkeypatch.setattr(lifeline, "_OPEN_FILES", str(tmp_path / "absent"))
+    line = lifeline.Lifeline(
+        lambda: dist.TCPStore("127.0.0.1", store.port, is_master=False),  # type: ignore[attr-defined]
+        5.0,
+    )
+    line.end()
+    assert f"{tmp_path / 'absent'} does not list the connections" in caplog.text

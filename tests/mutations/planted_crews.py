@@ -254,4 +254,18 @@ CREW_MUTATIONS = (
         "        except ZeroDivisionError as error:",
         ("crew/test_losses.py",),
     ),
+    Mutation(
+        "crew: what comes late in a first epoch that was given up reaches parameters",
+        "crew/epoch.py",
+        "return self.is_behind or (self.place > 0 and not self.members[0].epoch)",
+        "return self.is_behind",
+        FOUND,
+    ),
+    Mutation(
+        "crew: each epoch measures the link",
+        "session/routing.py",
+        "        if self._ranks.roster.epoch:\n",
+        "        if False:\n",
+        FOUND,
+    ),
 )

@@ -21,6 +21,7 @@ from simulation.play import Outcome, play
 from simulation.rules import find_violations
 
 BATCH = 50
+BATCHES_OF_A_PROCESS = 10
 """Schedules that a process plays between two reports."""
 
 
@@ -133,11 +134,14 @@ def _play_batches(
     if processes == 1:
         yield from map(play_batch, batches)
         return
-    # Not forks: torch may have threads already.
-    with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_prepare
-    ) as pool:
-        yield from pool.map(play_batch, batches)
+    # What schedules leave behind makes a process twice as slow after a few thousand of them.
+    n_at_once = processes * BATCHES_OF_A_PROCESS
+    for start in range(0, len(batches), n_at_once):
+        # Not forks: torch may have threads already.
+        with ProcessPoolExecutor(
+            processes, mp_context=get_context("spawn"), initializer=_prepare
+        ) as pool:
+            yield from pool.map(play_batch, batches[start : start + n_at_once])
 
 
 def _prepare() -> None:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from distlion.cost import LinkModel, probe_link
 from distlion.crew.lookout import Lookout
+from distlion.session import routing
+from distlion.transport import Transport
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
@@ -171,3 +174,23 @@ def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.Monke
     assert list_endings(outcome) == ["finished"] * 3 + ["raised"] * 2
     steps = [entry.step for diary in outcome.diaries.values() for entry in diary.entries]
     assert steps == [0, 0, 0]
+
+
+def test_what_comes_late_in_the_first_epoch_does_not_reach_parameters() -> None:
+    """A broadcast of weights ends after its epoch was given up."""
+    assert find_crew_violations(play_crew(draw_crew_plan(1271))) == []
+
+
+def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def probe(link: Transport, *, step: int) -> LinkModel:
+        measured.append(step)
+        return probe_link(link, step=step)
+
+    monkeypatch.setattr(routing, "probe_link", probe)
+    plan = make_crew_plan(1, *TURNOVER, comings=LATER, goal=40, compute_s=0.5)
+    outcome = play_crew(replace(plan, options={**plan.options, "exchange": "auto"}))
+    assert find_crew_violations(outcome) == []
+    assert len({entry.number for each in outcome.diaries.values() for entry in each.entries}) > 3
+    assert measured == [0] * 3

@@ -88,18 +88,26 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
     return _model(latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns)
 
 
-def agree_on_model(link: Transport, model: LinkModel, *, step: int) -> LinkModel:
+def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> LinkModel | None:
     """Take the highest latency and the lowest rate of all ranks' models; every rank calls it.
 
     Args:
         link: All that must agree; its count of bytes stays as it was.
-        model: This rank's.
+        model: This rank's; None if it has none.
         step: The step that errors name.
+
+    Returns:
+        The model, equal on all ranks; None if no rank has one.
     """
-    mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
+    mine = (0, 0)
+    if model is not None:
+        mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
     with _uncounted(link):
         rows = gather_integers(link, mine, step=step)
-    latencies_ns, rates = zip(*rows, strict=True)
+    known = [row for row in rows if row[1]]
+    if not known:
+        return None
+    latencies_ns, rates = zip(*known, strict=True)
     return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
 
 

@@ -12,14 +12,16 @@ seen it, the worker goes to the rendezvous.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from distlion.crew.member import STRANGER, Member
 from distlion.errors import CrewError
+
+logger = logging.getLogger("distlion")
 
 SEEN_S = 2.0
 """How long a worker waits for the next word that somebody trains."""
@@ -128,9 +130,15 @@ def _change(store: Any, change: Callable[[list[Ask]], list[Ask]]) -> None:
 
 
 def _read(text: str | bytes) -> list[Ask]:
-    """Read those who ask; what is none, of another version of distlion, is left out."""
+    """Read those who ask; what cannot be read, as of another version, is left out and logged."""
     asks = []
-    for each in json.loads(text) if text else []:
-        with suppress(KeyError, TypeError):
+    try:
+        listed = json.loads(text) if text else []
+    except ValueError:
+        listed = text
+    for each in listed if isinstance(listed, list) else [listed]:
+        try:
             asks.append(Ask(each["number"], Member(**each["member"])))
+        except (KeyError, TypeError):
+            logger.warning("a worker asks the crew in another form than ours: %r", each)
     return asks

@@ -98,6 +98,11 @@ class Epoch:
         """True if this worker has other parameters than the first one."""
         return self.members[self.place].progress != self.members[0].progress
 
+    @property
+    def takes_parameters(self) -> bool:
+        """True if this worker gets the first one's: it is behind, or nobody has trained yet."""
+        return self.is_behind or (self.place > 0 and not self.members[0].epoch)
+
 
 def take_id(store: Any) -> int:
     """Return a number that no other worker of the run gets."""

@@ -38,6 +38,12 @@ class Lifeline:
         self._connect, self._sockets = connect, list[socket.socket]()
         self._ended = threading.Event()
         asked = self.connect()
+        if not self._sockets:
+            logger.warning(
+                "%s does not list the connections of this process: a store that becomes silent "
+                "blocks this worker",
+                _OPEN_FILES,
+            )
         for each in self._sockets:
             limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
             # A wait that has such a limit begins anew when a stopped process goes on.

@@ -301,7 +301,8 @@ class CrewLion(DistributedLion):
         self._fixed.note(self.param_groups)
         names = self._param_names()
         own = [param.detach() for param in names]
-        new = [param.clone() for param in own] if epoch.is_behind else own
+        # What comes late in an epoch that was given up must not reach parameters.
+        new = [param.clone() for param in own] if epoch.takes_parameters else own
         trained = self._list_trainable()
         lines = self._take_fingerprint(trained).list_lines(self.param_groups)
         everything = dict(zip(new, names.values(), strict=True))
@@ -309,7 +310,7 @@ class CrewLion(DistributedLion):
         self._fire_forming("broadcast")
         self._lay_out()
         session.routing.tell_counters(step=step)
-        taken = list(zip(own, new, strict=True)) if epoch.is_behind else []
+        taken = list(zip(own, new, strict=True)) if epoch.takes_parameters else []
         if epoch.has_laggards:
             taken += self._fetch_buffers(epoch)
         if epoch.has_newcomers and epoch.members[0].epoch and self._crew.newcomers != "zeros":

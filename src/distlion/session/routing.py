@@ -47,8 +47,10 @@ class Routing:
         settings: The optimizer's.
         connections: Its process groups.
         meter: Counts what rules with state tell each other.
+        model: The link as it was measured before members of a crew changed; None for the first.
 
     Attributes:
+        model: The link as it was measured; None where nothing depends on it.
         routes: What carries each bucket, in the order in which they are exchanged.
         between: The link between the ranks that vote with each other, since ``lay_out``.
         inside: The link between the ranks of this worker; None if the worker has a single rank.
@@ -62,10 +64,11 @@ class Routing:
         settings: Settings,
         connections: Connections,
         meter: TrafficMeter,
+        model: LinkModel | None,
     ) -> None:
         self._ranks, self._settings = ranks, settings
         self._connections, self._meter = connections, meter
-        self._model: LinkModel | None = None
+        self.model, self._has_agreed = model, False
         self.between: Transport | None = None
         self.inside: Transport | None = None
         self.routes: list[Route] = []
@@ -84,8 +87,8 @@ class Routing:
             if len(self._ranks.inside) > 1:
                 self.inside = self._connections.link_worker(self._settings.step_timeout_s)
             self._meter.links = self.between, self.inside
-        if self._model is None and self._wants_model():
-            self._model = self._measure_link(step)
+        if not self._has_agreed and self._wants_model():
+            self.model, self._has_agreed = self._find_model(step), True
         if self._ranks.roster.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
@@ -158,11 +161,21 @@ class Routing:
         sizes_buckets = bool(settings.overlap) and settings.bucket_elements is None
         return settings.exchange == "auto" or sizes_buckets
 
-    def _measure_link(self, step: int) -> LinkModel:
-        timeout_s = self._settings.init_timeout_s
-        model = probe_link(self._connections.link_voters(timeout_s), step=step)
-        # Each rank of a worker has measured for itself, and buckets must be equal.
-        return agree_on_model(self._connections.link_all(timeout_s), model, step=step)
+    def _find_model(self, step: int) -> LinkModel:
+        """Measure the link; a crew does so in its first epoch, for it takes as long as many steps.
+
+        A newcomer takes the model of those who were there before.
+        """
+        timeout_s, model = self._settings.init_timeout_s, None
+        everybody = self._connections.link_all(timeout_s)
+        if self._ranks.roster.epoch:
+            model = agree_on_model(everybody, self.model, step=step)
+        if model is None:
+            measured = probe_link(self._connections.link_voters(timeout_s), step=step)
+            # Each rank of a worker has measured for itself, and buckets must be equal.
+            model = agree_on_model(everybody, measured, step=step)
+        assert model is not None  # this rank has one
+        return model
 
     def _fill_buckets(
         self, params: Sequence[VotingParam], bucket_elements: int, *, backwards: bool | None = None
@@ -182,10 +195,10 @@ class Routing:
         if not self.trial.overlaps or self._settings.bucket_elements is not None:
             return limit
         whole = self._fill_buckets(params, limit, backwards=False)
-        assert self._model is not None  # ``_wants_model`` says so
+        assert self.model is not None  # ``_wants_model`` says so
         n_votes = self._ranks.roster.n_votes
         shapes = [
-            (params[bucket.members[0]].rule.shape(bucket, n_votes), self._model) for bucket in whole
+            (params[bucket.members[0]].rule.shape(bucket, n_votes), self.model) for bucket in whole
         ]
         n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
@@ -220,8 +233,8 @@ class Routing:
     def _choose_pattern(self, shape: BucketShape) -> Exchange:
         if self._settings.exchange != "auto":
             return self._settings.exchange
-        assert self._model is not None  # ``_wants_model`` says so
-        return choose_exchange(shape, self._model)
+        assert self.model is not None  # ``_wants_model`` says so
+        return choose_exchange(shape, self.model)
 
     def _build_flat(
         self,

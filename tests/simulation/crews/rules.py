@@ -197,7 +197,7 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
         return
     least = outcome.plan.min_workers
     finished_s = min((d.ended_s for d in diaries if d.ending == "finished"), default=float("inf"))
-    if outcome.is_stuck:
+    if outcome.is_stuck and not outcome.plan.is_beyond_limits:  # it may not have had time enough
         yield f"no end: {[diary.number for diary in diaries if diary.ending == 'has no end']}"
     for diary in diaries:
         if diary.ending != "raised":
@@ -244,8 +244,9 @@ def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
         member[0] for entry, _ in earlier if entry.number == last for member in entry.members
     }
     for diary in alive if is_plain and there == members else ():
-        if diary.id in members and len(diary.before) > len(diary.entries):
-            yield f"worker {diary.number} formed {len(diary.before)} epochs in vain or not"
+        n_tried = sum(number > 0 for number, _ in diary.tried)
+        if diary.id in members and n_tried > len(diary.entries):
+            yield f"worker {diary.number} formed {n_tried} epochs in vain or not"
 
 
 def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
