@@ -189,6 +189,45 @@ def test_a_delta_that_is_not_finite_is_refused() -> None:
         cluster.step()
 
 
+def test_a_late_vote_that_fails_has_no_outcome() -> None:
+    params = make_params({"p": 8})
+    cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=2, delay=1)
+    train_virtually(cluster, params.values(), 0, 1)
+    for worker in range(2):
+        params["p"].grad = torch.full((8,), torch.nan if worker == 0 else 1.0)
+        cluster.collect(worker)
+    with pytest.raises(NonFiniteError):
+        cluster.step()
+    before = [each.clone() for each in cluster.worker_params(1)]
+    set_grads(params.values(), 0, 2)
+    cluster.collect(0)
+    params["p"].grad = torch.zeros(8)
+    cluster.collect(1)
+    cluster.step()
+    # Momentum alone has moved it: nothing was taken.
+    assert cluster.committed_step == 0
+    moved = before[0] - cluster.worker_params(1)[0]
+    state = cluster.inners[1].state[cluster.inners[1].param_groups[0]["params"][0]]
+    assert torch.allclose(moved, 1e-2 * state["momentum_buffer"], atol=1e-6)
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_vote_without_a_step_since_the_last_moves_nothing(delay: int) -> None:
+    params = make_params(SHAPES)
+    rule = distlion.ResidualVote()
+    cluster = distlion.VirtualLocalSteps(
+        params.items(), make_sgd, workers=2, every=EVERY, delay=delay, aggregation=rule
+    )
+    train_virtually(cluster, params.values(), 0, EVERY)
+    before = [each.clone() for each in cluster.common_point]
+    cluster.vote()
+    assert cluster.committed_step == 1
+    assert are_equal(cluster.common_point, before)
+    for worker in range(2):
+        assert are_equal(cluster.worker_params(worker), before)
+    assert are_equal(params.values(), before)
+
+
 def test_bits_count_scales_both_ways() -> None:
     params = make_params(SHAPES)
     cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=1)
@@ -209,9 +248,15 @@ def test_bits_count_scales_both_ways() -> None:
         ({"outer_momentum": 1.0}, "expected it in \\[0, 1\\)"),
         ({"nesterov": True}, "outer_momentum is 0"),
         ({"outer": "adam"}, "outer='adam': expected one of 'sgd', 'lion'"),
-        ({"outer": "lion", "outer_momentum": 0.9}, "belongs to outer='sgd'"),
+        ({"outer": "lion"}, "outer='lion' moves every element by outer_lr"),
+        ({"outer_betas": (0.9, 0.99)}, "belongs to outer='lion'"),
+        ({"every": 1, "delay": 1}, "delay=1: with every=1"),
+        ({"outer": "lion", "outer_lr": 0.1, "outer_momentum": 0.9}, "belongs to outer='sgd'"),
         ({"aggregation": distlion.MajorityVote()}, "say how far elements move"),
-        ({"aggregation": distlion.ScaledVote(), "outer": "lion"}, "are signs alone"),
+        (
+            {"aggregation": distlion.ScaledVote(), "outer": "lion", "outer_lr": 0.1},
+            "are signs alone",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:

@@ -87,6 +87,7 @@ def collect_local(
     tree = {
         "every": local.every,
         "local_step": local.local_step,
+        "steps_since_vote": local.steps_since_vote,
         "is_late": begun is not None,
         "outer_momentum": [each.detach() for each in local.votes.outer_momentum.buffers],
         "state": rest,
@@ -109,7 +110,7 @@ class ParsedLocal:
         begun: Where it was when a vote began whose outcome is to be taken; None for no such vote.
         inner: The inner optimizer's state dict.
         outer_momentum: In the order of the parameters that votes move.
-        local_step: Calls of ``step()``.
+        local_step, since_vote: Calls of ``step()``, and those since the last vote.
     """
 
     own: Mapping[int, Tensor]
@@ -117,6 +118,7 @@ class ParsedLocal:
     inner: dict[str, Any]
     outer_momentum: list[Tensor]
     local_step: int
+    since_vote: int
 
     def apply(self, local: LocalSteps) -> None:
         """Overwrite all of it; the common point has been loaded before."""
@@ -128,7 +130,7 @@ class ParsedLocal:
             for buffer, saved in zip(buffers, self.outer_momentum, strict=True):
                 buffer.copy_(saved)
         local.inner.load_state_dict(self.inner)
-        local.set_progress(self.local_step, self.begun)
+        local.set_progress(self.local_step, self.since_vote, self.begun)
 
 
 def parse_local(
@@ -174,7 +176,12 @@ def parse_local(
     inner = {"state": state, "param_groups": saved["groups"]}
     is_late = bool(begun)  # who begins anew at the common point has nothing to take
     return ParsedLocal(
-        own, begun if is_late else None, inner, saved["outer_momentum"], saved["local_step"]
+        own,
+        begun if is_late else None,
+        inner,
+        saved["outer_momentum"],
+        saved["local_step"],
+        saved["steps_since_vote"],
     )
 
 
@@ -190,8 +197,9 @@ def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
             f"the checkpoint was saved with a vote every {saved['every']} steps, and this "
             f"optimizer votes every {local.every}. Expected the same. Make it with the saved number"
         )
-    if type(saved["local_step"]) is not int or saved["local_step"] < 0:
-        raise CheckpointError(f"local_step is {saved['local_step']!r}; expected 0 or more")
+    for name in ("local_step", "steps_since_vote"):
+        if type(saved[name]) is not int or saved[name] < 0:
+            raise CheckpointError(f"{name} is {saved[name]!r}; expected 0 or more")
     shapes = [each.shape for each in local.votes.outer_momentum.buffers]
     if [each.shape for each in saved["outer_momentum"]] != shapes:
         raise CheckpointError(

@@ -7,7 +7,8 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
-from distlion.optim.local_steps import LocalSteps, check_delay, check_every_steps
+from distlion.optim.local_arguments import check_delay, check_every_steps
+from distlion.optim.local_steps import LocalSteps
 from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move

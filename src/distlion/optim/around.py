@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, SupportsIndex
 
 from torch.optim.optimizer import Optimizer
@@ -58,6 +60,21 @@ class AroundInner(Optimizer):
         """Reset the gradients of the inner optimizer."""
         self._inner.zero_grad(set_to_none)
 
+    def _run_hooks_of_saving(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Let the hooks after ``state_dict`` of this optimizer change it."""
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        return state_dict
+
+    def _run_hooks_of_loading(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Let the hooks before ``load_state_dict`` of this optimizer change a copy of it."""
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        return state_dict
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies, as ``DistributedLion``.
 
@@ -69,6 +86,19 @@ class AroundInner(Optimizer):
             "to this process. Save state_dict(), or every worker's state by "
             "distlion.save_checkpoint, and load it into an optimizer made anew"
         )
+
+
+@contextmanager
+def undoing_groups(inner: Optimizer) -> Iterator[None]:
+    """Take back what a block that raises has added to an optimizer's groups and state."""
+    n_groups, known = len(inner.param_groups), set(inner.state)
+    try:
+        yield
+    except BaseException:
+        del inner.param_groups[n_groups:]
+        for param in inner.state.keys() - known:
+            del inner.state[param]
+        raise
 
 
 def check_inner(inner: object) -> Optimizer:

@@ -11,7 +11,12 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import signals
 from distlion.aggregation import Aggregation
-from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import (
+    CheckpointError,
+    DistlionError,
+    InvalidArgumentError,
+    UnsupportedTypeError,
+)
 from distlion.exchange import Verdict
 from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
@@ -60,6 +65,8 @@ class CommonPoint(DistributedLion):
         **options: Any,
     ) -> None:
         self._outer, self._lines, self._on_commit = outer, [*outer.describe(), *more], on_commit
+        self._calls = 0
+        self._problem: InvalidArgumentError | None = None
         super().__init__(
             params,
             outer.vote_lr,
@@ -86,12 +93,53 @@ class CommonPoint(DistributedLion):
         """True if there is no other worker."""
         return self._session.ranks.is_alone
 
-    def agree(self, call: str, problem: CheckpointError | None) -> None:
-        """Raise on all ranks what keeps one of them from a call that all of them make."""
+    def agree(self, call: str, problem: CheckpointError | None, said: str = "") -> None:
+        """Raise on all ranks what keeps one of them from a call that all of them make.
+
+        Args:
+            call: The call.
+            problem: What keeps this rank from it; None for nothing.
+            said: What must be equal on all ranks, in one line; "" for nothing, on all of them.
+
+        Raises:
+            CheckpointError: Some rank has a problem, or says something else.
+        """
         session = self._session
         session.check_idle(call)
         with session.lifecycle.exchange(call):
-            session.meetings.agree(call, problem, step=self._find_step())
+            session.meetings.agree(call, problem, step=self._find_step(), said=said)
+
+    def agree_on(self, call: str, problem: Exception | None, said: str = "") -> None:
+        """Do as ``agree`` in a call that loads nothing.
+
+        Raises:
+            InvalidArgumentError: Another rank has a problem, or says something else.
+            Exception: ``problem``.
+        """
+        found = None if problem is None else CheckpointError(describe_problem(problem))
+        try:
+            self.agree(call, found, said)
+        except CheckpointError as error:
+            refused = problem or InvalidArgumentError(str(error))
+            if isinstance(refused, DistlionError):
+                refused.is_recoverable = True
+            raise refused from error
+
+    def prepare_vote(self, calls: int, problem: InvalidArgumentError | None) -> None:
+        """Set what the next vote tells the other workers.
+
+        Args:
+            calls: Of ``step()``, which must be equal on all.
+            problem: What keeps this worker from voting; all raise it then.
+        """
+        self._calls, self._problem = calls, problem
+
+    def _gather_inputs(self) -> StepInputs:
+        self._session.fingerprint.passing = [f"calls of step() so far: {self._calls}"]
+        inputs = super()._gather_inputs()
+        if self._problem is None or inputs.header.status is not Status.OK:
+            return inputs
+        return inputs.refused(self._problem)
 
     def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
         names, dtype = self._param_names(), self._exp_avg_dtype
@@ -110,6 +158,7 @@ class CommonPoint(DistributedLion):
             super()._do_step()
         finally:
             self.outer_momentum.forget()
+            self._session.fingerprint.passing = ()
 
     def _advance(self) -> None:
         self.outer_momentum.finish(self.list_moving())

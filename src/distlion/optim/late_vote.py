@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from threading import Thread
 
 import torch
@@ -10,8 +13,33 @@ from torch import Tensor
 
 from distlion.optim.common_point import CommonPoint, find_delta
 
+logger = logging.getLogger("distlion")
+
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """A worker's own parameters, each with its common point."""
+
+
+@dataclass
+class _Outcome:
+    """How a late vote ended.
+
+    Attributes:
+        error: What it raised; None for nothing, or before its end.
+        is_taken: Whether somebody has heard of it.
+    """
+
+    error: BaseException | None = None
+    is_taken: bool = False
+
+
+def _log_untaken(outcome: _Outcome) -> None:
+    """Say that a vote has failed whose outcome nobody takes any more."""
+    if outcome.error is not None and not outcome.is_taken:
+        logger.error(
+            "a late vote has failed, and nobody took its outcome: %s: %s",
+            type(outcome.error).__name__,
+            outcome.error,
+        )
 
 
 class LateVote:
@@ -21,25 +49,31 @@ class LateVote:
         y_i = x' + (y_i - b_i), b_i where the worker was when the vote began, x' the common point
         after it; x' where that is not finite
 
+    The end of the process waits for its end, which the timeout of a step bounds. An error that
+    nobody takes is logged.
+
     Attributes:
         begun: b_i of each parameter, in its dtype.
+        steps: Local steps that the vote is about.
     """
 
-    def __init__(self, begun: Sequence[Tensor]) -> None:
-        self.begun = list(begun)
+    def __init__(self, begun: Sequence[Tensor], *, steps: int = 0) -> None:
+        self.begun, self.steps = list(begun), steps
         self._thread: Thread | None = None
-        self._error: BaseException | None = None
+        self._outcome = _Outcome()
+        weakref.finalize(self, _log_untaken, self._outcome)
 
     @classmethod
-    def start(cls, votes: CommonPoint, pairs: Pairs) -> LateVote:
+    def start(cls, votes: CommonPoint, pairs: Pairs, *, steps: int) -> LateVote:
         """Begin a vote on how far this worker has come, on a thread of its own."""
-        late = cls([param.detach().clone() for param, _ in pairs])
+        late = cls([param.detach().clone() for param, _ in pairs], steps=steps)
         for (_, common), begun in zip(pairs, late.begun, strict=True):
             common.grad = find_delta(begun, common)
         devices = {common.device for _, common in pairs if common.device.type == "cuda"}
         _wait_for(devices)  # the thread has streams of its own
+        # No daemon: one that is still in Gloo when the interpreter goes ends by SIGABRT.
         thread = Thread(
-            target=late._run, args=(votes, pairs, devices), name="distlion-vote", daemon=True
+            target=late._run, args=(votes, pairs, devices), name="distlion-vote", daemon=False
         )
         late._thread = thread
         thread.start()
@@ -52,7 +86,7 @@ class LateVote:
             votes.step()
             _wait_for(devices)
         except BaseException as error:  # noqa: BLE001, raised by land()
-            self._error = error
+            self._outcome.error = error
         finally:
             for _, common in pairs:
                 common.grad = None
@@ -61,7 +95,7 @@ class LateVote:
     def has_failed(self) -> bool:
         """True if the vote is over, and has taken nothing."""
         self.wait()
-        return self._error is not None
+        return self._outcome.error is not None
 
     def wait(self) -> None:
         """Wait until the vote is over, however it ends: then its optimizer may be called."""
@@ -76,8 +110,9 @@ class LateVote:
             StepError, ProcessGroupError: As the vote; nothing was taken.
         """
         self.wait()
-        if self._error is not None:
-            raise self._error
+        self._outcome.is_taken = True
+        if self._outcome.error is not None:
+            raise self._outcome.error
         for (param, common), begun in zip(pairs, self.begun, strict=True):
             move_on(param, common, begun)
 

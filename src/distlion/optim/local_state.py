@@ -24,6 +24,7 @@ def export_local_state(
     common: Sequence[Tensor],
     *,
     calls: int,
+    since_vote: int,
     every: int,
     begun: Sequence[Tensor] | None,
 ) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def export_local_state(
         votes: The optimizer of the common point.
         common: The common point.
         calls: Calls of ``step()`` so far.
+        since_vote: Those since the last vote.
         every: Calls from one vote to the next.
         begun: Where this worker was when the vote began whose outcome is still to be taken.
 
@@ -42,6 +44,7 @@ def export_local_state(
     return {
         "every": every,
         "local_step": calls,
+        "steps_since_vote": since_vote,
         "begun": None if begun is None else list(begun),
         "common": [each.detach() for each in common],
         "outer_momentum": [each.detach() for each in votes.outer_momentum.buffers],
@@ -70,19 +73,23 @@ def load_local_state(
         What ``export_local_state`` returned; None where the state holds the inner optimizer's only.
 
     Raises:
-        CheckpointError: It does not fit, on some rank; on every rank, and nothing was changed.
+        CheckpointError: It does not fit, on some rank, or ranks have states of different steps; on
+            every rank, and nothing was changed.
     """
-    problem, own = None, None
+    problem, own, said = None, None, "a state without local steps"
     with restoring(inner):
         try:
             with reading_state():
                 own = state_dict.get(LOCAL_KEY)
                 if own is not None:
                     _check(own, votes, common, every=every)
+                    said = describe_progress(
+                        own["local_step"], own["steps_since_vote"], is_late=own["begun"] is not None
+                    )
                 inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         except CheckpointError as error:
             problem = error
-        votes.agree(CALL, problem)
+        votes.agree(CALL, problem, said)
         # The same calls on all ranks, also where one of them has a state without the rest.
         votes.load_state_dict(votes.state_dict() if own is None else own["votes"])
     if own is None:
@@ -96,6 +103,12 @@ def load_local_state(
     return checked
 
 
+def describe_progress(calls: int, since_vote: int, *, is_late: bool) -> str:
+    """Say where in its period a worker is; it must be equal on all workers."""
+    late = ", and an outcome to be taken" if is_late else ""
+    return f"{calls} steps, {since_vote} of them since the last vote{late}"
+
+
 def _check(
     own: Mapping[str, Any], votes: CommonPoint, common: Sequence[Tensor], *, every: int
 ) -> None:
@@ -104,9 +117,9 @@ def _check(
             f"the saved state votes every {own['every']} steps, and this optimizer every {every}. "
             "Expected the same. Make it with the saved number"
         )
-    calls = own["local_step"]
-    if type(calls) is not int or calls < 0:
-        raise CheckpointError(f"local_step is {calls!r}; expected a number of steps, 0 or more")
+    for name in ("local_step", "steps_since_vote"):
+        if type(own[name]) is not int or own[name] < 0:
+            raise CheckpointError(f"{name} is {own[name]!r}; expected a number of steps, 0 or more")
     expected = {"common": common, "outer_momentum": votes.outer_momentum.buffers}
     if own["begun"] is not None:
         expected["begun"] = common

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import Aggregation
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange
-from distlion.optim.arguments import check_params, label_params, list_group, settle_names
-from distlion.optim.around import AroundInner
-from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
+from distlion.optim.arguments import label_params
+from distlion.optim.around import AroundInner, undoing_groups
+from distlion.optim.common_point import CommonPoint
 from distlion.optim.inner_step import do_inner_step
 from distlion.optim.late_vote import LateVote
+from distlion.optim.local_arguments import check_delay, check_every_steps, find_common_device
+from distlion.optim.local_pairs import LocalPairs
+from distlion.optim.local_period import LocalPeriod
 from distlion.optim.local_state import LOCAL_KEY, export_local_state, load_local_state
 from distlion.optim.outer_step import OuterStep
 from distlion.options import Diagnosis, Nodes
@@ -48,11 +50,12 @@ class LocalSteps(AroundInner):
         aggregation: How deltas are voted on: ``ScaledVote()``, ``ResidualVote()``,
             ``EstimateVote()`` or ``StochasticVote()``; None for the first. With ``outer="lion"``
             any rule of ``DistributedLion``; None for ``MajorityVote()``.
-        outer_lr: Outer rate, above 0. 1 moves x to where the outcome says.
+        outer_lr: Outer rate, above 0; None for 1, which moves x to where the outcome says. "lion"
+            needs a rate.
         outer_momentum: Weight of the momentum of the outcomes, in [0, 1).
         nesterov: Whether that momentum looks ahead.
         outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
-        outer_betas: Betas of "lion".
+        outer_betas: Betas of "lion"; None for (0.9, 0.99).
         common_on: Device of the common point and of what votes keep, such as "cpu" where a GPU has
             no room for them; None: that of each parameter.
         exchange, nodes, process_group, nonfinite, on_divergence: As for ``DistributedLion``.
@@ -70,9 +73,11 @@ class LocalSteps(AroundInner):
         from which training may go on, y_i is as before too, so that the next delta covers both
         periods. ``nonfinite="skip"`` gives up the period, and begins the next one at x; "abstain"
         leaves that worker's parameter out. A delta is that from x as rounded to the parameter's
-        dtype; x is float32. Calls are counted, whatever they do: with a GradScaler a worker that
-        sees an overflow leaves out the inner step and stays in step with the others. With one
-        worker a vote says d_1 itself, and with a plain outer step at rate 1 this is ``inner``.
+        dtype; x is float32. Load weights before this is made: the next vote refuses what is written
+        to parameters between a vote and the step after it. Calls are counted, whatever they do:
+        with a GradScaler a worker that sees an overflow leaves out the inner step and stays in step
+        with the others. With one worker a vote says d_1 itself, and with a plain outer step at rate
+        1 this is ``inner``.
         Buffers such as BatchNorm's are not replicated: ``average_buffers``.
 
     Example:
@@ -93,11 +98,11 @@ class LocalSteps(AroundInner):
         every: int = 8,
         delay: int = 0,
         aggregation: Aggregation | None = None,
-        outer_lr: float = 1.0,
+        outer_lr: float | None = None,
         outer_momentum: float = 0.0,
         nesterov: bool = False,
         outer: Literal["sgd", "lion"] = "sgd",
-        outer_betas: tuple[float, float] = (0.9, 0.99),
+        outer_betas: tuple[float, float] | None = None,
         common_on: torch.device | str | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
@@ -113,18 +118,17 @@ class LocalSteps(AroundInner):
     ) -> None:
         super().__init__(inner)
         self._every, self._delay = check_every_steps(every), check_delay(delay, every)
-        self._common_on = None if common_on is None else torch.device(common_on)
-        self._calls = 0
+        self._period = LocalPeriod()
         self._late: LateVote | None = None
         self._is_late = False  # whether the vote that is under way is taken later
-        step = OuterStep(
+        step = OuterStep.choose(
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
         self._is_plain = step.kind == "sgd" and step.lr == 1 and not step.momentum
         names = label_params(inner.param_groups)
-        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._pairs = LocalPairs(find_common_device(common_on))
         self._votes = CommonPoint(
-            self._place_common(list(names.values()), list(names), known={}),
+            self._pairs.place(list(names.values()), list(names), known={}),
             step,
             aggregation,
             more=[f"local steps: a vote every {every}, taken {delay} later"],
@@ -141,21 +145,9 @@ class LocalSteps(AroundInner):
             step_timeout_s=step_timeout_s,
             seed=seed,
         )
-        self._take_common()
-
-    def _place_common(
-        self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
-    ) -> list[tuple[str, Tensor]]:
-        """Make the common point of parameters; what is frozen is its own."""
-        check_params(params, names, known=known)
-        placed = []
-        for name, param in zip(names, params, strict=True):
-            common = param
-            if param.requires_grad:
-                common = nn.Parameter(copy_to_common(param, self._common_on))
-                self._pairs.append((param, common))
-            placed.append((name, common))
-        return placed
+        self._period.know(names)
+        self._pairs.take_common()
+        self._period.take(self._pairs.pairs, is_first=True)
 
     @property
     def votes(self) -> CommonPoint:
@@ -172,7 +164,7 @@ class LocalSteps(AroundInner):
     @property
     def local_step(self) -> int:
         """Number of calls of ``step()`` so far, equal on all workers."""
-        return self._calls
+        return self._period.calls
 
     @property
     def committed_step(self) -> int:
@@ -187,23 +179,31 @@ class LocalSteps(AroundInner):
         """
         if self._late is not None:
             self._late.wait()
-        return [common.detach() for _, common in self._pairs]
+        return self._pairs.common
 
     def list_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """List this worker's own parameters, each with its common point."""
-        return list(self._pairs)
+        return list(self._pairs.pairs)
 
     def list_begun(self) -> list[Tensor] | None:
         """List where this worker was when the vote began that is to be taken; None for none."""
         return None if self._late is None or self._late.has_failed else self._late.begun
 
-    def set_progress(self, local_step: int, begun: Sequence[Tensor] | None) -> None:
-        """Set the number of calls and what ``list_begun`` returns; on all workers alike."""
-        self._calls = local_step
+    @property
+    def steps_since_vote(self) -> int:
+        """Number of calls of ``step()`` since the last vote."""
+        late = self._late
+        return self._period.since_vote + (late.steps if late and late.has_failed else 0)
+
+    def set_progress(
+        self, local_step: int, since_vote: int, begun: Sequence[Tensor] | None
+    ) -> None:
+        """Set both numbers of calls, and what ``list_begun`` returns; on all workers alike."""
+        self._period.set_progress(local_step, since_vote)
         self._late = None
         if begun is not None:
-            pairs = zip(self._pairs, begun, strict=True)
-            self._late = LateVote([each.to(param, copy=True) for (param, _), each in pairs])
+            pairs = zip(self._pairs.own, begun, strict=True)
+            self._late = LateVote([each.to(param, copy=True) for param, each in pairs])
 
     @property
     def traffic(self) -> Traffic:
@@ -236,11 +236,18 @@ class LocalSteps(AroundInner):
 
         Raises:
             StepError, ProcessGroupError: As ``DistributedLion.step``, of a vote.
+            StepInputError: On some worker parameters were written to between two periods, frozen,
+                unfrozen, or added to the inner optimizer alone; on every rank, at the next vote.
+            ConfigMismatchError: As it says, or workers vote after different numbers of steps.
+
+        Notes:
+            A step that raises before its inner step has ended was not taken, and does not count.
         """
         try:
+            self._period.check_begin()
             result = do_inner_step(self, self._inner, closure)
-            self._calls += 1
-            place = self._calls % self._every
+            self._period.count()
+            place = self._period.calls % self._every
             if self._late is not None and place == self._delay:
                 self._land()
             if place == 0:
@@ -256,81 +263,98 @@ class LocalSteps(AroundInner):
         """Vote; with a delay, only begin to. A worker that is alone waits for nobody."""
         if self._delay and not self._votes.is_alone:
             self._is_late = True
-            self._late = LateVote.start(self._votes, self._pairs)
+            self._prepare_vote()
+            steps, self._period.since_vote = self._period.since_vote, 0
+            self._late = LateVote.start(self._votes, self._pairs.pairs, steps=steps)
+            self._period.note_begun(self._pairs.own, self._late.begun)
         else:
             self.vote()
 
+    def _prepare_vote(self) -> None:
+        problem = self._period.find_problem(self._inner.param_groups)
+        self._votes.prepare_vote(self._period.calls, problem)
+
     def _land(self) -> None:
         """Take the outcome of a late vote, or raise what it has raised."""
+        self._period.since_vote = self.steps_since_vote
         late, self._late = self._late, None
         if late is not None:
-            late.land(self._pairs)
+            late.land(self._pairs.pairs)
 
     @torch.no_grad()
     def vote(self) -> None:
         """Vote now, for example at the end of a run; every worker must call it.
 
         Votes by ``step()`` come when they would have come without it. A late vote is taken before.
+        Without a step since the last vote nothing moves: parameters become those of the common
+        point, which workers reach together.
 
         Raises:
             StepError, ProcessGroupError: As ``DistributedLion.step``.
+            InvalidArgumentError: Without a step: parameters were written to, or workers have made
+                other calls of ``step()``; on every rank.
         """
         self._land()
         votes, self._is_late = self._votes, False
-        for param, common in self._pairs:
-            common.grad = find_delta(param, common)
+        if not self._period.since_vote:
+            self._period.check_begin()
+            problem = self._period.find_problem(self._inner.param_groups)
+            votes.agree_on("vote()", problem, f"calls of step() so far: {self._period.calls}")
+            self._take_common()
+            return
+        self._prepare_vote()
+        self._pairs.set_deltas()
         before = votes.committed_step
         try:
             votes.step()
         finally:
-            for _, common in self._pairs:
-                common.grad = None
+            self._pairs.forget_deltas()
+        self._period.since_vote = 0
         # All workers give the period up, or replicas were repaired after the vote.
         if votes.committed_step == before or votes.settings.on_divergence == "repair":
             self._take_common()
 
-    @torch.no_grad()
     def _end_period(self) -> None:
         """Begin the next period at the common point: alone and plain, where this worker is."""
         if self._is_late:
             return
-        if not (self._is_plain and self._votes.is_alone):
-            self._take_common()
-            return
-        for param, common in self._pairs:
-            # What is not finite has abstained.
-            target, source = (common, param) if param.isfinite().all() else (param, common)
-            target.copy_(source)
+        if self._is_plain and self._votes.is_alone:
+            self._pairs.give_common()
+        else:
+            self._pairs.take_common()
+        self._period.take(self._pairs.pairs)
 
-    @torch.no_grad()
     def _take_common(self) -> None:
-        for param, common in self._pairs:
-            param.copy_(common)
+        self._pairs.take_common()
+        self._period.take(self._pairs.pairs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer and to the common point; every worker must call it.
 
         Raises:
-            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed.
+            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed. Where
+                one worker or its inner optimizer refuses the group, all raise.
+            StepError: As ``step()``, of a late vote, which is taken before; nothing was added.
         """
         if not self._is_set_up:
             super().add_param_group(param_group)
             return
         self._land()  # or there would be parameters that the vote knows nothing of
-        group, known = list_group(param_group), label_params(self.param_groups)
-        has_names = any("param_names" in each for each in self.param_groups)
-        labels, added = settle_names(dict(group), len(self.param_groups), has_names=has_names)
-        before = list(self._pairs)
-        try:
-            placed = self._place_common(labels, added, known=known)
-            self._votes.add_param_group({"params": placed})
-        except BaseException:
-            self._pairs = before
-            raise
-        self._inner.add_param_group(group)
-        with torch.no_grad():
-            for param, common in self._pairs[len(before) :]:
-                param.copy_(common)
+        before, problem = list(self._pairs.pairs), None
+        placed: list[tuple[str, Tensor]] = []
+        with undoing_groups(self._inner):
+            try:
+                placed = self._pairs.add_group(self._inner, param_group)
+            except Exception as error:  # noqa: BLE001, the others wait for this worker
+                problem = error
+            try:
+                self._votes.agree_on("add_param_group()", problem)
+                self._votes.add_param_group({"params": placed})
+            except BaseException:
+                self._pairs.pairs = before
+                raise
+        self._period.know(label_params(self.param_groups[-1:]))
+        self._pairs.take_common(len(before))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: the inner optimizer's, and under "local_steps" all else.
@@ -340,14 +364,17 @@ class LocalSteps(AroundInner):
         Raises:
             CheckpointError: An exception cut the commit of a vote short.
         """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
         own = export_local_state(
             self.votes,
             self.common_point,
-            calls=self._calls,
+            calls=self._period.calls,
+            since_vote=self.steps_since_vote,
             every=self._every,
             begun=self.list_begun(),
         )
-        return {**self._inner.state_dict(), LOCAL_KEY: own}
+        return self._run_hooks_of_saving({**self._inner.state_dict(), LOCAL_KEY: own})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this worker; every worker must call it. Parameters are the model's.
@@ -358,36 +385,11 @@ class LocalSteps(AroundInner):
             CheckpointError: It is that of another worker, or does not fit; on every rank.
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
+        state_dict = self._run_hooks_of_loading(state_dict)
         own = load_local_state(
             self._inner, self.votes, self.common_point, state_dict, every=self._every
         )
         if own is not None:
-            self.set_progress(own["local_step"], own["begun"])
-
-
-def check_every_steps(every: object) -> int:
-    """Return H.
-
-    Raises:
-        InvalidArgumentError, UnsupportedTypeError: It is no integer, or less than 1.
-    """
-    if not isinstance(every, int) or isinstance(every, bool):
-        raise UnsupportedTypeError(f"every={every!r}: expected an integer")
-    if every < 1:
-        raise InvalidArgumentError(f"every={every}: expected 1 or more steps between votes")
-    return every
-
-
-def check_delay(delay: object, every: int) -> int:
-    """Return the number of steps after which an outcome is taken.
-
-    Raises:
-        InvalidArgumentError, UnsupportedTypeError: It is no integer from 0 to H - 1.
-    """
-    if not isinstance(delay, int) or isinstance(delay, bool):
-        raise UnsupportedTypeError(f"delay={delay!r}: expected an integer")
-    if not 0 <= delay < every:
-        raise InvalidArgumentError(
-            f"delay={delay}: expected 0 to {every - 1} steps, less than every={every}"
-        )
-    return delay
+            self.set_progress(own["local_step"], own["steps_since_vote"], own["begun"])
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)

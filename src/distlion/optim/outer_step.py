@@ -14,6 +14,8 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.options import check_choice
 from distlion.step import check_number
 
+_LION_BETAS = (0.9, 0.99)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OuterStep:
@@ -59,6 +61,39 @@ class OuterStep:
                 f"outer_momentum={self.momentum} belongs to outer='sgd'; outer='lion' takes "
                 "outer_betas"
             )
+
+    @classmethod
+    def choose(
+        cls,
+        *,
+        kind: Literal["sgd", "lion"],
+        lr: float | None,
+        momentum: float,
+        nesterov: bool,
+        betas: tuple[float, float] | None,
+    ) -> OuterStep:
+        """Return an outer step; None stands for the default of its kind.
+
+        Raises:
+            InvalidArgumentError: "lion" has no rate, "sgd" has betas, or as the class says.
+            UnsupportedTypeError: As the class says.
+        """
+        if kind == "lion" and lr is None:
+            raise InvalidArgumentError(
+                "outer='lion' moves every element by outer_lr, and none was given. Expected a "
+                "number above 0. Give outer_lr, much smaller than the weights"
+            )
+        if kind == "sgd" and betas is not None:
+            raise InvalidArgumentError(
+                f"outer_betas={betas!r} belongs to outer='lion'; outer='sgd' takes outer_momentum"
+            )
+        return cls(
+            kind=kind,
+            lr=1.0 if lr is None else lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            betas=_LION_BETAS if betas is None else betas,
+        )
 
     @property
     def vote_lr(self) -> float:

@@ -147,6 +147,9 @@ class Fingerprint:
         names: Of all parameters, frozen ones too.
         fixed: What its param groups held.
         params: The trainable parameters.
+
+    Attributes:
+        passing: More lines that must be equal, while the caller has them here.
     """
 
     def __init__(
@@ -157,6 +160,7 @@ class Fingerprint:
         params: Sequence[VotingParam] = (),
     ) -> None:
         self._fixed, self._params = fixed, params
+        self.passing: Sequence[str] = ()
         self._lines = list(lines)
         self._digest = digest_lines(self._lines).hex()
         trained = {each.param for each in params}
@@ -172,7 +176,7 @@ class Fingerprint:
     def list_lines(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """Describe all that must be equal in a step with these param groups."""
         lines = self._lines + describe_hyperparameters(groups) + self.list_toggled(groups)
-        return lines + self._list_recast()
+        return [*lines, *self._list_recast(), *self.passing]
 
     def digest(self, changing: Sequence[str], toggled: Sequence[str]) -> int:
         """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits.
@@ -181,7 +185,7 @@ class Fingerprint:
             changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
             toggled: What ``list_toggled`` returns.
         """
-        return digest_settings([self._digest, *changing, *toggled])
+        return digest_settings([self._digest, *changing, *toggled, *self.passing])
 
     def list_toggled(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """One line for each parameter that was frozen and is not, or the other way round."""

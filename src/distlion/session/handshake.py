@@ -167,10 +167,38 @@ def share_problem(
         raise error from problem
 
 
+def share_said(link: Transport, said: str, *, call: str, step: int) -> None:
+    """Compare what all ranks say about what they are about to do.
+
+    Args:
+        link: All ranks.
+        said: A line of up to ``PROBLEM_BYTES``.
+        call: The call that they are at.
+        step: The step that errors name.
+
+    Raises:
+        CheckpointError: They say different things; the same on every rank, which may go on.
+    """
+    _, texts = _gather_texts(link, said, step=step)
+    if len(set(texts)) > 1:
+        error = CheckpointError(
+            f"[rank {link.rank}, step {step}] {call} was refused, and nothing was changed "
+            f"anywhere: workers differ ({_name_holders(texts)}). Expected the same on all. Make "
+            "the same calls on all of them, and load what was saved together"
+        )
+        error.is_recoverable = True
+        raise error
+
+
 def _gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
     """Return which ranks have a problem, and what the first of them says."""
-    own = problem.encode(errors="replace")[:PROBLEM_BYTES]
-    texts = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
-    said = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
-    culprits = [rank for rank, text in enumerate(said) if text]
+    culprits, said = _gather_texts(link, problem, step=step)
     return culprits, said[culprits[0]] if culprits else ""
+
+
+def _gather_texts(link: Transport, text: str, *, step: int) -> tuple[list[int], list[str]]:
+    """Return which ranks say anything, and what all say."""
+    own = text.encode(errors="replace")[:PROBLEM_BYTES]
+    gathered = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
+    said = [each.rstrip(b"\0").decode(errors="replace") for each in gathered]
+    return [rank for rank, each in enumerate(said) if each], said

@@ -12,7 +12,7 @@ from distlion.kernels import Coins
 from distlion.options import Settings
 from distlion.session.connections import Connections
 from distlion.session.fingerprint import digest_settings
-from distlion.session.handshake import CALL, explain_verdict, share_problem
+from distlion.session.handshake import CALL, explain_verdict, share_problem, share_said
 from distlion.session.routing import Routing
 from distlion.step import Ranks, TrafficMeter, VotingParam, abstain_from_all, explain, judge_votes
 
@@ -73,16 +73,20 @@ class Meetings:
         if verdict.status is not Status.OK:
             self.fail(verdict, lines, [], step=step)
 
-    def agree(self, call: str, problem: CheckpointError | None, *, step: int) -> None:
+    def agree(
+        self, call: str, problem: CheckpointError | None, *, step: int, said: str = ""
+    ) -> None:
         """Meet all ranks, and hear whether any of them cannot do what all are about to do.
 
         Args:
             call: The call that this rank is at.
             problem: What keeps it from going on; None for nothing.
             step: The step that errors name.
+            said: What must be equal on all ranks, in one line; "" for nothing, on all of them.
 
         Raises:
-            CheckpointError: Some rank has a problem; the same on every rank, which may go on.
+            CheckpointError: Some rank has a problem, or says something else; the same on every
+                rank, which may go on.
             ConfigMismatchError: Another rank is at another call; on every rank.
         """
         if self._ranks.is_alone:
@@ -91,6 +95,8 @@ class Meetings:
         self.meet(call, [], step=step)
         link = self._connections.link_all(self._settings.step_timeout_s)
         share_problem(link, problem, call=call, step=step)
+        if said:
+            share_said(link, said, call=call, step=step)
 
     def settle(self, verdict: Verdict, header: Header) -> Verdict:
         """Share a verdict among the ranks that hold this worker's shards.

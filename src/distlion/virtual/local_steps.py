@@ -72,11 +72,11 @@ class VirtualLocalSteps:
         every: int = 8,
         delay: int = 0,
         aggregation: Aggregation | None = None,
-        outer_lr: float = 1.0,
+        outer_lr: float | None = None,
         outer_momentum: float = 0.0,
         nesterov: bool = False,
         outer: Literal["sgd", "lion"] = "sgd",
-        outer_betas: tuple[float, float] = (0.9, 0.99),
+        outer_betas: tuple[float, float] | None = None,
         exchange: Exchange | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         bucket_elements: int | None = None,
@@ -92,7 +92,7 @@ class VirtualLocalSteps:
         self._trained = [n for n, param in enumerate(self._stage) if param.requires_grad]
         common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
         names = [named[n][0] or f"parameter {n}" for n in self._trained]
-        step = OuterStep(
+        step = OuterStep.choose(
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
         self._votes = _VirtualCommonPoint(
@@ -111,7 +111,7 @@ class VirtualLocalSteps:
         self.inners: tuple[Optimizer, ...] = tuple(
             check_inner(make_inner(own)) for own in self._params
         )
-        self._turn = self._calls = 0
+        self._turn = self._calls = self._since_vote = 0
 
     def _copy_params(self) -> list[nn.Parameter]:
         """Return a worker's own parameters: copies, but for what is frozen."""
@@ -188,7 +188,8 @@ class VirtualLocalSteps:
 
         Raises:
             InvalidArgumentError: Not all workers were collected.
-            NonFiniteError: A worker's delta is not finite, under "raise".
+            NonFiniteError: A worker's delta is not finite, under "raise". With ``delay`` it comes
+                as the vote begins, not when its outcome would be taken.
         """
         if self._turn != self.workers:
             raise InvalidArgumentError(
@@ -197,18 +198,20 @@ class VirtualLocalSteps:
             )
         self._turn = 0
         self._calls += 1
+        self._since_vote += 1
         place = self._calls % self._every
         if self._begun and place == self._delay:
             self._land()
         if place == 0 and self._delay:
-            self._begun = [[each.clone() for each in self._moving_of(own)] for own in self._params]
+            begun = [[each.clone() for each in self._moving_of(own)] for own in self._params]
             self._cast()
+            self._begun = begun  # of a vote that has an outcome
         elif place == 0:
             self.vote()
 
     @torch.no_grad()
     def vote(self) -> None:
-        """Vote now, as ``LocalSteps.vote``.
+        """Vote now, as ``LocalSteps.vote``: without a step since the last vote, nothing moves.
 
         Raises:
             InvalidArgumentError: Workers have been collected for the present step.
@@ -220,7 +223,8 @@ class VirtualLocalSteps:
                 "before"
             )
         self._land()
-        self._cast()
+        if self._since_vote:
+            self._cast()
         for own in self._params:
             for common, param in zip(self._common, self._moving_of(own), strict=True):
                 param.copy_(common)
@@ -233,6 +237,7 @@ class VirtualLocalSteps:
                 common.grad = find_delta(param, common)
             self._votes.collect(worker)
         self._votes.step()
+        self._since_vote = 0
 
     def _land(self) -> None:
         """Take the outcome of a late vote: a real one would have travelled until now."""

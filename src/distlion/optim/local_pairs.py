@@ -1,0 +1,89 @@
+"""A worker's own parameters, each with its common point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from distlion.optim.arguments import check_params, label_params, list_group, settle_names
+from distlion.optim.common_point import copy_to_common, find_delta
+
+
+class LocalPairs:
+    """Pair the parameters that votes move with the common point.
+
+    Args:
+        device: Of the common point; None for that of each parameter.
+
+    Attributes:
+        pairs: (own parameter, common point), in order.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def own(self) -> list[Tensor]:
+        """The worker's own parameters."""
+        return [param for param, _ in self.pairs]
+
+    @property
+    def common(self) -> list[Tensor]:
+        """The common point of each."""
+        return [common.detach() for _, common in self.pairs]
+
+    def place(
+        self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
+    ) -> list[tuple[str, Tensor]]:
+        """Make the common point of parameters; what is frozen is its own.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError: One of them cannot be voted on.
+        """
+        check_params(params, names, known=known)
+        placed = []
+        for name, param in zip(names, params, strict=True):
+            common = param
+            if param.requires_grad:
+                common = nn.Parameter(copy_to_common(param, self._device))
+                self.pairs.append((param, common))
+            placed.append((name, common))
+        return placed
+
+    def add_group(self, inner: Optimizer, param_group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+        """Add a group to the inner optimizer, and make its common point, as ``place`` does."""
+        group, known = list_group(param_group), label_params(inner.param_groups)
+        has_names = any("param_names" in each for each in inner.param_groups)
+        labels, added = settle_names(dict(group), len(inner.param_groups), has_names=has_names)
+        placed = self.place(labels, added, known=known)
+        inner.add_param_group(group)
+        return placed
+
+    def set_deltas(self) -> None:
+        """Make how far the worker came the gradients of the common point."""
+        for param, common in self.pairs:
+            common.grad = find_delta(param, common)
+
+    def forget_deltas(self) -> None:
+        """Let go of these gradients."""
+        for _, common in self.pairs:
+            common.grad = None
+
+    @torch.no_grad()
+    def take_common(self, first: int = 0) -> None:
+        """Move the worker to the common point, from a pair on."""
+        for param, common in self.pairs[first:]:
+            param.copy_(common)
+
+    @torch.no_grad()
+    def give_common(self) -> None:
+        """Move the common point to where the worker is, but for what is not finite."""
+        for param, common in self.pairs:
+            # What is not finite has abstained.
+            target, source = (common, param) if param.isfinite().all() else (param, common)
+            target.copy_(source)

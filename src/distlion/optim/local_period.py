@@ -1,0 +1,127 @@
+"""The present period of local steps: how long it is, and what was changed behind its back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError
+from distlion.step import local_tensor
+
+
+class _Mark(NamedTuple):
+    """A parameter where a period began.
+
+    Attributes:
+        param: The worker's own.
+        values: What it held, in any dtype or place.
+        stamp: Its counter of writes and its address; None to compare its values in any case.
+    """
+
+    param: Tensor
+    values: Tensor
+    stamp: tuple[int, int] | None
+
+
+class LocalPeriod:
+    """Count local steps, and find out what a vote on deltas must not take for one.
+
+    Attributes:
+        calls: Calls of ``step()`` so far.
+        since_vote: Those since the last vote that was committed, or given up by all.
+    """
+
+    def __init__(self) -> None:
+        self.calls = self.since_vote = 0
+        self._trained: dict[Tensor, bool] = {}
+        self._names: dict[Tensor, str] = {}
+        self._marks: list[_Mark] = []
+        self._written: str | None = None
+
+    def know(self, names: Mapping[Tensor, str]) -> None:
+        """Note parameters that votes know of, and whether they are trained."""
+        self._names |= names
+        self._trained |= {param: param.requires_grad for param in names}
+
+    def count(self) -> None:
+        """Count a call of ``step()``."""
+        self.calls += 1
+        self.since_vote += 1
+
+    def take(self, pairs: Sequence[tuple[Tensor, Tensor]], *, is_first: bool = False) -> None:
+        """Note that parameters are at the common point now.
+
+        Args:
+            pairs: Each with its common point.
+            is_first: Whether the optimizer was just made, so that weights may be loaded in any way.
+        """
+        self._written = None
+        self._marks = [
+            _Mark(param, common, None if is_first else _stamp(param)) for param, common in pairs
+        ]
+
+    def note_begun(self, params: Sequence[Tensor], begun: Sequence[Tensor]) -> None:
+        """Note where parameters are while a vote travels on how far they came."""
+        self._marks = [
+            _Mark(param, values, _stamp(param)) for param, values in zip(params, begun, strict=True)
+        ]
+
+    def set_progress(self, calls: int, since_vote: int) -> None:
+        """Go on from a loaded state, whose parameters may be loaded before or after it."""
+        self.calls, self.since_vote = calls, since_vote
+        self._marks, self._written = [], None
+
+    @torch.no_grad()
+    def check_begin(self) -> None:
+        """Compare parameters with where the period began, before its first step moves them."""
+        marks, self._marks = self._marks, []
+        for mark in marks:
+            if mark.stamp is not None and mark.stamp == _stamp(mark.param):
+                continue
+            own = local_tensor(mark.param).detach()
+            begun = local_tensor(mark.values).detach().to(own.device, own.dtype)
+            is_there = own.shape == begun.shape
+            if not (is_there and torch.allclose(own, begun, rtol=0, atol=0, equal_nan=True)):
+                self._written = self._written or self._names[mark.param]
+
+    def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
+        """Return what keeps this worker from a vote; None for nothing.
+
+        Args:
+            groups: Of the inner optimizer.
+        """
+        if self._written is not None:
+            return InvalidArgumentError(
+                f"{self._written} was written to between two periods, so that its delta would hold "
+                "more than local steps. Expected the values of the common point. Load weights "
+                "before LocalSteps is made, or all by load_checkpoint"
+            )
+        present = [param for group in groups for param in group["params"]]
+        for param in present:
+            if param not in self._trained:
+                return InvalidArgumentError(
+                    f"a parameter of shape {tuple(param.shape)} is in the inner optimizer alone, "
+                    "so that votes leave it out. Add it by add_param_group of LocalSteps"
+                )
+        held = set(present)
+        for param, was_trained in self._trained.items():
+            if param not in held:
+                return InvalidArgumentError(
+                    f"{self._names[param]} is in the inner optimizer no more. Expected the "
+                    "parameters from the start. Make a new optimizer on all workers"
+                )
+            if param.requires_grad != was_trained:
+                then, now = ("trained", "frozen") if was_trained else ("frozen", "trained")
+                return InvalidArgumentError(
+                    f"{self._names[param]} was {then} when LocalSteps was made, and is {now}. "
+                    "Expected no change. Make a new optimizer on all workers"
+                )
+        return None
+
+
+def _stamp(param: Tensor) -> tuple[int, int]:
+    tensor = local_tensor(param)
+    return tensor._version, tensor.data_ptr()

@@ -1,0 +1,219 @@
+"""Workers with local steps that differ: all raise the same, and none is waited for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distlion
+from checkpoint.runs import make_model
+from cluster import run_workers
+from distlion import errors
+from drawn import make_params, set_grads
+from failures import Caught, assert_raised
+from local_runs import EVERY, SHAPES, are_equal, copies, make, make_lion, train
+
+pytestmark = pytest.mark.distributed
+
+N_WORKERS = 2
+
+
+def catch(action: Callable[[], Any]) -> Caught | None:
+    try:
+        action()
+    except errors.DistlionError as error:
+        return Caught(type(error).__name__, str(error), None, None, (), None, True)
+    return None
+
+
+def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    with torch.no_grad():
+        params["p1"].fill_(7.0)
+
+
+def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    optimizer.inner.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def freeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].requires_grad_(False)
+
+
+def change_behind(
+    rank: int, world_size: int, change: Callable[..., None], delay: int
+) -> tuple[list[Caught | None], bool]:
+    """Rank 1 alone changes something."""
+    params = make_params(SHAPES)
+    optimizer = make(params, delay=delay)
+    before = copies(optimizer.common_point)
+    if rank == 1:
+        change(optimizer, params)
+    found = []
+    for period in range(2):
+        begin = period * EVERY + delay
+        found.append(
+            catch(lambda begin=begin: train(optimizer, params.values(), rank, begin, begin + EVERY))
+        )
+        if period == 0 and delay:
+            found.append(
+                catch(lambda: train(optimizer, params.values(), rank, EVERY, EVERY + delay))
+            )
+    found = [each for each in found if each is not None]
+    return found, are_equal(optimizer.common_point, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (load_weights, "rank 1 cannot vote: parameter 1 of group 0, shape .5,. was written to"),
+        (add_to_inner, "rank 1 cannot vote: a parameter of shape .3,. is in the inner"),
+        (freeze, "rank 1 cannot vote: parameter 1 of group 0, shape .5,. was trained"),
+    ],
+)
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_one_worker_changed_behind_the_optimizers_back_stops_all(
+    change: Any, words: str, delay: int
+) -> None:
+    for found, unchanged in run_workers(change_behind, N_WORKERS, change, delay):
+        assert len(found) == 2 - delay or len(found) == 2
+        for each in found:
+            assert_raised(each, errors.StepInputError, words)
+        assert unchanged
+
+
+def write_while_late(rank: int, world_size: int) -> Caught | None:
+    params = make_params(SHAPES)
+    optimizer = make(params, delay=1)
+    train(optimizer, params.values(), rank, 0, EVERY)
+    if rank == 1:
+        load_weights(optimizer, params)
+    train(optimizer, params.values(), rank, EVERY, 2 * EVERY)
+    return catch(lambda: train(optimizer, params.values(), rank, 2 * EVERY, 2 * EVERY + 1))
+
+
+def test_weights_that_are_loaded_while_a_vote_travels_are_no_delta() -> None:
+    for found in run_workers(write_while_late, N_WORKERS):
+        assert_raised(found, errors.StepInputError, "was written to between two periods")
+
+
+def add_bad_group(rank: int, world_size: int) -> tuple[Caught | None, Any, list[torch.Tensor]]:
+    params = make_params(SHAPES)
+    optimizer = make(params, make_lion)
+    params["more"] = nn.Parameter(torch.ones(130))
+    lr = -1.0 if rank == 1 else 1e-3
+    group = {"params": [params["more"]], "lr": lr}
+    found = catch(lambda: optimizer.add_param_group(group))
+    counts = [len(each.param_groups) for each in (optimizer, optimizer.inner, optimizer.votes)]
+    counts += [len(optimizer.common_point), len(optimizer.state)]
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.add_param_group({"params": [params["more"]], "lr": 1e-3})
+    train(optimizer, params.values(), rank, 0, EVERY)
+    return found, counts, copies(optimizer.common_point)
+
+
+def test_a_group_that_one_inner_optimizer_refuses_is_added_on_none() -> None:
+    ended = run_workers(add_bad_group, N_WORKERS)
+    for found, counts, common in ended:
+        assert_raised(found, errors.InvalidArgumentError, "lr=-1.0: expected a finite number")
+        assert counts == [1, 1, 1, len(SHAPES), len(SHAPES)]
+        assert are_equal(common, ended[0][2])
+    assert_raised(ended[0][0], errors.InvalidArgumentError, "refused on rank 1, and nothing")
+
+
+def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | None, int, bool]:
+    """Load states of different steps, or of different kinds."""
+    params = make_params(SHAPES)
+    optimizer = make(params, delay=2 if kind == "late" else 0)
+    train(optimizer, params.values(), rank, 0, EVERY + 1)
+    first = copy.deepcopy(optimizer.state_dict())
+    train(optimizer, params.values(), rank, EVERY + 1, EVERY + 2)
+    second = copy.deepcopy(optimizer.state_dict())
+    if kind == "inner alone":
+        first.pop("local_steps")
+    elif kind == "late":
+        first["local_steps"]["local_step"] = EVERY + 2
+        first["local_steps"]["steps_since_vote"] = 2
+    kept = optimizer.state
+    found = catch(lambda: optimizer.load_state_dict(first if rank == 1 else second))
+    step = optimizer.local_step
+    train(optimizer, params.values(), rank, EVERY + 2, 2 * EVERY + 2)
+    optimizer.verify_replicas()
+    return found, step, optimizer.state is kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("step", "4 steps, 1 of them since the last vote on rank 1"),
+        ("inner alone", "a state without local steps on rank 1"),
+        ("late", "an outcome to be taken on rank 1"),
+    ],
+)
+def test_states_of_different_steps_are_loaded_on_none(kind: str, words: str) -> None:
+    for found, step, is_kept in run_workers(load_other_place, N_WORKERS, kind):
+        assert_raised(found, errors.CheckpointError, "nothing was changed anywhere", words)
+        assert step == EVERY + 2
+        assert is_kept
+
+
+def vote_a_call_apart(rank: int, world_size: int, at: int) -> tuple[Caught | None, int]:
+    """Rank 1 has left out a step, and both vote out of turn at the end."""
+    params = make_params(SHAPES)
+    optimizer = make(params)
+    train(optimizer, params.values(), rank, 0, at - rank)
+    found = catch(optimizer.vote)
+    return found, optimizer.committed_step
+
+
+@pytest.mark.parametrize("at", [2, EVERY])
+def test_workers_that_are_a_call_apart_are_told_at_the_next_vote(at: int) -> None:
+    ended = run_workers(vote_a_call_apart, N_WORKERS, at, outcomes=True)
+    if at == EVERY:  # rank 0 is within its regular vote, which step() raises
+        assert isinstance(ended[0], errors.ConfigMismatchError)
+        ended = ended[1:]
+    for found, votes in ended:
+        caught = assert_raised(found, errors.ConfigMismatchError, "calls of step.. so far: ")
+        assert f"so far: {at} on rank 0" in caught.text
+        assert f"so far: {at - 1} on rank 1" in caught.text
+        assert votes == 0
+
+
+def vote_twice(rank: int, world_size: int, delay: int) -> tuple[Any, ...]:
+    params = make_params(SHAPES)
+    optimizer = make(params, delay=delay, aggregation=distlion.ResidualVote())
+    train(optimizer, params.values(), rank, 0, EVERY)
+    first = copies(optimizer.common_point)
+    optimizer.vote()
+    assert are_equal(optimizer.common_point, first)
+    assert are_equal(params.values(), first)
+    if rank == 1:
+        set_grads(params.values(), rank, EVERY)
+        optimizer.step()
+    return optimizer.committed_step, catch(optimizer.vote)
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_vote_without_a_step_since_the_last_moves_nothing(delay: int) -> None:
+    for votes, found in run_workers(vote_twice, N_WORKERS, delay):
+        assert votes == 1
+        assert_raised(found, errors.ConfigMismatchError, "vote.. must be called by every rank")
+
+
+def save_apart(rank: int, world_size: int, folder: str) -> Caught | None:
+    model = make_model()
+    optimizer = distlion.LocalSteps(torch.optim.SGD(model.parameters(), lr=1e-2), every=EVERY)
+    for _ in range(2 - rank):
+        model(torch.ones(1, 9)).sum().backward()
+        optimizer.step()
+    return catch(lambda: distlion.save_checkpoint(folder, model, optimizer))
+
+
+def test_workers_that_are_a_call_apart_save_no_checkpoint(tmp_path: Path) -> None:
+    for found in run_workers(save_apart, N_WORKERS, str(tmp_path)):
+        assert_raised(found, errors.CheckpointError, "steps of workers differ")
