@@ -140,6 +140,31 @@ def test_another_number_of_workers_begins_by_the_rule_of_momenta(tmp_path: Path)
                 assert torch.allclose(value.double(), expected.double(), rtol=1e-6, atol=1e-7)
 
 
+def load_apart(rank: int, world_size: int, folder: str) -> tuple[str, int]:
+    worker = LocalWorker(rank).train(0, 1)
+    try:
+        worker.load(folder)
+    except CheckpointError as error:
+        return str(error), worker.optimizer.local_step
+    return "", worker.optimizer.local_step
+
+
+def change_steps(tree: dict[str, Any]) -> None:
+    for pair in tree["local"]["items"]:
+        if pair[0] == "local_step":
+            pair[1] += EVERY
+
+
+@pytest.mark.distributed
+def test_workers_that_were_at_different_steps_are_loaded_on_none(tmp_path: Path) -> None:
+    run_workers(save, 2, str(tmp_path))
+    (folder,) = tmp_path.glob("step-*")
+    forge_tree(folder, change_steps)
+    for text, counts in run_workers(load_apart, 2, str(tmp_path)):
+        assert "the local steps that were saved differ from those of rank 0" in text
+        assert counts == 1
+
+
 def test_the_model_is_saved_as_the_common_point_has_it(tmp_path: Path) -> None:
     worker = LocalWorker(0, outer_lr=0.5).train(0, AT)
     path = worker.save(tmp_path)

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -62,6 +63,17 @@ def test_an_optimizer_that_does_not_vote_is_refused() -> None:
     adamw = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
     with pytest.raises(errors.UnsupportedTypeError, match="AdamW, which does not vote"):
         frameworks.check_votes(adamw, "VotingStrategy")
+
+
+def test_local_steps_are_refused_by_name() -> None:
+    inner = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+    optimizer = distlion.LocalSteps(inner)
+    with pytest.raises(errors.UnsupportedTypeError, match="LocalSteps is not supported in this"):
+        frameworks.check_votes(optimizer, "VotingStrategy")
+    trainer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+    transformers = importlib.import_module("distlion.integrations.transformers")
+    with pytest.raises(errors.UnsupportedTypeError, match="LocalSteps is not supported in this"):
+        transformers.VotingMixin.voter.fget(trainer)
 
 
 def copy_rest(rank: int, world_size: int) -> tuple[list[float], list[float]]:

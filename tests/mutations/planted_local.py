@@ -11,6 +11,8 @@ REAL = (
     "distributed/test_local_steps_of_workers.py",
     "distributed/test_local_steps_later.py",
 )
+REFUSED = ("distributed/test_local_steps_refused.py",)
+ENDS = ("distributed/test_local_steps_ends.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
 LOCAL_STEPS = (
@@ -122,7 +124,7 @@ LOCAL_STEPS = (
     Mutation(
         "a late vote that fails is as if it had been committed",
         "optim/late_vote.py",
-        "raise self._error",
+        "raise self._outcome.error",
         "pass",
         REAL,
     ),
@@ -150,7 +152,7 @@ LOCAL_STEPS = (
     Mutation(
         "a load forgets where in its period a worker was",
         "checkpoint/local.py",
-        "local.set_progress(self.local_step, self.begun)",
+        "local.set_progress(self.local_step, self.since_vote, self.begun)",
         "pass",
         FILES,
     ),
@@ -167,5 +169,103 @@ LOCAL_STEPS = (
         "if local is not None:\n        kept +=",
         "if False:\n        kept +=",
         FILES,
+    ),
+    Mutation(
+        "weights that are loaded after construction are a part of the next delta",
+        "optim/local_period.py",
+        "self._written = self._written or self._names[mark.param]",
+        "pass",
+        ALONE,
+    ),
+    Mutation(
+        "writes that the counter does not see are a part of the first delta",
+        "optim/local_steps.py",
+        "self._pairs.pairs, is_first=True",
+        "self._pairs.pairs",
+        ALONE,
+    ),
+    Mutation(
+        "what a user writes while a vote travels is a local step",
+        "optim/local_steps.py",
+        "self._period.note_begun(self._pairs.own, self._late.begun)",
+        "pass",
+        REFUSED,
+    ),
+    Mutation(
+        "what keeps one worker from a vote is heard by none",
+        "optim/common_point.py",
+        "return inputs.refused(self._problem)",
+        "return inputs",
+        REFUSED,
+    ),
+    Mutation(
+        "workers vote a call of step() apart",
+        "optim/common_point.py",
+        'f"calls of step() so far: {self._calls}"',
+        '"calls of step()"',
+        REFUSED,
+    ),
+    Mutation(
+        "a group that the inner optimizer refuses is voted on",
+        "optim/local_steps.py",
+        'self._votes.agree_on("add_param_group()", problem)',
+        "pass",
+        REFUSED,
+    ),
+    Mutation(
+        "states of different steps are loaded",
+        "optim/local_state.py",
+        "votes.agree(CALL, problem, said)",
+        "votes.agree(CALL, problem)",
+        REFUSED,
+    ),
+    Mutation(
+        "checkpoints of different steps are loaded",
+        "checkpoint/load.py",
+        "if parsed.local is not None:",
+        "if False:",
+        FILES,
+    ),
+    Mutation(
+        "workers that are a call apart save a checkpoint",
+        "checkpoint/save.py",
+        "if local is not None:",
+        "if False:",
+        REFUSED,
+    ),
+    Mutation(
+        "a vote without a step since the last moves all",
+        "optim/local_steps.py",
+        "if not self._period.since_vote:",
+        "if False:",
+        REFUSED,
+    ),
+    Mutation(
+        "a vote without a step since the last moves virtual workers",
+        "virtual/local_steps.py",
+        "if self._since_vote:",
+        "if True:",
+        VIRTUAL,
+    ),
+    Mutation(
+        "a late vote of virtual workers that fails is taken",
+        "virtual/local_steps.py",
+        "            self._cast()\n            self._begun = begun",
+        "            self._begun = begun\n            self._cast()",
+        VIRTUAL,
+    ),
+    Mutation(
+        "the end of a process cuts its late vote short",
+        "optim/late_vote.py",
+        "daemon=False",
+        "daemon=True",
+        ENDS,
+    ),
+    Mutation(
+        "a late vote that nobody takes fails in silence",
+        "optim/late_vote.py",
+        "weakref.finalize(self, _log_untaken, self._outcome)",
+        "pass",
+        ENDS,
     ),
 )

@@ -233,9 +233,9 @@ def test_parameters_that_are_added_are_voted_on() -> None:
 
 
 def test_a_group_that_the_inner_optimizer_refuses_changes_nothing() -> None:
-    optimizer, params = make(make_lion)
+    optimizer, _ = make(make_lion)
     more = nn.Parameter(torch.ones(3))
-    with pytest.raises(InvalidArgumentError, match="lr=-1.0"):
+    with pytest.raises(InvalidArgumentError, match=r"lr=-1\.0"):
         optimizer.add_param_group({"params": [more], "lr": -1.0})
     assert len(optimizer.param_groups) == len(optimizer.votes.param_groups) == 1
     assert len(optimizer.common_point) == len(SHAPES)

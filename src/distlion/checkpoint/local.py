@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase
+from distlion.optim import LocalSteps, VotingBase, describe_progress
 
 LOCAL = "local"
 """Of the tree: what is a worker's own, or equal on all, and no row of ``worker-...`` files."""
@@ -28,6 +28,12 @@ def take_apart(optimizer: Any) -> tuple[Any, LocalSteps | None]:
     if isinstance(optimizer, LocalSteps):
         return optimizer.votes, optimizer
     return optimizer, None
+
+
+def describe_local(local: LocalSteps) -> str:
+    """Say where in its period a worker is, which must be equal on all."""
+    is_late = local.list_begun() is not None
+    return describe_progress(local.local_step, local.steps_since_vote, is_late=is_late)
 
 
 def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
@@ -119,6 +125,11 @@ class ParsedLocal:
     outer_momentum: list[Tensor]
     local_step: int
     since_vote: int
+
+    @property
+    def progress(self) -> str:
+        """Where in its period this worker goes on, which must be equal on all."""
+        return describe_progress(self.local_step, self.since_vote, is_late=self.begun is not None)
 
     def apply(self, local: LocalSteps) -> None:
         """Overwrite all of it; the common point has been loaded before."""

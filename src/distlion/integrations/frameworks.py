@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlion.errors import CheckpointError, MissingDependencyError, UnsupportedTypeError
-from distlion.optim import DistributedLion
+from distlion.optim import DistributedLion, LocalSteps
 
 
 def check_version(package: str, *, major: int, extra: str) -> None:
@@ -49,6 +49,7 @@ def check_votes(optimizer: Any, where: str) -> DistributedLion:
         UnsupportedTypeError: It does not vote: replicas would drift apart.
     """
     while not isinstance(optimizer, DistributedLion):
+        refuse_local_steps(optimizer)
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             raise UnsupportedTypeError(
@@ -58,6 +59,19 @@ def check_votes(optimizer: Any, where: str) -> DistributedLion:
             )
         optimizer = inner
     return optimizer
+
+
+def refuse_local_steps(optimizer: object) -> None:
+    """Refuse an optimizer whose workers differ between votes: frameworks save one model for all.
+
+    Raises:
+        UnsupportedTypeError: It is such an optimizer.
+    """
+    if isinstance(optimizer, LocalSteps):
+        raise UnsupportedTypeError(
+            "LocalSteps is not supported in this trainer yet. Expected a "
+            "distlion.DistributedLion. Use that, or LocalSteps in a training loop of your own"
+        )
 
 
 @contextmanager

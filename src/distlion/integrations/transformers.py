@@ -29,7 +29,11 @@ from distlion.errors import (
     MissingDependencyError,
     UnsupportedTypeError,
 )
-from distlion.integrations.frameworks import check_version, naming_what_is_loaded
+from distlion.integrations.frameworks import (
+    check_version,
+    naming_what_is_loaded,
+    refuse_local_steps,
+)
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion
 
@@ -149,6 +153,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
     def voter(self) -> DistributedLion:
         """The optimizer, without what accelerate puts around it."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        refuse_local_steps(optimizer)
         if not isinstance(optimizer, DistributedLion):
             raise UnsupportedTypeError(
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, so that "

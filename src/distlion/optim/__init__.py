@@ -8,6 +8,7 @@ from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
 from distlion.optim.local_arguments import check_delay, check_every_steps
+from distlion.optim.local_state import describe_progress
 from distlion.optim.local_steps import LocalSteps
 from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
@@ -34,6 +35,7 @@ __all__ = [
     "check_inner",
     "copy_to_common",
     "describe_move",
+    "describe_progress",
     "find_delta",
     "is_trying_overlap",
     "lion_cub",

@@ -58,8 +58,14 @@ class LocalPeriod:
             pairs: Each with its common point.
             is_first: Whether the optimizer was just made, so that weights may be loaded in any way.
         """
-        self._written = None
-        self._marks = [
+        self._marks, self._written = [], None
+        self.note_common(pairs, is_first=is_first)
+
+    def note_common(
+        self, pairs: Sequence[tuple[Tensor, Tensor]], *, is_first: bool = False
+    ) -> None:
+        """Note it of some parameters only, as ``take`` does of all."""
+        self._marks += [
             _Mark(param, common, None if is_first else _stamp(param)) for param, common in pairs
         ]
 
@@ -83,8 +89,7 @@ class LocalPeriod:
                 continue
             own = local_tensor(mark.param).detach()
             begun = local_tensor(mark.values).detach().to(own.device, own.dtype)
-            is_there = own.shape == begun.shape
-            if not (is_there and torch.allclose(own, begun, rtol=0, atol=0, equal_nan=True)):
+            if not _are_equal(own, begun):
                 self._written = self._written or self._names[mark.param]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
@@ -120,6 +125,14 @@ class LocalPeriod:
                     "Expected no change. Make a new optimizer on all workers"
                 )
         return None
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same values, NaN being equal to itself."""
+    # The first needs no memory, and is enough for all that is finite.
+    return torch.equal(one, other) or (
+        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    )
 
 
 def _stamp(param: Tensor) -> tuple[int, int]:

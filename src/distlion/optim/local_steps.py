@@ -279,6 +279,7 @@ class LocalSteps(AroundInner):
         self._period.since_vote = self.steps_since_vote
         late, self._late = self._late, None
         if late is not None:
+            self._period.check_begin()
             late.land(self._pairs.pairs)
 
     @torch.no_grad()
@@ -355,6 +356,7 @@ class LocalSteps(AroundInner):
                 raise
         self._period.know(label_params(self.param_groups[-1:]))
         self._pairs.take_common(len(before))
+        self._period.note_common(self._pairs.pairs[len(before) :])
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: the inner optimizer's, and under "local_steps" all else.

@@ -1,0 +1,65 @@
+"""Processes that end while a late vote travels: they wait for it, and end with status 0."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist, distlion
+
+rank, folder, steps, reads_at = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+weight = torch.nn.Parameter(torch.ones(300_000))
+inner = torch.optim.SGD([weight], lr=0.1)
+optimizer = distlion.LocalSteps(inner, every=4, delay=2, step_timeout_s=20)
+for step in range(steps):
+    if rank == 1 and step == reads_at:
+        open(f"{folder}/end").read()  # until rank 0 is at the end of its program
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+if rank == 0:
+    open(f"{folder}/end", "w").write("end")
+print("end of the program")
+"""
+
+
+def run(folder: Path, steps: int, reads_at: int) -> list[tuple[int, str, str]]:
+    """Run two ranks, of which rank 1 does so many steps; return how they ended."""
+    os.mkfifo(folder / "end")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), str(folder), str(n_steps), str(reads_at)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank, n_steps in enumerate((4, steps))
+    ]
+    try:
+        said = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(each.returncode, *texts) for each, texts in zip(processes, said, strict=True)]
+
+
+def test_a_process_ends_after_its_late_vote(tmp_path: Path) -> None:
+    for status, out, err in run(tmp_path, 4, reads_at=3):
+        assert (status, out) == (0, "end of the program\n"), err
+        assert "late vote" not in err
+
+
+def test_a_late_vote_that_fails_at_the_end_is_logged(tmp_path: Path) -> None:
+    (status, out, err), other = run(tmp_path, 3, reads_at=2)  # rank 1 leaves without a vote
+    assert (status, out) == (0, "end of the program\n"), err
+    assert "a late vote has failed, and nobody took its outcome: PeerLostError" in err
+    assert other[0] == 0
