@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 PROGRAM = """
 import sys, torch, torch.distributed as dist, distlion
 
-rank, folder, steps, reads_at = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
+folder, rank, steps, reads_at, destroys = sys.argv[1], *map(int, sys.argv[2:])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 weight = torch.nn.Parameter(torch.ones(300_000))
@@ -27,16 +27,25 @@ for step in range(steps):
     optimizer.step()
 if rank == 0:
     open(f"{folder}/end", "w").write("end")
+if destroys:
+    dist.destroy_process_group()
 print("end of the program")
 """
 
 
-def run(folder: Path, steps: int, reads_at: int) -> list[tuple[int, str, str]]:
-    """Run two ranks, of which rank 1 does so many steps; return how they ended."""
+def run(folder: Path, steps: int, *more: int) -> list[tuple[int, str, str]]:
+    """Run two ranks, of which rank 1 does so many steps; return how they ended.
+
+    Args:
+        folder: Where they meet.
+        steps: Of rank 1; rank 0 does 4, and begins a vote.
+        more: At which step rank 1 waits for the end of rank 0's program; whether both destroy their
+            process group at its end.
+    """
     os.mkfifo(folder / "end")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(folder), str(n_steps), str(reads_at)],
+            [sys.executable, "-c", PROGRAM, str(folder), *map(str, (rank, n_steps, *more))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -52,14 +61,15 @@ def run(folder: Path, steps: int, reads_at: int) -> list[tuple[int, str, str]]:
     return [(each.returncode, *texts) for each, texts in zip(processes, said, strict=True)]
 
 
-def test_a_process_ends_after_its_late_vote(tmp_path: Path) -> None:
-    for status, out, err in run(tmp_path, 4, reads_at=3):
+@pytest.mark.parametrize("destroys", [0, 1])
+def test_a_process_ends_after_its_late_vote(tmp_path: Path, destroys: int) -> None:
+    for status, out, err in run(tmp_path, 4, 3, destroys):
         assert (status, out) == (0, "end of the program\n"), err
         assert "late vote" not in err
 
 
 def test_a_late_vote_that_fails_at_the_end_is_logged(tmp_path: Path) -> None:
-    (status, out, err), other = run(tmp_path, 3, reads_at=2)  # rank 1 leaves without a vote
+    (status, out, err), other = run(tmp_path, 3, 2, 0)  # rank 1 leaves without a vote
     assert (status, out) == (0, "end of the program\n"), err
     assert "a late vote has failed, and nobody took its outcome: PeerLostError" in err
     assert other[0] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 import torch
@@ -47,6 +48,9 @@ class CommonPoint(DistributedLion):
         on_commit: Called at the end of a commit.
         **options: As for ``DistributedLion``.
 
+    Attributes:
+        has_entered: Set once a vote has begun its exchange.
+
     Raises:
         InvalidArgumentError: Several ranks act as one worker, so that nobody votes with it.
         DistlionError: As ``DistributedLion``.
@@ -66,6 +70,7 @@ class CommonPoint(DistributedLion):
     ) -> None:
         self._outer, self._lines, self._on_commit = outer, [*outer.describe(), *more], on_commit
         self._calls = 0
+        self.has_entered = Event()
         self._problem: InvalidArgumentError | None = None
         super().__init__(
             params,
@@ -135,6 +140,7 @@ class CommonPoint(DistributedLion):
         self._calls, self._problem = calls, problem
 
     def _gather_inputs(self) -> StepInputs:
+        self.has_entered.set()
         self._session.fingerprint.passing = [f"calls of step() so far: {self._calls}"]
         inputs = super()._gather_inputs()
         if self._problem is None or inputs.header.status is not Status.OK:

@@ -76,7 +76,11 @@ class LateVote:
             target=late._run, args=(votes, pairs, devices), name="distlion-vote", daemon=False
         )
         late._thread = thread
+        votes.has_entered.clear()
         thread.start()
+        # Its turn is before all that this thread calls next, on all workers; and the process group
+        # may be destroyed from here on.
+        votes.has_entered.wait()
         return late
 
     def _run(self, votes: CommonPoint, pairs: Pairs, devices: Set[torch.device]) -> None:
@@ -88,6 +92,7 @@ class LateVote:
         except BaseException as error:  # noqa: BLE001, raised by land()
             self._outcome.error = error
         finally:
+            votes.has_entered.set()
             for _, common in pairs:
                 common.grad = None
 
