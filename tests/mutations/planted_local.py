@@ -11,6 +11,7 @@ REAL = (
     "distributed/test_local_steps_of_workers.py",
     "distributed/test_local_steps_later.py",
 )
+CHANGED = ("optim/test_local_steps_changed.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
 ENDS = ("distributed/test_local_steps_ends.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
@@ -175,14 +176,14 @@ LOCAL_STEPS = (
         "optim/local_period.py",
         "self._written = self._written or self._names[mark.param]",
         "pass",
-        ALONE,
+        CHANGED,
     ),
     Mutation(
         "writes that the counter does not see are a part of the first delta",
         "optim/local_steps.py",
         "self._pairs.pairs, is_first=True",
         "self._pairs.pairs",
-        ALONE,
+        CHANGED,
     ),
     Mutation(
         "what a user writes while a vote travels is a local step",

@@ -1,0 +1,172 @@
+"""Local steps of one worker: what was changed behind its back, and arguments that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distlion
+from distlion.errors import InvalidArgumentError, StepInputError, UnsupportedTypeError
+from drawn import make_params
+from local_runs import EVERY, SHAPES, are_equal, make_lion, make_sgd, train
+
+
+def make(make_inner: Any = make_sgd, **options: Any) -> tuple[Any, dict[str, nn.Parameter]]:
+    params = make_params(SHAPES)
+    return distlion.LocalSteps(make_inner(params.values()), **{"every": EVERY, **options}), params
+
+
+def test_a_group_that_the_inner_optimizer_refuses_changes_nothing() -> None:
+    optimizer, _ = make(make_lion)
+    more = nn.Parameter(torch.ones(3))
+    with pytest.raises(InvalidArgumentError, match=r"lr=-1\.0"):
+        optimizer.add_param_group({"params": [more], "lr": -1.0})
+    assert len(optimizer.param_groups) == len(optimizer.votes.param_groups) == 1
+    assert len(optimizer.common_point) == len(SHAPES)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.add_param_group({"params": [more], "lr": 1e-3})
+    assert len(optimizer.common_point) == len(SHAPES) + 1
+
+
+def test_a_group_that_votes_cannot_take_leaves_the_inner_optimizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer, params = make(make_lion)
+    train(optimizer, params.values(), 0, 0, 1)
+    known = set(optimizer.state)
+
+    def fail(group: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(optimizer.votes, "add_param_group", fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    assert len(optimizer.param_groups) == 1
+    assert set(optimizer.state) == known
+    assert len(optimizer.common_point) == len(SHAPES)
+
+
+def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    with torch.no_grad():
+        params["p1"].fill_(7.0)
+
+
+def load_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].data.fill_(7.0)  # not seen in the counter of writes
+
+
+def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    optimizer.inner.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def freeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].requires_grad_(False)
+
+
+def unfreeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["frozen"].requires_grad_(True)
+
+
+def remove(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    optimizer.inner.param_groups[0]["params"].pop(1)
+
+
+CHANGES = {
+    "parameter 1 of group 0, shape .5,. was written to": load_weights,
+    "shape .3,. is in the inner optimizer alone": add_to_inner,
+    "was trained when LocalSteps was made, and is frozen": freeze,
+    "shape .2,. was frozen when this optimizer was made": unfreeze,
+    "parameter 1 of group 0, shape .5,. is in the inner optimizer no more": remove,
+}
+
+
+@pytest.mark.parametrize(
+    "change", CHANGES.values(), ids=[each.__name__ for each in CHANGES.values()]
+)
+@pytest.mark.parametrize("at", [0, EVERY])
+def test_what_was_changed_behind_the_optimizers_back_is_no_delta(change: Any, at: int) -> None:
+    params = make_params(SHAPES)
+    params["frozen"] = nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = distlion.LocalSteps(make_sgd(params.values()), every=EVERY)
+    trained = [param for name, param in params.items() if name != "frozen"]
+    train(optimizer, trained, 0, 0, at)
+    before = [each.clone() for each in optimizer.common_point]
+    change(optimizer, params)
+    words = next(words for words, each in CHANGES.items() if each is change)
+    train(optimizer, trained, 0, at, at + EVERY - 1)
+    for _ in range(2):  # once more when it is called again
+        with pytest.raises(StepInputError, match=words):
+            optimizer.vote()
+    with pytest.raises(StepInputError, match=words):
+        train(optimizer, trained, 0, at + EVERY - 1, at + EVERY)
+    assert are_equal(optimizer.common_point, before)
+    assert optimizer.committed_step == at // EVERY
+
+
+def test_weights_that_are_loaded_through_data_after_construction_are_no_delta() -> None:
+    optimizer, params = make()
+    load_data(optimizer, params)
+    with pytest.raises(StepInputError, match="was written to"):
+        train(optimizer, params.values(), 0, 0, EVERY)
+
+
+def test_weights_that_were_exchanged_for_a_while_are_as_before() -> None:
+    optimizer, params = make()
+    train(optimizer, params.values(), 0, 0, EVERY)
+    kept = params["p1"].detach().clone()
+    with torch.no_grad():
+        params["p1"].zero_()
+        params["p1"].copy_(kept)
+    train(optimizer, params.values(), 0, EVERY, 2 * EVERY)
+    assert optimizer.committed_step == 2
+
+
+def test_a_vote_without_a_step_since_the_last_moves_nothing() -> None:
+    optimizer, params = make(aggregation=distlion.ResidualVote(), outer_momentum=0.5)
+    optimizer.vote()
+    assert optimizer.committed_step == 0
+    train(optimizer, params.values(), 0, 0, EVERY)
+    before = [each.clone() for each in optimizer.common_point]
+    optimizer.vote()
+    assert are_equal(optimizer.common_point, before)
+    assert optimizer.committed_step == 1
+    load_weights(optimizer, params)
+    with pytest.raises(InvalidArgumentError, match="was written to"):
+        optimizer.vote()
+    assert params["p1"][0] == 7.0
+
+
+def test_hooks_of_states_run() -> None:
+    optimizer, _ = make()
+    called: list[str] = []
+    optimizer.register_state_dict_pre_hook(lambda own: called.append("before saving"))
+    optimizer.register_state_dict_post_hook(lambda own, state: {**state, "more": 3})
+    optimizer.register_load_state_dict_pre_hook(lambda own, state: called.append(state["more"]))
+    optimizer.register_load_state_dict_post_hook(lambda own: called.append("loaded"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert called == ["before saving", 3, "loaded"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"outer": "lion"}, "outer='lion' moves every element by outer_lr"),
+        ({"outer_betas": (0.9, 0.99)}, "belongs to outer='lion'"),
+        ({"common_on": "meta"}, "common_on='meta': a meta tensor has no values"),
+        ({"common_on": "gpu"}, "common_on='gpu' cannot be used here"),
+        ({"common_on": "cuda:77"}, "common_on='cuda:77' cannot be used here"),
+        ({"every": 1, "delay": 1}, "delay=1: with every=1 the next vote begins one step later"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        make(**options)
+
+
+def test_the_common_point_is_on_a_device() -> None:
+    with pytest.raises(UnsupportedTypeError, match="common_on=3: expected a device"):
+        make(common_on=3)
+    assert make(common_on=torch.device("cpu"))[0].common_point[0].device.type == "cpu"
