@@ -223,8 +223,8 @@ LOCAL_STEPS = (
     Mutation(
         "checkpoints of different steps are loaded",
         "checkpoint/load.py",
-        "if parsed.local is not None:",
-        "if False:",
+        "parsed is not None and parsed.local is not None:",
+        "False:",
         FILES,
     ),
     Mutation(

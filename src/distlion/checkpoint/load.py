@@ -164,9 +164,9 @@ class Loading:
                     )
                 )
             self._barrier.share(problem)
-            assert parsed is not None  # or all have raised
-            if parsed.local is not None:
+            if parsed is not None and parsed.local is not None:
                 self._barrier.compare(parsed.local.progress, "the local steps that were saved")
+        assert parsed is not None  # or all have raised
         self._parsed = parsed
 
     def apply(self) -> LoadedCheckpoint:
