@@ -231,8 +231,8 @@ MUTATIONS = (
     Mutation(
         "headers do not carry this step's hyperparameters",
         "session/fingerprint.py",
-        "[self._digest, *changing, *toggled]",
-        "[self._digest, *toggled]",
+        "[self._digest, *changing, *toggled, *self.passing]",
+        "[self._digest, *toggled, *self.passing]",
         ("session/test_fingerprint.py",),
     ),
     Mutation(

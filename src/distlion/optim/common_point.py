@@ -21,6 +21,7 @@ from distlion.errors import (
 from distlion.exchange import Verdict
 from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.local_arguments import check_common_device
 from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.session import Fingerprint
 from distlion.step import (
@@ -216,6 +217,7 @@ def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
 
     Raises:
         UnsupportedTypeError: It is a DTensor, whose mesh says where it is.
+        InvalidArgumentError: There is no such device here.
     """
     if is_dtensor(param):
         if device is not None and device.type != param.device.type:
@@ -224,6 +226,8 @@ def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
                 "and the common point has their mesh. Leave common_on out"
             )
         return param.detach().to(torch.float32, copy=True)
+    if device is not None:
+        check_common_device(device)
     common = torch.empty(param.shape, dtype=torch.float32, device=device or param.device)
     return common.copy_(param)
 

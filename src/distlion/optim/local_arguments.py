@@ -44,7 +44,7 @@ def find_common_device(given: object) -> torch.device | None:
     """Return where the common point is kept; None for the device of each parameter.
 
     Raises:
-        InvalidArgumentError: There is no such device here, or it holds no values.
+        InvalidArgumentError: torch knows no such device, or it holds no values.
         UnsupportedTypeError: It is no device, nor the name of one.
     """
     if given is None:
@@ -55,17 +55,29 @@ def find_common_device(given: object) -> torch.device | None:
         )
     try:
         device = torch.device(given)
-        if device.type == "meta":
-            raise InvalidArgumentError(
-                "common_on='meta': a meta tensor has no values. Expected a device such as 'cpu'"
-            )
-        torch.empty(0, device=device)
-    except InvalidArgumentError:
-        raise
-    # Of a name that torch does not know, a backend that it was built without, a missing device.
-    except Exception as error:
+    except RuntimeError as error:
+        raise _refuse_device(given, error) from error
+    if device.type == "meta":
         raise InvalidArgumentError(
-            f"common_on={str(given)!r} cannot be used here ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:120]}). Expected a device of this machine, such as 'cpu'"
-        ) from error
+            "common_on='meta': a meta tensor has no values. Expected a device such as 'cpu'"
+        )
     return device
+
+
+def check_common_device(device: torch.device) -> None:
+    """Check that tensors can be made on the device of the common point.
+
+    Raises:
+        InvalidArgumentError: torch was built without it, or this machine has none.
+    """
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # of any class, by backend
+        raise _refuse_device(device, error) from error
+
+
+def _refuse_device(device: object, error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"common_on={str(device)!r} cannot be used here ({type(error).__name__}: "
+        f"{str(error).splitlines()[0][:120]}). Expected a device of this machine, such as 'cpu'"
+    )
