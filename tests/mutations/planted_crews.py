@@ -46,7 +46,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who is a step behind keeps its parameters",
         "crew/optimizer.py",
-        "taken = list(zip(own, new, strict=True)) if epoch.is_behind else []",
+        "taken = list(zip(own, new, strict=True)) if epoch.takes_parameters else []",
         "is_new = epoch.members[epoch.place].epoch == 0\n"
         "        taken = list(zip(own, new, strict=True)) if is_new else []",
         CREWS,
@@ -54,7 +54,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: parameters are taken while the epoch may still fail",
         "crew/optimizer.py",
-        "new = [param.clone() for param in own] if epoch.is_behind else own",
+        "new = [param.clone() for param in own] if epoch.takes_parameters else own",
         "new = own",
         CREWS,
     ),
