@@ -57,6 +57,14 @@ def test_a_round_whose_first_worker_is_lost_is_met_again() -> None:
     assert n_lost_there > 0
 
 
+def test_who_met_others_in_vain_brings_no_parameters() -> None:
+    for after in range(36, 64, 4):  # while the first epoch connects and takes parameters
+        outcome = play_crew(make_crew_plan(1, CrewFault("die", 0, "forming", 0, after)))
+        assert len(outcome.fired) == 1
+        assert find_crew_violations(outcome) == []
+        assert list_endings(outcome) == ["died", "finished", "finished"]
+
+
 @pytest.mark.parametrize("victim", range(3))
 def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int) -> None:
     for seed in range(1, 4):
@@ -73,9 +81,12 @@ def test_who_waits_itself_does_not_say_that_it_trains() -> None:
     assert find_crew_violations(outcome) == []
 
 
+@pytest.mark.parametrize("moment", [("committed", GOAL - 1, 0), ("ending", 0, 0)])
 @pytest.mark.parametrize(("kind", "ending"), [("die", "died"), ("stop", "stopped")])
-def test_nobody_waits_at_the_end_for_a_worker_that_is_gone(kind: Any, ending: str) -> None:
-    outcome = play_crew(make_crew_plan(1, CrewFault(kind, 1, "committed", GOAL - 1, 0)))
+def test_nobody_waits_at_the_end_for_a_worker_that_is_gone(
+    kind: Any, ending: str, moment: Any
+) -> None:
+    outcome = play_crew(make_crew_plan(1, CrewFault(kind, 1, *moment)))
     assert len(outcome.fired) == 1
     assert find_crew_violations(outcome) == []
     assert list_endings(outcome) == ["finished", ending, "finished"]
