@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from distlion.cost import LinkModel, probe_link
+from distlion.crew.epoch import Epoch
 from distlion.crew.lookout import Lookout
 from distlion.session import routing
 from distlion.transport import Transport
@@ -179,12 +181,30 @@ def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
 
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
-    monkeypatch.setattr(Lookout, "_look_for_asks", lambda lookout, epoch: False)
-    plan = make_crew_plan(1, comings=(Coming(5, 0.0), Coming(5, 0.1)), goal=60, compute_s=0.5)
+    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER)
+
+    def look_at_first(lookout: Lookout, epoch: Epoch) -> bool:
+        return epoch.number < last_seen and look(lookout, epoch)
+
+    monkeypatch.setattr(Lookout, "_look_for_asks", look_at_first)
+    unseen = (Coming(45, 0.0), Coming(45, 0.1))
+    plan = make_crew_plan(1, *TURNOVER, comings=LATER + unseen, goal=90, compute_s=0.5)
     outcome = play_crew(plan)
-    assert list_endings(outcome) == ["finished"] * 3 + ["raised"] * 2
-    steps = [entry.step for diary in outcome.diaries.values() for entry in diary.entries]
-    assert steps == [0, 0, 0]
+    assert len(outcome.fired) == 3
+    assert list_endings(outcome) == ["died"] * 3 + ["finished"] * 3 + ["raised"] * 2
+    assert [outcome.diaries[number].entries for number in (6, 7)] == [[], []]
+
+
+@pytest.mark.parametrize("ways", ["both", "from", "to"])
+def test_a_newcomer_that_reaches_the_store_alone_is_left_out_after_one_try(ways: Any) -> None:
+    cut = CrewFault("split", 3, "forming", 0, 0, ways=ways)
+    outcome = play_crew(make_crew_plan(1, cut, comings=(Coming(3, 0.0),), goal=12))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    assert list_endings(outcome) == ["finished"] * 3 + ["raised"]
+    committed_s = [time_s for _, _, time_s in outcome.diaries[0].commits]
+    # Of the simulated clock: two tries with the newcomer last 13 seconds.
+    assert max(later - time_s for time_s, later in pairwise(committed_s)) < 6
 
 
 def test_what_comes_late_in_the_first_epoch_does_not_reach_parameters() -> None:
