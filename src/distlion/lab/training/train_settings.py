@@ -16,7 +16,8 @@ from distlion.exchange import PATTERNS
 from distlion.lab.names import suggest
 from distlion.lab.tasks import ByClass, Tokenizer
 from distlion.lab.training.device import check_device
-from distlion.lab.training.methods import Method, find_rule
+from distlion.lab.training.method import Method
+from distlion.lab.training.methods import find_rule
 from distlion.lab.training.workers import AUTO
 
 DEFAULT_WORKERS = 4
