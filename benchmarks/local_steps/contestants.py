@@ -26,6 +26,7 @@ from distlion.lab.baselines import (
     compress_signs,
     wrap_in_ddp,
 )
+from distlion.lab.training.workers import gather_rows
 
 MEAN, HALF, LOW_RANK, SIGNS, SPARSE = "mean", "half", "low rank", "signs", "sparse"
 VOTE = "majority"
@@ -211,10 +212,8 @@ class SignsMean:
         return received
 
     def _gather(self, row: Tensor) -> Tensor:
-        rows = torch.empty(self._n_workers, *row.shape, dtype=row.dtype)
-        dist.all_gather_into_tensor(rows, row)
         self.sent_bytes += (self._n_workers - 1) * row.nbytes
-        return rows
+        return gather_rows(row)
 
     def _sum_shard(self, rows: Tensor, scales: Tensor) -> Tensor:
         """Return the mean of all workers' values in this rank's shard."""
@@ -261,8 +260,7 @@ class SparseMean:
             for index, delta in enumerate(self._deltas)
         ]
         whole = torch.cat(wires)
-        rows = torch.empty(self._n_workers, whole.numel(), dtype=torch.uint8)
-        dist.all_gather_into_tensor(rows, whole)
+        rows = gather_rows(whole)
         self.sent_bytes += (self._n_workers - 1) * whole.numel()
         cut = [row.split([wire.numel() for wire in wires]) for row in rows]
         self.means = [
