@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from distlion.aggregation import SCALED_RULES
 from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
 from distlion.exchange import PATTERNS
 from distlion.lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
@@ -52,14 +53,16 @@ _Workers = Annotated[
     typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
 ]
 _Rule = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
         help=f"How workers agree, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits, 2 at most for "
         "feedback; cautious masks elements whose direction and gradient differ in sign; A and B "
         "are digits of betas: majority-betas-90-95 has (0.9, 0.95). Baselines: "
         "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
-        "terngrad and graddrop are followed by AdamW.",
+        "terngrad and graddrop are followed by AdamW. With --every, one of "
+        f"{', '.join(SCALED_RULES)}.",
+        show_default="majority; with --every scaled",
     ),
 ]
 _Exchange = Annotated[
@@ -74,6 +77,20 @@ _SyncEvery = Annotated[
     int | None,
     typer.Option(
         help="Steps in which every momentum is averaged over workers once.", show_default="never"
+    ),
+]
+_Every = Annotated[
+    int | None,
+    typer.Option(
+        help="Local steps of AdamW from vote to vote, as LocalSteps takes them: for slow links.",
+        show_default="a vote in each step",
+    ),
+]
+_Delay = Annotated[
+    int | None,
+    typer.Option(
+        help="With --every: steps after which the outcome of a vote is taken, while it travels.",
+        show_default="0",
     ),
 ]
 _DiagnoseEvery = Annotated[
@@ -201,6 +218,8 @@ _SETTINGS = (
     "exchange",
     "overlap",
     "sync_every",
+    "every",
+    "delay",
     "diagnose_every",
     "steps",
     "lr",
@@ -225,10 +244,12 @@ def train_command(
     *,
     task: _Task = TaskName.TEXT,
     workers: _Workers = None,
-    rule: _Rule = "majority",
+    rule: _Rule = None,
     exchange: _Exchange = AUTO,
     overlap: _Overlap = Overlap.OFF,
     sync_every: _SyncEvery = None,
+    every: _Every = None,
+    delay: _Delay = None,
     diagnose_every: _DiagnoseEvery = None,
     steps: _Steps = None,
     lr: _Lr = None,
@@ -303,7 +324,8 @@ def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None
 def _choose_run_dir(settings: TrainSettings) -> Path:
     """Name a folder that does not exist yet."""
     moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{moment}-{settings.task.value}-{settings.rule}-{settings.workers}-workers"
+    rule = settings.rule if settings.every is None else f"{settings.rule}-every-{settings.every}"
+    name = f"{moment}-{settings.task.value}-{rule}-{settings.workers}-workers"
     attempt = 1
     while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
         attempt += 1
