@@ -106,10 +106,10 @@ def test_a_second_run_is_trained_and_shown_beside_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--beside-lr", "0.1"), "--beside"),
-        (("--beside", "global-adamw", "--crew"), "--crew"),
-        (("--beside", "global-adamw", "--json"), "--json"),
-        (("--beside", "global-adamw", "--resume", "--run-dir", "x"), "--resume"),
+        (("--beside-lr", "0.1"), "without --beside"),
+        (("--beside", "global-adamw", "--crew"), "is given with --crew"),
+        (("--beside", "global-adamw", "--json"), "is given with --json"),
+        (("--beside", "global-adamw", "--resume", "--run-dir", "x"), "with --resume"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_before_anything_is_trained(options, words):

@@ -128,7 +128,7 @@ def test_worker_of_torchrun_leaves_without_winding_up_the_interpreter(monkeypatc
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     # Another rank has the record and shows it.
-    monkeypatch.setattr("distlion.lab.cli.train.train", lambda *_, **__: None)
+    monkeypatch.setattr("distlion.lab.cli.training_run.train", lambda *_, **__: None)
     monkeypatch.setattr("distlion.lab.cli.failure.os._exit", leave)
     with pytest.raises(Left, match="0"):
         CliRunner().invoke(app, ["train", "--task", "images"], catch_exceptions=False)

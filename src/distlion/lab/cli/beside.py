@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from distlion.errors import InvalidArgumentError
 from distlion.lab.cli.table import build_table, print_table
-from distlion.lab.training import AUTO, Overlap, Record, TrainSettings, find_rule
+from distlion.lab.cli.training_run import Runs
+from distlion.lab.report import draw_beside_figure
+from distlion.lab.training import (
+    AUTO,
+    CheckpointSettings,
+    Overlap,
+    Record,
+    TrainSettings,
+    find_rule,
+    torchrun_world_size,
+)
 
+BESIDE_NAME = "beside"
 WIRE_BITS_PER_S = 100e6
 _NEXT = (
     ("both tuned, with other seeds", "distlion compare --quick --task {task} --methods {methods}"),
@@ -30,8 +45,10 @@ def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> Train
         InvalidArgumentError: The rule is unknown, or does not train with these settings.
     """
     method = find_rule(rule)
-    changes = {
+    changes: dict[str, Any] = {
         "rule": rule,
+        "every": None,
+        "delay": None,
         "lr": method.train_lr if lr is None else lr,
         "weight_decay": method.train_weight_decay,
     }
@@ -39,6 +56,46 @@ def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> Train
         changes |= {"exchange": AUTO, "overlap": Overlap.OFF}
         changes |= dict.fromkeys(("sync_every", "diagnose_every", "step_timeout_s"))
     return dataclasses.replace(settings, **changes)
+
+
+def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSettings | None:
+    """Return the settings of the run beside the first one; None if there is to be none.
+
+    Args:
+        settings: Of the first run.
+        options: Of ``distlion train``, by name.
+
+    Raises:
+        InvalidArgumentError: Options do not go together, or as ``settle_beside``.
+    """
+    if options["beside"] is None:
+        if options["beside_lr"] is not None:
+            raise InvalidArgumentError("--beside-lr is given without --beside, the rule it is for")
+        return None
+    for name in ("crew", "resume", "as_json"):
+        if options[name]:
+            option = name.removeprefix("as_")
+            raise InvalidArgumentError(f"--beside is given with --{option}; run the two one by one")
+    if torchrun_world_size() is not None:
+        raise InvalidArgumentError("--beside starts local workers; leave it out under torchrun")
+    return settle_beside(settings, options["beside"], options["beside_lr"])
+
+
+def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Path) -> None:
+    """Train by these settings too, and show both runs.
+
+    Args:
+        runs: Trains.
+        first: What the first run reached.
+        settings: As ``settle_beside`` returns them.
+        run_dir: Folder of the first run; it gets ``beside.png`` and the folder ``beside``.
+    """
+    second = runs.train(settings, run_dir / BESIDE_NAME, CheckpointSettings())
+    assert second is not None  # there is no torchrun
+    print_beside(Console(), first, second)
+    figure = run_dir / f"{BESIDE_NAME}.png"
+    draw_beside_figure([first.to_json(), second.to_json()], figure)
+    Console().print(Text(f"both: {figure}"), soft_wrap=True)
 
 
 def print_beside(console: Console, first: Record, second: Record) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -12,12 +11,12 @@ import typer
 from rich.console import Console
 
 from distlion.aggregation import SCALED_RULES
-from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
+from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
+from distlion.lab.cli.beside import read_beside, train_beside
 from distlion.lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
-from distlion.lab.cli.progress import ProgressDisplay
 from distlion.lab.cli.quantity import read_seconds
-from distlion.lab.cli.summary import print_summary
+from distlion.lab.cli.training_run import Runs, show_record
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import (
     AUTO,
@@ -25,11 +24,11 @@ from distlion.lab.training import (
     CheckpointSettings,
     Overlap,
     PartitionName,
+    Record,
     Schedule,
     TaskName,
     TrainSettings,
     torchrun_world_size,
-    train,
 )
 
 EXAMPLE = (
@@ -207,6 +206,19 @@ _OnWorldChange = Annotated[
         show_default="refuse",
     ),
 ]
+_Beside = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Another rule, such as global-adamw: it is trained afterwards on the same data, and "
+        "both are shown side by side; its run is in beside of the run folder.",
+        show_default="none",
+    ),
+]
+_BesideLr = Annotated[
+    float | None,
+    typer.Option(help="Highest learning rate of that one.", show_default="by the rule"),
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the record without its series to standard output.")
 ]
@@ -274,6 +286,8 @@ def train_command(
     keep_checkpoints: _KeepCheckpoints = 3,
     resume: _Resume = False,
     on_world_change: _OnWorldChange = None,
+    beside: _Beside = None,
+    beside_lr: _BesideLr = None,
     as_json: _AsJson = False,
 ) -> None:
     """Train a model from random weights and show what it reached and what it cost.
@@ -297,16 +311,21 @@ def train_command(
             on_world_change="error" if on_world_change is None else on_world_change.value,
         )
         _check_folder(run_dir, checkpoints)
-        _train_and_show(
-            settings,
-            run_dir or _choose_run_dir(settings),
-            progress,
-            checkpoints=checkpoints,
-            oversubscribe=oversubscribe,
-            crew=crew,
-            as_json=as_json,
-        )
+        second = read_beside(settings, context.params)
+        runs = Runs(progress, oversubscribe=oversubscribe, crew=crew)
+        folder = run_dir or _choose_run_dir(settings)
+        record = runs.train(settings, folder, checkpoints)
+        _show_runs(runs, record, folder, second=second, as_json=as_json)
     leave_torchrun()
+
+
+def _show_runs(
+    runs: Runs, record: Record | None, folder: Path, *, second: TrainSettings | None, as_json: bool
+) -> None:
+    if record is not None:
+        show_record(record, folder, as_json=as_json)
+        if second is not None:
+            train_beside(runs, record, second, folder)
 
 
 def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None:
@@ -330,43 +349,3 @@ def _choose_run_dir(settings: TrainSettings) -> Path:
     while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
         attempt += 1
     return folder
-
-
-def _train_and_show(
-    settings: TrainSettings,
-    run_dir: Path,
-    messages: Console,
-    *,
-    checkpoints: CheckpointSettings,
-    oversubscribe: bool,
-    crew: bool,
-    as_json: bool,
-) -> None:
-    with ProgressDisplay(messages, workers=settings.workers) as display:
-        try:
-            record = train(
-                settings,
-                run_dir=run_dir,
-                observe=display,
-                checkpoints=checkpoints,
-                oversubscribe=oversubscribe,
-                crew=crew,
-                starting=display.announce,
-            )
-        except UnwrittenRunError as error:
-            _save_what_is_left(error)
-            raise
-    if record is None:  # another rank of torchrun's world shows it
-        return
-    if as_json:
-        typer.echo(json.dumps(record.summary() | {"run_dir": str(run_dir)}, indent=1))
-    else:
-        print_summary(Console(), record, run_dir)
-    if not record.replicas_equal:
-        raise ReplicaMismatchError(f"the workers ended with different parameters; see {run_dir}")
-
-
-def _save_what_is_left(error: UnwrittenRunError) -> None:
-    """Print a record that has no place on the disk: a run may have taken days."""
-    if not error.is_record_written:
-        typer.echo(json.dumps(error.record.to_json(), indent=1))

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distlion.lab.report.loss_figure import Figure
+from distlion.errors import MissingDependencyError
+
+try:
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise MissingDependencyError(
+        "figures need the package 'matplotlib': pip install \"distlion[train]\""
+    ) from error
 
 _INCHES = (9.0, 4.0)
 _DPI = 150
