@@ -79,7 +79,7 @@ MUTATIONS = (
     ),
     Mutation(
         "DGC without a warm-up, virtual workers",
-        "lab/training/methods.py",
+        "lab/training/means.py",
         "share = round(_WARM_UP_SHARE * run.steps)",
         "share = 0",
         METHODS,
