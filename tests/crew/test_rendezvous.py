@@ -29,7 +29,7 @@ def make_rendezvous(port: int) -> Rendezvous:
 def test_one_that_waits_alone_gives_up_in_time() -> None:
     store = host_store()
     with pytest.raises(TooFewError, match="fewer than 2 workers came"):
-        make_rendezvous(store.port).join(0.5)
+        make_rendezvous(store.port).join(0.5, 0)
 
 
 def test_the_limit_of_a_later_round_is_its_own() -> None:
@@ -37,7 +37,7 @@ def test_the_limit_of_a_later_round_is_its_own() -> None:
     rendezvous = make_rendezvous(store.port)
     rendezvous._handler = rendezvous._make_handler(600)
     with pytest.raises(TooFewError):
-        rendezvous.join(0.5)
+        rendezvous.join(0.5, 0)
 
 
 def test_one_that_waits_sees_that_others_begin() -> None:
@@ -47,7 +47,7 @@ def test_one_that_waits_sees_that_others_begin() -> None:
 
     def wait() -> None:
         try:
-            first.join(20)
+            first.join(20, 0)
         except FormingError as error:
             caught.append(error)
 

@@ -199,6 +199,13 @@ CREW_MUTATIONS = (
         FOUND,
     ),
     Mutation(
+        "crew: others begin an epoch between a look for it and the wait for a round",
+        "crew/rendezvous.py",
+        "            self._begun_before = last\n",
+        "            self._begun_before = self.find_last_begun()\n",
+        FOUND,
+    ),
+    Mutation(
         "crew: a silent store is waited for",
         "crew/lifeline.py",
         "each.shutdown(socket.SHUT_RDWR)",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from distlion.cost import LinkModel, probe_link
-from distlion.crew.epoch import Epoch
+from distlion.crew import Crew, epoch
+from distlion.crew.epoch import Epoch, Member
 from distlion.crew.lookout import Lookout
 from distlion.session import routing
 from distlion.transport import Transport
@@ -60,7 +61,7 @@ def test_a_round_whose_first_worker_is_lost_is_met_again() -> None:
 
 
 def test_who_met_others_in_vain_brings_no_parameters() -> None:
-    for after in range(36, 64, 4):  # while the first epoch connects and takes parameters
+    for after in range(36, 56, 4):  # while the first epoch connects and takes parameters
         outcome = play_crew(make_crew_plan(1, CrewFault("die", 0, "forming", 0, after)))
         assert len(outcome.fired) == 1
         assert find_crew_violations(outcome) == []
@@ -205,6 +206,31 @@ def test_a_newcomer_that_reaches_the_store_alone_is_left_out_after_one_try(ways:
     committed_s = [time_s for _, _, time_s in outcome.diaries[0].commits]
     # Of the simulated clock: two tries with the newcomer last 13 seconds.
     assert max(later - time_s for time_s, later in pairwise(committed_s)) < 6
+
+
+def test_who_wakes_as_others_begin_an_epoch_does_not_wait_for_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks for their epoch just before they begin it, and waits just after."""
+    find, n_widened = Crew._ask, 0
+
+    def find_slowly(crew: Crew, own: Member, before: Epoch | None, last: int) -> Epoch | None:
+        nonlocal n_widened
+        found = find(crew, own, before, last)
+        if found is None and before is not None:
+            n_widened += 1
+            epoch.time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(Crew, "_ask", find_slowly)
+    for seconds in (2.63, 2.65, 2.67, 2.69):
+        held = CrewFault("stop", 1, "training", 0, 20, seconds=seconds)
+        outcome = play_crew(make_crew_plan(1, held, goal=100))
+        assert len(outcome.fired) == 1
+        assert find_crew_violations(outcome) == []
+        # Whoever waits for a round of the rendezvous does so until the others have ended.
+        assert list_endings(outcome) == ["finished"] * 3
+    assert n_widened > 0
 
 
 def test_what_comes_late_in_the_first_epoch_does_not_reach_parameters() -> None:

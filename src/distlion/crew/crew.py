@@ -240,25 +240,35 @@ class Crew:
                 until_s=QUICK_S + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
-            found = self._ask(own, before)
+            last = 0
+            with suppress(DistError):  # a store that is gone is noticed where it is needed
+                # What others begin after this look ends the wait at the rendezvous.
+                last = self._rendezvous.find_last_begun()
+            found = self._ask(own, before, last)
         if found is None:
             logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
             limit_s = self.patience.next_wait_s()
-            found = meet(self._rendezvous, own, min_workers=self.min_workers, limit_s=limit_s)
+            found = meet(
+                self._rendezvous, own, min_workers=self.min_workers, limit_s=limit_s, last=last
+            )
         self._previous = found
         self._tried.add(found.number)
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
-    def _ask(self, own: Member, before: Epoch | None) -> Epoch | None:
+    def _ask(self, own: Member, before: Epoch | None, last: int) -> Epoch | None:
         """Ask those who train to let this worker in, where others have begun an epoch without it.
+
+        Args:
+            own: This worker.
+            before: The epoch that was found last.
+            last: The number of the last epoch that has begun.
 
         Raises:
             CrewError: They train with other settings.
         """
         store = self._rendezvous.store
         with suppress(DistError):  # a store that is gone is noticed where it is needed
-            last = self._rendezvous.find_last_begun()
             is_outside = last > own.epoch and last not in self._tried
             if is_outside or (before is not None and is_left_out(before, own)):
                 # With one that they do not reach, the others would form epochs in vain for ever.

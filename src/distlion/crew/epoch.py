@@ -109,7 +109,9 @@ def take_id(store: Any) -> int:
     return int(store.add(_IDS, 1)) - 1
 
 
-def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float) -> Epoch:
+def meet(
+    rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float, last: int
+) -> Epoch:
     """Form an epoch of all who come to the next round of the rendezvous.
 
     Args:
@@ -117,13 +119,14 @@ def meet(rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: floa
         own: This worker.
         min_workers: The least that train.
         limit_s: How long to wait for them.
+        last: The number of the last epoch that had begun, as this worker knows.
 
     Raises:
         TooFewError: They did not come in time, or others train.
         FormingError: Somebody who came is gone again, or cannot take part.
         CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
     """
-    found = rendezvous.join(limit_s)
+    found = rendezvous.join(limit_s, last)
     try:
         found.store.set(f"member/{found.place}", json.dumps(asdict(own)))
         keys = [f"member/{place}" for place in range(found.size)]

@@ -227,11 +227,12 @@ class Rendezvous:
                 f"a host that stays: distlion crew --port {port}"
             ) from error
 
-    def join(self, limit_s: float) -> Round:
+    def join(self, limit_s: float, last: int) -> Round:
         """Wait for the next round, and take part in it.
 
         Args:
             limit_s: How long to wait.
+            last: The number of the last epoch that had begun, as this worker knows.
 
         Raises:
             TooFewError: Fewer than ``min_workers`` came.
@@ -244,7 +245,7 @@ class Rendezvous:
                 self._handler = self._make_handler(limit_s)
             self._joining_thread = threading.get_ident()
             self._join_until_s = time.monotonic() + limit_s + _ROLL_BACK_S
-            self._begun_before = self.find_last_begun()
+            self._begun_before = last
             found = self._handler.next_rendezvous()
         except FormingError:  # of this worker's own look
             self._handler = None
