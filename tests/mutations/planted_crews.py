@@ -89,8 +89,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a step that was committed is taken for one that was not",
         "crew/optimizer.py",
-        "            if self.committed_step == before:\n                self.form(self._lost)",
-        "            if True:\n                self.form(self._lost)",
+        "            if self.committed_step == before:\n                self.form(self._lost,",
+        "            if True:\n                self.form(self._lost,",
         CREWS,
     ),
     Mutation(
@@ -123,7 +123,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: the end is waited for with those who are gone",
-        "crew/crew.py",
+        "crew/ending.py",
         "elif now_s - heard[each][1] > limit_s:",
         "elif False:",
         FOUND,

@@ -6,8 +6,6 @@ from planted import Mutation
 
 RULES = ("aggregation/test_scaled_rules.py",)
 VIRTUAL = ("virtual/test_virtual_local_steps.py",)
-VIRTUAL_PARTS = ("virtual/test_virtual_parts.py",)
-REAL_PARTS = ("distributed/test_local_steps_in_parts.py",)
 ALONE = ("optim/test_local_steps_alone.py",)
 REAL = (
     "distributed/test_local_steps_of_workers.py",
@@ -270,96 +268,5 @@ LOCAL_STEPS = (
         "weakref.finalize(self, _log_untaken, self._outcome)",
         "pass",
         ENDS,
-    ),
-    Mutation(
-        "coins of a part are numbered by all votes",
-        "optim/common_point.py",
-        "number = inputs.header.step // self._n_parts",
-        "number = inputs.header.step",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "coins of a part of virtual workers are numbered by all votes",
-        "virtual/collection.py",
-        "self._step // layout.n_turns",
-        "self._step",
-        VIRTUAL_PARTS,
-    ),
-    Mutation(
-        "parts that do not vote go on by their outer momentum",
-        "optim/common_point.py",
-        "turn == self.turn and not self._is_idle",
-        "not self._is_idle",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "the outer momentum moves a part that has taken no step",
-        "virtual/common_point.py",
-        "turn == self.turn and not self.is_idle",
-        "turn == self.turn",
-        VIRTUAL_PARTS,
-    ),
-    Mutation(
-        "a vote on a part sends all parameters",
-        "session/routing.py",
-        "return [route for route in self.routes if route.params[0].turn == turn]",
-        "return list(self.routes)",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "parts share buckets",
-        "step/param.py",
-        "return self.rule, self.make.dtype, self.make.device, self.turn",
-        "return self.rule, self.make.dtype, self.make.device, 0",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "calls that meet other workers send all parts",
-        "session/meetings.py",
-        "self._routing.take_turn(step),",
-        "self._routing.routes,",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "a vote out of turn forgets the parts after the first",
-        "optim/local_votes.py",
-        "while any(self.period.since):",
-        "if any(self.period.since):",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "parts keep their numbers where parameters are added",
-        "optim/local_votes.py",
-        "self.pairs.turns = self.common.list_turns()\n        # Parameters",
-        "self.pairs.turns += [0]\n        # Parameters",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "a part takes a tensor more than its share",
-        "optim/parts.py",
-        "n_open * (2 * held + size) > 2 * left",
-        "n_open * held >= left",
-        VIRTUAL_PARTS,
-    ),
-    Mutation(
-        "the last parts may be empty",
-        "optim/parts.py",
-        "is_closer_without or n_left < n_open",
-        "is_closer_without",
-        VIRTUAL_PARTS,
-    ),
-    Mutation(
-        "a late vote on a part is taken by another",
-        "checkpoint/local.py",
-        "progress._replace(turn=late,",
-        "progress._replace(turn=0,",
-        FILES,
-    ),
-    Mutation(
-        "a diagnosis is planned for all parts",
-        "options/diagnostics.py",
-        "if param.turn == turn]",
-        "]",
-        REAL_PARTS,
     ),
 )

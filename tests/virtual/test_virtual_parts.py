@@ -163,6 +163,32 @@ def test_a_part_that_has_just_voted_rests_in_a_vote_out_of_turn() -> None:
     assert are_equal(residual, [next(iter(cluster.votes.state.values()))["residual"]])
 
 
+def test_a_part_whose_period_was_given_up_rests_in_a_vote_out_of_turn() -> None:
+    params = make_params(SHAPES)
+    cluster = distlion.VirtualLocalSteps(
+        params.items(),
+        make_sgd,
+        workers=2,
+        every=EVERY,
+        parts=3,
+        outer_momentum=0.9,
+        nonfinite="skip",
+    )
+    train_virtually(cluster, params.values(), 0, EVERY + EVERY // 3 + 1)
+    for worker in range(2):  # in the turn of the second part
+        for index, param in enumerate(params.values()):
+            param.grad = torch.full_like(param, torch.nan if index == 1 else 1.0)
+        cluster.collect(worker)
+    before = copies(cluster.common_point)
+    cluster.step()
+    assert are_equal(cluster.common_point, before)
+    assert cluster.committed_step == 4
+    cluster.vote()
+    assert cluster.committed_step == 7
+    after = cluster.common_point
+    assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [False, True, False]
+
+
 def test_where_deltas_are_zero_a_part_comes_back_to_its_place() -> None:
     """Coins of a part are paired by its own votes: two of them undo each other."""
     params = make_params({"p0": (200,), "p1": (200,)})

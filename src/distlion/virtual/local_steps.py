@@ -21,6 +21,7 @@ from distlion.optim import (
     find_delta,
     move_on,
 )
+from distlion.options import Newcomers
 from distlion.virtual.cluster import VirtualCluster
 from distlion.virtual.common_point import VirtualCommonPoint
 
@@ -113,6 +114,9 @@ class VirtualLocalSteps:
         self.inners: tuple[Optimizer, ...] = tuple(
             check_inner(make_inner(own)) for own in self._params
         )
+        self._make_inner = make_inner
+        # Places of workers that have come since the last vote, and have nothing to say in the next.
+        self._newcomers: set[int] = set()
         self._turn = self._calls = 0
         self._since = [0] * parts  # the last vote on each part
 
@@ -212,7 +216,8 @@ class VirtualLocalSteps:
             self._begun, self._begun_turn = begun, turn  # of a vote that has an outcome
         elif place == 0:
             self._vote_in_turn()
-            self._set_stage(self._params[0])
+            self._newcomers = set()
+        self._set_stage(self._params[0])
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -230,8 +235,54 @@ class VirtualLocalSteps:
         self._land()
         while any(self._since):
             self._vote_in_turn()
+        self._newcomers = set()
         for turn in range(self._schedule.parts):
             self._take_common(turn)
+        self._set_stage(self._params[0])
+
+    @torch.no_grad()
+    def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
+        """Let these workers vote from the next vote on, as the members of a crew change.
+
+        Args:
+            ids: Of the workers, by place. At first they are 0 to N - 1. Who was there before goes
+                on; all others begin at the common point with a new inner optimizer, and have no say
+                in the next vote. Call it before the ``step()`` or ``vote()`` in which they come.
+            newcomers: As for ``VirtualCluster.change_workers``, of the momentum of "lion".
+
+        Raises:
+            InvalidArgumentError: As ``VirtualCluster.change_workers``, a single worker is left,
+                some workers have been collected and others not, or votes travel.
+            UnsupportedTypeError: An id is not an integer.
+        """
+        if self._turn not in (0, self.workers):
+            raise InvalidArgumentError(
+                f"change_workers() after {self._turn} of {self.workers} workers were collected. "
+                "Expected all of them, or none. Collect the others first"
+            )
+        if len(ids) < 2 or self._schedule.delay:
+            raise InvalidArgumentError(
+                f"change_workers({list(ids)!r}) with delay={self._schedule.delay}: expected 2 "
+                "workers or more, and delay=0, as in a crew"
+            )
+        is_collected, before = self._turn > 0, self._votes.ids
+        self._votes.change_workers(ids, newcomers=newcomers)
+        places = {identity: place for place, identity in enumerate(before)}
+        params, inners = [], []
+        for identity in ids:
+            if identity in places:
+                params.append(self._params[places[identity]])
+                inners.append(self.inners[places[identity]])
+                continue
+            params.append(self._copy_params())
+            inners.append(check_inner(self._make_inner(params[-1])))
+        self._params, self.inners = params, tuple(inners)
+        self._newcomers = {place for place, each in enumerate(ids) if each not in places}
+        for place in self._newcomers:
+            moving = self._list_moving(params[place])
+            for param, common in zip(moving, self._common, strict=True):
+                param.copy_(common)
+        self._turn = len(ids) if is_collected else 0
         self._set_stage(self._params[0])
 
     def _vote_in_turn(self) -> None:
@@ -251,7 +302,8 @@ class VirtualLocalSteps:
         for worker, own in enumerate(self._params):
             common = self._list_part(self._common, turn, is_whole=False)
             for start, param in zip(common, self._list_part(own, turn), strict=True):
-                start.grad = find_delta(param, start) if self._since[turn] else None
+                is_present = self._since[turn] and worker not in self._newcomers
+                start.grad = find_delta(param, start) if is_present else None
             self._votes.collect(worker)
         self._votes.step()
         self._since[turn] = 0
