@@ -7,7 +7,7 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
-from distlion.optim.local_arguments import Schedule, check_every_steps
+from distlion.optim.local_arguments import Schedule, check_delay, check_every_steps
 from distlion.optim.local_state import check_schedule
 from distlion.optim.local_steps import LocalSteps
 from distlion.optim.local_votes import LocalVotes, Progress
@@ -36,6 +36,7 @@ __all__ = [
     "Schedule",
     "Traffic",
     "VotingBase",
+    "check_delay",
     "check_every_steps",
     "check_inner",
     "check_schedule",
