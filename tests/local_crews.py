@@ -73,7 +73,7 @@ def train(
         assert optimizer.parts > 1 or bits(model.parameters()) == points[step]
 
     with crew:
-        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
         settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
         optimizer = crew.local_steps(inner, **{**settings, "check_every": 3, **options})
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import distlion
-from crews import host_store, make_crew, make_model, start
+from crews import await_true, host_store, make_crew, make_model, start
 from distlion.crew import CrewLocalSteps
 from distlion.errors import CrewError, InvalidArgumentError, NonFiniteError, UnsupportedTypeError
-from local_crews import EVERY, check_equal, train
+from local_crews import EVERY, check_equal, connect, train
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,68 @@ def test_a_delta_that_is_not_finite_stops_all_and_all_go_on() -> None:
     for result in results:
         assert len(result["raised"]) == 1
         assert result["counts"] == (4 * EVERY, 4)
+
+
+def write(rank: int, size: int, port: int) -> dict[str, Any]:
+    """One worker writes to its weights after a vote, and all vote without a step."""
+    crew, raised = make_crew(port, min_workers=size, max_workers=size), []
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.local_step != 2 * EVERY or raised:
+            return
+        own, common = optimizer.list_pairs()[0]
+        with torch.no_grad():
+            own[0, 0] += rank
+        try:
+            optimizer.vote()
+        except InvalidArgumentError as error:
+            raised.append(str(error))
+            assert not torch.equal(own, common)
+            with torch.no_grad():
+                own.copy_(common)
+            optimizer.progress = optimizer.progress
+        raised.append("")
+
+    result = train(crew, seed=rank, size=size, goal=4 * EVERY, each=act)
+    return {**result, "raised": raised}
+
+
+def test_a_vote_without_a_step_does_not_overwrite_what_was_written() -> None:
+    store = host_store()
+    results = start(write, 2, store.port)
+    check_equal(results)
+    assert results[0]["raised"] == [""]
+    assert "was written to between two periods" in results[1]["raised"][0]
+
+
+def come_with_two_groups(rank: int, size: int, port: int) -> dict[str, Any] | bool:
+    """The last worker comes late, and its inner optimizer has a group more."""
+    store = connect(port)
+    if rank < size - 1:
+        crew = make_crew(port, min_workers=2, max_workers=size)
+
+        def act(optimizer: CrewLocalSteps) -> None:
+            if optimizer.local_step == 2 * EVERY + 1 and not store.check(["come"]):
+                store.set("come", "")
+            if optimizer.local_step == 2 * EVERY + 2:
+                await_true(lambda: crew.wants_change)
+
+        return train(crew, seed=rank, size=size - 1, goal=6 * EVERY, each=act)
+    store.wait(["come"])
+    model = make_model(rank)
+    inner = torch.optim.AdamW([{"params": [each]} for each in model.named_parameters()], lr=1e-2)
+    before = [each.detach().clone() for each in model.parameters()]
+    with pytest.raises(CrewError, match="has 1 param groups, and this one 4"):
+        with make_crew(port, min_workers=2, max_workers=size) as crew:
+            settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
+            crew.local_steps(inner, **{**settings, "check_every": 3})
+    return all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_newcomer_whose_inner_optimizer_has_other_groups_takes_nothing() -> None:
+    store = host_store()
+    *results, is_untouched = start(come_with_two_groups, 3, store.port)
+    assert is_untouched
+    check_equal(results)
+    for result in results:
+        assert result["counts"] == (6 * EVERY, 6)

@@ -7,6 +7,8 @@ from planted import Mutation
 VIRTUAL_PARTS = ("virtual/test_virtual_parts.py",)
 REAL_PARTS = ("distributed/test_local_steps_in_parts.py",)
 CREW = ("crew/test_local_steps.py",)
+BEHIND = ("crew/test_local_steps_behind.py",)
+CREW_REFUSED = ("crew/test_local_steps_refused.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
 LOCAL_PARTS = (
@@ -150,5 +152,47 @@ LOCAL_PARTS = (
         "return self.silence_s",
         "return 0.0",
         CREW,
+    ),
+    Mutation(
+        "a worker of a crew that missed a vote which all gave up is taken to be where they are",
+        "crew/member.py",
+        "return self.epoch, self.step, self.calls",
+        "return self.epoch, self.step, 0",
+        BEHIND,
+    ),
+    Mutation(
+        "a worker of a crew that is behind in vote() takes part in a step of the others",
+        "crew/local_steps.py",
+        "while self.at and not self._is_first:",
+        "while self.at:",
+        BEHIND,
+    ),
+    Mutation(
+        "a worker of a crew that is behind in step() is a step behind after vote()",
+        "crew/local_steps.py",
+        'if self._vote_at("step") == "vote":',
+        'if self._vote_at("step") == "never":',
+        BEHIND,
+    ),
+    Mutation(
+        "a crew overwrites what was written to weights where it has nothing to vote on",
+        "crew/local_steps.py",
+        "        if problem is not None:\n            raise problem\n",
+        "",
+        CREW_REFUSED,
+    ),
+    Mutation(
+        "a newcomer of a crew with other param groups finds out in the commit",
+        "crew/local_steps.py",
+        'check_groups(self._inner.param_groups, given["inner"])',
+        "pass",
+        CREW_REFUSED,
+    ),
+    Mutation(
+        "a load that fails puts a crew back",
+        "crew/local_steps.py",
+        "        self._open_votes = partial(",
+        "        self._crew = crew\n        self._open_votes = partial(",
+        ("crew/test_local_steps_saved.py",),
     ),
 )

@@ -243,15 +243,16 @@ class Crew:
         if has_taken and optimizer is not None:
             optimizer.take_donor_groups()  # a new scheduler has begun with its first rate
 
-    def describe(self, *, epoch: int, step: int, settings: int) -> Member:
+    def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
 
         Args:
             epoch: The last epoch that it was whole in.
             step: Steps that its parameters have seen.
+            calls: Local steps that it has counted; 0 where every step is a vote.
             settings: Digest of what must be equal on all.
         """
-        return describe_self(self._id, epoch=epoch, step=step, settings=settings)
+        return describe_self(self._id, epoch=epoch, step=step, calls=calls, settings=settings)
 
     def find_next(
         self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
@@ -360,7 +361,7 @@ class Crew:
             return
         try:
             while not have_all_finished(self.epoch, optimizer):
-                optimizer.form(())
+                optimizer.form((), patience_s=optimizer.patience_s)
                 optimizer.catch_up()
         except DistError as error:
             raise CrewError(

@@ -29,17 +29,26 @@ def describe_groups(
     ]
 
 
-def take_groups(own: Sequence[dict[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
-    """Write hyperparameters that another worker has described into this one's groups.
+def check_groups(own: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
+    """Check that another worker has as many groups as this one.
 
     Raises:
-        CrewError: It has another number of groups.
+        CrewError: It has another number.
     """
     if len(given) != len(own):
         raise CrewError(
             f"the most advanced worker has {len(given)} param groups, and this one "
             f"{len(own)}; do all workers run the same script?"
         )
+
+
+def take_groups(own: Sequence[dict[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
+    """Write hyperparameters that another worker has described into this one's groups.
+
+    Raises:
+        CrewError: It has another number of groups.
+    """
+    check_groups(own, given)
     for group, values in zip(own, given, strict=True):
         for key, value in values.items():
             if isinstance(group.get(key), Tensor):

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.crew.carried import encode_state
 from distlion.crew.epoch import Epoch
-from distlion.crew.groups import describe_groups, take_groups
+from distlion.crew.groups import check_groups, describe_groups, take_groups
 from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.optim import CommonPoint, LocalSteps, LocalVotes, Schedule
@@ -56,12 +55,17 @@ class CrewCommonPoint(CrewLion, CommonPoint):
         super().__init__(crew, *args, buffers=buffers, **options)
 
     @property
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
         # The others may still take local steps; who does not come to a vote is silent.
         return self.silence_s
 
+    @property
+    def _n_calls(self) -> int:
+        return self._votes.period.calls
+
     def catch_up(self) -> None:
-        self._votes.join()
+        while self._votes.at:
+            self._votes.join()
 
     def _list_buffers(self) -> list[Tensor]:
         return [*super()._list_buffers(), *self.outer_momentum.buffers]
@@ -69,6 +73,10 @@ class CrewCommonPoint(CrewLion, CommonPoint):
     def _describe_state(self) -> dict[str, Any]:
         groups = describe_groups(self._inner.param_groups, but=_OF_THE_MACHINE)
         return {**super()._describe_state(), "inner": groups, "local": self._votes.describe()}
+
+    def _take_given(self, given: Mapping[str, Any]) -> None:
+        check_groups(self._inner.param_groups, given["inner"])
+        super()._take_given(given)
 
     def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
         super()._take_state(epoch, given)
@@ -130,7 +138,7 @@ class CrewVotes(LocalVotes):
     def take(self, given: Mapping[str, Any]) -> None:
         """Go on where the most advanced worker is; nothing is left to vote on of this worker's."""
         calls: int = given["calls"]
-        # In step() this worker has a call of its own to count, unless it is in one.
+        # The others are in step(): a call of this worker's has to be theirs, unless it is in one.
         is_first = given["at"] == "step" and self.at != "step"
         self.period.set_progress(calls - is_first, given["since"])
         self._abstains, self._is_first = True, is_first
@@ -145,32 +153,51 @@ class CrewVotes(LocalVotes):
         if self._is_first:
             self.period.calls += 1
         self._is_first = False
-        if self.at:
+        if self.at == "step":
+            self.vote_in_turn()
+        elif self.at:
             self._vote_at(self.at)
 
     def vote_in_turn(self) -> None:
-        self._vote_at("step")
+        if self._vote_at("step") == "vote":
+            self.count_step()  # the others have still to take the step that this call is
 
     def vote_on_all(self) -> None:
         self.join()
+        if self.at:  # the next call of step() is the one that the others are in
+            return
         if any(self.period.since):
             self._vote_at("vote")
-        else:
-            self._begin_anew(self.pairs.pairs)
+            return
+        self.period.check_begin()
+        problem = self.period.find_problem(self._inner.param_groups)
+        if problem is not None:
+            raise problem
+        self._begin_anew(self.pairs.pairs)
 
-    def _vote_at(self, at: At) -> None:
-        """Vote until it is done, whoever is lost or comes meanwhile."""
+    def _vote_at(self, at: At) -> At:
+        """Vote until it is done, whoever is lost or comes meanwhile.
+
+        Returns:
+            The call that the others were in at the end: another one, if this worker fell behind.
+        """
         self.at = at
         try:
-            while self.at:  # or others had done it, whose outcome this worker has taken
+            while self.at and not self._is_first:  # or this call has nothing left to vote on
                 if self._cast_vote() and (self.at == "step" or not any(self.period.since)):
                     break
+            return self.at
         finally:
-            self.at, self._abstains = "", False
+            if not self._is_first:
+                self.at, self._abstains = "", False
 
 
 class CrewLocalSteps(LocalSteps):
     """A ``LocalSteps`` whose workers may change at a vote; ``Crew.local_steps`` makes it.
+
+    A newcomer's first ``step()`` is the one in which the others have let it in: it takes part in
+    their vote with nothing to say, leaves its gradient out, and returns None. ``step()`` and
+    ``vote()`` raise CrewError too, where too few workers are left or the store is gone.
 
     Args:
         crew: Its workers.
@@ -184,12 +211,10 @@ class CrewLocalSteps(LocalSteps):
     def __init__(
         self, crew: Crew, inner: Optimizer, *, buffers: Iterable[Tensor] = (), **options: Any
     ) -> None:
-        self._crew, self._buffers = crew, buffers
+        # No attribute: a load that fails puts back all that can be reached from one.
+        self._open_votes = partial(CrewVotes, crew, buffers)  # type: ignore[method-assign]
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         super().__init__(inner, **options)
-
-    def _open_votes(self, *args: Any, **options: Any) -> LocalVotes:
-        return CrewVotes(self._crew, self._buffers, *args, **options)
 
     @property
     def point(self) -> CrewCommonPoint:
@@ -197,23 +222,9 @@ class CrewLocalSteps(LocalSteps):
         assert isinstance(self._votes.common, CrewCommonPoint)
         return self._votes.common
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do a step of the inner optimizer; after every H-th call vote with those who are there.
-
-        A newcomer's first call is the one in which the others have let it in: it takes part in
-        their vote with nothing to say, and leaves its gradient out.
-
-        Args:
-            closure: Handed to the inner optimizer.
-
-        Returns:
-            What the inner optimizer's ``step`` returned; None in a newcomer's first call.
-
-        Raises:
-            CrewError: Too few workers are left, or the store is gone.
-            StepError: As ``LocalSteps``, of what has nothing to do with members.
-        """
-        at = self._votes.at
-        self._votes.join()
-        return None if at == "step" else super().step(closure)
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        while at := self._votes.at:
+            self._votes.join()
+            if at == "step":
+                return None
+        return super()._take_step(closure)

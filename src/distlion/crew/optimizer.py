@@ -105,9 +105,14 @@ class CrewLion(DistributedLion):
         return Session(Ranks.alone(), settings, None), NodePieces(1, 0)
 
     @property
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
         """Seconds in which the others notice that an epoch is over, after this worker."""
         return QUICK_S
+
+    @property
+    def _n_calls(self) -> int:
+        """Local steps that this worker has counted; 0 where every step is a vote."""
+        return 0
 
     @property
     def has_lost_somebody(self) -> bool:
@@ -141,20 +146,20 @@ class CrewLion(DistributedLion):
             StepError: As ``DistributedLion``, of what has nothing to do with members.
         """
         if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
-            self.form(self._lost, patience_s=self._patience_s)
+            self.form(self._lost, patience_s=self.patience_s)
             return False
         self._crew.carried.check()
         before = self.committed_step
         try:
             self._run_step(closure)
         except EpochOverError:
-            self.form((), patience_s=self._patience_s)
+            self.form((), patience_s=self.patience_s)
             return False
         except (*_LOST, CorruptFrameError) as error:
             self._lost = _find_lost(error)
             self._crew.changes.note_loss(error, self._crew.epoch)
             if self.committed_step == before:
-                self.form(self._lost, patience_s=self._patience_s)
+                self.form(self._lost, patience_s=self.patience_s)
                 return False
             # The step was committed, and what follows it failed: the next call forms an epoch.
         return True
@@ -198,7 +203,9 @@ class CrewLion(DistributedLion):
             self._let_go()
             epoch, step = None, self.committed_step
             settings = self._digest_settings()
-            own = crew.describe(epoch=self._whole_epoch, step=step, settings=settings)
+            own = crew.describe(
+                epoch=self._whole_epoch, step=step, calls=self._n_calls, settings=settings
+            )
             self._fire_forming("arrive")
             try:
                 epoch = crew.find_next(own, lost, patience_s=patience_s)
@@ -278,7 +285,7 @@ class CrewLion(DistributedLion):
         kept = [{**group} for group in self.param_groups]
         try:
             if epoch.is_behind:
-                self._take_groups(given["groups"])
+                self._take_given(given)
             with self._session.lifecycle.exchange("forming an epoch"):
                 taken = self._take_part(epoch)
         except BaseException:
@@ -337,6 +344,10 @@ class CrewLion(DistributedLion):
             "groups": describe_groups(self.param_groups),
             "carried": self._crew.carried.describe(),
         }
+
+    def _take_given(self, given: Mapping[str, Any]) -> None:
+        """Take what has to be known before tensors come; where this raises, nothing was taken."""
+        self._take_groups(given["groups"])
 
     def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
         """Keep what this worker was given, if it is behind; tensors are in place."""

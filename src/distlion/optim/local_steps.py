@@ -248,14 +248,18 @@ class LocalSteps(AroundInner):
             A step that raises before its inner step has ended was not taken, and does not count.
         """
         try:
-            self._votes.period.check_begin()
-            result = do_inner_step(self, self._inner, closure)
-            self._votes.count_step()
+            result = self._take_step(closure)
         except BaseException:
             # A GradScaler takes these back only from a step that returns.
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
+        return result
+
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        self._votes.period.check_begin()
+        result = do_inner_step(self, self._inner, closure)
+        self._votes.count_step()
         return result
 
     @torch.no_grad()
