@@ -126,10 +126,10 @@ def come_with_two_groups(rank: int, size: int, port: int) -> dict[str, Any] | bo
     model = make_model(rank)
     inner = torch.optim.AdamW([{"params": [each]} for each in model.named_parameters()], lr=1e-2)
     before = [each.detach().clone() for each in model.parameters()]
-    with pytest.raises(CrewError, match="has 1 param groups, and this one 4"):
-        with make_crew(port, min_workers=2, max_workers=size) as crew:
-            settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
-            crew.local_steps(inner, **{**settings, "check_every": 3})
+    settings: dict[str, Any] = {"every": EVERY, "step_timeout_s": 4, "check_every": 3}
+    refused = pytest.raises(CrewError, match="has 1 param groups, and this one 4")
+    with refused, make_crew(port, min_workers=2, max_workers=size) as crew:
+        crew.local_steps(inner, exchange=distlion.AllReduce(), **settings)
     return all(map(torch.equal, before, model.parameters()))
 
 
