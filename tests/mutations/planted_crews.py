@@ -11,15 +11,15 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who is ahead by steps is first, whatever its epoch",
         "crew/epoch.py",
-        "key=lambda member: (-member.epoch, -member.step, member.id)",
+        "key=lambda member: (*[-each for each in member.progress], member.id)",
         "key=lambda member: (-member.step, member.id)",
         CREWS,
     ),
     Mutation(
         "crew: who is at the same step of an earlier epoch is not behind",
         "crew/member.py",
-        "        return self.epoch, self.step\n",
-        "        return bool(self.epoch), self.step\n",
+        "return self.epoch, self.step, self.calls",
+        "return bool(self.epoch), self.step, self.calls",
         CREWS,
     ),
     Mutation(

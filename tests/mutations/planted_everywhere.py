@@ -14,6 +14,7 @@ from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_leftovers import SHARED
 from planted_local import LOCAL_STEPS
+from planted_local_lab import AROUND_LOCAL_STEPS
 from planted_local_parts import LOCAL_PARTS
 from planted_losses import LOSSES
 from planted_methods import NAMES
@@ -46,6 +47,7 @@ EVERYWHERE = (
     *BITS,
     *SHARED,
     *CORE,
+    *AROUND_LOCAL_STEPS,
     *NAMES,
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
