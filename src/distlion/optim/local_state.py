@@ -17,6 +17,7 @@ LOCAL_KEY = "local_steps"
 """Of the state dict, beside "state" and "param_groups"."""
 
 CALL = "load_state_dict()"
+_SCHEDULE = {"every", "parts", "local_step", "steps_since_vote", "late_part"}
 
 
 def export_local_state(votes: LocalVotes) -> dict[str, Any]:
@@ -92,6 +93,12 @@ def check_schedule(saved: Mapping[str, Any], schedule: Schedule, what: str) -> N
     Raises:
         CheckpointError: It has not.
     """
+    missing = _SCHEDULE - saved.keys()
+    if missing:
+        raise CheckpointError(
+            f"{what} has no {', '.join(sorted(missing))}: it is older than votes on parts of the "
+            "parameters. Expected one of this version. Load it with the version that saved it"
+        )
     if saved["every"] != schedule.every:
         raise CheckpointError(
             f"{what} votes every {saved['every']} steps, and this optimizer every "
