@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 
@@ -36,6 +37,25 @@ class DeltaRule:
 
     kind: str  # scaled | stochastic | residual | estimate
     bits: int = 1
+
+
+def divide(sizes: Sequence[int], n_parts: int) -> list[list[int]]:
+    """Divide tensors into parts: each takes the next one where that brings it closer to its share.
+
+    Its share is that of what is left, and each part after it gets a tensor. All have elements.
+    """
+    parts: list[list[int]] = []
+    todo = list(range(len(sizes)))
+    for n_open in range(n_parts, 0, -1):
+        share = Fraction(sum(sizes[index] for index in todo), n_open)
+        part = [todo.pop(0)]
+        while len(todo) > n_open - 1:
+            held = sum(sizes[index] for index in part)
+            if n_open > 1 and held + sizes[todo[0]] - share > share - held:
+                break
+            part.append(todo.pop(0))
+        parts.append(part)
+    return parts
 
 
 def cut_shards(sizes: Sequence[int], n_shards: int) -> list[list[slice]]:
@@ -78,23 +98,38 @@ class DeltaOracle:
     momentum: float = 0.0
     nesterov: bool = False
     seed: int = 0
-    step_number: int = 0
+    n_parts: int = 1
+    n_votes: int = 0
     kept: list[list[F32]] = field(init=False)
     buffers: list[F32] = field(init=False)
 
     def __post_init__(self) -> None:
         self.kept = [[np.zeros_like(p) for p in self.params] for _ in range(self.world_size)]
         self.buffers = [np.zeros_like(p) for p in self.params]
-        self.pieces = cut_shards([p.size for p in self.params], self.world_size)
+        self.parts = divide([p.size for p in self.params], self.n_parts)
+        self.pieces: dict[int, list[slice]] = {}
+        for part in self.parts:  # each has buckets of its own
+            cut = cut_shards([self.params[index].size for index in part], self.world_size)
+            self.pieces |= dict(zip(part, cut, strict=True))
+
+    @property
+    def part(self) -> list[int]:
+        """The parameters that vote next."""
+        return self.parts[self.n_votes % self.n_parts]
+
+    @property
+    def step_number(self) -> int:
+        """The number of the next vote among those on its part."""
+        return self.n_votes // self.n_parts
 
     def vote(self, deltas: Sequence[Sequence[F32 | None]]) -> None:
         """Do one vote; ``deltas[worker][param]`` is None where that worker abstains."""
-        for index in range(len(self.params)):
+        for index in self.part:
             mine = {rank: row[index] for rank, row in enumerate(deltas)}
             here = {rank: delta for rank, delta in mine.items() if delta is not None}
             if here:
                 self._move(index, *self._decide(index, here))
-        self.step_number += 1
+        self.n_votes += 1
 
     def _decide(self, index: int, deltas: dict[int, F32]) -> tuple[I64, list[np.float32]]:
         """Return S, and how far it reaches in each shard."""

@@ -18,7 +18,9 @@ from torch.optim.optimizer import Optimizer
 
 import distlion
 from delta_oracle import DeltaOracle, DeltaRule
+from distlion import errors
 from drawn import draw_grads, make_params, set_grads
+from failures import Caught
 
 SHAPES: dict[str, int | tuple[int, ...]] = {"p0": (70, 33), "p1": (5,), "p2": (4200,)}
 EVERY, STEPS = 3, 10
@@ -50,15 +52,17 @@ class PlainRun:
         rule: DeltaRule,
         every: int = EVERY,
         delay: int = 0,
+        parts: int = 1,
         dtype: torch.dtype = torch.float32,
         **outer: Any,
     ) -> None:
-        self.every, self.delay, self.dtype = every, delay, dtype
+        self.every, self.delay, self.dtype = every // parts, delay, dtype
         self.begun: list[list[Tensor]] = []
         self.own = [[*make_params(SHAPES, dtype=dtype).values()] for _ in range(n_workers)]
         self.inners = [make_inner(params) for params in self.own]
         flat = [param.detach().float().view(-1).numpy().copy() for param in self.own[0]]
-        self.oracle = DeltaOracle(flat, rule, n_workers, **outer)
+        self.oracle = DeltaOracle(flat, rule, n_workers, n_parts=parts, **outer)
+        self.landing: list[int] = []
         self.done = 0
 
     @property
@@ -79,6 +83,7 @@ class PlainRun:
                 self.land()
             if self.done % self.every == 0 and self.delay:
                 self.begun = [[param.detach().clone() for param in mine] for mine in self.own]
+                self.landing = self.oracle.part
                 self.cast()
             elif self.done % self.every == 0:
                 self.vote()
@@ -87,17 +92,22 @@ class PlainRun:
     @torch.no_grad()
     def land(self) -> None:
         """Take the outcome of a vote that began some steps ago."""
+        common = self.common
         for params, begun in zip(self.own, self.begun, strict=True):
-            for param, common, start in zip(params, self.common, begun, strict=True):
-                param.copy_(common + (param.float() - start.float()))
+            for index in self.landing:
+                moved = params[index].float() - begun[index].float()
+                params[index].copy_(common[index] + moved)
         self.begun = []
 
     @torch.no_grad()
     def vote(self) -> None:
+        """Vote on the part whose turn it is."""
+        part = self.oracle.part
         self.cast()
+        common = self.common
         for params in self.own:
-            for param, common in zip(params, self.common, strict=True):
-                param.copy_(common)
+            for index in part:
+                params[index].copy_(common[index])
 
     @torch.no_grad()
     def cast(self) -> None:
@@ -120,6 +130,15 @@ def make(
     """Make the optimizer of a real worker."""
     inner = make_inner(params.values())
     return distlion.LocalSteps(inner, **{"every": EVERY, "step_timeout_s": 20, **options})
+
+
+def catch(action: Callable[[], Any]) -> Caught | None:
+    """Return what a call raises, as far as tests of local steps compare it."""
+    try:
+        action()
+    except errors.DistlionError as error:
+        return Caught(type(error).__name__, str(error), None, None, (), None, True)
+    return None
 
 
 def copies(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -26,6 +26,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "estimates": {"aggregation": distlion.EstimateVote()},
     "a late vote": {"delay": 2, "aggregation": distlion.ScaledVote()},
+    "parts": {"parts": 3, "aggregation": distlion.ResidualVote(), "outer_momentum": 0.5},
+    "a late vote on a part": {"every": 2 * EVERY, "parts": 2, "delay": 2},
     "lion": {"outer": "lion", "outer_lr": 1e-2},
 }
 
@@ -85,7 +87,8 @@ def resume(rank: int, world_size: int, folder: str) -> list[str]:
         second = LocalWorker(rank, dtype, **options).train(0, 1)
         loaded = second.load(path)
         counts = (loaded.step, second.optimizer.local_step, second.optimizer.committed_step)
-        if counts != (AT // EVERY, AT, AT // EVERY):
+        votes = AT // (options.get("every", EVERY) // options.get("parts", 1))
+        if counts != (votes, AT, votes):
             wrong.append(f"{name}: {counts}")
         if not are_equal(second.train(AT, STEPS).tensors(), whole.tensors()):
             wrong.append(name)
@@ -103,16 +106,18 @@ def test_a_single_worker_resumes_too(tmp_path: Path) -> None:
     assert resume(0, 1, str(tmp_path)) == []
 
 
-def save(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
-    worker = LocalWorker(rank, aggregation=distlion.ResidualVote()).train(0, AT)
+def save(
+    rank: int, world_size: int, folder: str, options: dict[str, Any] | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    worker = LocalWorker(rank, aggregation=distlion.ResidualVote(), **options or {}).train(0, AT)
     worker.save(folder)
     return worker.own(), worker.optimizer.common_point
 
 
 def load(
-    rank: int, world_size: int, folder: str, rule: Any
+    rank: int, world_size: int, folder: str, rule: Any, options: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], int]:
-    worker = LocalWorker(rank, aggregation=distlion.ResidualVote())
+    worker = LocalWorker(rank, aggregation=distlion.ResidualVote(), **options)
     worker.load(folder, on_world_change=rule)
     own, common = worker.own(), [each.clone() for each in worker.optimizer.common_point]
     momenta = [entry["exp_avg"].clone() for entry in worker.optimizer.state.values()]
@@ -122,11 +127,14 @@ def load(
 
 
 @pytest.mark.distributed
-def test_another_number_of_workers_begins_by_the_rule_of_momenta(tmp_path: Path) -> None:
-    saved = run_workers(save, 4, str(tmp_path))
+@pytest.mark.parametrize("options", [{}, {"every": 2 * EVERY, "parts": 2, "delay": 2}])
+def test_another_number_of_workers_begins_by_the_rule_of_momenta(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    saved = run_workers(save, 4, str(tmp_path), options)
     for rule in ("map", "mean", "reset"):
         for rank, (own, common, momenta, votes) in enumerate(
-            run_workers(load, 2, str(tmp_path), rule)
+            run_workers(load, 2, str(tmp_path), rule, options)
         ):
             assert are_equal(common, saved[0][1])
             assert votes == STEPS // EVERY
@@ -147,6 +155,12 @@ def load_apart(rank: int, world_size: int, folder: str) -> tuple[str, int]:
     except CheckpointError as error:
         return str(error), worker.optimizer.local_step
     return "", worker.optimizer.local_step
+
+
+def make_older(tree: dict[str, Any]) -> None:
+    """Leave out what checkpoints have since parts of the parameters may vote."""
+    new = ("parts", "late_part")
+    tree["local"]["items"] = [pair for pair in tree["local"]["items"] if pair[0] not in new]
 
 
 def change_steps(tree: dict[str, Any]) -> None:
@@ -183,8 +197,10 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     saved = LocalWorker(0).train(0, AT)
     path = saved.save(tmp_path)
     cases: list[tuple[str, Any, Any]] = [
-        ("a vote every 3 steps", {"every": EVERY + 1}, None),
+        ("votes every 3 steps", {"every": EVERY + 1}, None),
+        ("votes in parts=1", {"parts": 3}, None),
         ("does not fit this optimizer", {"outer_momentum": 0.9}, None),
+        ("the checkpoint has no late_part, parts: it is older", {}, make_older),
         ("without local steps", {}, lambda tree: tree.pop("local")),
         ("malformed", {}, lambda tree: tree.update(local=7)),
     ]

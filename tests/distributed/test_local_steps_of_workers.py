@@ -54,7 +54,7 @@ def run_cases(rank: int, world_size: int, cases: list[Options]) -> list[Ended]:
             train(optimizer, params.values(), rank, step, step + 1)
             is_vote = (step + 1) % EVERY == 0
             if options.get("delay"):
-                assert (optimizer.list_begun() is not None) == (
+                assert (optimizer.progress.turn is not None) == (
                     step + 1 >= EVERY and (step + 1) % EVERY < options["delay"]
                 )
             sent = optimizer.traffic.sent_bytes - before

@@ -17,19 +17,11 @@ from cluster import run_workers
 from distlion import errors
 from drawn import make_params, set_grads
 from failures import Caught, assert_raised
-from local_runs import EVERY, SHAPES, are_equal, copies, make, make_lion, train
+from local_runs import EVERY, SHAPES, are_equal, catch, copies, make, make_lion, train
 
 pytestmark = pytest.mark.distributed
 
 N_WORKERS = 2
-
-
-def catch(action: Callable[[], Any]) -> Caught | None:
-    try:
-        action()
-    except errors.DistlionError as error:
-        return Caught(type(error).__name__, str(error), None, None, (), None, True)
-    return None
 
 
 def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
@@ -130,7 +122,7 @@ def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | No
         first.pop("local_steps")
     elif kind == "late":
         first["local_steps"]["local_step"] = EVERY + 2
-        first["local_steps"]["steps_since_vote"] = 2
+        first["local_steps"]["steps_since_vote"] = [2]
     kept = optimizer.state
     found = catch(lambda: optimizer.load_state_dict(first if rank == 1 else second))
     step = optimizer.local_step

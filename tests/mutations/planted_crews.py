@@ -11,15 +11,15 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who is ahead by steps is first, whatever its epoch",
         "crew/epoch.py",
-        "key=lambda member: (-member.epoch, -member.step, member.id)",
+        "key=lambda member: (*[-each for each in member.progress], member.id)",
         "key=lambda member: (-member.step, member.id)",
         CREWS,
     ),
     Mutation(
         "crew: who is at the same step of an earlier epoch is not behind",
         "crew/member.py",
-        "        return self.epoch, self.step\n",
-        "        return bool(self.epoch), self.step\n",
+        "return self.epoch, self.step, self.calls",
+        "return bool(self.epoch), self.step, self.calls",
         CREWS,
     ),
     Mutation(
@@ -89,8 +89,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a step that was committed is taken for one that was not",
         "crew/optimizer.py",
-        "            if self.committed_step == before:\n                self.form(self._lost)",
-        "            if True:\n                self.form(self._lost)",
+        "            if self.committed_step == before:\n                self.form(self._lost,",
+        "            if True:\n                self.form(self._lost,",
         CREWS,
     ),
     Mutation(
@@ -123,7 +123,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: the end is waited for with those who are gone",
-        "crew/crew.py",
+        "crew/ending.py",
         "elif now_s - heard[each][1] > limit_s:",
         "elif False:",
         FOUND,

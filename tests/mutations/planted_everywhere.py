@@ -15,6 +15,7 @@ from planted_kernels import KERNELS
 from planted_leftovers import SHARED
 from planted_local import LOCAL_STEPS
 from planted_local_lab import AROUND_LOCAL_STEPS
+from planted_local_parts import LOCAL_PARTS
 from planted_losses import LOSSES
 from planted_methods import NAMES
 from planted_misuse import MISUSES
@@ -50,4 +51,5 @@ EVERYWHERE = (
     *NAMES,
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
+    *LOCAL_PARTS,
 )

@@ -165,7 +165,9 @@ class Loading:
                 )
             self._barrier.share(problem)
             if parsed is not None and parsed.local is not None:
-                self._barrier.compare(parsed.local.progress, "the local steps that were saved")
+                self._barrier.compare(
+                    parsed.local.progress.describe(), "the local steps that were saved"
+                )
         assert parsed is not None  # or all have raised
         self._parsed = parsed
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase, describe_progress
+from distlion.optim import LocalSteps, Progress, VotingBase, check_schedule
 
 LOCAL = "local"
 """Of the tree: what is a worker's own, or equal on all, and no row of ``worker-...`` files."""
@@ -32,8 +32,7 @@ def take_apart(optimizer: Any) -> tuple[Any, LocalSteps | None]:
 
 def describe_local(local: LocalSteps) -> str:
     """Say where in its period a worker is, which must be equal on all."""
-    is_late = local.list_begun() is not None
-    return describe_progress(local.local_step, local.steps_since_vote, is_late=is_late)
+    return local.progress.describe()
 
 
 def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
@@ -77,10 +76,11 @@ def collect_local(
     rows = {
         f"{LOCAL}.{index}": param.detach() for index, param in enumerate(params) if param in moving
     }
-    begun = local.list_begun()
-    if begun is not None:
-        numbers = [index for index, param in enumerate(params) if param in moving]
-        rows |= {f"{BEGUN}.{n}": each for n, each in zip(numbers, begun, strict=True)}
+    progress = local.progress
+    if progress.turn is not None:
+        numbers = {param: index for index, param in enumerate(params)}
+        voting = zip(local.list_pairs(progress.turn), progress.begun, strict=True)
+        rows |= {f"{BEGUN}.{numbers[param]}": each for (param, _), each in voting}
     rest: dict[Any, dict[str, Any]] = {}
     for index, entry in inner["state"].items():
         rest[index] = {}
@@ -92,9 +92,10 @@ def collect_local(
                 rest[index][key] = {"value": value}
     tree = {
         "every": local.every,
-        "local_step": local.local_step,
-        "steps_since_vote": local.steps_since_vote,
-        "is_late": begun is not None,
+        "parts": local.parts,
+        "local_step": progress.calls,
+        "steps_since_vote": list(progress.since),
+        "late_part": progress.turn,
         "outer_momentum": [each.detach() for each in local.votes.outer_momentum.buffers],
         "state": rest,
         "groups": inner["param_groups"],
@@ -113,23 +114,15 @@ class ParsedLocal:
 
     Attributes:
         own: This worker's values of each parameter, by its number; none where it begins anew.
-        begun: Where it was when a vote began whose outcome is to be taken; None for no such vote.
+        progress: Where this worker goes on.
         inner: The inner optimizer's state dict.
         outer_momentum: In the order of the parameters that votes move.
-        local_step, since_vote: Calls of ``step()``, and those since the last vote.
     """
 
     own: Mapping[int, Tensor]
-    begun: list[Tensor] | None
+    progress: Progress
     inner: dict[str, Any]
     outer_momentum: list[Tensor]
-    local_step: int
-    since_vote: int
-
-    @property
-    def progress(self) -> str:
-        """Where in its period this worker goes on, which must be equal on all."""
-        return describe_progress(self.local_step, self.since_vote, is_late=self.begun is not None)
 
     def apply(self, local: LocalSteps) -> None:
         """Overwrite all of it; the common point has been loaded before."""
@@ -141,7 +134,7 @@ class ParsedLocal:
             for buffer, saved in zip(buffers, self.outer_momentum, strict=True):
                 buffer.copy_(saved)
         local.inner.load_state_dict(self.inner)
-        local.set_progress(self.local_step, self.since_vote, self.begun)
+        local.progress = self.progress
 
 
 def parse_local(
@@ -166,16 +159,17 @@ def parse_local(
     saved = decode_tree(tree[LOCAL], read)
     _check(saved, local)
     own: dict[int, Tensor] = {}
-    begun: list[Tensor] = []
+    begun: dict[Tensor, Tensor] = {}
     state: dict[Any, dict[str, Any]] = {}
-    moving = dict(local.list_pairs())
+    moving, late = dict(local.list_pairs()), saved["late_part"]
+    voting = dict(local.list_pairs(late)) if late is not None else {}
     params = [param for group in local.param_groups for param in group["params"]]
     for index, param in enumerate(params):
         value = build(f"{LOCAL}.{index}", param.shape) if param in moving else None
         if value is not None:
             own[index] = value
-            if saved["is_late"]:
-                begun.append(_build(f"{BEGUN}.{index}", param.shape, build))
+            if param in voting:
+                begun[param] = _build(f"{BEGUN}.{index}", param.shape, build)
     for index, entry in saved["state"].items():
         state[index] = {}
         for key, found in entry.items():
@@ -185,15 +179,11 @@ def parse_local(
                 break
             state[index][key] = value
     inner = {"state": state, "param_groups": saved["groups"]}
-    is_late = bool(begun)  # who begins anew at the common point has nothing to take
-    return ParsedLocal(
-        own,
-        begun if is_late else None,
-        inner,
-        saved["outer_momentum"],
-        saved["local_step"],
-        saved["steps_since_vote"],
-    )
+    # Who begins anew at the common point has nothing to take.
+    progress = Progress(saved["local_step"], saved["steps_since_vote"])
+    if begun:
+        progress = progress._replace(turn=late, begun=[begun[param] for param in voting])
+    return ParsedLocal(own, progress, inner, saved["outer_momentum"])
 
 
 def _build(name: str, shape: torch.Size, build: Build) -> Tensor:
@@ -203,14 +193,7 @@ def _build(name: str, shape: torch.Size, build: Build) -> Tensor:
 
 
 def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
-    if saved["every"] != local.every:
-        raise CheckpointError(
-            f"the checkpoint was saved with a vote every {saved['every']} steps, and this "
-            f"optimizer votes every {local.every}. Expected the same. Make it with the saved number"
-        )
-    for name in ("local_step", "steps_since_vote"):
-        if type(saved[name]) is not int or saved[name] < 0:
-            raise CheckpointError(f"{name} is {saved[name]!r}; expected 0 or more")
+    check_schedule(saved, local.schedule, "the checkpoint")
     shapes = [each.shape for each in local.votes.outer_momentum.buffers]
     if [each.shape for each in saved["outer_momentum"]] != shapes:
         raise CheckpointError(

@@ -2,8 +2,18 @@
 
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.crew import Crew
+from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import DEFAULT_PORT, NOW, name_run
 from distlion.crew.sampler import CrewSampler
 
-__all__ = ["DEFAULT_PORT", "NOW", "Crew", "CrewLion", "CrewSampler", "CrewTraffic", "name_run"]
+__all__ = [
+    "DEFAULT_PORT",
+    "NOW",
+    "Crew",
+    "CrewLion",
+    "CrewLocalSteps",
+    "CrewSampler",
+    "CrewTraffic",
+    "name_run",
+]

@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed import DistError
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion.crew.admission import ask
 from distlion.crew.carried import Carried, CarriedState
 from distlion.crew.changes import Changes
+from distlion.crew.ending import have_all_finished
 from distlion.crew.epoch import (
     QUICK_S,
     Epoch,
@@ -27,6 +28,7 @@ from distlion.crew.epoch import (
     read_decision,
     take_id,
 )
+from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.lookout import Lookout
 from distlion.crew.member import Member, describe_self
 from distlion.crew.optimizer import CrewLion
@@ -191,9 +193,45 @@ class Crew:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
         self.carry(**(carry or {}))
         optimizer = CrewLion(self, params, *args, buffers=buffers, **options)
+        self._begin(optimizer)
+        return optimizer
+
+    def local_steps(
+        self,
+        inner: Optimizer,
+        *,
+        carry: Mapping[str, Carried] | None = None,
+        buffers: Iterable[Tensor] = (),
+        **options: Any,
+    ) -> CrewLocalSteps:
+        """Make the ``LocalSteps`` of this worker, and wait until the first epoch is formed.
+
+        Members change at votes. Survivors vote again with the deltas that they still have. Who is
+        new, or behind, takes the common point, the outer momentum and the numbers of steps from the
+        most advanced worker, has no say in that vote, and begins a period with the others.
+
+        Args:
+            inner: As for ``LocalSteps``; that of a newcomer begins without state.
+            carry: As for ``optimizer``.
+            buffers: Likewise.
+            **options: As for ``LocalSteps``, but for ``process_group``, ``nodes`` and ``delay``.
+                ``step_timeout_s`` has to cover how far apart workers come to a vote.
+
+        Raises:
+            InvalidArgumentError: The crew has an optimizer already, or cannot have this option.
+            UnsupportedTypeError: Parameters are DTensors.
+            CrewError: Fewer than ``min_workers`` came in time.
+        """
+        if self._optimizer is not None:
+            raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
+        self.carry(**(carry or {}))
+        optimizer = CrewLocalSteps(self, inner, buffers=buffers, **options)
+        self._begin(optimizer.point)
+        return optimizer
+
+    def _begin(self, optimizer: CrewLion) -> None:
         self._optimizer = weakref.ref(optimizer)
         optimizer.form(())
-        return optimizer
 
     def carry(self, **carried: Carried) -> None:
         """Let newcomers take the state of these objects from the most advanced worker.
@@ -205,22 +243,26 @@ class Crew:
         if has_taken and optimizer is not None:
             optimizer.take_donor_groups()  # a new scheduler has begun with its first rate
 
-    def describe(self, *, epoch: int, step: int, settings: int) -> Member:
+    def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
 
         Args:
             epoch: The last epoch that it was whole in.
             step: Steps that its parameters have seen.
+            calls: Local steps that it has counted; 0 where every step is a vote.
             settings: Digest of what must be equal on all.
         """
-        return describe_self(self._id, epoch=epoch, step=step, settings=settings)
+        return describe_self(self._id, epoch=epoch, step=step, calls=calls, settings=settings)
 
-    def find_next(self, own: Member, lost: Collection[int]) -> Epoch:
+    def find_next(
+        self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
+    ) -> Epoch:
         """Find the next epoch: among survivors, by asking those who train, or at the rendezvous.
 
         Args:
             own: This worker.
             lost: Ranks of those who are known to be lost, in the epoch that was found last.
+            patience_s: Seconds in which the others come after this worker.
 
         Raises:
             CrewError: The store is gone, or the others train with other settings than this worker.
@@ -237,7 +279,7 @@ class Crew:
                 own,
                 {before.members[rank].id for rank in lost},
                 min_workers=self.min_workers,
-                until_s=QUICK_S + max(time.monotonic(), self._others_until_s),
+                until_s=patience_s + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
             last = 0
@@ -328,8 +370,9 @@ class Crew:
         if optimizer is None or self._epoch is None:
             return
         try:
-            while not self._have_all_finished(optimizer):
-                optimizer.form(())
+            while not have_all_finished(self.epoch, optimizer):
+                optimizer.form((), patience_s=optimizer.patience_s)
+                optimizer.catch_up()
         except DistError as error:
             raise CrewError(
                 f"the store is gone ({error}): this worker has come to its end, and does not know "
@@ -341,30 +384,6 @@ class Crew:
             logger.warning("worker %d has come to its end, the last of all: %s", self._id, error)
         self._ended.set()
         self._rendezvous.close()
-
-    def _have_all_finished(self, optimizer: CrewLion) -> bool:
-        """Wait; False where somebody was lost, failed in its last step, or says nothing any more.
-
-        Nobody waits for a member in a step any more, so that its own word has to tell that it is
-        there: of one that computes, it comes from its lookout.
-        """
-        epoch, limit_s = self.epoch, optimizer.silence_s
-        heard: dict[str, tuple[bytes, float]] = {}
-        epoch.store.set(f"finished/{self._id}", "")
-        left = [str(member.id) for member in epoch.members]
-        while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
-            if optimizer.has_lost_somebody:
-                return False
-            now_s = time.monotonic()
-            for each in left:
-                word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else b""
-                if each not in heard or heard[each][0] != word:
-                    heard[each] = word, now_s
-                elif now_s - heard[each][1] > limit_s:
-                    logger.warning("worker %s says nothing; the others end without it", each)
-                    return False
-            time.sleep(0.05)
-        return True
 
     def __enter__(self) -> Crew:
         return self

@@ -274,7 +274,7 @@ def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Memb
 def _make(
     store: Any, number: int, members: list[Member], own: Member, guests: Collection[int] = ()
 ) -> Epoch:
-    ordered = sorted(members, key=lambda member: (-member.epoch, -member.step, member.id))
+    ordered = sorted(members, key=lambda member: (*[-each for each in member.progress], member.id))
     place = [member.id for member in ordered].index(own.id)
     part = PrefixStore(f"epoch {number}", store)
     ranks = tuple(rank for rank, member in enumerate(ordered) if member.id in guests)

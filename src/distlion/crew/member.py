@@ -19,6 +19,7 @@ class Member:
         id: Its number, which nobody else gets.
         epoch: The last epoch that it was whole in; 0 for a newcomer.
         step: Steps that its parameters have seen.
+        calls: Local steps that it has counted; 0 where every step is a vote.
         settings: Digest of its parameters' kinds and of its settings.
         host: Where it runs, for logs.
         pid: Its process there.
@@ -30,16 +31,17 @@ class Member:
     settings: int
     host: str
     pid: int
+    calls: int = 0
 
     @property
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int, int]:
         """How far it is: parameters of a later epoch stand, whatever their step."""
-        return self.epoch, self.step
+        return self.epoch, self.step, self.calls
 
     def __str__(self) -> str:
         return f"worker {self.id} ({self.host}, process {self.pid})"
 
 
-def describe_self(identity: int, *, epoch: int, step: int, settings: int) -> Member:
+def describe_self(identity: int, *, epoch: int, step: int, calls: int, settings: int) -> Member:
     """Describe this process as a member."""
-    return Member(identity, epoch, step, settings, os.uname().nodename, os.getpid())
+    return Member(identity, epoch, step, settings, os.uname().nodename, os.getpid(), calls)

@@ -18,11 +18,11 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from distlion import faults
 from distlion.crew import handover
 from distlion.crew.changes import CrewTraffic
-from distlion.crew.epoch import Epoch, call_roll, connect, disconnect
+from distlion.crew.epoch import QUICK_S, Epoch, call_roll, connect, disconnect
+from distlion.crew.groups import describe_groups, take_groups
 from distlion.crew.rendezvous import FormingError, MissingError
 from distlion.errors import (
     CorruptFrameError,
-    CrewError,
     EpochOverError,
     InvalidArgumentError,
     PeerLostError,
@@ -105,6 +105,16 @@ class CrewLion(DistributedLion):
         return Session(Ranks.alone(), settings, None), NodePieces(1, 0)
 
     @property
+    def patience_s(self) -> float:
+        """Seconds in which the others notice that an epoch is over, after this worker."""
+        return QUICK_S
+
+    @property
+    def _n_calls(self) -> int:
+        """Local steps that this worker has counted; 0 where every step is a vote."""
+        return 0
+
+    @property
     def has_lost_somebody(self) -> bool:
         """True if some member is gone, or could not go on, since the epoch was formed."""
         group = self._session.ranks.process_group
@@ -136,20 +146,20 @@ class CrewLion(DistributedLion):
             StepError: As ``DistributedLion``, of what has nothing to do with members.
         """
         if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
-            self.form(self._lost)
+            self.form(self._lost, patience_s=self.patience_s)
             return False
         self._crew.carried.check()
         before = self.committed_step
         try:
             self._run_step(closure)
         except EpochOverError:
-            self.form(())
+            self.form((), patience_s=self.patience_s)
             return False
         except (*_LOST, CorruptFrameError) as error:
             self._lost = _find_lost(error)
             self._crew.changes.note_loss(error, self._crew.epoch)
             if self.committed_step == before:
-                self.form(self._lost)
+                self.form(self._lost, patience_s=self.patience_s)
                 return False
             # The step was committed, and what follows it failed: the next call forms an epoch.
         return True
@@ -175,11 +185,12 @@ class CrewLion(DistributedLion):
             self._crew.changes.note_loss(error, self._crew.epoch)
             Optimizer.zero_grad(self, set_to_none)
 
-    def form(self, lost: Collection[int]) -> None:
+    def form(self, lost: Collection[int], *, patience_s: float = QUICK_S) -> None:
         """Form the next epoch; all members do.
 
         Args:
             lost: Ranks in the present epoch that all others found to be gone.
+            patience_s: Seconds in which the others come after this worker.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
@@ -192,16 +203,18 @@ class CrewLion(DistributedLion):
             self._let_go()
             epoch, step = None, self.committed_step
             settings = self._digest_settings()
-            own = crew.describe(epoch=self._whole_epoch, step=step, settings=settings)
+            own = crew.describe(
+                epoch=self._whole_epoch, step=step, calls=self._n_calls, settings=settings
+            )
             self._fire_forming("arrive")
             try:
-                epoch = crew.find_next(own, lost)
+                epoch = crew.find_next(own, lost, patience_s=patience_s)
                 self._fire_forming("roster")
                 self._enter(epoch)
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
                 # A store that is gone is found so where the next epoch is looked for.
                 crew.patience.check(error)
-                lost = _find_lost(error)
+                lost, patience_s = _find_lost(error), QUICK_S
                 if epoch is not None:
                     # If nobody is known to be gone, newcomers may be why it was not formed.
                     lost = lost or epoch.guests
@@ -211,11 +224,14 @@ class CrewLion(DistributedLion):
                 continue
             except ReplicaMismatchError as error:
                 self._set_back(error)
-                lost = ()
+                lost, patience_s = (), QUICK_S
                 continue
             seconds, longest_s = time.monotonic() - began_s, self._settings.group_timeout_s
             crew.enter(epoch, seconds=seconds, longest_operation_s=longest_s)
             return
+
+    def catch_up(self) -> None:
+        """Take part in what the others are at, where this worker has come in between."""
 
     def leave(self) -> None:
         """Close the connections of this worker, which the others notice at once."""
@@ -260,8 +276,7 @@ class CrewLion(DistributedLion):
         self._fire_forming("connect")
         gives, given = epoch.place == 0 and epoch.has_laggards, {}
         if gives:
-            state = {"groups": self._describe_groups(), "carried": self._crew.carried.describe()}
-            handover.give(epoch.store, state)
+            handover.give(epoch.store, self._describe_state())
         if epoch.is_behind:
             limit_s = self._settings.init_timeout_s
             given = handover.take(
@@ -270,7 +285,7 @@ class CrewLion(DistributedLion):
         kept = [{**group} for group in self.param_groups]
         try:
             if epoch.is_behind:
-                self._take_groups(given["groups"])
+                self._take_given(given)
             with self._session.lifecycle.exchange("forming an epoch"):
                 taken = self._take_part(epoch)
         except BaseException:
@@ -284,9 +299,7 @@ class CrewLion(DistributedLion):
             lifecycle.is_torn = True
             for own, new in taken:
                 own.copy_(new)
-            if epoch.is_behind:
-                self._donor_groups = given["groups"]
-                self._crew.carried.take(given["carried"])
+            self._take_state(epoch, given)
             lifecycle.is_torn = False
         self._whole_epoch = epoch.number
         if gives:
@@ -317,9 +330,30 @@ class CrewLion(DistributedLion):
             taken += self._fetch_momenta(epoch)
         return taken
 
+    def _list_buffers(self) -> list[Tensor]:
+        """List what a worker that is behind takes from the first one, beside parameters."""
+        return self._buffers
+
     def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
-        pairs = [(buffer, self._broadcast(buffer, source=0)) for buffer in self._buffers]
+        pairs = [(buffer, self._broadcast(buffer, source=0)) for buffer in self._list_buffers()]
         return pairs if epoch.is_behind else []
+
+    def _describe_state(self) -> dict[str, Any]:
+        """Return what the first worker gives those who are behind, beside tensors."""
+        return {
+            "groups": describe_groups(self.param_groups),
+            "carried": self._crew.carried.describe(),
+        }
+
+    def _take_given(self, given: Mapping[str, Any]) -> None:
+        """Take what has to be known before tensors come; where this raises, nothing was taken."""
+        self._take_groups(given["groups"])
+
+    def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
+        """Keep what this worker was given, if it is behind; tensors are in place."""
+        if epoch.is_behind:
+            self._donor_groups = given["groups"]
+            self._crew.carried.take(given["carried"])
 
     def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         """Return a momentum for each parameter of a newcomer, from members that have one."""
@@ -342,34 +376,13 @@ class CrewLion(DistributedLion):
         broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
-        """Return the hyperparameters of all groups, as numbers."""
-        return [
-            {
-                key: value.item() if isinstance(value, Tensor) else value
-                for key, value in group.items()
-                if _is_handed_over(key)
-            }
-            for group in self.param_groups
-        ]
-
     def take_donor_groups(self) -> None:
         """Take again the hyperparameters that this worker was given when it joined."""
         self._take_groups(self._donor_groups)
 
     def _take_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Take the hyperparameters of the most advanced worker, the number of its step too."""
-        if len(groups) != len(self.param_groups):
-            raise CrewError(
-                f"the most advanced worker has {len(groups)} param groups, and this one "
-                f"{len(self.param_groups)}; do all workers run the same script?"
-            )
-        for group, values in zip(self.param_groups, groups, strict=True):
-            for key, value in values.items():
-                if isinstance(group.get(key), Tensor):
-                    group[key] = torch.full_like(group[key], value)
-                else:
-                    group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        take_groups(self.param_groups, groups)
         self._known_step = self.committed_step
 
 
@@ -379,8 +392,3 @@ def _find_lost(error: Exception) -> tuple[int, ...]:
     Of damaged bytes, the one that was sent them may be the only one to know.
     """
     return error.culprits if isinstance(error, (MissingError, *_LOST)) else ()
-
-
-def _is_handed_over(key: str) -> bool:
-    """Return whether a key of a param group holds what changes while training goes on."""
-    return key not in ("params", "param_names", "aggregation", WORKER_KEY)

@@ -2,15 +2,17 @@
 
 from distlion.optim.around import check_inner
 from distlion.optim.base import VotingBase
-from distlion.optim.common_point import copy_to_common, find_delta
+from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
-from distlion.optim.local_arguments import check_delay, check_every_steps
-from distlion.optim.local_state import describe_progress
+from distlion.optim.local_arguments import Schedule, check_delay, check_every_steps
+from distlion.optim.local_state import check_schedule
 from distlion.optim.local_steps import LocalSteps
+from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterMomentum, OuterStep
+from distlion.optim.parts import divide, take_turns
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
 from distlion.optim.saved_state import list_kept
@@ -20,26 +22,32 @@ from distlion.step import Traffic
 __all__ = [
     "WORKER_KEY",
     "ClipNorm",
+    "CommonPoint",
     "Diagnosis",
     "DistributedLion",
     "Lion",
     "LocalSteps",
+    "LocalVotes",
     "MomentumSync",
     "Nodes",
     "OuterMomentum",
     "OuterStep",
+    "Progress",
+    "Schedule",
     "Traffic",
     "VotingBase",
     "check_delay",
     "check_every_steps",
     "check_inner",
+    "check_schedule",
     "copy_to_common",
     "describe_move",
-    "describe_progress",
+    "divide",
     "find_delta",
     "is_trying_overlap",
     "lion_cub",
     "list_kept",
     "move_on",
     "rehearse_step",
+    "take_turns",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -23,6 +24,7 @@ from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.local_arguments import check_common_device
 from distlion.optim.outer_step import OuterMomentum, OuterStep
+from distlion.optim.parts import take_turns
 from distlion.session import Fingerprint
 from distlion.step import (
     StepInputs,
@@ -46,6 +48,7 @@ class CommonPoint(DistributedLion):
         outer: The outer step.
         rule: How deltas are voted on.
         more: Lines that must be equal on all workers.
+        parts: Parts of the parameters, which take turns to vote: part s % ``parts`` in step s.
         on_commit: Called at the end of a commit.
         **options: As for ``DistributedLion``.
 
@@ -66,11 +69,12 @@ class CommonPoint(DistributedLion):
         rule: Aggregation | None,
         *,
         more: Sequence[str],
+        parts: int,
         on_commit: Callable[[], None],
         **options: Any,
     ) -> None:
         self._outer, self._lines, self._on_commit = outer, [*outer.describe(), *more], on_commit
-        self._calls = 0
+        self._n_parts, self._calls, self._is_idle = parts, 0, False
         self.has_entered = Event()
         self._problem: InvalidArgumentError | None = None
         super().__init__(
@@ -94,10 +98,28 @@ class CommonPoint(DistributedLion):
         """List the parameters that votes move, in order."""
         return [param.param for param in self._session.params]
 
+    def list_turns(self) -> list[int]:
+        """List the part of each parameter that votes move, in order."""
+        return [param.turn for param in self._session.params]
+
+    @property
+    def turn(self) -> int:
+        """The part that votes next."""
+        return self._find_step() % self._n_parts
+
     @property
     def is_alone(self) -> bool:
         """True if there is no other worker."""
         return self._session.ranks.is_alone
+
+    def take_repair(self) -> bool:
+        """Return whether replicas were repaired since the last call."""
+        replicas = self._session.replicas
+        were_repaired, replicas.were_repaired = replicas.were_repaired, False
+        return were_repaired
+
+    def _list_trainable(self) -> list[VotingParam]:
+        return take_turns(super()._list_trainable(), self._n_parts)
 
     def agree(self, call: str, problem: CheckpointError | None, said: str = "") -> None:
         """Raise on all ranks what keeps one of them from a call that all of them make.
@@ -131,19 +153,26 @@ class CommonPoint(DistributedLion):
                 refused.is_recoverable = True
             raise refused from error
 
-    def prepare_vote(self, calls: int, problem: InvalidArgumentError | None) -> None:
+    def prepare_vote(
+        self, calls: int, problem: InvalidArgumentError | None, *, is_idle: bool = False
+    ) -> None:
         """Set what the next vote tells the other workers.
 
         Args:
             calls: Of ``step()``, which must be equal on all.
             problem: What keeps this worker from voting; all raise it then.
+            is_idle: Whether no worker has taken a step since the last vote on this part, so that
+                there is nothing to vote on; equal on all.
         """
-        self._calls, self._problem = calls, problem
+        self._calls, self._problem, self._is_idle = calls, problem, is_idle
 
     def _gather_inputs(self) -> StepInputs:
         self.has_entered.set()
         self._session.fingerprint.passing = [f"calls of step() so far: {self._calls}"]
         inputs = super()._gather_inputs()
+        # Numbered by the votes on this part: coins that undo each other come one after the other.
+        number = inputs.header.step // self._n_parts
+        inputs = replace(inputs, coins=replace(inputs.coins, step=number))
         if self._problem is None or inputs.header.status is not Status.OK:
             return inputs
         return inputs.refused(self._problem)
@@ -160,7 +189,8 @@ class CommonPoint(DistributedLion):
             self.outer_momentum.cover(self.list_moving())
 
     def _do_step(self) -> None:
-        self.outer_momentum.begin(self.list_moving())
+        are_voting = [turn == self.turn and not self._is_idle for turn in self.list_turns()]
+        self.outer_momentum.begin(self.list_moving(), are_voting)
         try:
             super()._do_step()
         finally:

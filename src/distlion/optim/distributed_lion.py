@@ -232,7 +232,8 @@ class DistributedLion(VotingBase):
         session, inputs = self._session, self._gather_inputs()
         if session.overlap is not None:
             return session.overlap.finish(inputs)
-        return inputs, cast_votes(session.routing.routes, inputs, session.routing.clipper)
+        routes = session.routing.take_turn(inputs.header.step)
+        return inputs, cast_votes(routes, inputs, session.routing.clipper)
 
     def _gather_inputs(self) -> StepInputs:
         """Gather what buckets share; others hear of what is wrong with it, or they would wait."""

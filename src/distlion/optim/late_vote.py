@@ -11,12 +11,10 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from distlion.optim.common_point import CommonPoint, find_delta
+from distlion.optim.common_point import CommonPoint
+from distlion.optim.local_pairs import Pairs, forget_deltas, set_deltas
 
 logger = logging.getLogger("distlion")
-
-Pairs = Sequence[tuple[Tensor, Tensor]]
-"""A worker's own parameters, each with its common point."""
 
 
 @dataclass
@@ -54,21 +52,21 @@ class LateVote:
 
     Attributes:
         begun: b_i of each parameter, in its dtype.
-        steps: Local steps that the vote is about.
+        turn: The part of the parameters that it is about.
+        steps: Local steps that it is about.
     """
 
-    def __init__(self, begun: Sequence[Tensor], *, steps: int = 0) -> None:
-        self.begun, self.steps = list(begun), steps
+    def __init__(self, begun: Sequence[Tensor], turn: int = 0, *, steps: int = 0) -> None:
+        self.begun, self.turn, self.steps = list(begun), turn, steps
         self._thread: Thread | None = None
         self._outcome = _Outcome()
         weakref.finalize(self, _log_untaken, self._outcome)
 
     @classmethod
-    def start(cls, votes: CommonPoint, pairs: Pairs, *, steps: int) -> LateVote:
+    def start(cls, votes: CommonPoint, pairs: Pairs, turn: int, *, steps: int) -> LateVote:
         """Begin a vote on how far this worker has come, on a thread of its own."""
-        late = cls([param.detach().clone() for param, _ in pairs], steps=steps)
-        for (_, common), begun in zip(pairs, late.begun, strict=True):
-            common.grad = find_delta(begun, common)
+        late = cls([param.detach().clone() for param, _ in pairs], turn, steps=steps)
+        set_deltas(pairs)
         devices = {common.device for _, common in pairs if common.device.type == "cuda"}
         _wait_for(devices)  # the thread has streams of its own
         # No daemon: one that is still in Gloo when the interpreter goes ends by SIGABRT.
@@ -93,8 +91,7 @@ class LateVote:
             self._outcome.error = error
         finally:
             votes.has_entered.set()
-            for _, common in pairs:
-                common.grad = None
+            forget_deltas(pairs)
 
     @property
     def has_failed(self) -> bool:

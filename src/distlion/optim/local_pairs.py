@@ -21,11 +21,13 @@ class LocalPairs:
 
     Attributes:
         pairs: (own parameter, common point), in order.
+        turns: The part of each, which votes in its turn.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.turns: list[int] = []
 
     @property
     def own(self) -> list[Tensor]:
@@ -36,6 +38,10 @@ class LocalPairs:
     def common(self) -> list[Tensor]:
         """The common point of each."""
         return [common.detach() for _, common in self.pairs]
+
+    def of(self, turn: int) -> list[tuple[Tensor, Tensor]]:
+        """List the pairs of one part."""
+        return [pair for pair, own in zip(self.pairs, self.turns, strict=True) if own == turn]
 
     def place(
         self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
@@ -64,26 +70,34 @@ class LocalPairs:
         inner.add_param_group(group)
         return placed
 
-    def set_deltas(self) -> None:
-        """Make how far the worker came the gradients of the common point."""
-        for param, common in self.pairs:
-            common.grad = find_delta(param, common)
 
-    def forget_deltas(self) -> None:
-        """Let go of these gradients."""
-        for _, common in self.pairs:
-            common.grad = None
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""A worker's own parameters, each with its common point."""
 
-    @torch.no_grad()
-    def take_common(self, first: int = 0) -> None:
-        """Move the worker to the common point, from a pair on."""
-        for param, common in self.pairs[first:]:
-            param.copy_(common)
 
-    @torch.no_grad()
-    def give_common(self) -> None:
-        """Move the common point to where the worker is, but for what is not finite."""
-        for param, common in self.pairs:
-            # What is not finite has abstained.
-            target, source = (common, param) if param.isfinite().all() else (param, common)
-            target.copy_(source)
+def set_deltas(pairs: Pairs) -> None:
+    """Make how far the worker came the gradients of the common point."""
+    for param, common in pairs:
+        common.grad = find_delta(param, common)
+
+
+def forget_deltas(pairs: Pairs) -> None:
+    """Let go of these gradients."""
+    for _, common in pairs:
+        common.grad = None
+
+
+@torch.no_grad()
+def take_common(pairs: Pairs) -> None:
+    """Move the worker to the common point."""
+    for param, common in pairs:
+        param.copy_(common)
+
+
+@torch.no_grad()
+def give_common(pairs: Pairs) -> None:
+    """Move the common point to where the worker is, but for what is not finite."""
+    for param, common in pairs:
+        # What is not finite has abstained.
+        target, source = (common, param) if param.isfinite().all() else (param, common)
+        target.copy_(source)

@@ -29,13 +29,16 @@ class _Mark(NamedTuple):
 class LocalPeriod:
     """Count local steps, and find out what a vote on deltas must not take for one.
 
+    Args:
+        n_parts: Parts of the parameters that take turns to vote.
+
     Attributes:
         calls: Calls of ``step()`` so far.
-        since_vote: Those since the last vote that was committed, or given up by all.
+        since: For each part those since its last vote that was committed, or given up by all.
     """
 
-    def __init__(self) -> None:
-        self.calls = self.since_vote = 0
+    def __init__(self, n_parts: int) -> None:
+        self.calls, self.since = 0, [0] * n_parts
         self._trained: dict[Tensor, bool] = {}
         self._names: dict[Tensor, str] = {}
         self._marks: list[_Mark] = []
@@ -49,7 +52,7 @@ class LocalPeriod:
     def count(self) -> None:
         """Count a call of ``step()``."""
         self.calls += 1
-        self.since_vote += 1
+        self.since = [steps + 1 for steps in self.since]
 
     def take(self, pairs: Sequence[tuple[Tensor, Tensor]], *, is_first: bool = False) -> None:
         """Note that parameters are at the common point now.
@@ -58,7 +61,9 @@ class LocalPeriod:
             pairs: Each with its common point.
             is_first: Whether the optimizer was just made, so that weights may be loaded in any way.
         """
-        self._marks, self._written = [], None
+        taken = {param for param, _ in pairs}
+        self._marks = [mark for mark in self._marks if mark.param not in taken]
+        self._written = None
         self.note_common(pairs, is_first=is_first)
 
     def note_common(
@@ -75,9 +80,9 @@ class LocalPeriod:
             _Mark(param, values, _stamp(param)) for param, values in zip(params, begun, strict=True)
         ]
 
-    def set_progress(self, calls: int, since_vote: int) -> None:
+    def set_progress(self, calls: int, since: Sequence[int]) -> None:
         """Go on from a loaded state, whose parameters may be loaded before or after it."""
-        self.calls, self.since_vote = calls, since_vote
+        self.calls, self.since = calls, list(since)
         self._marks, self._written = [], None
 
     @torch.no_grad()

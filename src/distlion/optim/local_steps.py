@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -13,15 +13,12 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import Aggregation
 from distlion.exchange import Exchange
-from distlion.optim.arguments import label_params
-from distlion.optim.around import AroundInner, undoing_groups
+from distlion.optim.around import AroundInner
 from distlion.optim.common_point import CommonPoint
 from distlion.optim.inner_step import do_inner_step
-from distlion.optim.late_vote import LateVote
-from distlion.optim.local_arguments import check_delay, check_every_steps, find_common_device
-from distlion.optim.local_pairs import LocalPairs
-from distlion.optim.local_period import LocalPeriod
+from distlion.optim.local_arguments import Schedule
 from distlion.optim.local_state import LOCAL_KEY, export_local_state, load_local_state
+from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterStep
 from distlion.options import Diagnosis, Nodes
 from distlion.step import Traffic
@@ -45,8 +42,12 @@ class LocalSteps(AroundInner):
         inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
             on all workers. The first rank's values overwrite all.
         every: H, steps from one vote to the next, 1 or more.
-        delay: Steps after which the outcome of a vote is taken, less than ``every``. A vote travels
-            on a thread of its own meanwhile, and what the worker has moved since it began stays.
+        delay: Steps after which the outcome of a vote is taken, less than ``every / parts``. A vote
+            travels on a thread of its own meanwhile, and what the worker has moved since it began
+            stays.
+        parts: P, parts that the parameters are divided into, by whole tensors in their order and
+            about equally many elements; a divisor of ``every``. Each votes every H steps, one of
+            them every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
         aggregation: How deltas are voted on: ``ScaledVote()``, ``ResidualVote()``,
             ``EstimateVote()`` or ``StochasticVote()``; None for the first. With ``outer="lion"``
             any rule of ``DistributedLion``; None for ``MajorityVote()``.
@@ -78,6 +79,12 @@ class LocalSteps(AroundInner):
         with a GradScaler a worker that sees an overflow leaves out the inner step and stays in step
         with the others. With one worker a vote says d_1 itself, and with a plain outer step at rate
         1 this is ``inner``.
+        With ``parts`` all of this holds of a vote on one part, and ``committed_step`` counts these.
+        Part s % P votes after s committed votes, so that one whose vote was not committed votes in
+        the next turn. The first votes on parts are on H / P, 2 H / P, ... H steps. ``vote()`` votes
+        on all parts, one after the other; if one of these votes fails, those before it stand.
+        ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all parts.
+        Parameters that are added divide all of them anew.
         Buffers such as BatchNorm's are not replicated: ``average_buffers``.
 
     Example:
@@ -97,6 +104,7 @@ class LocalSteps(AroundInner):
         *,
         every: int = 8,
         delay: int = 0,
+        parts: int = 1,
         aggregation: Aggregation | None = None,
         outer_lr: float | None = None,
         outer_momentum: float = 0.0,
@@ -117,22 +125,15 @@ class LocalSteps(AroundInner):
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
-        self._every, self._delay = check_every_steps(every), check_delay(delay, every)
-        self._period = LocalPeriod()
-        self._late: LateVote | None = None
-        self._is_late = False  # whether the vote that is under way is taken later
         step = OuterStep.choose(
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
-        self._is_plain = step.kind == "sgd" and step.lr == 1 and not step.momentum
-        names = label_params(inner.param_groups)
-        self._pairs = LocalPairs(find_common_device(common_on))
-        self._votes = CommonPoint(
-            self._pairs.place(list(names.values()), list(names), known={}),
+        self._votes = self._open_votes(
+            inner,
+            Schedule(every, delay, parts),
             step,
             aggregation,
-            more=[f"local steps: a vote every {every}, taken {delay} later"],
-            on_commit=self._end_period,
+            common_on=common_on,
             exchange=exchange,
             nodes=nodes,
             process_group=process_group,
@@ -145,31 +146,45 @@ class LocalSteps(AroundInner):
             step_timeout_s=step_timeout_s,
             seed=seed,
         )
-        self._period.know(names)
-        self._pairs.take_common()
-        self._period.take(self._pairs.pairs, is_first=True)
+
+    def _open_votes(self, *args: Any, **options: Any) -> LocalVotes:
+        """Make what votes, as ``LocalVotes`` says."""
+        return LocalVotes(*args, **options)
 
     @property
     def votes(self) -> CommonPoint:
         """The optimizer of the common point, whose steps are the votes; no vote is under way."""
-        if self._late is not None:
-            self._late.wait()
-        return self._votes
+        return self._votes.wait()
+
+    @property
+    def schedule(self) -> Schedule:
+        """When workers vote."""
+        return self._votes.schedule
 
     @property
     def every(self) -> int:
-        """Steps from one vote to the next."""
-        return self._every
+        """Steps from one vote on a parameter to the next."""
+        return self.schedule.every
+
+    @property
+    def parts(self) -> int:
+        """Parts of the parameters that take turns to vote."""
+        return self.schedule.parts
 
     @property
     def local_step(self) -> int:
         """Number of calls of ``step()`` so far, equal on all workers."""
-        return self._period.calls
+        return self._votes.period.calls
+
+    @property
+    def steps_since_vote(self) -> int:
+        """Number of calls of ``step()`` since the last vote, on whichever part."""
+        return min(self.progress.since)
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far; one that is under way does not count yet."""
-        return self._votes.committed_step
+        """Number of votes committed so far, on whichever part; one under way does not count yet."""
+        return self._votes.common.committed_step
 
     @property
     def common_point(self) -> list[Tensor]:
@@ -177,43 +192,32 @@ class LocalSteps(AroundInner):
 
         A vote that is under way is waited for.
         """
-        if self._late is not None:
-            self._late.wait()
-        return self._pairs.common
+        self._votes.wait()
+        return self._votes.pairs.common
 
-    def list_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """List this worker's own parameters, each with its common point."""
-        return list(self._pairs.pairs)
-
-    def list_begun(self) -> list[Tensor] | None:
-        """List where this worker was when the vote began that is to be taken; None for none."""
-        return None if self._late is None or self._late.has_failed else self._late.begun
+    def list_pairs(self, part: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """List this worker's own parameters, of all parts or one, each with its common point."""
+        pairs = self._votes.pairs
+        return list(pairs.pairs) if part is None else pairs.of(part)
 
     @property
-    def steps_since_vote(self) -> int:
-        """Number of calls of ``step()`` since the last vote."""
-        late = self._late
-        return self._period.since_vote + (late.steps if late and late.has_failed else 0)
+    def progress(self) -> Progress:
+        """Where this worker is between two votes; set it on all workers alike."""
+        return self._votes.progress
 
-    def set_progress(
-        self, local_step: int, since_vote: int, begun: Sequence[Tensor] | None
-    ) -> None:
-        """Set both numbers of calls, and what ``list_begun`` returns; on all workers alike."""
-        self._period.set_progress(local_step, since_vote)
-        self._late = None
-        if begun is not None:
-            pairs = zip(self._pairs.own, begun, strict=True)
-            self._late = LateVote([each.to(param, copy=True) for param, each in pairs])
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._votes.progress = progress
 
     @property
     def traffic(self) -> Traffic:
         """Bytes and messages of this rank; a step there is a vote."""
-        return self._votes.traffic
+        return self._votes.common.traffic
 
     @property
     def plan(self) -> ByteCount:
-        """Bytes that this rank will hand to the network in one vote; with nodes, to other nodes."""
-        return self._votes.plan
+        """Bytes that this rank will hand to the network in the next vote; with nodes, to others."""
+        return self._votes.common.plan
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed on deltas, as ``DistributedLion.diagnostics``."""
@@ -244,14 +248,7 @@ class LocalSteps(AroundInner):
             A step that raises before its inner step has ended was not taken, and does not count.
         """
         try:
-            self._period.check_begin()
-            result = do_inner_step(self, self._inner, closure)
-            self._period.count()
-            place = self._period.calls % self._every
-            if self._late is not None and place == self._delay:
-                self._land()
-            if place == 0:
-                self._begin_vote()
+            result = self._take_step(closure)
         except BaseException:
             # A GradScaler takes these back only from a step that returns.
             self.__dict__.pop("grad_scale", None)
@@ -259,28 +256,11 @@ class LocalSteps(AroundInner):
             raise
         return result
 
-    def _begin_vote(self) -> None:
-        """Vote; with a delay, only begin to. A worker that is alone waits for nobody."""
-        if self._delay and not self._votes.is_alone:
-            self._is_late = True
-            self._prepare_vote()
-            steps, self._period.since_vote = self._period.since_vote, 0
-            self._late = LateVote.start(self._votes, self._pairs.pairs, steps=steps)
-            self._period.note_begun(self._pairs.own, self._late.begun)
-        else:
-            self.vote()
-
-    def _prepare_vote(self) -> None:
-        problem = self._period.find_problem(self._inner.param_groups)
-        self._votes.prepare_vote(self._period.calls, problem)
-
-    def _land(self) -> None:
-        """Take the outcome of a late vote, or raise what it has raised."""
-        self._period.since_vote = self.steps_since_vote
-        late, self._late = self._late, None
-        if late is not None:
-            self._period.check_begin()
-            late.land(self._pairs.pairs)
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        self._votes.period.check_begin()
+        result = do_inner_step(self, self._inner, closure)
+        self._votes.count_step()
+        return result
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -295,39 +275,7 @@ class LocalSteps(AroundInner):
             InvalidArgumentError: Without a step: parameters were written to, or workers have made
                 other calls of ``step()``; on every rank.
         """
-        self._land()
-        votes, self._is_late = self._votes, False
-        if not self._period.since_vote:
-            self._period.check_begin()
-            problem = self._period.find_problem(self._inner.param_groups)
-            votes.agree_on("vote()", problem, f"calls of step() so far: {self._period.calls}")
-            self._take_common()
-            return
-        self._prepare_vote()
-        self._pairs.set_deltas()
-        before = votes.committed_step
-        try:
-            votes.step()
-        finally:
-            self._pairs.forget_deltas()
-        self._period.since_vote = 0
-        # All workers give the period up, or replicas were repaired after the vote.
-        if votes.committed_step == before or votes.settings.on_divergence == "repair":
-            self._take_common()
-
-    def _end_period(self) -> None:
-        """Begin the next period at the common point: alone and plain, where this worker is."""
-        if self._is_late:
-            return
-        if self._is_plain and self._votes.is_alone:
-            self._pairs.give_common()
-        else:
-            self._pairs.take_common()
-        self._period.take(self._pairs.pairs)
-
-    def _take_common(self) -> None:
-        self._pairs.take_common()
-        self._period.take(self._pairs.pairs)
+        self._votes.vote_on_all()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer and to the common point; every worker must call it.
@@ -340,23 +288,7 @@ class LocalSteps(AroundInner):
         if not self._is_set_up:
             super().add_param_group(param_group)
             return
-        self._land()  # or there would be parameters that the vote knows nothing of
-        before, problem = list(self._pairs.pairs), None
-        placed: list[tuple[str, Tensor]] = []
-        with undoing_groups(self._inner):
-            try:
-                placed = self._pairs.add_group(self._inner, param_group)
-            except Exception as error:  # noqa: BLE001, the others wait for this worker
-                problem = error
-            try:
-                self._votes.agree_on("add_param_group()", problem)
-                self._votes.add_param_group({"params": placed})
-            except BaseException:
-                self._pairs.pairs = before
-                raise
-        self._period.know(label_params(self.param_groups[-1:]))
-        self._pairs.take_common(len(before))
-        self._period.note_common(self._pairs.pairs[len(before) :])
+        self._votes.add_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: the inner optimizer's, and under "local_steps" all else.
@@ -368,14 +300,7 @@ class LocalSteps(AroundInner):
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        own = export_local_state(
-            self.votes,
-            self.common_point,
-            calls=self._period.calls,
-            since_vote=self.steps_since_vote,
-            every=self._every,
-            begun=self.list_begun(),
-        )
+        own = export_local_state(self._votes)
         return self._run_hooks_of_saving({**self._inner.state_dict(), LOCAL_KEY: own})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -388,10 +313,8 @@ class LocalSteps(AroundInner):
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
         state_dict = self._run_hooks_of_loading(state_dict)
-        own = load_local_state(
-            self._inner, self.votes, self.common_point, state_dict, every=self._every
-        )
-        if own is not None:
-            self.set_progress(own["local_step"], own["steps_since_vote"], own["begun"])
+        progress = load_local_state(self._inner, self._votes, state_dict)
+        if progress is not None:
+            self._votes.progress = progress
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)

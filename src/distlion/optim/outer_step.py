@@ -156,7 +156,7 @@ class OuterMomentum:
         self._step = step
         self.buffers: list[Tensor] = []
         self.cover(params)
-        self._before: list[Tensor] = []
+        self._before: list[Tensor | None] = []
 
     def cover(self, params: Sequence[Tensor]) -> None:
         """Begin with zeros for parameters that have no momentum yet; the others come first."""
@@ -165,10 +165,13 @@ class OuterMomentum:
                 torch.zeros_like(param.detach()) for param in params[len(self.buffers) :]
             ]
 
-    def begin(self, params: Sequence[Tensor]) -> None:
-        """Remember where parameters are before a vote moves them."""
+    def begin(self, params: Sequence[Tensor], are_voting: Sequence[bool]) -> None:
+        """Remember where parameters are before a vote moves some of them."""
         if self._step.momentum:
-            self._before = [param.detach().clone() for param in params]
+            self._before = [
+                param.detach().clone() if is_voting else None
+                for param, is_voting in zip(params, are_voting, strict=True)
+            ]
 
     def forget(self) -> None:
         """Let go of what was remembered."""
@@ -180,6 +183,8 @@ class OuterMomentum:
         step = self._step
         # Products and sums apart: fused, they would round otherwise on another device.
         for param, start, buffer in zip(params, self._before, self.buffers, strict=False):
+            if start is None:
+                continue
             outcome = start - param
             buffer.mul_(step.momentum).add_(outcome)
             move = buffer * step.momentum + outcome if step.nesterov else buffer

@@ -13,7 +13,7 @@ from torch import Tensor
 from distlion.exchange import plan_sample
 from distlion.kernels import Segment
 from distlion.options.sample import draw_sample, measure_dispersion, place_sample
-from distlion.step import VotingParam, read_together
+from distlion.step import VotingParam, count_turns, read_together
 from distlion.transport import ByteCount
 from distlion.vote import ParameterReply
 
@@ -70,7 +70,7 @@ class Examiner:
         earlier: Examiner | None,
     ) -> None:
         self._every = every
-        self._params = params
+        self._params, self._n_turns = params, count_turns(params)
         self._n_workers = n_workers
         self._sample = draw_sample(params, seed)
         self._places = place_sample(self._sample, params)
@@ -84,13 +84,15 @@ class Examiner:
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is to be diagnosed."""
-        return step % self._every == 0
+        return step // self._n_turns % self._every == 0
 
     def plan(self, step: int) -> ByteCount:
         """Declare what each worker hands to the network for it in a step."""
         if not self.is_due(step):
             return ByteCount()
-        return plan_sample(2 * sum(map(len, self._sample)), self._n_workers)
+        turn = step % self._n_turns
+        voting = [param.position for param in self._params if param.turn == turn]
+        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), self._n_workers)
 
     def list_numbers(self, segments: Mapping[int, Segment]) -> list[float]:
         """List a worker's directions and momenta at the sample, before the commit.

@@ -62,7 +62,7 @@ class Meetings:
         digest = digest_settings(lines)
         header = Header(ChunkKind.VOTE, agreed, 0, 0, digest, epoch=ranks.roster.epoch)
         votes = abstain_from_all(
-            self._routing.routes,
+            self._routing.take_turn(step),
             header,
             Coins(self._settings.seed, agreed, ranks.voter),
             nonfinite=self._settings.nonfinite,

@@ -46,6 +46,7 @@ class Replicas:
 
     Attributes:
         are_compared: Whether they have been found equal since they were last loaded.
+        were_repaired: Whether some were repaired; whoever acts on it resets it.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Replicas:
     ) -> None:
         self._connections, self._routing = connections, routing
         self._settings, self._is_sharded = settings, ranks.is_sharded
-        self.are_compared = False
+        self.are_compared = self.were_repaired = False
 
     def take_over(
         self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
@@ -123,6 +124,7 @@ class Replicas:
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)
         self.are_compared = True
+        self.were_repaired |= was_repaired
         return link.counted.sent_bytes
 
     @contextmanager

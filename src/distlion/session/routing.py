@@ -35,7 +35,16 @@ from distlion.options import (
 )
 from distlion.session.connections import Connections
 from distlion.session.warm_up import compile_kernels
-from distlion.step import FlatRoute, Ranks, Route, TrafficMeter, VotingParam, explain, run_all
+from distlion.step import (
+    FlatRoute,
+    Ranks,
+    Route,
+    TrafficMeter,
+    VotingParam,
+    count_turns,
+    explain,
+    run_all,
+)
 from distlion.transport import ByteCount, Transport, gather_bytes
 
 
@@ -52,6 +61,7 @@ class Routing:
     Attributes:
         model: The link as it was measured; None where nothing depends on it.
         routes: What carries each bucket, in the order in which they are exchanged.
+        n_turns: Parts of the parameters that take turns to vote; 1 where all vote each time.
         between: The link between the ranks that vote with each other, since ``lay_out``.
         inside: The link between the ranks of this worker; None if the worker has a single rank.
         clipper: Clips gradients; None where nothing is clipped.
@@ -72,6 +82,7 @@ class Routing:
         self.between: Transport | None = None
         self.inside: Transport | None = None
         self.routes: list[Route] = []
+        self.n_turns = 1
         self.clipper: NormClipper | None = None
         self.begin_trial()
 
@@ -98,7 +109,7 @@ class Routing:
                 repack(bucket, [params[index].slot for index in bucket.members])
                 for bucket in buckets
             )
-        is_first = not self.routes
+        is_first, self.n_turns = not self.routes, count_turns(params)
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
@@ -151,10 +162,18 @@ class Routing:
             self.lay_out(params, step=step)
         return changes
 
-    def plan(self) -> ByteCount:
+    def take_turn(self, step: int) -> list[Route]:
+        """Return the routes of what votes in a step, in the order of their exchanges.
+
+        All calls that meet the others begin with these, so that sizes are equal on all ranks.
+        """
+        turn = step % self.n_turns
+        return [route for route in self.routes if route.params[0].turn == turn]
+
+    def plan(self, step: int) -> ByteCount:
         """Declare what this rank will hand to the network between those who vote, in a step."""
         clipping = ByteCount() if self.clipper is None else self.clipper.plan()
-        return sum((route.plan() for route in self.routes), clipping)
+        return sum((route.plan() for route in self.take_turn(step)), clipping)
 
     def _wants_model(self) -> bool:
         settings = self._settings
@@ -209,7 +228,7 @@ class Routing:
             params[position].at(bucket.slots[index])
             for index, position in enumerate(bucket.members)
         ]
-        rule, _, device = members[0].kind
+        rule, _, device, _ = members[0].kind
         if self.inside is None or self._ranks.is_sharded:
             pattern = self._choose_pattern(rule.shape(bucket, roster.n_votes))
             return self._build_flat(bucket, members, rule, device, pattern)

@@ -332,7 +332,7 @@ class Session:
         if self.ranks.is_alone:
             return ByteCount()
         following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
-        return self.routing.plan() + following
+        return self.routing.plan(step) + following
 
 
 def open_session(

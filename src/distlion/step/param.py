@@ -74,6 +74,7 @@ class VotingParam:
         piece: (start, stop) for the record of a piece; None for one of all that is here.
         is_sharded: Whether ``param`` is a DTensor.
         copies: Who else in this worker holds the same of it.
+        turn: The part with which it votes, where parts of the parameters take turns.
     """
 
     param: Tensor
@@ -89,6 +90,7 @@ class VotingParam:
     piece: tuple[int, int] | None = None
     is_sharded: bool = False
     copies: Copies = ALONE
+    turn: int = 0
 
     @property
     def name(self) -> str:
@@ -101,9 +103,9 @@ class VotingParam:
         return self.make.device
 
     @property
-    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device]:
+    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device, int]:
         """The properties that all parameters of a bucket share."""
-        return self.rule, self.make.dtype, self.make.device
+        return self.rule, self.make.dtype, self.make.device, self.turn
 
     @property
     def n_kept(self) -> int:
@@ -252,6 +254,11 @@ class VotingParam:
     def mark(self) -> GradientMark:
         """Remember the present gradient."""
         return mark_gradients([self])[0]
+
+
+def count_turns(params: Sequence[VotingParam]) -> int:
+    """Return into how many parts parameters are divided that take turns; 1 where all vote."""
+    return 1 + max((param.turn for param in params), default=0)
 
 
 def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:

@@ -44,7 +44,7 @@ class Collection:
         self._has_moved = False
         self.is_torn = False
         self.grad_norms: dict[int, float] = {}
-        self.routes: Sequence[VirtualRoute] = layout.routes
+        self.routes: Sequence[VirtualRoute] = layout.take_turn(step)
 
     def check_whole(self) -> None:
         """Raise CheckpointError where momenta have moved for a step that cannot be completed."""
@@ -108,7 +108,7 @@ class Collection:
         clip = self._layout.settings.clip_norm
         if clip is not None and clip.scope == "worker":
             segments = clip_alone(segments, clip, partial(self._note_norm, worker))
-        coins = Coins(self._layout.settings.seed, self._step, self._layout.roster.ids[worker])
+        coins = self._coins_of(self._layout.roster.ids[worker])
         segments = list(segments)
         for route in self.routes:
             placed = [segments[param.position]._replace(slot=param.slot) for param in route.params]
@@ -126,6 +126,11 @@ class Collection:
             mine = [segments[param.position] for param in route.params]
             route.kernels.update_momentum(mine, [1] * len(mine))
         self._has_moved = True
+
+    def _coins_of(self, voter: int) -> Coins:
+        """Return coins of this step; those of a part are numbered by the votes on it."""
+        layout = self._layout
+        return Coins(layout.settings.seed, self._step // layout.n_turns, voter)
 
     def _note_norm(self, worker: int, norm: float) -> None:
         self.grad_norms[worker] = norm
@@ -185,7 +190,7 @@ class Collection:
         log_skip(self._layout.params, verdict, rank=worker, step=self._step)
 
     def _apply_replies(self, coefficients: Sequence[Coefficients]) -> None:
-        coins = Coins(self._layout.settings.seed, self._step, 0)
+        coins = self._coins_of(0)
         replies: list[ParameterReply] = []
         for route in self.routes:
             # Momenta have moved when workers were collected.
@@ -201,7 +206,8 @@ class Collection:
     def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
         examiner = self._layout.examiner
         if examiner is not None and examiner.is_due(self._step):
-            self._samples[worker] = examiner.list_numbers(dict(enumerate(segments)))
+            voting = sorted(param.position for route in self.routes for param in route.params)
+            self._samples[worker] = examiner.list_numbers({at: segments[at] for at in voting})
 
     def _examine(
         self, replies: Sequence[ParameterReply], coefficients: Sequence[Coefficients]

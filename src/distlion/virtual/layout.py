@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.layout import Bucket, fill_buckets
 from distlion.options import Examiner, MomentumStage, Settings
-from distlion.step import VotingParam
+from distlion.step import VotingParam, count_turns
 from distlion.virtual.route import VirtualRoute
 from distlion.vote import Roster
 
@@ -27,6 +27,7 @@ class ClusterLayout:
         momenta: Which momenta are averaged, and when; None for never.
         examiner: Looks at how far workers agree; None for never.
         routes: The votes on each bucket; none where a worker is alone.
+        n_turns: Parts of the parameters that take turns to vote; 1 where all vote each time.
     """
 
     settings: Settings
@@ -36,6 +37,7 @@ class ClusterLayout:
     momenta: MomentumStage | None
     examiner: Examiner | None
     routes: Sequence[VirtualRoute]
+    n_turns: int
 
     @classmethod
     def draw_up(
@@ -69,7 +71,8 @@ class ClusterLayout:
         routes = []
         if n_workers > 1:
             routes = [VirtualRoute(bucket, params, roster) for bucket in buckets]
-        return cls(settings, roster, params, buckets, momenta, examiner, routes)
+        n_turns = count_turns(params)
+        return cls(settings, roster, params, buckets, momenta, examiner, routes, n_turns)
 
     @property
     def n_workers(self) -> int:
@@ -80,6 +83,11 @@ class ClusterLayout:
     def n_elements(self) -> int:
         """Elements of all trainable parameters."""
         return sum(param.slot.n_elements for param in self.params)
+
+    def take_turn(self, step: int) -> list[VirtualRoute]:
+        """Return the routes of what votes in a step."""
+        turn = step % self.n_turns
+        return [route for route in self.routes if route.params[0].turn == turn]
 
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""

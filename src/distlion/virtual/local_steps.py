@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,17 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import Exchange
 from distlion.optim import (
-    OuterMomentum,
     OuterStep,
+    Schedule,
     Traffic,
-    check_delay,
-    check_every_steps,
     check_inner,
     copy_to_common,
     find_delta,
     move_on,
 )
+from distlion.options import Newcomers
 from distlion.virtual.cluster import VirtualCluster
+from distlion.virtual.common_point import VirtualCommonPoint
 
 MakeInner = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -38,7 +38,7 @@ class VirtualLocalSteps:
         params: The model's parameters, or (name, parameter) pairs.
         make_inner: Makes a worker's inner optimizer over its own copy of these, in their order.
         workers: N, 2 or more.
-        every, delay, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
+        every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
         nesterov, outer, outer_betas: Likewise.
         exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
         nonfinite, bucket_elements, diagnose_every, seed: As for ``VirtualCluster``; gradients are
@@ -71,6 +71,7 @@ class VirtualLocalSteps:
         workers: int,
         every: int = 8,
         delay: int = 0,
+        parts: int = 1,
         aggregation: Aggregation | None = None,
         outer_lr: float | None = None,
         outer_momentum: float = 0.0,
@@ -85,20 +86,22 @@ class VirtualLocalSteps:
     ) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
         self._stage = [param for _, param in named]
-        self._every = check_every_steps(every)
-        self._delay = check_delay(delay, every)
+        self._schedule = Schedule(every, delay, parts)
         # Of each worker, where it was when a vote began whose outcome is still to be taken.
         self._begun: list[list[Tensor]] = []
+        self._begun_turn = 0
         self._trained = [n for n, param in enumerate(self._stage) if param.requires_grad]
+        self._schedule.check_tensors([self._stage[n] for n in self._trained])
         common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
         names = [named[n][0] or f"parameter {n}" for n in self._trained]
         step = OuterStep.choose(
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
-        self._votes = _VirtualCommonPoint(
+        self._votes = VirtualCommonPoint(
             list(zip(names, common, strict=True)),
             step,
             aggregation,
+            parts=parts,
             workers=workers,
             exchange=exchange,
             nonfinite=nonfinite,
@@ -111,7 +114,11 @@ class VirtualLocalSteps:
         self.inners: tuple[Optimizer, ...] = tuple(
             check_inner(make_inner(own)) for own in self._params
         )
-        self._turn = self._calls = self._since_vote = 0
+        self._make_inner = make_inner
+        # Places of workers that have come since the last vote, and have nothing to say in the next.
+        self._newcomers: set[int] = set()
+        self._turn = self._calls = 0
+        self._since = [0] * parts  # the last vote on each part
 
     def _copy_params(self) -> list[nn.Parameter]:
         """Return a worker's own parameters: copies, but for what is frozen."""
@@ -134,7 +141,7 @@ class VirtualLocalSteps:
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far."""
+        """Number of votes committed so far, on whichever part."""
         return self._votes.committed_step
 
     @property
@@ -198,16 +205,19 @@ class VirtualLocalSteps:
             )
         self._turn = 0
         self._calls += 1
-        self._since_vote += 1
-        place = self._calls % self._every
-        if self._begun and place == self._delay:
+        self._since = [steps + 1 for steps in self._since]
+        place = self._calls % self._schedule.interval
+        if self._begun and place == self._schedule.delay:
             self._land()
-        if place == 0 and self._delay:
-            begun = [[each.clone() for each in self._moving_of(own)] for own in self._params]
-            self._cast()
-            self._begun = begun  # of a vote that has an outcome
+        if place == 0 and self._schedule.delay:
+            turn = self._votes.turn
+            begun = [[each.clone() for each in self._list_part(own, turn)] for own in self._params]
+            self._cast(turn)
+            self._begun, self._begun_turn = begun, turn  # of a vote that has an outcome
         elif place == 0:
-            self.vote()
+            self._vote_in_turn()
+            self._newcomers = set()
+        self._set_stage(self._params[0])
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -223,77 +233,103 @@ class VirtualLocalSteps:
                 "before"
             )
         self._land()
-        if self._since_vote:
-            self._cast()
-        for own in self._params:
-            for common, param in zip(self._common, self._moving_of(own), strict=True):
-                param.copy_(common)
+        while any(self._since):
+            self._vote_in_turn()
+        self._newcomers = set()
+        for turn in range(self._schedule.parts):
+            self._take_common(turn)
         self._set_stage(self._params[0])
 
-    def _cast(self) -> None:
-        """Vote on how far all workers came; they stay where they are."""
+    @torch.no_grad()
+    def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
+        """Let these workers vote from the next vote on, as the members of a crew change.
+
+        Args:
+            ids: Of the workers, by place. At first they are 0 to N - 1. Who was there before goes
+                on; all others begin at the common point with a new inner optimizer, and have no say
+                in the next vote. Call it before the ``step()`` or ``vote()`` in which they come.
+            newcomers: As for ``VirtualCluster.change_workers``, of the momentum of "lion".
+
+        Raises:
+            InvalidArgumentError: As ``VirtualCluster.change_workers``, a single worker is left,
+                some workers have been collected and others not, or votes travel.
+            UnsupportedTypeError: An id is not an integer.
+        """
+        if self._turn not in (0, self.workers):
+            raise InvalidArgumentError(
+                f"change_workers() after {self._turn} of {self.workers} workers were collected. "
+                "Expected all of them, or none. Collect the others first"
+            )
+        if len(ids) < 2 or self._schedule.delay:
+            raise InvalidArgumentError(
+                f"change_workers({list(ids)!r}) with delay={self._schedule.delay}: expected 2 "
+                "workers or more, and delay=0, as in a crew"
+            )
+        is_collected, before = self._turn > 0, self._votes.ids
+        self._votes.change_workers(ids, newcomers=newcomers)
+        places = {identity: place for place, identity in enumerate(before)}
+        params, inners = [], []
+        for identity in ids:
+            if identity in places:
+                params.append(self._params[places[identity]])
+                inners.append(self.inners[places[identity]])
+                continue
+            params.append(self._copy_params())
+            inners.append(check_inner(self._make_inner(params[-1])))
+        self._params, self.inners = params, tuple(inners)
+        self._newcomers = {place for place, each in enumerate(ids) if each not in places}
+        for place in self._newcomers:
+            moving = self._list_moving(params[place])
+            for param, common in zip(moving, self._common, strict=True):
+                param.copy_(common)
+        self._turn = len(ids) if is_collected else 0
+        self._set_stage(self._params[0])
+
+    def _vote_in_turn(self) -> None:
+        turn = self._votes.turn
+        self._cast(turn)
+        self._take_common(turn)
+
+    def _take_common(self, turn: int) -> None:
+        for own in self._params:
+            common = self._list_part(self._common, turn, is_whole=False)
+            for target, param in zip(common, self._list_part(own, turn), strict=True):
+                param.copy_(target)
+
+    def _cast(self, turn: int) -> None:
+        """Vote on how far all workers came in a part; they stay where they are."""
+        self._votes.is_idle = not self._since[turn]
         for worker, own in enumerate(self._params):
-            for common, param in zip(self._common, self._moving_of(own), strict=True):
-                common.grad = find_delta(param, common)
+            common = self._list_part(self._common, turn, is_whole=False)
+            for start, param in zip(common, self._list_part(own, turn), strict=True):
+                is_present = self._since[turn] and worker not in self._newcomers
+                start.grad = find_delta(param, start) if is_present else None
             self._votes.collect(worker)
         self._votes.step()
-        self._since_vote = 0
+        self._since[turn] = 0
 
     def _land(self) -> None:
         """Take the outcome of a late vote: a real one would have travelled until now."""
+        turn = self._begun_turn
         for own, begun in zip(self._params, self._begun, strict=False):
-            for param, common, start in zip(self._moving_of(own), self._common, begun, strict=True):
-                move_on(param, common, start)
+            common = self._list_part(self._common, turn, is_whole=False)
+            for param, end, start in zip(self._list_part(own, turn), common, begun, strict=True):
+                move_on(param, end, start)
         self._begun = []
         self._set_stage(self._params[0])
 
-    def _moving_of(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return those of a worker's parameters that votes move."""
+    def _list_part(
+        self, params: Sequence[Tensor], turn: int, *, is_whole: bool = True
+    ) -> list[Tensor]:
+        """List the parameters of a part, of a worker or, not whole, of those that votes move."""
+        moving = self._list_moving(params) if is_whole else params
+        pairs = zip(moving, self._votes.list_turns(), strict=True)
+        return [param for param, own in pairs if own == turn]
+
+    def _list_moving(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """List those of a worker's parameters that votes move."""
         return [params[number] for number in self._trained]
 
     def _set_stage(self, params: Sequence[Tensor]) -> None:
         for number in self._trained:
             self._stage[number].copy_(params[number])
-
-
-class _VirtualCommonPoint(VirtualCluster):
-    """A cluster whose workers vote on deltas, and the outer step on what they say."""
-
-    _takes_scales = True
-
-    def __init__(
-        self,
-        params: list[tuple[str, nn.Parameter]],
-        outer: OuterStep,
-        rule: Aggregation | None,
-        *,
-        workers: int,
-        **options: Any,
-    ) -> None:
-        if workers == 1:
-            raise InvalidArgumentError(
-                "workers=1: a worker alone has nobody to vote with. Expected 2 or more. Use its "
-                "inner optimizer"
-            )
-        self._moving = [param for _, param in params]
-        self._outer_momentum = OuterMomentum(outer, self._moving)
-        super().__init__(
-            params,
-            outer.vote_lr,
-            outer.vote_betas,
-            aggregation=outer.choose_rule(rule),
-            workers=workers,
-            exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
-            **options,
-        )
-
-    def _do_step(self) -> None:
-        self._outer_momentum.begin(self._moving)
-        try:
-            super()._do_step()
-        finally:
-            self._outer_momentum.forget()
-
-    def _advance(self) -> None:
-        self._outer_momentum.finish(self._moving)
-        super()._advance()

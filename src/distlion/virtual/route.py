@@ -33,7 +33,7 @@ class VirtualRoute:
             params[position].at(bucket.slots[index])
             for index, position in enumerate(bucket.members)
         )
-        self.rule, _, self._device = self.params[0].kind
+        self.rule, _, self._device, _ = self.params[0].kind
         self.kernels = choose_kernels(self._device)
         workers = roster.n_voters
         self.present = torch.zeros(workers, len(self.params), dtype=torch.bool)

@@ -170,11 +170,11 @@ class CrewWorker:
         self._keep(crew)
         find_next, enter = crew.find_next, crew.enter
 
-        def note_and_find(own: Member, lost: Collection[int]) -> Epoch:
+        def note_and_find(own: Member, lost: Collection[int], **options: float) -> Epoch:
             self._note_forming(own)
             found = None
             try:
-                found = find_next(own, lost)
+                found = find_next(own, lost, **options)
             finally:
                 has_trained = found is not None and found.members[0].epoch > 0
                 self._diary.tried.append((0 if found is None else found.number, has_trained))

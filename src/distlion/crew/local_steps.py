@@ -1,0 +1,230 @@
+"""Local steps of a crew: workers are lost, return and join while local steps go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from distlion.crew.carried import encode_state
+from distlion.crew.epoch import Epoch
+from distlion.crew.groups import check_groups, describe_groups, take_groups
+from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
+from distlion.errors import InvalidArgumentError
+from distlion.optim import CommonPoint, LocalSteps, LocalVotes, Schedule
+
+if TYPE_CHECKING:
+    from distlion.crew.crew import Crew
+
+logger = logging.getLogger("distlion")
+
+At = Literal["", "step", "vote"]
+"""The call in which workers vote: none, ``step()`` or ``vote()``."""
+
+_OF_THE_MACHINE = ("foreach", "fused", "capturable", "differentiable")
+"""Keys of torch's optimizers that say how a step is computed here."""
+
+
+class CrewCommonPoint(CrewLion, CommonPoint):
+    """The common point of a crew: who is behind takes it, and the outer state, from the first.
+
+    Args:
+        crew: Its workers.
+        buffers: Tensors that a newcomer takes from the most advanced worker.
+        votes: The votes of this worker.
+        inner: Its inner optimizer.
+        *args: Of the common point.
+        **options: Likewise.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        buffers: Iterable[Tensor],
+        votes: CrewVotes,
+        inner: Optimizer,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        self._votes, self._inner = votes, inner
+        self._donor_inner: list[dict[str, Any]] = []
+        super().__init__(crew, *args, buffers=buffers, **options)
+
+    @property
+    def patience_s(self) -> float:
+        # The others may still take local steps; who does not come to a vote is silent.
+        return self.silence_s
+
+    @property
+    def _n_calls(self) -> int:
+        return self._votes.period.calls
+
+    def catch_up(self) -> None:
+        while self._votes.at:
+            self._votes.join()
+
+    def _list_buffers(self) -> list[Tensor]:
+        return [*super()._list_buffers(), *self.outer_momentum.buffers]
+
+    def _describe_state(self) -> dict[str, Any]:
+        groups = describe_groups(self._inner.param_groups, but=_OF_THE_MACHINE)
+        return {**super()._describe_state(), "inner": groups, "local": self._votes.describe()}
+
+    def _take_given(self, given: Mapping[str, Any]) -> None:
+        check_groups(self._inner.param_groups, given["inner"])
+        super()._take_given(given)
+
+    def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
+        super()._take_state(epoch, given)
+        if epoch.is_behind:
+            self._donor_inner = given["inner"]
+            take_groups(self._inner.param_groups, self._donor_inner)
+            self._votes.take(given["local"])
+        if epoch.takes_parameters:
+            self._votes.begin_anew()
+
+    def take_donor_groups(self) -> None:
+        super().take_donor_groups()
+        take_groups(self._inner.param_groups, self._donor_inner)
+
+
+class CrewVotes(LocalVotes):
+    """Vote again where members have changed, with the deltas that this worker still has.
+
+    Args:
+        crew: Its workers.
+        buffers: Tensors that a newcomer takes from the most advanced worker.
+        inner: Takes the local steps.
+        schedule: When votes begin.
+        *args: As for ``LocalVotes``.
+        **options: Likewise.
+
+    Attributes:
+        at: The call in which this worker votes, or the others do that it is to join.
+
+    Raises:
+        InvalidArgumentError: Votes are to travel while local steps go on.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        buffers: Iterable[Tensor],
+        inner: Optimizer,
+        schedule: Schedule,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        if schedule.delay:
+            raise InvalidArgumentError(
+                f"delay={schedule.delay} cannot be used in a crew: where members change, a vote is "
+                "taken again with the same deltas, and local steps would have gone on from there. "
+                "Expected delay=0"
+            )
+        encode_state(describe_groups(inner.param_groups, but=_OF_THE_MACHINE))
+        self.at: At = ""
+        self._is_first = False  # the next call of step() is the one that the others are in
+        make: Callable[..., CommonPoint] = partial(CrewCommonPoint, crew, buffers, self, inner)
+        super().__init__(inner, schedule, *args, make=make, **options)
+
+    def describe(self) -> dict[str, Any]:
+        """Return where this worker is, for those who are behind."""
+        return {"calls": self.period.calls, "since": self.period.since, "at": self.at}
+
+    def take(self, given: Mapping[str, Any]) -> None:
+        """Go on where the most advanced worker is; nothing is left to vote on of this worker's."""
+        calls: int = given["calls"]
+        # The others are in step(): a call of this worker's has to be theirs, unless it is in one.
+        is_first = given["at"] == "step" and self.at != "step"
+        self.period.set_progress(calls - is_first, given["since"])
+        self._abstains, self._is_first = True, is_first
+        self.at = given["at"]
+
+    def begin_anew(self) -> None:
+        """Begin a period at the common point, which this worker has just taken."""
+        self._begin_anew(self.pairs.pairs)
+
+    def join(self) -> None:
+        """Take part in the vote that has let this worker in, without deltas."""
+        if self._is_first:
+            self.period.calls += 1
+        self._is_first = False
+        if self.at == "step":
+            self.vote_in_turn()
+        elif self.at:
+            self._vote_at(self.at)
+
+    def vote_in_turn(self) -> None:
+        if self._vote_at("step") == "vote":
+            self.count_step()  # the others have still to take the step that this call is
+
+    def vote_on_all(self) -> None:
+        self.join()
+        if self.at:  # the next call of step() is the one that the others are in
+            return
+        if any(self.period.since):
+            self._vote_at("vote")
+            return
+        self.period.check_begin()
+        problem = self.period.find_problem(self._inner.param_groups)
+        if problem is not None:
+            raise problem
+        self._begin_anew(self.pairs.pairs)
+
+    def _vote_at(self, at: At) -> At:
+        """Vote until it is done, whoever is lost or comes meanwhile.
+
+        Returns:
+            The call that the others were in at the end: another one, if this worker fell behind.
+        """
+        self.at = at
+        try:
+            while self.at and not self._is_first:  # or this call has nothing left to vote on
+                if self._cast_vote() and (self.at == "step" or not any(self.period.since)):
+                    break
+            return self.at
+        finally:
+            if not self._is_first:
+                self.at, self._abstains = "", False
+
+
+class CrewLocalSteps(LocalSteps):
+    """A ``LocalSteps`` whose workers may change at a vote; ``Crew.local_steps`` makes it.
+
+    A newcomer's first ``step()`` is the one in which the others have let it in: it takes part in
+    their vote with nothing to say, leaves its gradient out, and returns None. ``step()`` and
+    ``vote()`` raise CrewError too, where too few workers are left or the store is gone.
+
+    Args:
+        crew: Its workers.
+        inner: As for ``LocalSteps``.
+        buffers: Tensors that a newcomer takes from the most advanced worker.
+        **options: As for ``LocalSteps``.
+    """
+
+    _votes: CrewVotes
+
+    def __init__(
+        self, crew: Crew, inner: Optimizer, *, buffers: Iterable[Tensor] = (), **options: Any
+    ) -> None:
+        # No attribute: a load that fails puts back all that can be reached from one.
+        self._open_votes = partial(CrewVotes, crew, buffers)  # type: ignore[method-assign]
+        options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
+        super().__init__(inner, **options)
+
+    @property
+    def point(self) -> CrewCommonPoint:
+        """The common point, which is formed anew in place where members change."""
+        assert isinstance(self._votes.common, CrewCommonPoint)
+        return self._votes.common
+
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        while at := self._votes.at:
+            self._votes.join()
+            if at == "step":
+                return None
+        return super()._take_step(closure)

@@ -1,0 +1,257 @@
+"""The votes on how far a worker came: when they begin, and what they leave the worker with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from distlion.aggregation import Aggregation
+from distlion.optim.arguments import label_params
+from distlion.optim.around import undoing_groups
+from distlion.optim.common_point import CommonPoint
+from distlion.optim.late_vote import LateVote
+from distlion.optim.local_arguments import Schedule, find_common_device
+from distlion.optim.local_pairs import (
+    LocalPairs,
+    Pairs,
+    forget_deltas,
+    give_common,
+    set_deltas,
+    take_common,
+)
+from distlion.optim.local_period import LocalPeriod
+from distlion.optim.outer_step import OuterStep
+
+
+class Progress(NamedTuple):
+    """Where a worker is between two votes; all but ``begun`` is equal on all workers.
+
+    Attributes:
+        calls: Calls of ``step()`` so far.
+        since: For each part of the parameters, calls since the last vote on it.
+        turn: The part whose late vote has an outcome that is still to be taken; None for none.
+        begun: Where this worker was in that part when its vote began.
+    """
+
+    calls: int
+    since: Sequence[int]
+    turn: int | None = None
+    begun: Sequence[Tensor] = ()
+
+    def describe(self) -> str:
+        """Say it in words that must be equal on all workers."""
+        since = self.since[0] if len(self.since) == 1 else list(self.since)
+        late = "" if self.turn is None else ", and an outcome to be taken"
+        return f"{self.calls} steps, {since} of them since the last vote{late}"
+
+
+class LocalVotes:
+    """Let a worker vote on how far its inner optimizer came, one part after the other.
+
+    Args:
+        inner: Takes the local steps.
+        schedule: When votes begin, and when their outcome is taken.
+        outer: What the common point makes of an outcome.
+        aggregation: How deltas are voted on.
+        common_on: Where the common point is kept.
+        make: Makes the common point.
+        **options: Of the common point.
+
+    Attributes:
+        schedule: As given.
+        period: How many steps there were, and what was changed behind the back of votes.
+        pairs: The worker's own parameters, each with its common point.
+        common: What votes.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        schedule: Schedule,
+        outer: OuterStep,
+        aggregation: Aggregation | None,
+        *,
+        common_on: object,
+        make: Callable[..., CommonPoint] = CommonPoint,
+        **options: Any,
+    ) -> None:
+        self._inner, self.schedule = inner, schedule
+        self._is_plain = outer.kind == "sgd" and outer.lr == 1 and not outer.momentum
+        self.period = LocalPeriod(schedule.parts)
+        self._late: LateVote | None = None
+        self._voting: Pairs = ()  # whose period ends with the vote that is under way
+        self._abstains = False
+        names = label_params(inner.param_groups)
+        self.pairs = LocalPairs(find_common_device(common_on))
+        placed = self.pairs.place(list(names.values()), list(names), known={})
+        schedule.check_tensors(self.pairs.own)
+        self.common = make(
+            placed,
+            outer,
+            aggregation,
+            more=[schedule.describe()],
+            parts=schedule.parts,
+            on_commit=self._end_period,
+            **options,
+        )
+        self.pairs.turns = self.common.list_turns()
+        self.period.know(names)
+        take_common(self.pairs.pairs)
+        self.period.take(self.pairs.pairs, is_first=True)
+
+    def wait(self) -> CommonPoint:
+        """Return what votes, once no vote is under way."""
+        if self._late is not None:
+            self._late.wait()
+        return self.common
+
+    @property
+    def progress(self) -> Progress:
+        """Where this worker is; a vote that is under way is waited for."""
+        period, late = self.period, self._late
+        if late is None or late.has_failed:
+            return Progress(period.calls, self._list_since())
+        return Progress(period.calls, list(period.since), late.turn, late.begun)
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self.period.set_progress(progress.calls, progress.since)
+        self._late = None
+        if progress.turn is not None:
+            pairs = zip(self.pairs.of(progress.turn), progress.begun, strict=True)
+            begun = [each.to(param, copy=True) for (param, _), each in pairs]
+            self._late = LateVote(begun, progress.turn)
+
+    def _list_since(self) -> list[int]:
+        """List the steps since the last vote on each part; one that has failed does not count."""
+        since, late = list(self.period.since), self._late
+        if late is not None and late.has_failed:
+            since[late.turn] += late.steps
+        return since
+
+    def count_step(self) -> None:
+        """Count a local step; take an outcome, or vote, where it is time to."""
+        self.period.count()
+        place = self.period.calls % self.schedule.interval
+        if self._late is not None and place == self.schedule.delay:
+            self.land()
+        if place:
+            return
+        if self.schedule.delay and not self.common.is_alone:
+            self._begin_late()
+        else:
+            self.vote_in_turn()
+
+    def _prepare(self) -> int:
+        """Set what the next vote says beside deltas; return the part that votes."""
+        problem, turn = self.period.find_problem(self._inner.param_groups), self.common.turn
+        is_idle = not self.period.since[turn]
+        self.common.prepare_vote(self.period.calls, problem, is_idle=is_idle)
+        return turn
+
+    def _begin_late(self) -> None:
+        """Begin a vote that travels while local steps go on."""
+        turn = self._prepare()
+        self._voting, pairs = (), self.pairs.of(turn)
+        steps, self.period.since[turn] = self.period.since[turn], 0
+        self._late = LateVote.start(self.common, pairs, turn, steps=steps)
+        self.period.note_begun([param for param, _ in pairs], self._late.begun)
+
+    def land(self) -> None:
+        """Take the outcome of a late vote, or raise what it has raised."""
+        self.period.since = self._list_since()
+        late, self._late = self._late, None
+        if late is not None:
+            self.period.check_begin()
+            pairs = self.pairs.of(late.turn)
+            late.land(pairs)
+            self._give_up_repaired(but=pairs)
+
+    def vote_in_turn(self) -> None:
+        """Vote on the part whose turn it is, and take the outcome."""
+        self._cast_vote()
+
+    def _cast_vote(self) -> bool:
+        """Vote on a part; return False where members of a crew changed, so that nobody has."""
+        turn = self._prepare()
+        self._voting = self.pairs.of(turn)
+        if self.period.since[turn] and not self._abstains:
+            set_deltas(self._voting)
+        before = self.common.committed_step
+        try:
+            is_done = self.common.step() is not False
+        finally:
+            forget_deltas(self._voting)
+        if is_done:
+            self.period.since[turn] = 0
+            if self.common.committed_step == before:  # all workers give the period up
+                self._begin_anew(self._voting)
+            self._give_up_repaired()
+        return is_done
+
+    def vote_on_all(self) -> None:
+        """Vote on all parts, each in its turn, of which some worker has taken steps since."""
+        self.land()
+        if not any(self.period.since):
+            self._agree_on_nothing()
+        while any(self.period.since):
+            self.vote_in_turn()
+
+    def _agree_on_nothing(self) -> None:
+        """Find out whether all workers are at the common point; nothing is to be voted on."""
+        self.period.check_begin()
+        problem = self.period.find_problem(self._inner.param_groups)
+        said = f"calls of step() so far: {self.period.calls}"
+        self.common.agree_on("vote()", problem, said)
+        self._begin_anew(self.pairs.pairs)
+
+    def _end_period(self) -> None:
+        """Begin the next period at the common point: alone and plain, where this worker is."""
+        if not self._voting:  # a late vote: the worker goes on from where it is
+            return
+        if self._is_plain and self.common.is_alone:
+            give_common(self._voting)
+        else:
+            take_common(self._voting)
+        self.period.take(self._voting)
+
+    def _begin_anew(self, pairs: Pairs) -> None:
+        take_common(pairs)
+        self.period.take(pairs)
+
+    def _give_up_repaired(self, but: Pairs = ()) -> None:
+        """Begin anew where replicas were repaired: the next deltas would hold the repair."""
+        if self.common.take_repair():
+            kept = {param for param, _ in but}
+            self._begin_anew([pair for pair in self.pairs.pairs if pair[0] not in kept])
+
+    def add_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the inner optimizer and to the common point; all workers call it.
+
+        Raises:
+            DistlionError: As ``LocalSteps.add_param_group``; nothing changed.
+        """
+        self.land()  # or there would be parameters that the vote knows nothing of
+        before, problem = list(self.pairs.pairs), None
+        placed: list[tuple[str, Tensor]] = []
+        with undoing_groups(self._inner):
+            try:
+                placed = self.pairs.add_group(self._inner, param_group)
+            except Exception as error:  # noqa: BLE001, the others wait for this worker
+                problem = error
+            try:
+                self.common.agree_on("add_param_group()", problem)
+                self.common.add_param_group({"params": placed})
+            except BaseException:
+                self.pairs.pairs = before
+                raise
+        self.pairs.turns = self.common.list_turns()
+        # Parameters may have come into another part, whose steps since then count for all.
+        self.period.since = [max(self.period.since)] * self.schedule.parts
+        self.period.know(label_params(self._inner.param_groups[-1:]))
+        added = self.pairs.pairs[len(before) :]
+        take_common(added)
+        self.period.note_common(added)

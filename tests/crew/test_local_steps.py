@@ -1,0 +1,252 @@
+"""Workers of a crew with local steps are lost, stopped, or come; the others vote again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+import distlion
+from cluster import WorkerDiedError
+from crews import (
+    await_members,
+    await_true,
+    draw_loss,
+    host_store,
+    make_crew,
+    make_model,
+    start,
+)
+from distlion import faults
+from distlion.crew import CrewLocalSteps
+from local_crews import EVERY, GOAL, STRUCK_AT, bits, check_equal, connect, strike, train
+from local_runs import are_equal
+
+IN_A_LOCAL_STEP = "in a local step"
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "residuals, momentum": {
+        "aggregation": distlion.ResidualVote(),
+        "outer_momentum": 0.9,
+        "outer_lr": 0.5,
+    },
+    "estimates": {"aggregation": distlion.EstimateVote()},
+    "lion": {"outer": "lion", "outer_lr": 1e-2},
+    "parts": {"parts": 2, "outer_momentum": 0.5},
+}
+
+
+def strike_one(
+    rank: int, size: int, port: int, name: str, point: Any, how: signal.Signals
+) -> dict[str, Any]:
+    """The worker of rank 0 is struck, and woken once the others are two votes further."""
+    crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)
+    parts = KINDS[name].get("parts", 1)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        votes = optimizer.committed_step // parts
+        if rank == 0 and votes == STRUCK_AT and not store.check(["struck"]):
+            if point == IN_A_LOCAL_STEP:
+                if optimizer.local_step % EVERY == 2:
+                    strike(store, how)
+            elif not faults.armed:
+                faults.arm(
+                    rank=crew.place,
+                    step=parts * STRUCK_AT,
+                    point=point,
+                    action=lambda _: strike(store, how),
+                )
+        if rank and how == signal.SIGSTOP and votes == STRUCK_AT + 2:
+            if not store.check(["woken"]):
+                store.set("woken", "")
+                os.kill(int(store.get("pid")), signal.SIGCONT)
+            await_members(crew, size)
+
+    result = train(crew, seed=rank, size=size, each=act, **KINDS[name])
+    return {**result, "struck": store.add("struck", 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("plain", IN_A_LOCAL_STEP),
+        ("residuals, momentum", "before_step"),
+        ("estimates", "framed"),
+        ("parts", "before_commit"),
+        ("lion", "after_commit"),
+    ],
+)
+def test_others_vote_again_when_a_worker_is_killed(name: str, point: str) -> None:
+    store = host_store()
+    dead, *results = start(strike_one, 3, store.port, name, point, signal.SIGKILL, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+    parts = KINDS[name].get("parts", 1)
+    for result in results:
+        assert result["struck"] == 1
+        assert result["counts"] == (GOAL, parts * GOAL // EVERY)
+        assert len(result["points"]) == parts * GOAL // EVERY
+        sizes = {vote: len(ids) for vote, (_, ids) in result["rosters"].items()}
+        assert sizes[parts * STRUCK_AT] == 3
+        assert sizes[parts * STRUCK_AT + 2] == 2
+
+
+@pytest.mark.parametrize("point", [IN_A_LOCAL_STEP, "before_step"])
+def test_a_worker_that_was_stopped_comes_back_at_a_vote(point: str) -> None:
+    store = host_store()
+    name = "residuals, momentum"
+    results = start(strike_one, 3, store.port, name, point, signal.SIGSTOP)
+    check_equal(results)
+    stopped = results[0]["id"]
+    for result in results:
+        assert result["struck"] == 1
+        assert len(result["rosters"][GOAL // EVERY][1]) == 3
+        assert any(f"came: worker {stopped} (back)" in line for line in result["formed"])
+    # It has no outcome of the votes that the others took without it.
+    assert STRUCK_AT + 1 not in results[0]["points"]
+    assert STRUCK_AT + 1 in results[1]["points"]
+
+
+def strike_while_forming(
+    rank: int, size: int, port: int, point: faults.FormingPoint
+) -> dict[str, Any]:
+    """One worker is killed in a local step, and another one while the next epoch is formed."""
+    crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.committed_step != STRUCK_AT:
+            return
+        if rank == 0:
+            strike(store)
+        elif rank == 1 and not faults.armed:
+            faults.arm(rank=crew.id, step=STRUCK_AT, point=point, action=lambda _: strike(store))
+
+    result = train(crew, seed=rank, size=size, each=act, init_timeout_s=3, outer_momentum=0.5)
+    return {**result, "struck": store.add("struck", 0)}
+
+
+@pytest.mark.parametrize("point", ["arrive", "broadcast", "load"])
+def test_others_go_on_when_a_worker_is_killed_while_an_epoch_is_formed(point: str) -> None:
+    store = host_store()
+    outcomes = start(strike_while_forming, 4, store.port, point, may_die=True)
+    assert [isinstance(each, WorkerDiedError) for each in outcomes] == [True, True, False, False]
+    check_equal(outcomes[2:])
+    for result in outcomes[2:]:
+        assert result["struck"] == 2
+        assert len(result["rosters"][GOAL // EVERY][1]) == 2
+
+
+def join_late(rank: int, size: int, port: int, name: str, has_last_vote: bool) -> dict[str, Any]:
+    """The last worker comes in a period, or before a vote out of turn."""
+    store = connect(port)
+    if rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    goal = GOAL - 1 if has_last_vote else GOAL
+    called_at = goal if has_last_vote else STRUCK_AT * EVERY + 2
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.local_step == called_at and crew.size < size:
+            store.set("come", "")
+            await_true(lambda: crew.wants_change)
+
+    options = {**KINDS[name], "has_last_vote": has_last_vote}
+    return train(crew, seed=rank, size=size - 1, goal=goal, each=act, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_last_vote"),
+    [
+        ("residuals, momentum", False),
+        ("estimates", False),
+        ("parts", False),
+        ("plain", True),
+        ("parts", True),
+    ],
+)
+def test_a_newcomer_begins_where_the_others_are(name: str, has_last_vote: bool) -> None:
+    store = host_store()
+    results = start(join_late, 3, store.port, name, has_last_vote)
+    check_equal(results)
+    last = results[-1]
+    votes = max(results[0]["points"])
+    assert len(results[0]["rosters"][votes][1]) == 3
+    assert min(last["points"]) > STRUCK_AT
+    assert last["points"][votes] == results[0]["points"][votes]
+    if has_last_vote:
+        assert len({result["own"] for result in results}) == 1
+
+
+def replayed(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
+    """The first of four is killed in a local step; the last one comes later."""
+    store = connect(port)
+    if rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        step = optimizer.local_step
+        if rank == 0 and step == STRUCK_AT * EVERY + 2:
+            strike(store)
+        if step == (STRUCK_AT + 2) * EVERY + 1 and crew.size < size - 1:
+            store.set("come", "")
+            await_true(lambda: crew.wants_change)
+
+    result = train(crew, seed=rank, size=size - 1, each=act, **KINDS[name])
+    return {**result, "struck": store.add("struck", 0)}
+
+
+def replay(results: list[dict[str, Any]], name: str) -> None:
+    """Do all votes again, with the members that each of them had; compare after each."""
+    rosters, points = {}, {}
+    for result in results:
+        rosters.update(result["rosters"])
+        points.update(result["points"])
+    members = rosters[1][1]
+    seeds = {result["id"]: result["seed"] for result in results}
+    # The first member's parameters count; the one that was killed is the only one not to say.
+    model = make_model(seeds.get(members[0], 0))
+    cluster = distlion.VirtualLocalSteps(
+        model.parameters(),
+        lambda params: torch.optim.AdamW(params, lr=1e-2),
+        workers=4,
+        every=EVERY,
+        **KINDS[name],
+    )
+    cluster.change_workers(members)
+    interval = EVERY // KINDS[name].get("parts", 1)
+    for step in range(GOAL):
+        for place, member in enumerate(members):
+            for group in cluster.inners[place].param_groups:
+                group["lr"] = 1e-2 * 0.99**step
+            draw_loss(model, step, member).backward()
+            cluster.collect(place)
+        vote = (step + 1) // interval
+        if (step + 1) % interval == 0 and rosters[vote][1] != members:
+            members = rosters[vote][1]
+            cluster.change_workers(members)
+        cluster.step()
+        if (step + 1) % interval == 0:
+            assert bits(cluster.common_point) == points[vote], vote
+    n_votes = GOAL // interval
+    assert [len(rosters[vote][1]) for vote in (STRUCK_AT * EVERY // interval, n_votes)] == [3, 3]
+    assert 2 in {len(ids) for _, ids in rosters.values()}
+    for result in results:
+        place = members.index(result["id"])
+        assert bits(cluster.worker_params(place)) == result["own"]
+        for key, kept in result["kept"].items():
+            mine = [entry[key][place] for entry in cluster.votes.state.values()]
+            assert are_equal(mine, kept), key
+
+
+@pytest.mark.parametrize("name", ["residuals, momentum", "estimates", "parts"])
+def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str) -> None:
+    store = host_store()
+    dead, *results = start(replayed, 4, store.port, name, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    assert all(result["struck"] == 1 for result in results)
+    check_equal(results)
+    replay(results, name)

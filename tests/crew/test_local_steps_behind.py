@@ -1,0 +1,77 @@
+"""Workers of a crew whose local steps or calls differ when they meet again; what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import WorkerDiedError
+from crews import host_store, make_crew, start
+from distlion import faults
+from distlion.crew import CrewLocalSteps
+from local_crews import EVERY, STRUCK_AT, check_equal, connect, strike, train
+
+GOAL = 40
+
+
+def lose(store: Any, point: Any) -> None:
+    """Find out that rank 0 is gone, in a vote that all others may have completed."""
+    faults.disarm_all()
+    store.wait(["struck"])
+    store.add("missed", 1)
+    link = point._session.connections.link_all(4)
+    raise link.failure("lost", point.committed_step, "the exchange of this test was lost")
+
+
+def miss(rank: int, size: int, port: int, call: str, parts: int) -> dict[str, Any]:
+    """Rank 0 is killed in a vote whose outcome rank 2 takes and rank 1 does not.
+
+    The vote is one of ``vote()``, and rank 2 is in ``step()`` when it meets rank 1 again; or the
+    other way round; or it is one that all give up.
+    """
+    crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)
+    options: dict[str, Any] = {"nonfinite": "skip"} if call == "skip" else {}
+    called: list[int] = []
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        step, point = optimizer.local_step, optimizer.point
+        if step == STRUCK_AT * EVERY + 1 and not called:
+            called.append(optimizer.committed_step)
+            actions = {0: lambda _: strike(store), 1: lambda _: lose(store, point)}
+            if call == "skip":
+                spoil(optimizer)
+                if rank in actions:
+                    point._session.abandon = lambda *_: actions[rank](0)  # type: ignore[method-assign,assign,return-value]
+            elif rank in actions:
+                before, place = optimizer.committed_step, crew.place
+                faults.arm(rank=place, step=before, point="before_commit", action=actions[rank])
+            if call == "vote":
+                optimizer.vote()
+        elif step == (STRUCK_AT + 1) * EVERY + 1 and call == "step":
+            optimizer.vote()
+
+    result = train(crew, seed=rank, size=size, goal=GOAL, each=act, parts=parts, **options)
+    return {**result, "called": called, "missed": store.add("missed", 0)}
+
+
+def spoil(optimizer: CrewLocalSteps) -> None:
+    """Let the delta of this worker be infinite in this period."""
+    with torch.no_grad():
+        optimizer.list_pairs()[0][0][0, 0] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"), [("vote", 1), ("vote", 2), ("step", 1), ("step", 2), ("skip", 1)]
+)
+def test_a_worker_that_missed_an_outcome_joins_the_others_in_their_next_vote(
+    call: str, parts: int
+) -> None:
+    store = host_store()
+    dead, *results = start(miss, 3, store.port, call, parts, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+    for result in results:
+        assert (result["missed"], result["called"]) == (1, [parts * STRUCK_AT])
+        assert result["counts"][0] == GOAL

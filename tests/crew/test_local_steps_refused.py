@@ -1,0 +1,142 @@
+"""Local steps of a crew: what is refused, before anybody is waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import distlion
+from crews import await_true, host_store, make_crew, make_model, start
+from distlion.crew import CrewLocalSteps
+from distlion.errors import CrewError, InvalidArgumentError, NonFiniteError, UnsupportedTypeError
+from local_crews import EVERY, check_equal, connect, train
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"delay": 1}, InvalidArgumentError, "delay=1 cannot be used in a crew: where members"),
+        ({"nodes": distlion.Nodes(size=2)}, InvalidArgumentError, "nodes= cannot be used"),
+        ({"every": 0}, InvalidArgumentError, "every=0: expected 1 or more"),
+    ],
+)
+def test_options_that_a_crew_cannot_have(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    store = host_store()
+    crew = make_crew(store.port)
+    inner = torch.optim.AdamW(make_model(0).parameters())
+    with pytest.raises(error, match=words):
+        crew.local_steps(inner, **options)
+
+
+def test_an_inner_optimizer_that_votes_itself_is_refused() -> None:
+    store = host_store()
+    crew = make_crew(store.port)
+    with pytest.raises(UnsupportedTypeError, match="takes steps without other workers"):
+        crew.local_steps(distlion.DistributedLion(make_model(0).parameters()))
+
+
+def test_hyperparameters_that_cannot_be_handed_over_are_refused() -> None:
+    store = host_store()
+    crew = make_crew(store.port)
+    inner = torch.optim.SGD(make_model(0).parameters(), lr=0.1)
+    inner.param_groups[0]["warm_up"] = object()
+    with pytest.raises(CrewError, match="numbers, strings"):
+        crew.local_steps(inner)
+
+
+def spoil(rank: int, size: int, port: int) -> dict[str, Any]:
+    """A delta is not finite in one period, and all go on."""
+    crew, raised = make_crew(port, min_workers=size, max_workers=size), []
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        own = next(iter(optimizer.list_pairs()))[0]
+        if optimizer.local_step == 2 * EVERY + 1 and not raised:
+            with torch.no_grad():
+                kept, own[0, 0] = own[0, 0].clone(), torch.nan if rank else own[0, 0]
+            try:
+                optimizer.vote()
+            except NonFiniteError as error:
+                raised.append(error.culprits)
+            with torch.no_grad():
+                own[0, 0] = kept
+
+    result = train(crew, seed=rank, size=size, goal=4 * EVERY, each=act)
+    return {**result, "raised": raised}
+
+
+def test_a_delta_that_is_not_finite_stops_all_and_all_go_on() -> None:
+    store = host_store()
+    results = start(spoil, 2, store.port)
+    check_equal(results)
+    for result in results:
+        assert len(result["raised"]) == 1
+        assert result["counts"] == (4 * EVERY, 4)
+
+
+def write(rank: int, size: int, port: int) -> dict[str, Any]:
+    """One worker writes to its weights after a vote, and all vote without a step."""
+    crew, raised = make_crew(port, min_workers=size, max_workers=size), []
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.local_step != 2 * EVERY or raised:
+            return
+        own, common = optimizer.list_pairs()[0]
+        with torch.no_grad():
+            own[0, 0] += rank
+        try:
+            optimizer.vote()
+        except InvalidArgumentError as error:
+            raised.append(str(error))
+            assert not torch.equal(own, common)
+            with torch.no_grad():
+                own.copy_(common)
+            optimizer.progress = optimizer.progress
+        raised.append("")
+
+    result = train(crew, seed=rank, size=size, goal=4 * EVERY, each=act)
+    return {**result, "raised": raised}
+
+
+def test_a_vote_without_a_step_does_not_overwrite_what_was_written() -> None:
+    store = host_store()
+    results = start(write, 2, store.port)
+    check_equal(results)
+    assert results[0]["raised"] == [""]
+    assert "was written to between two periods" in results[1]["raised"][0]
+
+
+def come_with_two_groups(rank: int, size: int, port: int) -> dict[str, Any] | bool:
+    """The last worker comes late, and its inner optimizer has a group more."""
+    store = connect(port)
+    if rank < size - 1:
+        crew = make_crew(port, min_workers=2, max_workers=size)
+
+        def act(optimizer: CrewLocalSteps) -> None:
+            if optimizer.local_step == 2 * EVERY + 1 and not store.check(["come"]):
+                store.set("come", "")
+            if optimizer.local_step == 2 * EVERY + 2:
+                await_true(lambda: crew.wants_change)
+
+        return train(crew, seed=rank, size=size - 1, goal=6 * EVERY, each=act)
+    store.wait(["come"])
+    model = make_model(rank)
+    inner = torch.optim.AdamW([{"params": [each]} for each in model.named_parameters()], lr=1e-2)
+    before = [each.detach().clone() for each in model.parameters()]
+    settings: dict[str, Any] = {"every": EVERY, "step_timeout_s": 4, "check_every": 3}
+    refused = pytest.raises(CrewError, match="has 1 param groups, and this one 4")
+    with refused, make_crew(port, min_workers=2, max_workers=size) as crew:
+        crew.local_steps(inner, exchange=distlion.AllReduce(), **settings)
+    return all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_newcomer_whose_inner_optimizer_has_other_groups_takes_nothing() -> None:
+    store = host_store()
+    *results, is_untouched = start(come_with_two_groups, 3, store.port)
+    assert is_untouched
+    check_equal(results)
+    for result in results:
+        assert result["counts"] == (6 * EVERY, 6)

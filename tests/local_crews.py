@@ -1,0 +1,123 @@
+"""Crews of processes that take local steps; what must hold of them in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import distlion
+from crews import await_members, collect_log, draw_loss, make_model
+from distlion import faults
+from distlion.crew import CrewLocalSteps
+
+EVERY, GOAL = 4, 48
+STRUCK_AT = 5
+"""The vote that faults meet; local steps before it are from 20 to 23."""
+
+Each = Callable[[CrewLocalSteps], None]
+
+
+def bits(tensors: Iterable[Tensor]) -> bytes:
+    """Return the bits of tensors."""
+    return b"".join(bytes(each.detach().numpy()) for each in tensors)
+
+
+def connect(port: int) -> Any:
+    """Connect with the store, through which workers of a test tell each other when to act."""
+    return dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+
+
+def strike(store: Any, how: signal.Signals = signal.SIGKILL) -> None:
+    """Kill or stop this process, and let the test know that it happened."""
+    faults.disarm_all()
+    store.set("pid", str(os.getpid()))
+    store.add("struck", 1)
+    os.kill(os.getpid(), how)
+
+
+def train(
+    crew: distlion.Crew,
+    *,
+    seed: int,
+    size: int = 3,
+    goal: int = GOAL,
+    each: Each = lambda optimizer: None,
+    has_last_vote: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train to the goal; return the common point after each vote, and what there is at the end.
+
+    Args:
+        crew: The crew.
+        seed: Of the weights, which differ: those of the most advanced worker count.
+        size: Members with whom the third period is taken: some may be slow to start.
+        goal: Local steps.
+        each: Called before each local step.
+        has_last_vote: Whether to vote out of turn at the end.
+        **options: Of the optimizer.
+    """
+    model, said = make_model(seed), collect_log()
+    points: dict[int, bytes] = {}
+    rosters: dict[int, tuple[int, tuple[int, ...]]] = {}
+
+    def note(optimizer: CrewLocalSteps) -> None:
+        step = optimizer.committed_step
+        points[step] = bits(optimizer.common_point)
+        rosters[step] = crew.epoch.number, crew.epoch.roster.ids
+        assert optimizer.parts > 1 or bits(model.parameters()) == points[step]
+
+    with crew:
+        inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+        settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
+        optimizer = crew.local_steps(inner, **{**settings, "check_every": 3, **options})
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+        crew.carry(scheduler=scheduler)
+        while optimizer.local_step < goal:
+            each(optimizer)
+            await_members(crew, size if optimizer.committed_step == 1 else 0)
+            draw_loss(model, optimizer.local_step, crew.id).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if optimizer.steps_since_vote == 0:
+                note(optimizer)
+        if has_last_vote:
+            each(optimizer)
+            optimizer.vote()
+            note(optimizer)
+            assert bits(model.parameters()) == points[optimizer.committed_step]
+    return {
+        "points": points,
+        "rosters": rosters,
+        "id": crew.id,
+        "seed": seed,
+        "counts": (optimizer.local_step, optimizer.committed_step),
+        "rates": [group["lr"] for group in optimizer.param_groups],
+        "momentum": bits(optimizer.votes.outer_momentum.buffers),
+        "own": bits(model.parameters()),
+        "kept": {
+            key: [entry[key].clone() for entry in optimizer.votes.state.values()]
+            for key in next(iter(optimizer.votes.state.values()))
+        },
+        "formed": [line for line in said if line.startswith("epoch ")],
+    }
+
+
+def check_equal(results: list[dict[str, Any]]) -> None:
+    """Check that no vote has two outcomes, and that all came to the same end."""
+    seen: dict[int, set[Any]] = {}
+    for result in results:
+        for vote, point in result["points"].items():
+            seen.setdefault(vote, set()).add((point, result["rosters"][vote]))
+    assert all(len(found) == 1 for found in seen.values()), {
+        vote: [roster for _, roster in found] for vote, found in seen.items() if len(found) > 1
+    }
+    for name in ("counts", "momentum"):
+        assert len({result[name] for result in results}) == 1, name
+    assert len({tuple(result["rates"]) for result in results}) == 1
