@@ -24,6 +24,7 @@ import pytest
 
 import distlion
 from forked_programs import Programs
+from source_names import is_defined
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -152,6 +153,9 @@ def can_resolve(name: str) -> bool:
             found = importlib.import_module(path)
         except ModuleNotFoundError:
             return False
+        except distlion.errors.MissingDependencyError:
+            rest = name[len(path) + 1 :].split(".")[0]
+            return not rest or is_defined(path, rest)
     return True
 
 

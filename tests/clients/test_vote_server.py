@@ -324,3 +324,20 @@ def test_half_precision_is_rounded_once() -> None:
     oracle.buffers = {"w": torch.zeros(101).numpy()}
     oracle.count(sent)
     assert torch.equal(server.params["w"], torch.from_numpy(oracle.params["w"]).half())
+
+
+def test_memory_order_of_a_parameter_does_not_matter() -> None:
+    values = torch.randn(3, 4, 5, 6)
+    settings = ServerSettings(momentum=0.5)
+    servers = [
+        VoteServer({"w": each}, settings)
+        for each in (values, values.to(memory_format=torch.channels_last))
+    ]
+    for number in range(2):
+        call = servers[0].begin([0])
+        servers[1].begin([0])
+        ballot = ballots.make_ballot(servers[0], call, 0)
+        for server in servers:
+            assert server.take(0, ballot) is None, number
+            server.finish()
+    assert torch.equal(servers[0].params["w"], servers[1].params["w"])

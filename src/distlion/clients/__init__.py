@@ -1,6 +1,7 @@
 """Votes of clients: a server that keeps the parameters, and knows no network."""
 
 from distlion.clients.ballot import RULES, Ballot, Call, cast_ballot
+from distlion.clients.metrics import average_metrics
 from distlion.clients.places import Places, find_deltas
 from distlion.clients.refusals import Refusal
 from distlion.clients.server import Outcome, VoteServer
@@ -15,6 +16,7 @@ __all__ = [
     "Refusal",
     "ServerSettings",
     "VoteServer",
+    "average_metrics",
     "cast_ballot",
     "find_deltas",
 ]

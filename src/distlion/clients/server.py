@@ -102,6 +102,11 @@ class VoteServer:
         return self._next_round
 
     @property
+    def in_progress(self) -> bool:
+        """True between ``begin`` and ``finish``."""
+        return self._open is not None
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of a vote, without its round, number of examples and checksum."""
         return self._count.shape.vote_bytes
@@ -261,7 +266,7 @@ class VoteServer:
         for name, momentum, move in zip(self._voted, self._momentum, moves, strict=True):
             momentum.mul_(settings.momentum).add_(move)
             param = self.params[name]
-            moved = param.float().view(-1) - momentum * current.lr
+            moved = param.float().reshape(-1) - momentum * current.lr
             param.copy_(moved.view(param.shape))
 
 
