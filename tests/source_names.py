@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 
+import distlion
 
-def is_defined(module: str, name: str) -> bool:
-    """Return whether the source of a module of distlion defines a class or function."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    defined = ast.parse(Path(spec.origin).read_text()).body
+PACKAGES = Path(distlion.__file__).parents[1]
+
+
+def is_in_source(name: str) -> bool:
+    """Return whether a dotted name is a module, or a class or function that one defines."""
+    module, _, last = name.rpartition(".")
+    if PACKAGES.joinpath(*name.split(".")).with_suffix(".py").exists():
+        return True
+    path = PACKAGES.joinpath(*module.split(".")).with_suffix(".py")
+    if not path.exists():
+        return False
     kinds = ast.ClassDef | ast.FunctionDef
-    return name in {node.name for node in defined if isinstance(node, kinds)}
+    return last in {
+        node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds)
+    }

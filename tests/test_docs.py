@@ -24,7 +24,7 @@ import pytest
 
 import distlion
 from forked_programs import Programs
-from source_names import is_defined
+from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -154,8 +154,7 @@ def can_resolve(name: str) -> bool:
         except ModuleNotFoundError:
             return False
         except distlion.errors.MissingDependencyError:
-            rest = name[len(path) + 1 :].split(".")[0]
-            return not rest or is_defined(path, rest)
+            return is_in_source(name)
     return True
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import MissingDependencyError
-from source_names import is_defined
+from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = re.compile(r"(?<![\w./-])distlion(?:\.[A-Za-z_]\w*)+")
@@ -18,13 +18,12 @@ DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONT
 def exists(name: str) -> bool:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
-        module = ".".join(parts[:length])
         try:
-            found: Any = importlib.import_module(module)
+            found: Any = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError:
             continue
         except MissingDependencyError:
-            return length == len(parts) or is_defined(module, parts[length])
+            return is_in_source(name)
         for part in parts[length:]:
             found = getattr(found, part, None)
         return found is not None

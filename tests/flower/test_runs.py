@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="flwr is tested in an environment of its own"
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower"
 LIMIT_S = 240
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = pytest.mark.slow
 
 
 def find_port() -> int:
