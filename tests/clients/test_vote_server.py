@@ -141,7 +141,7 @@ def test_only_asked_nodes_vote_once_and_in_time() -> None:
     server = ballots.make_server()
     call = server.begin([1])
     ballot = ballots.make_ballot(server, call, 1)
-    assert server.take(2, ballot) is Refusal.NODE
+    assert server.take(2, ballots.make_ballot(server, call, 2)) is Refusal.NODE
     assert server.take("1", ballot) is Refusal.NODE
     assert server.take(True, ballot) is Refusal.NODE
     assert server.take(1, ballot) is None

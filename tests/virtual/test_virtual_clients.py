@@ -122,9 +122,10 @@ def test_a_vote_that_fails_changes_nothing_of_its_client() -> None:
         clients.collect(1)
     move(model, 0, 0)
     clients.collect(0)
+    kept = [each.clone() for each in clients._residuals[0]]
+    move(model, 0, 1)
     with pytest.raises(InvalidArgumentError, match="has voted already"):
         clients.collect(0)
-    kept = [each.clone() for each in clients._residuals[0]]
     assert list(clients._residuals) == [0]
     clients.step()
     clients.begin([0])
