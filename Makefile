@@ -65,7 +65,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
 	part "site" make --no-print-directory docs
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
-	part "Flower" make --no-print-directory test-flower
+	part "Flower" make --no-print-directory test-flower ARGS=
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
