@@ -25,6 +25,7 @@ FORMAT = 1
 _SOURCES = (
     *("src", "csrc", "pyproject.toml", "CMakeLists.txt"),
     *("benchmarks/study", "benchmarks/target", "benchmarks/periods", "benchmarks/quality"),
+    "benchmarks/local_steps",
 )
 
 

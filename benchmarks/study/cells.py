@@ -117,6 +117,11 @@ class Cell:
         family = "shared" if self.method.startswith("shared-") else self.method
         return centers.get(family, centers["lion"])
 
+    @property
+    def most_rates(self) -> int:
+        """How many rates may be tried."""
+        return MOST_RATES
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -155,7 +160,7 @@ def choose_rate(cell: Cell, find: Find) -> Choice:
             return Choice(known, missing, None, False)
         best = min(rates, key=lambda rate: known[rate])
         at_edge = best in (rates[0], rates[-1])
-        if not at_edge or len(rates) >= MOST_RATES:
+        if not at_edge or len(rates) >= cell.most_rates:
             return Choice(known, (), best, at_edge)
         if best == rates[0]:
             rates.insert(0, _round(best / FACTOR))

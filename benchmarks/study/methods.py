@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from feedback import FeedbackVote
 from masked import MaskedVote
-from one_bit_adam import OneBitAdam
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
 from variants import STOCHASTIC, VARIANTS, VariantVote
@@ -23,7 +22,7 @@ from distlion.aggregation import (
     TernaryVote,
 )
 from distlion.errors import InvalidArgumentError
-from distlion.lab.baselines import HalfPrecision, PowerSGD, VirtualBaseline
+from distlion.lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
 from distlion.lab.training.methods import find_method
 from distlion.lab.training.name_parts import split_betas
 from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting
@@ -126,7 +125,7 @@ def _build_loop(
 ) -> Method:
     """Build a method that has a loop of its own here."""
     if base == _ONE_BIT_ADAM:
-        return OneBitAdam(params, run)
+        return OneBitAdam(params, lr=run.lr, decay=run.decay, workers=run.workers, steps=run.steps)
     if base == _MASKED:
         return MaskedVote(params, run, betas=betas)
     return FeedbackVote(params, run, betas=betas, bits=_FEEDBACK_BITS[base])

@@ -22,7 +22,7 @@ stats = pytest.importorskip("scipy.stats")
 
 MODULES = (
     "study_path",
-    *("schedule", "variants", "feedback", "masked", "one_bit_adam", "scoring", "methods"),
+    *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
     *("runs", "archive", "work", "cells", "plan", "evidence", "images", "text", "sources"),
     *("settings", "design", "differences", "answers", "pictures", "pages"),
 )

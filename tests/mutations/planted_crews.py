@@ -70,7 +70,7 @@ CREW_MUTATIONS = (
         "crew/optimizer.py",
         "        workers = connect(epoch,",
         "        self._whole_epoch = epoch.number\n        workers = connect(epoch,",
-        CREWS,
+        FOUND,
     ),
     Mutation(
         "crew: the first one does not see that somebody is new",

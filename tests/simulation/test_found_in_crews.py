@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from distlion.cost import LinkModel, probe_link
+from distlion.crew.epoch import Epoch
 from distlion.crew.lookout import Lookout
 from distlion.session import routing
 from distlion.transport import Transport
@@ -57,6 +59,14 @@ def test_a_round_whose_first_worker_is_lost_is_met_again() -> None:
     assert n_lost_there > 0
 
 
+def test_who_met_others_in_vain_brings_no_parameters() -> None:
+    for after in range(36, 64, 4):  # while the first epoch connects and takes parameters
+        outcome = play_crew(make_crew_plan(1, CrewFault("die", 0, "forming", 0, after)))
+        assert len(outcome.fired) == 1
+        assert find_crew_violations(outcome) == []
+        assert list_endings(outcome) == ["died", "finished", "finished"]
+
+
 @pytest.mark.parametrize("victim", range(3))
 def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int) -> None:
     for seed in range(1, 4):
@@ -73,9 +83,12 @@ def test_who_waits_itself_does_not_say_that_it_trains() -> None:
     assert find_crew_violations(outcome) == []
 
 
+@pytest.mark.parametrize("moment", [("committed", GOAL - 1, 0), ("ending", 0, 0)])
 @pytest.mark.parametrize(("kind", "ending"), [("die", "died"), ("stop", "stopped")])
-def test_nobody_waits_at_the_end_for_a_worker_that_is_gone(kind: Any, ending: str) -> None:
-    outcome = play_crew(make_crew_plan(1, CrewFault(kind, 1, "committed", GOAL - 1, 0)))
+def test_nobody_waits_at_the_end_for_a_worker_that_is_gone(
+    kind: Any, ending: str, moment: Any
+) -> None:
+    outcome = play_crew(make_crew_plan(1, CrewFault(kind, 1, *moment)))
     assert len(outcome.fired) == 1
     assert find_crew_violations(outcome) == []
     assert list_endings(outcome) == ["finished", ending, "finished"]
@@ -168,12 +181,30 @@ def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
 
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
-    monkeypatch.setattr(Lookout, "_look_for_asks", lambda lookout, epoch: False)
-    plan = make_crew_plan(1, comings=(Coming(5, 0.0), Coming(5, 0.1)), goal=60, compute_s=0.5)
+    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER)
+
+    def look_at_first(lookout: Lookout, epoch: Epoch) -> bool:
+        return epoch.number < last_seen and look(lookout, epoch)
+
+    monkeypatch.setattr(Lookout, "_look_for_asks", look_at_first)
+    unseen = (Coming(45, 0.0), Coming(45, 0.1))
+    plan = make_crew_plan(1, *TURNOVER, comings=LATER + unseen, goal=90, compute_s=0.5)
     outcome = play_crew(plan)
-    assert list_endings(outcome) == ["finished"] * 3 + ["raised"] * 2
-    steps = [entry.step for diary in outcome.diaries.values() for entry in diary.entries]
-    assert steps == [0, 0, 0]
+    assert len(outcome.fired) == 3
+    assert list_endings(outcome) == ["died"] * 3 + ["finished"] * 3 + ["raised"] * 2
+    assert [outcome.diaries[number].entries for number in (6, 7)] == [[], []]
+
+
+@pytest.mark.parametrize("ways", ["both", "from", "to"])
+def test_a_newcomer_that_reaches_the_store_alone_is_left_out_after_one_try(ways: Any) -> None:
+    cut = CrewFault("split", 3, "forming", 0, 0, ways=ways)
+    outcome = play_crew(make_crew_plan(1, cut, comings=(Coming(3, 0.0),), goal=12))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    assert list_endings(outcome) == ["finished"] * 3 + ["raised"]
+    committed_s = [time_s for _, _, time_s in outcome.diaries[0].commits]
+    # Of the simulated clock: two tries with the newcomer last 13 seconds.
+    assert max(later - time_s for time_s, later in pairwise(committed_s)) < 6
 
 
 def test_what_comes_late_in_the_first_epoch_does_not_reach_parameters() -> None:

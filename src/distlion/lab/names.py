@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 # More than these, and a reader searches a list instead of reading it.
 _MOST_LISTED = 8
@@ -31,3 +32,12 @@ def suggest(name: str, known: Iterable[str], *, all_in: str) -> str:
     if len(names) <= _MOST_LISTED:
         return f"expected one of {', '.join(names)}"
     return rest
+
+
+def name_rule(settings: dict[str, Any]) -> str:
+    """Name the rule of a record's settings, and the steps from vote to vote where it says so."""
+    rule, every = str(settings["rule"]), settings.get("every")
+    if every is None:
+        return rule
+    late = f", taken {settings['delay']} later" if settings.get("delay") else ""
+    return f"{rule} every {every} steps{late}"

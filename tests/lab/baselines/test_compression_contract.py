@@ -10,6 +10,7 @@ from distlion.lab.baselines import (
     GradDrop,
     HalfPrecision,
     TernGrad,
+    TopBits,
     Worker,
     gathered_bytes,
 )
@@ -19,6 +20,7 @@ METHODS = [
     GradDrop(keep=0.3),
     DeepGradientCompression(keep=0.2, warmup_steps=4),
     HalfPrecision(),
+    TopBits(),
 ]
 LENGTHS = [1, 2, 3, 7, 8, 9, 1009, 1023, 4096]
 REBUILT = {type(method).__name__: type(method) for method in METHODS}

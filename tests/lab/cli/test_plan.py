@@ -211,3 +211,27 @@ def test_a_device_is_known_by_its_name_or_refused_with_those_that_are():
     said = " ".join(result.stderr.split())
     assert "--device h20" in said
     assert "did you mean h200" in said
+
+
+def test_a_plan_says_how_often_to_vote():
+    slow = plan(link="10mbit", latency_us="50ms", gpus_per_node="1", params="1e6").stdout
+    assert "distlion.LocalSteps(inner, every=" in slow
+    assert "--sites shows slower links" in slow
+    assert "No local steps here" in plan(link="400gbit", params="1e6").stdout
+
+
+def test_sites_are_a_table_with_what_to_choose():
+    text = plan("--sites", gpus_per_node="1", params="1e6", compute_s="0.2").stdout
+    rows = [line for line in text.splitlines() if "bit/s" in line and " ms " in line]
+    assert len(rows) == 15
+    assert all(row.count("*") == 1 for row in rows)
+    for name in ("all-reduce", "each step", "every 4", "every 8", "every 16", "every 32"):
+        assert name in text
+    assert "docs/how-to/local-steps.md" in text
+
+
+def test_local_steps_are_in_the_json():
+    record = json.loads(plan("--json", gpus_per_node="1", params="1e6").stdout)
+    assert [each["every"] for each in record["local_steps"]["local"]] == [4, 8, 16, 32]
+    assert len(record["sites"]) == 15
+    assert record["sites"][0]["latency_s"] == 0.05

@@ -128,7 +128,7 @@ def test_worker_of_torchrun_leaves_without_winding_up_the_interpreter(monkeypatc
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     # Another rank has the record and shows it.
-    monkeypatch.setattr("distlion.lab.cli.train.train", lambda *_, **__: None)
+    monkeypatch.setattr("distlion.lab.cli.training_run.train", lambda *_, **__: None)
     monkeypatch.setattr("distlion.lab.cli.failure.os._exit", leave)
     with pytest.raises(Left, match="0"):
         CliRunner().invoke(app, ["train", "--task", "images"], catch_exceptions=False)
@@ -256,3 +256,22 @@ def test_step_timeout_must_be_finite_and_above_0(tmp_path, seconds):
     assert result.exit_code == 2
     assert "--step-timeout" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.distributed
+def test_local_steps_train_and_say_how_often_they_voted(tmp_path):
+    result = invoke(
+        *SHORT, "--steps", "5", "--every", "2", "--workers", "2", "--run-dir", str(tmp_path / "run")
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "scaled every 2 steps" in result.stdout
+    assert "votes" in result.stdout
+    assert "3 votes" in result.stderr  # after steps 2, 4 and 5
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["traffic"]["steps"] == 3
+
+
+def test_delay_without_local_steps_exits_with_2(tmp_path):
+    result = invoke(*SHORT, "--delay", "1", "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert "delay is 1 without every" in result.stderr

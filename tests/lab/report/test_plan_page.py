@@ -10,7 +10,17 @@ from py_mini_racer import MiniRacer
 
 import distlion.lab.report
 from distlion.cost import LinkModel
-from distlion.lab.planning import CPU, GPU, NVLINK, PCIE, Scenario, advise, compare_methods
+from distlion.lab.planning import (
+    CPU,
+    GPU,
+    NVLINK,
+    PCIE,
+    Scenario,
+    advise,
+    compare_methods,
+    forecast_local,
+    list_sites,
+)
 from distlion.lab.planning.page_model import build_page_model
 
 SCRIPT = Path(distlion.lab.report.__file__).parent / "page" / "planner.js"
@@ -108,3 +118,31 @@ def test_advice_is_that_of_the_planner_word_for_word(engine):
         assert shown["compress"] == expected.compress
         advised.add(expected.text.split(":")[0])
     assert advised == {"Compress", "Do not compress here"}
+
+
+LOCAL_NUMBERS = ("vote_s", "step_s", "sent_bytes", "bits_per_parameter", "efficiency")
+
+
+def test_local_steps_on_the_page_are_those_of_the_planner(engine):
+    chosen = set()
+    for scenario in [each for each in grid() if each.n_params < 10**9][::5]:
+        given = json.dumps(scenario.to_json())
+        late = json.loads(
+            engine.eval(f"JSON.stringify(planner.forecastLocal(model, {given}, 16, 3))")
+        )
+        expected = forecast_local(scenario, 16, delay=3)
+        sites = json.loads(engine.eval(f"JSON.stringify(planner.listSites(model, {given}))"))
+        for name in LOCAL_NUMBERS:
+            assert math.isclose(late[name], getattr(expected, name), rel_tol=TOLERANCE)
+        for shown, site in zip(sites, list_sites(scenario), strict=True):
+            assert shown["advice"]["text"] == site.advice.text
+            assert shown["advice"]["every"] == site.advice.every
+            for name in ("all_reduce_s", "each_step_s"):
+                assert math.isclose(
+                    shown["advice"][name], getattr(site.advice, name), rel_tol=TOLERANCE
+                )
+            for one, other in zip(shown["advice"]["local"], site.advice.local, strict=True):
+                for name in LOCAL_NUMBERS:
+                    assert math.isclose(one[name], getattr(other, name), rel_tol=TOLERANCE)
+            chosen.add(site.advice.every)
+    assert chosen == {1, 4, 8, 16, 32}

@@ -9,7 +9,10 @@ import torch
 
 import matrix
 from distlion import VirtualLocalSteps
+from distlion.aggregation import EstimateVote, FeedbackVote, MajorityVote
+from distlion.errors import InvalidArgumentError
 from distlion.lab.training.methods import MethodKind, find_method
+from distlion.lab.training.periodic import read_local_votes
 from distlion.lab.training.workers import MethodRun
 from drawn import draw_grads, make_params
 from local_runs import SHAPES, are_equal, train_virtually
@@ -76,3 +79,66 @@ def test_a_name_says_rule_and_period() -> None:
     method = find_method("residual-2-every-8-plain")
     assert method.kind is MethodKind.OURS
     assert "ResidualVote(bits=2) of deltas of 8 steps of AdamW" in method.definition
+
+
+LIONS = {"majority-lion": MajorityVote(), "feedback-2-lion": FeedbackVote(bits=2)}
+
+
+@pytest.mark.parametrize("name", LIONS)
+def test_an_outer_lion_has_the_rate_in_the_name(name: str) -> None:
+    params, others = make_params(SHAPES), make_params(SHAPES)
+    take_steps(enter(f"local-{EVERY}-{name}-0.002", params), params, [LR] * STEPS)
+    cluster = VirtualLocalSteps(
+        others.items(),
+        lambda own: torch.optim.AdamW(own, LR, (0.9, 0.999), weight_decay=DECAY),
+        workers=WORKERS,
+        every=EVERY,
+        aggregation=LIONS[name],
+        outer="lion",
+        outer_lr=0.002,
+        outer_betas=(0.9, 0.99),
+        seed=3,
+    )
+    train_virtually(cluster, others.values(), 0, STEPS)
+    cluster.vote()
+    assert are_equal(params.values(), others.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("local-8-scaled-plain", "scaled-every-8-plain"),
+        ("local-8-residual-2-nesterov", "residual-2-every-8"),
+    ],
+)
+def test_two_names_of_a_method_mean_the_same(name: str, same: str) -> None:
+    assert find_method(name).definition == find_method(same).definition
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local-8-majority-plain",  # says no size
+        "local-8-scaled-lion",
+        "local-0-scaled-plain",
+        "local-8-scaled",
+        "local-8-majority-lion-",
+        "sparse-0",
+    ],
+)
+def test_a_name_that_does_not_go_together_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is unknown"):
+        find_method(name)
+
+
+def test_an_outer_rate_of_0_is_refused_where_workers_are_built() -> None:
+    with pytest.raises(InvalidArgumentError, match="outer_lr"):
+        enter("local-2-majority-lion-0", make_params(SHAPES))
+
+
+def test_a_name_is_read_for_real_workers() -> None:
+    votes = read_local_votes("local-16-estimate-1-nesterov")
+    assert votes is not None
+    assert (votes.every, votes.rule) == (16, EstimateVote(bits=1))
+    assert votes.outer.options == {"outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True}
+    assert read_local_votes("diloco-8") is None

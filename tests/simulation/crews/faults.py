@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from simulation.crews.network import STORE, CrewMachine, CrewNetwork
-from simulation.crews.plan import CrewFault, CrewPlan
+from simulation.crews.plan import CrewFault, CrewPlan, Phase
 from simulation.faults import MAGIC
 from simulation.network import Bytes, Cut, Machine, Message
 
@@ -51,10 +51,10 @@ class CrewInjector:
             if fault.victim == machine.rank and is_due and fault.kind not in AT_WORKER:
                 self._fire(fault, machine)
 
-    def note_commit(self, machine: CrewMachine, number: int) -> None:
-        """Note that a worker has committed a step, and how many before."""
+    def note(self, machine: CrewMachine, phase: Phase, number: int = 0) -> None:
+        """Note that a worker has committed a step, and how many before, or that it has all."""
         for fault in list(self._waiting):
-            is_due = (fault.phase, fault.time) == ("committed", number)
+            is_due = (fault.phase, fault.time) == (phase, number)
             if fault.victim == machine.rank and is_due and fault.kind not in AT_WORKER:
                 self._fire(fault, machine)
 

@@ -15,7 +15,7 @@ Kind = Literal["die", "stop", "cut", "split", "unheard", "late", "leave", "stale
 KINDS: tuple[Kind, ...] = (
     "die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store",
 )  # fmt: skip
-Phase = Literal["forming", "training", "committed"]
+Phase = Literal["forming", "training", "committed", "ending"]
 WAIT_S = 100.0
 """How long fewer than ``min_workers`` wait for others."""
 REFUSED = ("nodes", "momentum_sync")
@@ -31,7 +31,8 @@ class CrewFault:
             "late": it computes for ``seconds``; "leave": its script fails; "stale": in place of a
             message it sends one of an earlier epoch; "store": the store dies, or is stopped.
         victim: Its number.
-        phase: What the victim is at: it forms an epoch, trains in one, or has just committed.
+        phase: What the victim is at: it forms an epoch, trains in one, has just committed, or has
+            taken its last step and does not know of the others yet.
         time: How often it was at that before; of a commit, how many before.
         after: Messages and requests since.
         seconds: How long; math.inf for good.

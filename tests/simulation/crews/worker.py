@@ -212,6 +212,8 @@ class CrewWorker:
             if optimizer.step():
                 scheduler.step()
                 sampler.advance()
+        self._injector.note(machine, "ending")
+        self._kernel.check_alive()
 
     def _make_optimizer(self, crew: distlion.Crew) -> CrewLion:
         plan = self._plan
@@ -273,7 +275,7 @@ class CrewWorker:
         self._buffer += 1 + self._crew.id  # as running means of a batch
         self._on_step(key[1])
         self._n_commits += 1
-        self._injector.note_commit(self._machine, self._n_commits - 1)
+        self._injector.note(self._machine, "committed", self._n_commits - 1)
         self._kernel.check_alive()
 
     def _fill_gradients(self, step: int) -> None:

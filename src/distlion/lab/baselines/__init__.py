@@ -6,6 +6,7 @@ from distlion.lab.baselines.dgc import DeepGradientCompression
 from distlion.lab.baselines.graddrop import GradDrop
 from distlion.lab.baselines.half import HALF_BYTES, HalfPrecision
 from distlion.lab.baselines.hook import CompressionState, compression_hook
+from distlion.lab.baselines.one_bit_adam import OneBitAdam, compress_signs, count_step_bytes
 from distlion.lab.baselines.power_sgd import PowerSGD
 from distlion.lab.baselines.ring import ring_all_gather_bytes, ring_all_reduce_bytes
 from distlion.lab.baselines.stock import (
@@ -16,6 +17,7 @@ from distlion.lab.baselines.stock import (
     power_sgd_hook,
 )
 from distlion.lab.baselines.terngrad import TernGrad
+from distlion.lab.baselines.top_bits import TopBits
 from distlion.lab.baselines.virtual import VirtualBaseline
 from distlion.lab.baselines.worker import Worker
 
@@ -29,14 +31,18 @@ __all__ = [
     "DeepGradientCompression",
     "GradDrop",
     "HalfPrecision",
+    "OneBitAdam",
     "Payload",
     "PowerSGD",
     "State",
     "TernGrad",
+    "TopBits",
     "VirtualBaseline",
     "Worker",
     "compress_gradients",
+    "compress_signs",
     "compression_hook",
+    "count_step_bytes",
     "full_precision_hook",
     "gathered_bytes",
     "half_precision_hook",

@@ -12,6 +12,7 @@ from rich.console import Console
 from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
 from distlion.lab.cli.failure import shown_failures
+from distlion.lab.cli.plan_sites import print_local
 from distlion.lab.cli.plan_table import print_plan
 from distlion.lab.cli.quantity import read_count, read_rate, read_seconds
 from distlion.lab.names import suggest
@@ -51,7 +52,8 @@ _ComputeS = Annotated[
 _LatencyUs = Annotated[
     str,
     typer.Option(
-        help="Of a round between machines: 100 (in us), 0.1ms; 'distlion doctor' measures it."
+        help="Of a round between machines: 100 (in us), 0.1ms, 50ms between sites; 'distlion "
+        "doctor' measures it."
     ),
 ]
 _MessageUs = Annotated[str, typer.Option(help="Of every further message of a round: 10, 10us.")]
@@ -93,6 +95,14 @@ _Page = Annotated[
     ),
 ]
 _All = Annotated[bool, typer.Option("--all", help="Show every exchange, with overlap and without.")]
+_Sites = Annotated[
+    bool,
+    typer.Option(
+        "--sites",
+        help="Show a step at 1 to 100 Mbit/s and 50 to 200 ms of latency: with all-reduce, with "
+        "votes in each step, and with a vote every H steps.",
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
 
@@ -117,6 +127,7 @@ def plan_command(
     figure: _Figure = None,
     page: _Page = None,
     all_rows: _All = False,
+    sites: _Sites = False,
     as_json: _AsJson = False,
 ) -> None:
     """Forecast a step by every rule and exchange and by all-reduce; say whether to compress.
@@ -154,6 +165,7 @@ def plan_command(
             typer.echo(json.dumps(build_record(forecasts, advice), indent=1, allow_nan=False))
         else:
             print_plan(Console(), forecasts, advice, all_rows=all_rows)
+            print_local(Console(), scenario, with_sites=sites)
 
 
 def _find_machine(name: str) -> Machine:

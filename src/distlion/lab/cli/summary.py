@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlion.lab.cli.table import print_table
+from distlion.lab.names import name_rule
 from distlion.lab.training import FIGURE_NAME, RECORD_NAME, Record
 
 _MEGABYTE = 1_000_000
@@ -25,7 +26,7 @@ def print_summary(console: Console, record: Record, run_dir: Path) -> None:
 def _build_table(record: Record) -> Table:
     settings = record.settings
     table = Table(
-        title=f"{settings['task']}, {settings['rule']}, {record.world_size} workers, "
+        title=f"{settings['task']}, {name_rule(settings)}, {record.world_size} workers, "
         f"{settings['steps']} steps",
         show_header=False,
     )
@@ -36,6 +37,8 @@ def _build_table(record: Record) -> Table:
     table.add_row("final validation loss", f"{record.final_heldout_loss:.4f}")
     table.add_row("validation accuracy", f"{record.final_heldout_accuracy:.1%}")
     table.add_row("wall time", f"{record.wall_s:.1f} s")
+    if settings.get("every") is not None:
+        table.add_row("votes", str(record.traffic["steps"]))
     table.add_row("sent by each worker, measured", _format_bytes(record.sent_bytes_per_worker))
     table.add_row(
         "fp32 all-reduce would have sent", _format_bytes(record.full_precision_bytes_per_worker)

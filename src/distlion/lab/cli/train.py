@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.errors import InvalidArgumentError, ReplicaMismatchError, UnwrittenRunError
+from distlion.aggregation import SCALED_RULES
+from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
+from distlion.lab.cli.beside import read_beside, train_beside
 from distlion.lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
-from distlion.lab.cli.progress import ProgressDisplay
 from distlion.lab.cli.quantity import read_seconds
-from distlion.lab.cli.summary import print_summary
+from distlion.lab.cli.training_run import Runs, show_record
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import (
     AUTO,
@@ -24,11 +24,11 @@ from distlion.lab.training import (
     CheckpointSettings,
     Overlap,
     PartitionName,
+    Record,
     Schedule,
     TaskName,
     TrainSettings,
     torchrun_world_size,
-    train,
 )
 
 EXAMPLE = (
@@ -52,14 +52,16 @@ _Workers = Annotated[
     typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
 ]
 _Rule = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
         help=f"How workers agree, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits, 2 at most for "
         "feedback; cautious masks elements whose direction and gradient differ in sign; A and B "
         "are digits of betas: majority-betas-90-95 has (0.9, 0.95). Baselines: "
         "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
-        "terngrad and graddrop are followed by AdamW.",
+        "terngrad and graddrop are followed by AdamW. With --every, one of "
+        f"{', '.join(SCALED_RULES)}.",
+        show_default="majority; with --every scaled",
     ),
 ]
 _Exchange = Annotated[
@@ -74,6 +76,20 @@ _SyncEvery = Annotated[
     int | None,
     typer.Option(
         help="Steps in which every momentum is averaged over workers once.", show_default="never"
+    ),
+]
+_Every = Annotated[
+    int | None,
+    typer.Option(
+        help="Local steps of AdamW from vote to vote, as LocalSteps takes them: for slow links.",
+        show_default="a vote in each step",
+    ),
+]
+_Delay = Annotated[
+    int | None,
+    typer.Option(
+        help="With --every: steps after which the outcome of a vote is taken, while it travels.",
+        show_default="0",
     ),
 ]
 _DiagnoseEvery = Annotated[
@@ -190,6 +206,19 @@ _OnWorldChange = Annotated[
         show_default="refuse",
     ),
 ]
+_Beside = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Another rule, such as global-adamw: it is trained afterwards on the same data, and "
+        "both are shown side by side; its run is in beside of the run folder.",
+        show_default="none",
+    ),
+]
+_BesideLr = Annotated[
+    float | None,
+    typer.Option(help="Highest learning rate of that one.", show_default="by the rule"),
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the record without its series to standard output.")
 ]
@@ -201,6 +230,8 @@ _SETTINGS = (
     "exchange",
     "overlap",
     "sync_every",
+    "every",
+    "delay",
     "diagnose_every",
     "steps",
     "lr",
@@ -225,10 +256,12 @@ def train_command(
     *,
     task: _Task = TaskName.TEXT,
     workers: _Workers = None,
-    rule: _Rule = "majority",
+    rule: _Rule = None,
     exchange: _Exchange = AUTO,
     overlap: _Overlap = Overlap.OFF,
     sync_every: _SyncEvery = None,
+    every: _Every = None,
+    delay: _Delay = None,
     diagnose_every: _DiagnoseEvery = None,
     steps: _Steps = None,
     lr: _Lr = None,
@@ -253,6 +286,8 @@ def train_command(
     keep_checkpoints: _KeepCheckpoints = 3,
     resume: _Resume = False,
     on_world_change: _OnWorldChange = None,
+    beside: _Beside = None,
+    beside_lr: _BesideLr = None,
     as_json: _AsJson = False,
 ) -> None:
     """Train a model from random weights and show what it reached and what it cost.
@@ -276,16 +311,21 @@ def train_command(
             on_world_change="error" if on_world_change is None else on_world_change.value,
         )
         _check_folder(run_dir, checkpoints)
-        _train_and_show(
-            settings,
-            run_dir or _choose_run_dir(settings),
-            progress,
-            checkpoints=checkpoints,
-            oversubscribe=oversubscribe,
-            crew=crew,
-            as_json=as_json,
-        )
+        second = read_beside(settings, context.params)
+        runs = Runs(progress, oversubscribe=oversubscribe, crew=crew)
+        folder = run_dir or _choose_run_dir(settings)
+        record = runs.train(settings, folder, checkpoints)
+        _show_runs(runs, record, folder, second=second, as_json=as_json)
     leave_torchrun()
+
+
+def _show_runs(
+    runs: Runs, record: Record | None, folder: Path, *, second: TrainSettings | None, as_json: bool
+) -> None:
+    if record is not None:
+        show_record(record, folder, as_json=as_json)
+        if second is not None:
+            train_beside(runs, record, second, folder)
 
 
 def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None:
@@ -303,48 +343,9 @@ def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None
 def _choose_run_dir(settings: TrainSettings) -> Path:
     """Name a folder that does not exist yet."""
     moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{moment}-{settings.task.value}-{settings.rule}-{settings.workers}-workers"
+    rule = settings.rule if settings.every is None else f"{settings.rule}-every-{settings.every}"
+    name = f"{moment}-{settings.task.value}-{rule}-{settings.workers}-workers"
     attempt = 1
     while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
         attempt += 1
     return folder
-
-
-def _train_and_show(
-    settings: TrainSettings,
-    run_dir: Path,
-    messages: Console,
-    *,
-    checkpoints: CheckpointSettings,
-    oversubscribe: bool,
-    crew: bool,
-    as_json: bool,
-) -> None:
-    with ProgressDisplay(messages, workers=settings.workers) as display:
-        try:
-            record = train(
-                settings,
-                run_dir=run_dir,
-                observe=display,
-                checkpoints=checkpoints,
-                oversubscribe=oversubscribe,
-                crew=crew,
-                starting=display.announce,
-            )
-        except UnwrittenRunError as error:
-            _save_what_is_left(error)
-            raise
-    if record is None:  # another rank of torchrun's world shows it
-        return
-    if as_json:
-        typer.echo(json.dumps(record.summary() | {"run_dir": str(run_dir)}, indent=1))
-    else:
-        print_summary(Console(), record, run_dir)
-    if not record.replicas_equal:
-        raise ReplicaMismatchError(f"the workers ended with different parameters; see {run_dir}")
-
-
-def _save_what_is_left(error: UnwrittenRunError) -> None:
-    """Print a record that has no place on the disk: a run may have taken days."""
-    if not error.is_record_written:
-        typer.echo(json.dumps(error.record.to_json(), indent=1))

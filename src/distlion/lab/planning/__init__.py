@@ -22,6 +22,15 @@ from distlion.lab.planning.gradient_all_reduce import (
     GradientAllReduce,
     forecast_all_reduce,
 )
+from distlion.lab.planning.local_steps import (
+    PERIODS,
+    LocalAdvice,
+    LocalForecast,
+    Site,
+    advise_local,
+    forecast_local,
+    list_sites,
+)
 from distlion.lab.planning.machine import CPU, GPU, GPUS, Machine
 from distlion.lab.planning.page_model import build_page_model
 from distlion.lab.planning.planner import (
@@ -45,6 +54,7 @@ __all__ = [
     "GPUS",
     "NVLINK",
     "PCIE",
+    "PERIODS",
     "THRESHOLD",
     "TIME_ONLY",
     "Accelerators",
@@ -54,11 +64,15 @@ __all__ = [
     "Forecasts",
     "GradientAllReduce",
     "KernelRates",
+    "LocalAdvice",
+    "LocalForecast",
     "Machine",
     "Regime",
     "Scenario",
+    "Site",
     "WorkerReport",
     "advise",
+    "advise_local",
     "build_page_model",
     "build_record",
     "compare_methods",
@@ -70,8 +84,10 @@ __all__ = [
     "find_rate",
     "find_regimes",
     "forecast_all_reduce",
+    "forecast_local",
     "forecast_votes",
     "format_rate",
+    "list_sites",
     "measure_kernels",
     "parse_count",
     "parse_rate",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from distlion.errors import InvalidArgumentError
 from distlion.lab.planning.forecast import Forecast
+from distlion.lab.planning.local_steps import advise_local, list_sites
 from distlion.lab.planning.planner import (
     HIGHEST_RATE,
     REGIME_FACTORS,
@@ -105,6 +106,8 @@ def build_record(forecasts: Forecasts, advice: Advice) -> dict[str, object]:
         "scenario": forecasts.scenario.to_json(),
         "advice": dataclasses.asdict(advice),
         "gain": forecasts.gain,
+        "local_steps": advise_local(forecasts.scenario).to_json(),
+        "sites": [site.to_json() for site in list_sites(forecasts.scenario)],
         "forecasts": [forecast.to_json() for forecast in forecasts.ranked],
         "sweep": sweep(forecasts.scenario),
     }

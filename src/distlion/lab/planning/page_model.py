@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from distlion import layout
-from distlion.aggregation import RULES
+from distlion.aggregation import RULES, ScaledVote
 from distlion.cost import payload_share
 from distlion.cost.choice import BUCKET_S, LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
 from distlion.kernels import ReplyFormat
-from distlion.lab.planning import gradient_all_reduce, machine, planner, votes
+from distlion.lab.planning import gradient_all_reduce, local_steps, machine, planner, votes
 from distlion.lab.planning.gradient_all_reduce import BASELINES
 from distlion.transport import MOST_BYTES_AT_ONCE
 
@@ -27,6 +27,11 @@ def build_page_model() -> dict[str, Any]:
             {"method": baseline.name, "bits": baseline.bits, "algorithm": baseline.algorithm}
             for baseline in BASELINES
         ],
+        "delta_rule": _describe_rule(ScaledVote()),
+        "periods": list(local_steps.PERIODS),
+        "local_share": local_steps.SHARE,
+        "site_rates": list(local_steps.SITE_RATES),
+        "site_latencies_s": list(local_steps.SITE_LATENCIES_S),
         "threshold": planner.THRESHOLD,
         "payload_share": payload_share(),
         "block_bytes": layout.PLANE_BYTES,
@@ -57,6 +62,7 @@ def _describe_rule(rule: Any) -> dict[str, Any]:
         "method": votes.name_rule(rule),
         "vote_planes": rule.vote_planes,
         "n_scales": rule.n_scales,
+        "n_reply_scales": rule.n_reply_scales,
         "keeps_state": bool(rule.worker_state),
         "reply_planes": None if grows else rule.reply_planes(_A_FEW),
         "has_counts": rule.reply_format is ReplyFormat.COUNT,

@@ -1,5 +1,6 @@
 """Figures out of records; nothing here trains."""
 
+from distlion.lab.report.beside_figure import draw_beside_figure
 from distlion.lab.report.comparison import Comparison, read_comparison
 from distlion.lab.report.comparison_files import check_run
 from distlion.lab.report.comparison_report import write_comparison_report
@@ -15,6 +16,7 @@ from distlion.lab.report.sweep_table import tabulate_sweep
 __all__ = [
     "Comparison",
     "check_run",
+    "draw_beside_figure",
     "draw_diagnosis_figure",
     "draw_loss_figure",
     "draw_plan_figure",

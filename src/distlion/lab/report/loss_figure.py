@@ -7,6 +7,7 @@ from typing import Any
 
 from distlion.errors import DataError, MissingDependencyError
 from distlion.lab.json_file import columns, fields, number, read_json, text, whole
+from distlion.lab.names import name_rule
 
 try:
     from matplotlib.axes import Axes
@@ -62,7 +63,7 @@ def draw_loss_figure(record_path: Path, figure_path: Path) -> None:
     _draw_losses(axes, record)
     settings = record["settings"]
     axes.set_title(
-        f"{settings['task']}, {settings['rule']}, {record['world_size']} workers, "
+        f"{settings['task']}, {name_rule(settings)}, {record['world_size']} workers, "
         f"{record['bits_per_parameter']:.3g} bits per parameter and step",
         parse_math=False,
     )

@@ -5,7 +5,7 @@ from distlion.lab.training.compare import CompareProgress, compare
 from distlion.lab.training.compare_settings import CompareSettings
 from distlion.lab.training.local_workers import run_workers
 from distlion.lab.training.loop import Progress
-from distlion.lab.training.methods import BASELINE_NAMES, METHOD_NAMES, RULE_NAMES
+from distlion.lab.training.methods import BASELINE_NAMES, METHOD_NAMES, RULE_NAMES, find_rule
 from distlion.lab.training.presets import PRESETS, Preset, make_quick
 from distlion.lab.training.record import RECORD_NAME, Record
 from distlion.lab.training.run import FIGURE_NAME, train
@@ -40,6 +40,7 @@ __all__ = [
     "TaskName",
     "TrainSettings",
     "compare",
+    "find_rule",
     "make_quick",
     "run_workers",
     "torchrun_world_size",

@@ -19,6 +19,8 @@ THREADS_PER_CORE = 4
 WORKER_BYTES = 256 << 20
 # Parameter, gradient and momentum, and what a step has of them for a moment.
 PARAMETER_BYTES = 16
+# AdamW's second moment, the common point, its bfloat16 momentum, a delta and a residual more.
+LOCAL_BYTES = 18
 
 _MEMORY_FILE = Path("/proc/meminfo")
 _LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
@@ -64,7 +66,7 @@ def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> Non
     """Refuse more local workers than the machine has cores and memory for.
 
     Cores hold 4 threads each, or 4 workers in all. Memory holds workers of 256 MiB and 16 bytes
-    for each parameter; activations are not counted.
+    for each parameter, 34 with local steps; activations are not counted.
 
     Raises:
         InvalidArgumentError: They are too many; names the number that fits.
@@ -77,7 +79,8 @@ def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> Non
         )
     if machine.memory_bytes is None or settings.workers <= 1:
         return
-    needed_bytes = WORKER_BYTES + PARAMETER_BYTES * _count_parameters(task, settings.seed)
+    each_bytes = PARAMETER_BYTES + (0 if settings.every is None else LOCAL_BYTES)
+    needed_bytes = WORKER_BYTES + each_bytes * _count_parameters(task, settings.seed)
     by_memory = max(1, machine.memory_bytes // needed_bytes)
     if settings.workers > by_memory:
         raise InvalidArgumentError(

@@ -14,7 +14,7 @@ from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.lab.training.history import History
 from distlion.lab.training.train_settings import TrainSettings
 from distlion.lab.training.workers import RealWorker, gather_rows
-from distlion.optim import VotingBase
+from distlion.optim import LocalSteps, VotingBase
 
 CHECKPOINTS_NAME = "checkpoints"
 """The folder, inside that of the run."""
@@ -108,13 +108,14 @@ class RunCheckpoints:
         schedule: LRScheduler,
         history: History,
     ) -> None:
-        assert isinstance(worker.optimizer, VotingBase)  # CheckpointSettings.check has looked
+        # CheckpointSettings.check has looked.
+        assert isinstance(worker.optimizer, VotingBase | LocalSteps)
         self._settings = settings
         self._run_dir = run_dir
         self._folder = run_dir / CHECKPOINTS_NAME
         self._training = training
         self._model = worker.model
-        self._optimizer: VotingBase = worker.optimizer
+        self._optimizer: VotingBase | LocalSteps = worker.optimizer
         self._schedule = schedule
         self._history = history
 
@@ -142,9 +143,10 @@ class RunCheckpoints:
         extra = loaded.extra if isinstance(loaded.extra, dict) else {}
         self._check_settings(extra.get("settings", {}), loaded.path)
         self._history.restore(extra)
-        return loaded.step, (
-            f"resumed from {loaded.path}: step {loaded.step} of {self._training.steps}"
-        )
+        # Checkpoints of local steps are numbered by votes.
+        optimizer = self._optimizer
+        done = optimizer.local_step if isinstance(optimizer, LocalSteps) else loaded.step
+        return done, f"resumed from {loaded.path}: step {done} of {self._training.steps}"
 
     def _check_settings(self, saved: dict[str, Any], path: Path) -> None:
         for name, now in self._training.to_json().items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +16,39 @@ from distlion.lab.training.workers import MethodRun
 from distlion.virtual import VirtualLocalSteps
 
 
+@dataclass(frozen=True)
+class OuterChoice:
+    """The outer step of votes on deltas.
+
+    Attributes:
+        kind: "sgd" or "lion".
+        lr: Outer rate, above 0; constant.
+        momentum: Of "sgd", Nesterov's; 0 for none.
+    """
+
+    kind: Literal["sgd", "lion"]
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __str__(self) -> str:
+        if self.kind == "lion":
+            return f"Lion(lr={self.lr:g})"
+        if not self.momentum:
+            return f"SGD(lr={self.lr})"
+        return f"SGD(lr={self.lr}, momentum={self.momentum}, nesterov=True)"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of ``VirtualLocalSteps``."""
+        if self.kind == "lion":
+            return {"outer": "lion", "outer_lr": self.lr}
+        momentum = {"outer_momentum": self.momentum, "nesterov": self.momentum > 0}
+        return {"outer_lr": self.lr, **momentum}
+
+
+PLAIN, NESTEROV = OuterChoice("sgd"), OuterChoice("sgd", OUTER_LR, OUTER_MOMENTUM)
+
+
 class DeltaVotes:
     """N workers that take local steps, and vote every K of them; ``VirtualLocalSteps``.
 
@@ -23,10 +57,10 @@ class DeltaVotes:
         every: K, at least 1.
         rule: How deltas are voted on.
         make_inner: Makes a worker's optimizer over its parameters.
-        is_plain: Whether the outer step is plain, at rate 1; else DiLoCo's, by Nesterov.
+        outer: What the common point does with the outcome.
 
     Raises:
-        InvalidArgumentError: ``every`` or N is out of range.
+        InvalidArgumentError: ``every``, N or the outer rate is out of range.
 
     Notes:
         A scheduler sets the inner rate; the outer one is constant.
@@ -39,7 +73,7 @@ class DeltaVotes:
         every: int,
         rule: Aggregation,
         make_inner: Callable[[MethodRun], torch.optim.Optimizer],
-        is_plain: bool,
+        outer: OuterChoice,
     ) -> None:
         names = [name for name, _ in run.params]
 
@@ -52,10 +86,8 @@ class DeltaVotes:
             workers=run.workers,
             every=every,
             aggregation=rule,
-            outer_lr=1.0 if is_plain else OUTER_LR,
-            outer_momentum=0.0 if is_plain else OUTER_MOMENTUM,
-            nesterov=not is_plain,
             seed=run.seed,
+            **outer.options,
         )
         self._every, self._steps = every, run.steps
         shape = rule.shape_of(run.n_elements, run.workers)

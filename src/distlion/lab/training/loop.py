@@ -56,7 +56,7 @@ class Progress:
         sent_bytes: By this worker so far.
         bits_per_parameter: Of the last step.
         note: What the user should be told at this point; mostly empty.
-        members: Who trains, where that changes.
+        members: Who trains, where that changes, or the number of votes, where steps have none.
     """
 
     step: int
@@ -201,6 +201,8 @@ class TrainingLoop:
         for step in range(start, self._settings.steps):
             self._step(step)
             done = step + 1
+            if done == self._settings.steps:
+                self._worker.finish()
             due = done % self._settings.eval_every == 0 or done == self._settings.steps
             self._report(done, validation_loss=self._evaluate(done) if due else None)
             problem = self._checkpoints.save_if_due(done) if self._checkpoints else ""
@@ -234,7 +236,8 @@ class TrainingLoop:
         The result is bitwise identical for any number of ranks.
         """
         model, mine = self._worker.model, slice(self._rank, None, self._world_size)
-        own = score_heldout(model, self._task, self._device, mine)
+        with self._worker.scoring():
+            own = score_heldout(model, self._task, self._device, mine)
         # One rank fills a row, the others add zeros to it: exact.
         loss, accuracy = conclude_scores(gather_rows(own).sum(dim=0))
         self._check_finite(loss, "validation", done)
@@ -267,6 +270,7 @@ class TrainingLoop:
                 sent_bytes=history.sent_bytes,
                 bits_per_parameter=history.bits_per_parameter,
                 note=note,
+                members=self._worker.place,
             )
         )
 

@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from distlion.errors import InvalidArgumentError, UnwrittenRunError
+from distlion.lab.names import name_rule
 from distlion.lab.report import draw_diagnosis_figure, draw_loss_figure
 from distlion.lab.tasks import (
     ByBook,
@@ -31,7 +32,12 @@ from distlion.lab.training.checkpoints import CheckpointSettings, has_checkpoint
 from distlion.lab.training.crew_workers import train_crew
 from distlion.lab.training.local_workers import Emit, run_workers
 from distlion.lab.training.loop import Observer, TrainingLoop
-from distlion.lab.training.record import RECORD_NAME, Record, claim_run_dir, write_record
+from distlion.lab.training.record import (
+    RECORD_NAME,
+    Record,
+    claim_run_dir,
+    write_record,
+)
 from distlion.lab.training.train_settings import (
     PartitionName,
     TaskName,
@@ -128,7 +134,7 @@ def _write_folder(record: Record, run_dir: Path) -> None:
         if record.diagnostics:
             path = run_dir / DIAGNOSIS_NAME
             settings = record.settings
-            title = f"{settings['task']}, {settings['rule']}, {settings['workers']} workers"
+            title = f"{settings['task']}, {name_rule(settings)}, {settings['workers']} workers"
             draw_diagnosis_figure(record.diagnostics, path, title=title)
     except OSError as error:
         raise UnwrittenRunError(
@@ -208,6 +214,7 @@ def _check_crew(settings: TrainSettings, checkpoints: CheckpointSettings) -> Non
         f"--rule {settings.rule}": not settings.method.votes,
         "--workers 1": settings.workers == 1,
         "--sync-every": settings.sync_every is not None,
+        "--every": settings.every is not None,
         "--checkpoint-every and --resume": checkpoints.are_used,
     }
     for name, is_given in refused.items():

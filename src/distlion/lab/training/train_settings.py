@@ -11,14 +11,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+from distlion.aggregation import SCALED_RULES
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
 from distlion.lab.names import suggest
 from distlion.lab.tasks import ByClass, Tokenizer
+from distlion.lab.training.delta_worker import DEFAULT_DELTA_RULE, find_delta_rule
 from distlion.lab.training.device import check_device
-from distlion.lab.training.methods import Method, find_rule
+from distlion.lab.training.method import Method
+from distlion.lab.training.methods import find_rule
 from distlion.lab.training.workers import AUTO
+from distlion.optim import check_delay, check_every_steps
 
+DEFAULT_RULE = "majority"
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
 DEFAULT_STEP_TIMEOUT_S = 60.0
@@ -85,13 +90,15 @@ class TrainSettings:
     Args:
         task: What to train.
         workers: Processes that train together, at least 1.
-        rule: How they agree on a step: a vote, or a baseline.
+        rule: How they agree on a step: a vote, or a baseline; with ``every``, a vote on deltas.
         exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
         overlap: Whether votes leave during backward, or what is faster; off for a baseline.
         sync_every: Steps in which every momentum is averaged over workers once; None for never, as
             for a baseline.
-        diagnose_every: Steps between looks at how far votes agree; None for never, as for a
-            baseline.
+        every: Local steps of AdamW from vote to vote, at least 1; None votes in each step.
+        delay: Steps after which the outcome of a vote is taken, less than ``every``; None without.
+        diagnose_every: Steps between looks at how far votes agree, with ``every`` votes; None for
+            never, as for a baseline.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.
@@ -123,6 +130,8 @@ class TrainSettings:
     exchange: str
     overlap: Overlap
     sync_every: int | None
+    every: int | None
+    delay: int | None
     diagnose_every: int | None
     steps: int
     lr: float
@@ -143,7 +152,7 @@ class TrainSettings:
 
     @classmethod
     def with_defaults(
-        cls, task: TaskName = TaskName.TEXT, rule: str = "majority", **given: Any
+        cls, task: TaskName = TaskName.TEXT, rule: str | None = None, **given: Any
     ) -> TrainSettings:
         """Fill what is absent or None by the defaults of the task and the rule.
 
@@ -151,7 +160,10 @@ class TrainSettings:
             InvalidArgumentError: As the class.
             TypeError: A name is not a setting.
         """
-        method = find_rule(rule)
+        every, delay = given.get("every"), given.get("delay")
+        if rule is None:
+            rule = DEFAULT_RULE if every is None else DEFAULT_DELTA_RULE
+        method = _find_method(rule, every, delay)
         settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(cls))
         settings |= {
             "task": task,
@@ -175,7 +187,7 @@ class TrainSettings:
         return cls(**settings | {name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        find_rule(self.rule)
+        _find_method(self.rule, self.every, self.delay)
         self._check_exchange()
         check_device(self.device)
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
@@ -203,7 +215,7 @@ class TrainSettings:
     @property
     def method(self) -> Method:
         """Return the method of the rule."""
-        return find_rule(self.rule)
+        return _find_method(self.rule, self.every, self.delay)
 
     def _check_exchange(self) -> None:
         if self.exchange != AUTO and self.exchange not in PATTERNS:
@@ -215,6 +227,8 @@ class TrainSettings:
     def _check_pairs(self) -> None:
         if not self.method.votes:
             self._check_baseline()
+        if self.every is not None:
+            self._check_local()
         if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
             raise InvalidArgumentError(
                 f"tokenizer is {_show(self.tokenizer)} with the task {self.task.value}; it belongs "
@@ -244,6 +258,18 @@ class TrainSettings:
                     "have neither votes nor momenta; it belongs to rules that vote"
                 )
 
+    def _check_local(self) -> None:
+        if self.overlap is not Overlap.OFF:
+            raise InvalidArgumentError(
+                f"overlap is {self.overlap.value} with every {self.every}: a step without a vote "
+                "has nothing to overlap. Expected off. To hide a vote behind later steps, set delay"
+            )
+        if self.sync_every is not None:
+            raise InvalidArgumentError(
+                f"sync_every is {self.sync_every} with every {self.every}: these votes have no "
+                "momenta to average. Leave sync_every away"
+            )
+
     def _check_partition(self) -> None:
         known = _PARTITIONS[self.task]
         if self.partition not in known:
@@ -264,6 +290,28 @@ class TrainSettings:
         return {
             field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
+
+
+def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
+    """Return the method of a rule, in each step or every few of them.
+
+    Raises:
+        InvalidArgumentError: There is none, or a number is out of its range.
+    """
+    if every is None:
+        if delay is not None:
+            raise InvalidArgumentError(
+                f"delay is {delay} without every: a vote of each step is taken in that step. "
+                "Set every to more than delay, or leave delay away"
+            )
+        if rule in SCALED_RULES:
+            raise InvalidArgumentError(
+                f"rule {rule} votes on deltas of local steps. Set every, such as 8, or choose a "
+                "rule that votes in each step"
+            )
+        return find_rule(rule)
+    every = check_every_steps(every)
+    return find_delta_rule(rule, every=every, delay=check_delay(delay or 0, every))
 
 
 def _to_json(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -102,6 +103,32 @@ class RealWorker(Protocol):
     def replicas_equal(self) -> bool:
         """Return whether all ranks, which must all call it, hold bitwise identical parameters."""
 
+    @property
+    def place(self) -> str:
+        """Return what progress says of this worker beside loss and bytes; mostly empty."""
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has parameters that all workers share."""
+
+    def finish(self) -> None:
+        """Agree after the last step of a run; all ranks must call it."""
+
+
+class _InStep:
+    """What a worker has that shares its parameters with the others after every step."""
+
+    @property
+    def place(self) -> str:
+        """Return nothing."""
+        return ""
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """Return a context that changes nothing."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Do nothing."""
+
 
 def gather_rows(row: Tensor) -> Tensor:
     """Stack the tensors of all ranks: (world_size, *row.shape). All ranks must call it."""
@@ -111,7 +138,7 @@ def gather_rows(row: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class VotingWorker:
+class VotingWorker(_InStep):
     """DistributedLion on a bare model: gradients stay local, votes are exchanged."""
 
     model: nn.Module
@@ -162,7 +189,7 @@ class VotingWorker:
 
 
 @dataclass(frozen=True)
-class AveragingWorker:
+class AveragingWorker(_InStep):
     """An optimizer fed the mean gradient of all workers, plain or compressed, by a hook of DDP.
 
     Gloo does not report what it sends, so bytes are those of rings that carry what the hook handed

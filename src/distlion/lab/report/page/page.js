@@ -176,6 +176,26 @@
     }));
   }
 
+  const cell = (text, isChosen = false) =>
+    Object.assign(document.createElement("td"), { textContent: text, className: isChosen ? "chosen" : "" });
+
+  function showSites(scenario) {
+    document.getElementById("local-advice").textContent = planner.adviseLocal(model, scenario).text;
+    document.getElementById("sites").replaceChildren(...planner.listSites(model, scenario).map((site) => {
+      const { advice } = site, row = document.createElement("tr");
+      const isEach = advice.every === 1, isVote = advice.each_step_s <= advice.all_reduce_s;
+      row.append(cell(formatRate(site.rate_bit_per_s)), cell(formatS(site.latency_s)));
+      row.append(cell(formatStep(advice.all_reduce_s), isEach && !isVote), cell(formatStep(advice.each_step_s), isEach && isVote));
+      for (const forecast of advice.local) row.append(cell(formatStep(forecast.step_s), forecast.every === advice.every));
+      return row;
+    }));
+  }
+  function nameSites() {
+    const names = ["link", "latency", "all-reduce", "each step", ...model.periods.map((every) => `every ${every}`)];
+    document.getElementById("sites-head").replaceChildren(
+      ...names.map((name) => Object.assign(document.createElement("th"), { textContent: name })));
+  }
+
   function showAssumptions() {
     const link = given.link, inside = given.node_link;
     const rows = [
@@ -212,11 +232,13 @@
     box.textContent = advice.text;
     box.className = advice.compress ? "compress" : "";
     showMethods(ranked);
+    showSites(scenario);
     drawChart();
   }
 
   SLIDERS.forEach(addSlider);
   showAssumptions();
+  nameSites();
   render();
   new ResizeObserver(drawChart).observe(document.getElementById("chart"));
 })();

@@ -23,7 +23,8 @@ const planner = (() => {
     return {
       shards: workers,
       voteBytes: blocks * rule.vote_planes * model.block_bytes + padTo(model, model.float_bytes * rule.n_scales),
-      replyBytes: blocks * replyPlanes(rule, workers) * model.block_bytes,
+      replyBytes: blocks * replyPlanes(rule, workers) * model.block_bytes
+        + padTo(model, model.float_bytes * rule.n_reply_scales),
       hasCounts: rule.has_counts,
     };
   }
@@ -224,6 +225,52 @@ const planner = (() => {
     return forecasts.sort((a, b) => a.step_s - b.step_s);
   }
 
+  // ---- local steps, as distlion.lab.planning.local_steps
+
+  const baseS = (model, scenario) =>
+    scenario.compute_s + commitS(model, scenario.machine, scenario.n_params, scenario.n_params, 0);
+
+  function forecastLocal(model, given, every, delay = 0) {
+    const scenario = { ...given, sync_every: null }, base = baseS(model, scenario);
+    const votes = PATTERNS.map((pattern) => forecastVotes(model, scenario, model.delta_rule, pattern, false));
+    const vote = votes.reduce((a, b) => (b.step_s < a.step_s ? b : a));
+    const voteS = scenario.nodes > 1 ? vote.step_s - scenario.compute_s : 0;
+    const step = base + Math.max(0, voteS - delay * base) / every;
+    return {
+      every,
+      vote_s: voteS,
+      step_s: step,
+      sent_bytes: vote.sent_bytes / every,
+      bits_per_parameter: vote.bits_per_parameter / every,
+      efficiency: scenario.compute_s / step,
+    };
+  }
+
+  function adviseLocal(model, scenario) {
+    const ranked = compareMethods(model, scenario);
+    const allReduce = ranked.find((forecast) => !forecast.votes).step_s;
+    const each = ranked.find((forecast) => forecast.votes).step_s, least = Math.min(each, allReduce);
+    const local = model.periods.map((every) => forecastLocal(model, scenario, every));
+    const allowed = (1 + model.local_share) * baseS(model, scenario);
+    const advice = (every, text) => ({ every, text, all_reduce_s: allReduce, each_step_s: each, local });
+    if (scenario.nodes === 1) return advice(1, "There is nobody to vote with.");
+    if (least <= allowed)
+      return advice(1, `No local steps here: communication in each step adds at most ${(100 * model.local_share).toFixed(0)}%. `
+        + `A step takes ${short(least)} s.`);
+    const enough = local.find((forecast) => forecast.step_s <= allowed) ?? local[local.length - 1];
+    const text = `Vote every ${enough.every} steps, by distlion.LocalSteps(inner, every=${enough.every}): a step takes `
+      + `${short(enough.step_s)} s on average. A vote in each step would take ${short(each)} s, an all-reduce `
+      + `${short(allReduce)} s.`;
+    if (enough.step_s <= allowed) return advice(enough.every, text);
+    return advice(enough.every, `${text} A vote takes ${short(enough.vote_s)} s even so. To hide it behind later steps, set delay.`);
+  }
+
+  function listSites(model, scenario) {
+    const place = (rate, latency_s) => ({ ...scenario, link: { ...scenario.link, rate_bit_per_s: rate * model.payload_share, latency_s } });
+    return model.site_rates.flatMap((rate) => model.site_latencies_s.map((latency) => (
+      { rate_bit_per_s: rate, latency_s: latency, advice: adviseLocal(model, place(rate, latency)) })));
+  }
+
   // ---- advice, in the words of distlion.lab.planning.advice
 
   // Three significant digits as Python's format ".3g" writes them.
@@ -279,5 +326,5 @@ const planner = (() => {
       + `${short(scenario.compute_s)} s of compute.`;
   }
 
-  return { compareMethods, advise };
+  return { compareMethods, advise, forecastLocal, adviseLocal, listSites };
 })();

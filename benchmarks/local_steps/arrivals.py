@@ -1,0 +1,256 @@
+"""Seconds and bytes until a loss is reached, out of the records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import target_path  # noqa: F401
+from archive import Records
+from cells import SEEDS, Choice, Find, choose_rate
+from contest import (
+    DDP,
+    DDP_FP16,
+    LIONS,
+    LONGER,
+    MAJORITY,
+    ONE_BIT,
+    POWERSGD,
+    SETTINGS,
+    SHORT,
+    ContestCell,
+    lengthen,
+    make_cell,
+    read_local,
+)
+from contestants import HALF, LOW_RANK, MEAN, SIGNS, SPARSE, VOTE
+from lab_host import COMPUTE
+from outcome import Curve, cross
+from schedule import WARM_UP_SHARE
+
+SHARES = (0.5, 0.8, 1.0)
+"""Of DDP's steps, after which its loss is the target."""
+_EXCHANGES = {
+    DDP: MEAN,
+    DDP_FP16: HALF,
+    POWERSGD: LOW_RANK,
+    ONE_BIT: SIGNS,
+    MAJORITY: VOTE,
+    SHORT: VOTE,
+}
+_OF_OTHERS = {"diloco": MEAN, "diloco-plain": MEAN, "sparse": SPARSE}
+_TITLES = {
+    DDP: "DDP, fp32 + AdamW",
+    DDP_FP16: "DDP, fp16 + AdamW",
+    POWERSGD: "PowerSGD of rank 1 + AdamW",
+    ONE_BIT: "1-bit Adam",
+    MAJORITY: "majority vote in each step",
+    SHORT: "majority vote in each step, betas (0.9, 0.95)",
+}
+Blocks = Mapping[str, Sequence[float]]
+"""Seconds of computing and of each exchange on one link, by repetition."""
+
+
+def read_seconds(folder: Path, task: str) -> dict[str, Any] | None:
+    """Return the record of what was timed for a task; None if nothing was."""
+    path = folder / f"seconds_{task}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return found
+
+
+def read_blocks(folder: Path, task: str, link: str) -> Blocks:
+    """Return what was timed for a task on a link; nothing if it was not."""
+    found = read_seconds(folder, task)
+    blocks: Blocks = {} if found is None else found["seconds"].get(link, {})
+    return blocks
+
+
+def name_exchange(method: str) -> str:
+    """Return what is timed for the exchange of a method."""
+    local = read_local(method)
+    if local is None:
+        return _EXCHANGES[method]
+    if local.kind in (*_OF_OTHERS, *LIONS):
+        return _OF_OTHERS.get(local.kind, local.kind)
+    return local.kind.rpartition("-")[0]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a method's steps on a link.
+
+    Attributes:
+        compute_s: c, of each step.
+        exchange_s: e, of each exchange after the warm-up.
+        warm_up_s: e while 1-bit Adam warms up.
+        warm_up: Steps of that warm-up; 0 for others.
+        every: Steps from exchange to exchange.
+        hides: Whether the exchange hides behind the computing of its step.
+    """
+
+    compute_s: float
+    exchange_s: float
+    warm_up_s: float = 0.0
+    warm_up: int = 0
+    every: int = 1
+    hides: bool = False
+
+    def seconds(self, step: float) -> float:
+        """Return the seconds of the first steps; a part of a period pays a part of its exchange."""
+        warm = min(step, self.warm_up)
+        if self.hides:
+            return step * max(self.compute_s, self.exchange_s)
+        rest_s = (step - warm) * self.exchange_s / self.every
+        return step * self.compute_s + warm * self.warm_up_s + rest_s
+
+    def step_at(self, seconds: float) -> float:
+        """Return the steps that fit in so many seconds, the inverse of ``seconds``."""
+        before_s = self.seconds(self.warm_up)
+        if self.warm_up and seconds < before_s:
+            return self.warm_up * seconds / before_s
+        each_s = self.seconds(self.warm_up + 1.0) - before_s
+        return self.warm_up + (seconds - before_s) / each_s
+
+
+def find_pace(method: str, steps: int, blocks: Blocks, *, hides: bool = False) -> Pace | None:
+    """Return the seconds of a method that runs so many steps; None where they were not timed.
+
+    Args:
+        method: Name.
+        steps: Of the whole run.
+        blocks: What was timed on a link.
+        hides: Whether DDP's exchange hides behind its backward pass; those of others never do.
+    """
+    name, local = name_exchange(method), read_local(method)
+    if name not in blocks:
+        return None
+    compute_s, exchange_s = median(blocks[COMPUTE]), median(blocks[name])
+    if method == ONE_BIT:
+        warm_up = max(1, round(WARM_UP_SHARE * steps))
+        return Pace(compute_s, exchange_s, median(blocks[MEAN]), warm_up)
+    every = 1 if local is None else local.every
+    return Pace(compute_s, exchange_s, every=every, hides=hides and method == DDP)
+
+
+def loss_at(curve: Curve, step: float) -> float | None:
+    """Return the loss at a step, on straight lines; the last after the end; None before a score."""
+    if step < curve[0][0]:
+        return None
+    for (begin, before, _), (end, after, _) in pairwise(curve):
+        if step < end:
+            return before + (after - before) * (step - begin) / (end - begin)
+    return float(curve[-1][1])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method at one length, with what has been recorded of it.
+
+    Attributes:
+        cell: Which one.
+        choice: Its tuning.
+        records: Of its reported runs, by seed.
+    """
+
+    cell: ContestCell
+    choice: Choice
+    records: Mapping[int, Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, cell: ContestCell, find: Find) -> Entry:
+        """Look for the records of a cell."""
+        choice = choose_rate(cell, find)
+        found = {}
+        for seed in SEEDS if choice.rate is not None else ():
+            assert choice.rate is not None
+            record = find(cell.config(choice.rate, seed, is_tuning=False).name)
+            if record is not None:
+                found[seed] = record
+        return cls(cell, choice, found)
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return self.cell.method
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        title = _TITLES.get(self.method, self.method)
+        return f"{title}, {LONGER} x the steps" if self.cell.is_long else title
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all seeds are there."""
+        return len(self.records) == len(SEEDS)
+
+    @property
+    def curves(self) -> dict[int, Curve]:
+        """Curves of test data of the seeds that came to their end."""
+        found = {seed: each for seed, each in self.records.items() if not each["diverged"]}
+        return {seed: each["test_curve"] for seed, each in found.items()}
+
+    @property
+    def step_mb(self) -> float | None:
+        """Megabytes up and down in a step, the mean of a run; None before a run."""
+        ended = [each for each in self.records.values() if not each["diverged"]]
+        if not ended:
+            return None
+        bits = ended[0]["bits_up"] + ended[0]["bits_down"]
+        return float(bits * ended[0]["parameters"] / 8e6)
+
+    def steps_to(self, targets: Mapping[int, float]) -> dict[int, float]:
+        """Return the steps in which each seed reaches its target, infinite where it does not."""
+        found = {}
+        for seed in SEEDS:
+            curve = self.curves.get(seed)
+            step = None if curve is None else cross(curve, "text", targets[seed])
+            found[seed] = math.inf if step is None else step
+        return found
+
+    def seconds_to(
+        self, targets: Mapping[int, float], blocks: Blocks, *, hides: bool = False
+    ) -> dict[int, float] | None:
+        """Return seconds to the targets by seed; None before all is run and timed."""
+        pace = find_pace(self.method, self.cell.setting.steps, blocks, hides=hides)
+        if pace is None or not self.is_whole:
+            return None
+        steps = self.steps_to(targets)
+        return {seed: pace.seconds(n) if math.isfinite(n) else n for seed, n in steps.items()}
+
+    def mean_loss(self, step: float) -> float | None:
+        """Return the mean loss of all seeds at a step; None without one."""
+        losses = [loss_at(curve, step) for curve in self.curves.values()]
+        known = [loss for loss in losses if loss is not None]
+        return fmean(known) if known and len(known) == len(SEEDS) else None
+
+
+def find_targets(task: str, find: Find) -> dict[float, dict[int, float]]:
+    """Return for each share of DDP's steps the loss of each of its seeds; nothing before."""
+    entry = Entry.read(make_cell(task, DDP), find)
+    if len(entry.curves) < len(SEEDS):
+        return {}
+    steps = SETTINGS[task].steps
+    found = {}
+    for share in SHARES:
+        losses = {seed: loss_at(curve, share * steps) for seed, curve in entry.curves.items()}
+        found[share] = {seed: loss for seed, loss in losses.items() if loss is not None}
+    return found
+
+
+def read_lengths(cell: ContestCell, find: Find) -> list[Entry]:
+    """Return a method at DDP's length, and at the longer one if it has been run."""
+    found = [Entry.read(cell, find)]
+    longer = Entry.read(lengthen(cell), find)
+    return [*found, longer] if longer.records else found
+
+
+def read_all(records: Records, cells: Sequence[ContestCell]) -> list[Entry]:
+    """Return the entries of cells in order, at both lengths."""
+    return [entry for cell in cells for entry in read_lengths(cell, records.read)]

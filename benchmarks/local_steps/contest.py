@@ -1,0 +1,149 @@
+"""What is trained, by which methods, at which rates and how long: the protocol as data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import target_path  # noqa: F401
+from cells import Cell, Find, Setting, choose_rate
+from runs import RunConfig
+from settings import TargetCell
+
+WORKERS = 8
+LINKS = ("10mbit", "100mbit", "1mbit")
+PERIODS = (8, 4, 16, 32)
+"""H; everything is tuned at the first."""
+FIRST = PERIODS[0]
+LONGER = 3
+"""A longer run has so many times the steps of DDP."""
+SETTINGS: Mapping[str, Setting] = {
+    "text": Setting("text", 448, 64, 14, {"width": 168, "layers": 3, "heads": 4, "context": 64}),
+    "images": Setting("images", 1056, 128, 33, {"width": 16, "groups": 2}),
+}
+"""Scored every 32 steps, so that each score follows an exchange of every H."""
+
+DDP, DDP_FP16, POWERSGD, ONE_BIT = "global-adamw", "fp16-adamw", "powersgd-1-adamw", "one-bit-adam"
+MAJORITY, SHORT = "majority", "majority-betas-90-95"
+ALWAYS = (DDP, DDP_FP16, POWERSGD, ONE_BIT, MAJORITY, SHORT)
+"""Methods that exchange in each step."""
+MOST_RATES = 5
+"""Three, extended up to twice."""
+RULES = ("scaled", "residual-1", "residual-2", "estimate-1", "estimate-2", "stochastic")
+OUTERS = ("plain", "nesterov")
+LIONS = ("majority-lion", "feedback-2-lion")
+SIMPLEST = "scaled-plain"
+VOTES = (*(f"{rule}-{outer}" for rule in RULES for outer in OUTERS), *LIONS)
+"""Rule and outer step of ``LocalSteps``; names of methods end so."""
+OTHERS = ("diloco", "diloco-plain", "sparse")
+"""What is exchanged every H steps beside votes."""
+
+_CENTERS = {
+    "text": {"adamw": 4e-3, "vote": 4e-4, "outer lion": 3.2e-3},
+    "images": {"adamw": 16e-3, "vote": 3.2e-3, "outer lion": 25.6e-3},
+}
+_LOCAL = re.compile(
+    r"(?:local-(?P<voted>\d+)-(?P<vote>.+)|diloco-(?P<mean>\d+)(?P<plain>-plain)?"
+    r"|sparse-(?P<sparse>\d+))"
+)
+_LION = re.compile(rf"(?P<base>{'|'.join(LIONS)})-(?P<rate>.+)")
+
+
+@dataclass(frozen=True)
+class Local:
+    """What the name of a method with local steps says.
+
+    Attributes:
+        every: H.
+        kind: One of ``VOTES`` or ``OTHERS``.
+    """
+
+    every: int
+    kind: str
+
+    @property
+    def method(self) -> str:
+        """Its name, without the rate of an outer Lion."""
+        if self.kind in OTHERS:
+            name, _, plain = self.kind.partition("-")
+            return f"{name}-{self.every}" + ("-plain" if plain else "")
+        return f"local-{self.every}-{self.kind}"
+
+
+def read_local(method: str) -> Local | None:
+    """Read the name of a method; None where it exchanges in each step."""
+    match = _LOCAL.fullmatch(method)
+    if match is None:
+        return None
+    if match["voted"]:
+        lion = _LION.fullmatch(match["vote"])
+        return Local(int(match["voted"]), lion["base"] if lion else match["vote"])
+    if match["mean"]:
+        return Local(int(match["mean"]), "diloco-plain" if match["plain"] else "diloco")
+    return Local(int(match["sparse"]), "sparse")
+
+
+@dataclass(frozen=True)
+class ContestCell(TargetCell):
+    """A method on a task; its reported curve is one of test data.
+
+    Attributes:
+        inner_rate: Of AdamW under an outer Lion, whose rate is the one that is tuned; else None.
+    """
+
+    inner_rate: float | None = None
+
+    @property
+    def center(self) -> float:
+        centers = _CENTERS[self.setting.task]
+        if self.inner_rate is not None:
+            return centers["outer lion"]
+        return centers["vote" if self.method in (MAJORITY, SHORT) else "adamw"]
+
+    @property
+    def most_rates(self) -> int:
+        return MOST_RATES
+
+    def config(self, rate: float, seed: int, *, is_tuning: bool) -> RunConfig:
+        """Return one run; the outer rate of Lion is part of the method's name."""
+        if self.inner_rate is None:
+            return super().config(rate, seed, is_tuning=is_tuning)
+        config = super().config(self.inner_rate, seed, is_tuning=is_tuning)
+        return replace(config, method=f"{self.method}-{rate:g}")
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its runs are longer than DDP's."""
+        return self.setting.steps > SETTINGS[self.setting.task].steps
+
+
+def make_cell(task: str, method: str) -> ContestCell:
+    """Return the cell of a method; a mean gradient does not depend on N but by rounding."""
+    return ContestCell(SETTINGS[task], method, 0 if method == DDP else WORKERS)
+
+
+def make_local_cell(task: str, kind: str, find: Find, every: int = FIRST) -> ContestCell | None:
+    """Return the cell of local steps, tuned at the first H; None before an inner rate is known."""
+    first: ContestCell = make_cell(task, Local(FIRST, kind).method)
+    if kind in LIONS:
+        inner = choose_rate(make_cell(task, Local(FIRST, SIMPLEST).method), find).rate
+        if inner is None:
+            return None
+        first = replace(first, inner_rate=inner)
+    if every == FIRST:
+        return first
+    return replace(first, method=Local(every, kind).method, tuned_as=first)
+
+
+def lengthen(cell: ContestCell) -> ContestCell:
+    """Return the cell of longer runs, at the same rate."""
+    steps, scores = LONGER * cell.setting.steps, LONGER * cell.setting.evaluations
+    setting = replace(cell.setting, steps=steps, evaluations=scores)
+    tuned_as: Cell = cell if cell.tuned_as is None else cell.tuned_as
+    return replace(cell, setting=setting, tuned_as=tuned_as)
+
+
+def has_long_runs(method: str) -> bool:
+    """Return whether a method runs three times as long too: it votes, or has local steps."""
+    return method in (MAJORITY, SHORT) or read_local(method) is not None

@@ -1,0 +1,226 @@
+"""What runs on each host of the lab: computing and exchanges that take turns, or a whole run.
+
+    python lab_host.py JOB
+
+JOB is a ``Job`` as JSON; rank 0 writes what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import target_path  # noqa: F401
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from contest import DDP, MAJORITY, SHORT, WORKERS, make_cell
+from contestants import Contestant, make_contestants
+from curves import Data
+from host import report_together, time_slowest
+from runs import RunConfig, Task, digest_parameters
+from schedule import DECAY_PER_STEP, rate_factor
+from torch import nn
+
+import distlion
+from distlion.exchange import AllReduce
+from distlion.lab.netlab.lab_run import average_gradients
+from distlion.lab.netlab.method_names import DDP_FP32
+from distlion.lab.training.periodic import read_local_votes
+
+COMPUTE = "compute"
+_COMPUTE_STEPS = 4
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all hosts do together.
+
+    Attributes:
+        task: ``images`` or ``text``.
+        folder: Of its data.
+        out: File that rank 0 writes.
+        links: Rates at which exchanges are timed, one after the other.
+        repetitions: Of each contestant.
+        run: Settings of a whole run; None times contestants.
+        place: Folder in which rank 0 asks for another rate.
+    """
+
+    task: str
+    folder: str
+    out: str
+    links: tuple[str, ...] = ()
+    repetitions: int = 8
+    run: dict[str, Any] | None = None
+    place: str = ""
+
+    def build_task(self, config: RunConfig) -> Task:
+        """Return what a run trains on."""
+        folder = Path(self.folder)
+        data = Data(folder, None) if self.task == "images" else Data(None, folder)
+        return data.build(config)[0]
+
+
+def ask_for_rate(place: Path, rate: str) -> None:
+    """Let the program that owns the lab change the rate of all links, and wait until it has."""
+    (place / "wanted").write_text(rate)
+    while not (place / "set").exists() or (place / "set").read_text() != rate:
+        time.sleep(_POLL_S)
+
+
+class Worker:
+    """One worker of a run, in this process.
+
+    Args:
+        config: The run, of ``WORKERS`` workers.
+        task: What it trains on.
+        optimizer: Steps on this worker's gradients.
+        wrapped: What is called for a forward pass.
+    """
+
+    def __init__(
+        self, config: RunConfig, task: Task, optimizer: torch.optim.Optimizer, wrapped: nn.Module
+    ) -> None:
+        self._config, self._task = config, task
+        self._optimizer, self._wrapped = optimizer, wrapped
+        self.done = 0
+
+    def step(self) -> None:
+        """Do one step with this worker's share of the examples."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.lr * rate_factor(self.done, self._config.steps)
+        inputs, targets = self._task.batches(self.done)[dist.get_rank()]
+        logits = self._wrapped(inputs).flatten(0, -2)
+        F.cross_entropy(logits, targets.flatten()).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.done += 1
+
+
+def build_worker(config: RunConfig, task: Task, model: nn.Module) -> Worker:
+    """Build the worker of a method: DDP, a vote in each step, or local steps with votes."""
+    decay = DECAY_PER_STEP / config.lr
+    params = list(model.parameters())
+    if config.method in (MAJORITY, SHORT):
+        betas = (0.9, 0.95) if config.method == SHORT else (0.9, 0.99)
+        voting = distlion.DistributedLion(
+            params, config.lr, betas, weight_decay=decay, exchange=AllReduce(), seed=config.seed
+        )
+        return Worker(config, task, voting, model)
+    adamw = torch.optim.AdamW(params, config.lr, weight_decay=decay)
+    if config.method == DDP:
+        return Worker(config, task, adamw, average_gradients(model, DDP_FP32, seed=config.seed))
+    votes = read_local_votes(config.method)
+    if votes is None:
+        sys.exit(f"no whole run of {config.method}: expected DDP or votes")
+    local = distlion.LocalSteps(
+        adamw,
+        every=votes.every,
+        aggregation=votes.rule,
+        exchange=AllReduce(),
+        seed=config.seed,
+        **votes.outer.options,
+    )
+    return Worker(config, task, local, model)
+
+
+def time_contestants(job: Job) -> dict[str, Any]:
+    """Return the seconds of computing and of each exchange at each rate, by repetition."""
+    cell = make_cell(job.task, DDP)
+    config = RunConfig(**asdict(cell.config(cell.center, 0, is_tuning=True)) | {"workers": WORKERS})
+    task = job.build_task(config)
+    model = task.build_model()
+    adamw = torch.optim.AdamW(model.parameters(), config.lr)
+    alone = Worker(config, task, adamw, model)
+    contestants = make_contestants(list(model.parameters()))
+    found = {}
+    for link in job.links:
+        if dist.get_rank() == 0:
+            ask_for_rate(Path(job.place), link)
+        dist.barrier()
+        found[link] = take_turns(alone, contestants, job.repetitions)
+        if dist.get_rank() == 0:
+            print(f"{job.task}: timed at {link}", file=sys.stderr, flush=True)
+    return {"seconds": found}
+
+
+def take_turns(
+    alone: Worker, contestants: dict[str, Contestant], repetitions: int
+) -> dict[str, list[float]]:
+    """Time all of them after one turn that does not count; another begins each repetition."""
+    turns: dict[str, Callable[[], float]] = {COMPUTE: lambda: _time_alone(alone.step)}
+    turns |= {name: _make_turn(each) for name, each in contestants.items()}
+    names = [*turns]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        turns[name]()
+    for repetition in range(repetitions):
+        first = repetition % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(turns[name]())
+    return seconds
+
+
+def _time_alone(step: Callable[[], None]) -> float:
+    """Return the seconds of a step of rank 0 while all others wait."""
+    dist.barrier()
+    started = time.perf_counter()
+    if dist.get_rank() == 0:
+        for _ in range(_COMPUTE_STEPS):
+            step()
+    seconds = time.perf_counter() - started
+    dist.barrier()
+    return round(seconds / _COMPUTE_STEPS, 6)
+
+
+def _make_turn(contestant: Contestant) -> Callable[[], float]:
+    def turn() -> float:
+        contestant.prepare()
+        return time_slowest(contestant.exchange, 1)
+
+    return turn
+
+
+def train_whole(job: Job) -> dict[str, Any]:
+    """Train from the first step to the last; the clock stands still while test data is scored."""
+    assert job.run is not None
+    config = RunConfig(**job.run)
+    task = job.build_task(config)
+    model = task.build_model()
+    worker = build_worker(config, task, model)
+    if dist.get_rank() == 0:
+        ask_for_rate(Path(job.place), job.links[0])
+    every = config.steps // config.evaluations
+    curve, seconds = [], 0.0
+    while worker.done < config.steps:
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(every):
+            worker.step()
+        seconds += time.perf_counter() - started
+        if dist.get_rank() == 0:
+            result = task.test(model)
+            curve.append([worker.done, round(seconds, 4), round(result.loss, 6)])
+            print(f"  {worker.done}/{config.steps}", file=sys.stderr, flush=True)
+    return {
+        "config": asdict(config),
+        "test_curve": curve,
+        "parameters_sha256": digest_parameters(model),
+    }
+
+
+def main() -> None:
+    """Join the others and do the job."""
+    given = json.loads(sys.argv[1])
+    job = Job(**given | {"links": tuple(given["links"])})
+    report_together(lambda: train_whole(job) if job.run else time_contestants(job), job.out)
+
+
+if __name__ == "__main__":
+    main()

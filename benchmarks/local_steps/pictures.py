@@ -1,0 +1,50 @@
+"""The picture of the protocol: test loss over seconds on each link, and over bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import target_path  # noqa: F401
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_DPI = 110
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""Points of each method by its title."""
+
+
+def draw_panels(panels: Mapping[str, Lines], targets: Sequence[float], unit: str) -> bytes | None:
+    """Draw a panel for each title, all with one legend; None where there is nothing to draw.
+
+    Args:
+        panels: Lines by the title of the panel, over a logarithmic axis.
+        targets: Losses, dashed.
+        unit: Of the losses.
+    """
+    shown = {title: lines for title, lines in panels.items() if lines}
+    if not shown:
+        return None
+    figure = Figure(figsize=(4.4 * len(shown), 5.2), dpi=_DPI, layout="constrained")
+    axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+    for each, (title, lines) in zip(axes, shown.items(), strict=True):
+        _draw_panel(each, title, lines, targets)
+    axes[0].set_ylabel(f"test loss, {unit}")
+    handles = {line.get_label(): line for each in axes for line in each.get_lines()}
+    named = {title: line for title, line in handles.items() if not str(title).startswith("_")}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=7)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _draw_panel(axes: Axes, title: str, lines: Lines, targets: Sequence[float]) -> None:
+    for number, (name, points) in enumerate(lines.items()):
+        places, losses = zip(*points, strict=True)
+        style = ("-", "--", ":")[number // 10 % 3]
+        axes.plot(places, losses, style, color=f"C{number % 10}", label=name, linewidth=1.3)
+    for target in targets:
+        axes.axhline(target, color="0.6", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.grid(visible=True, alpha=0.3)

@@ -1,0 +1,110 @@
+"""Seconds from the network lab: computing and exchanges in turns, and whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import target_path  # noqa: F401
+from archive import Records
+from cells import choose_rate
+from contest import WORKERS, ContestCell, lengthen, make_cell, make_local_cell, read_local
+from curves import Data
+from lab_host import Job
+from laboratory import save
+
+from distlion.errors import WorkerFailedError
+from distlion.lab.netlab import Lab, run_command
+from distlion.lab.netlab.link_rate import UNLIMITED
+from distlion.lab.netlab.sweep import read_conditions
+
+LOAD = "load_average_before"
+_HOST = Path(__file__).with_name("lab_host.py")
+_POLL_S = 0.1
+
+
+@contextmanager
+def _changing_rates(lab: Lab, place: Path) -> Iterator[None]:
+    """Set the rate that the hosts ask for in a file, until the block ends."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        current = ""
+        while not ended.wait(_POLL_S):
+            wanted = place / "wanted"
+            rate = wanted.read_text() if wanted.exists() else ""
+            if rate != current:
+                lab.set_rates(rate)
+                (place / "set").write_text(rate)
+                current = rate
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Do a job on hosts whose links are not limited before it asks; return what rank 0 found.
+
+    Raises:
+        WorkerFailedError: A worker died.
+    """
+    load = round(os.getloadavg()[0], 2)
+    conditions = {**read_conditions(), LOAD: load}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        job = replace(job, out=str(out), place=folder)
+        command = [sys.executable, str(_HOST), json.dumps(asdict(job))]
+        with Lab(WORKERS, UNLIMITED) as lab, _changing_rates(lab, Path(folder)):
+            status = run_command(lab, command)
+        if status:
+            raise WorkerFailedError(f"a worker ended with status {status}; see above")
+        found: dict[str, Any] = json.loads(out.read_text())
+    return {"task": job.task, "hosts": WORKERS, "conditions": conditions, **found}
+
+
+def time_all(folder: Path, data: Data, links: Sequence[str], repetitions: int) -> None:
+    """Time computing and exchanges of each task on each link, a record for each task."""
+    for task in data.tasks:
+        where = str(data.folder(task).resolve())
+        job = Job(task=task, folder=where, out="", links=tuple(links), repetitions=repetitions)
+        save(folder / f"seconds_{task}.json", run_job(job))
+
+
+def train_whole(
+    records: Records, data: Data, method: str, *, link: str, seed: int, is_long: bool
+) -> None:
+    """Train a method on text in the lab, at the rate that was chosen for it."""
+    cell = _find_cell(records, method)
+    cell = lengthen(cell) if is_long else cell
+    rate = choose_rate(cell, records.read).rate
+    if rate is None:
+        sys.exit(f"no rate has been chosen yet for {method}")
+    config = replace(cell.config(rate, seed, is_tuning=False), workers=WORKERS)
+    where = str(data.folder("text").resolve())
+    found = run_job(Job(task="text", folder=where, out="", links=(link,), run=asdict(config)))
+    length = "_long" if is_long else ""
+    name = f"whole_{method}{length}_{link}_s{seed}.json"
+    save(records.folder / name, {"link": link, **found})
+
+
+def _find_cell(records: Records, method: str) -> ContestCell:
+    local = read_local(method)
+    if local is None:
+        return make_cell("text", method)
+    cell = make_local_cell("text", local.kind, records.read, local.every)
+    if cell is None:
+        sys.exit(f"no inner rate has been chosen yet for {method}")
+    return cell

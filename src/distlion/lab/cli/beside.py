@@ -1,0 +1,150 @@
+"""A second run beside the first one: the same task, data, seed and steps with another rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from distlion.errors import InvalidArgumentError
+from distlion.lab.cli.table import build_table, print_table
+from distlion.lab.cli.training_run import Runs
+from distlion.lab.report import draw_beside_figure
+from distlion.lab.training import (
+    AUTO,
+    CheckpointSettings,
+    Overlap,
+    Record,
+    TrainSettings,
+    find_rule,
+    torchrun_world_size,
+)
+
+BESIDE_NAME = "beside"
+WIRE_BITS_PER_S = 100e6
+_NEXT = (
+    ("both tuned, with other seeds", "distlion compare --quick --task {task} --methods {methods}"),
+    ("how fast on your network", "distlion plan --help"),
+    ("your own script", "docs/tutorials/from-ddp.md"),
+)
+
+
+def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> TrainSettings:
+    """Return the settings of the second run: those of the first one but for what its rule decides.
+
+    Args:
+        settings: Of the first run.
+        rule: Of the second one.
+        lr: Its highest learning rate; None for that of the rule.
+
+    Raises:
+        InvalidArgumentError: The rule is unknown, or does not train with these settings.
+    """
+    method = find_rule(rule)
+    changes: dict[str, Any] = {
+        "rule": rule,
+        "every": None,
+        "delay": None,
+        "lr": method.train_lr if lr is None else lr,
+        "weight_decay": method.train_weight_decay,
+    }
+    if not method.votes:
+        changes |= {"exchange": AUTO, "overlap": Overlap.OFF}
+        changes |= dict.fromkeys(("sync_every", "diagnose_every", "step_timeout_s"))
+    return dataclasses.replace(settings, **changes)
+
+
+def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSettings | None:
+    """Return the settings of the run beside the first one; None if there is to be none.
+
+    Args:
+        settings: Of the first run.
+        options: Of ``distlion train``, by name.
+
+    Raises:
+        InvalidArgumentError: Options do not go together, or as ``settle_beside``.
+    """
+    if options["beside"] is None:
+        if options["beside_lr"] is not None:
+            raise InvalidArgumentError("--beside-lr is given without --beside, the rule it is for")
+        return None
+    for name in ("crew", "resume", "as_json"):
+        if options[name]:
+            option = name.removeprefix("as_")
+            raise InvalidArgumentError(f"--beside is given with --{option}; run the two one by one")
+    if torchrun_world_size() is not None:
+        raise InvalidArgumentError("--beside starts local workers; leave it out under torchrun")
+    return settle_beside(settings, options["beside"], options["beside_lr"])
+
+
+def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Path) -> None:
+    """Train by these settings too, and show both runs.
+
+    Args:
+        runs: Trains.
+        first: What the first run reached.
+        settings: As ``settle_beside`` returns them.
+        run_dir: Folder of the first run; it gets ``beside.png`` and the folder ``beside``.
+    """
+    second = runs.train(settings, run_dir / BESIDE_NAME, CheckpointSettings())
+    assert second is not None  # there is no torchrun
+    print_beside(Console(), first, second)
+    figure = run_dir / f"{BESIDE_NAME}.png"
+    draw_beside_figure([first.to_json(), second.to_json()], figure)
+    Console().print(Text(f"both: {figure}"), soft_wrap=True)
+
+
+def print_beside(console: Console, first: Record, second: Record) -> None:
+    """Show what two runs reached after equally many steps and in equal time, and what they sent."""
+    runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
+    rules = [str(run.settings["rule"]) for run in runs]
+    ahead = second.final_heldout_loss - first.final_heldout_loss
+    rows = {
+        "learning rate": [f"{run.settings['lr']:g}" for run in runs],
+        "validation loss": [f"{run.final_heldout_loss:.4f}" for run in runs],
+        f"... after {within_s:.0f} s on this machine": [
+            f"{_find_loss(run, within_s):.4f}" for run in runs
+        ],
+        "validation accuracy": [f"{run.final_heldout_accuracy:.1%}" for run in runs],
+        "sent by each worker in a step": [f"{_count_step_bytes(run) / 1e6:.2f} MB" for run in runs],
+        "... which takes, at 100 Mbit/s": [
+            f"{8 * _count_step_bytes(run) / WIRE_BITS_PER_S:.3f} s" for run in runs
+        ],
+    }
+    table = build_table(
+        ("", *rules),
+        [(name, *cells) for name, cells in rows.items()],
+        left=("",),
+        title=f"{first.settings['steps']} steps each, on the same data",
+    )
+    print_table(console, table)
+    share, where = abs(ahead) / second.final_heldout_loss, "ahead of" if ahead > 0 else "behind"
+    console.print(
+        Text(
+            f"{rules[0]} ends {share:.1%} {where} {rules[1]} and sends "
+            f"{_count_step_bytes(second) / max(1.0, _count_step_bytes(first)):.1f} times less. "
+            "One run decides little."
+        ),
+        soft_wrap=True,
+    )
+    names = {"task": first.settings["task"], "methods": ",".join(rules)}
+    for what, command in _NEXT:
+        console.print(Text(f"next, {what}: {command.format(**names)}"), soft_wrap=True)
+
+
+def _last(run: Record, name: str) -> float:
+    return run.evaluations[name][-1]
+
+
+def _find_loss(run: Record, within_s: float) -> float:
+    """Return the last validation loss that a run had by then."""
+    pairs = zip(run.evaluations["seconds"], run.evaluations["loss"], strict=True)
+    return [loss for seconds, loss in pairs if seconds <= within_s][-1]
+
+
+def _count_step_bytes(run: Record) -> float:
+    return run.sent_bytes_per_worker / int(run.settings["steps"])

@@ -1,0 +1,41 @@
+"""How often to vote, and a step between sites, below a plan."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from distlion.lab.cli.plan_table import format_number
+from distlion.lab.cli.table import build_table, print_table
+from distlion.lab.planning import PERIODS, Scenario, Site, advise_local, format_rate, list_sites
+
+FEWER_VOTES = (
+    "Fewer votes cost some progress in each step: see docs/how-to/local-steps.md. * is what to "
+    "choose."
+)
+
+
+def print_local(console: Console, scenario: Scenario, *, with_sites: bool) -> None:
+    """Print how often to vote here; between sites too if so asked."""
+    console.print(Text(f"\n{advise_local(scenario).text}", style="bold"), soft_wrap=True)
+    if not with_sites:
+        console.print(Text("--sites shows slower links and longer latencies."), soft_wrap=True)
+        return
+    head = ["link", "latency", "all-reduce", "each step", *(f"every {each}" for each in PERIODS)]
+    rows = [_write_row(site) for site in list_sites(scenario)]
+    console.print(Text("\nSeconds of a step, by the link between sites:"), soft_wrap=True)
+    print_table(console, build_table(head, rows, left=("link",), bold=()))
+    console.print(Text(FEWER_VOTES), soft_wrap=True)
+
+
+def _write_row(site: Site) -> list[str]:
+    advice = site.advice
+    is_each, is_vote = advice.every == 1, advice.each_step_s <= advice.all_reduce_s
+    marked = [
+        (advice.all_reduce_s, is_each and not is_vote),
+        (advice.each_step_s, is_each and is_vote),
+        *((each.step_s, each.every == advice.every) for each in advice.local),
+    ]
+    seconds = [f"{format_number(step_s)}{' *' if chosen else '  '}" for step_s, chosen in marked]
+    rate = f"{format_rate(site.rate_bit_per_s)}/s"
+    return [rate, f"{1e3 * site.latency_s:.0f} ms", *seconds]
