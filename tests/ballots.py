@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,19 @@ def make_ballot(
     return cast_ballot(
         call, server.places, deltas, n_examples, node=node, coins=coins, residuals=kept
     )
+
+
+def cast(
+    server: VoteServer,
+    call: Call,
+    node: int,
+    deltas: list[Tensor],
+    *,
+    residuals: Sequence[Tensor] = (),
+) -> Ballot:
+    """Return the ballot of a node with these deltas, of one example."""
+    coins = Coins(7, call.round, node)
+    return cast_ballot(call, server.places, deltas, 1, node=node, coins=coins, residuals=residuals)
 
 
 def as_sent(ballot: Ballot) -> Sent:

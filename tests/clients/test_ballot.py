@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,7 @@ def test_a_delta_that_is_not_finite_is_an_error_and_residuals_stay(value: float)
     [
         ({"n_examples": 0}, InvalidArgumentError),
         ({"n_examples": 2.0}, UnsupportedTypeError),
+        ({"n_examples": True}, UnsupportedTypeError),
         ({"n_examples": 1 << 53}, InvalidArgumentError),
         ({"call": Call(0, "residual", 1.0)}, InvalidArgumentError),
         ({"call": Call(0, "stochastic", 1.0, (1.0,))}, InvalidArgumentError),
@@ -125,6 +127,35 @@ def test_wrong_arguments_are_refused(changes: dict[str, Any], error: type[Except
 def test_a_rule_of_another_version_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="by rule 'mean'"):
         Call(0, "mean", 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": None},
+        {"round": True},
+        {"spread": 0.0},
+        {"spread": float("nan")},
+        {"spread": None},
+        {"reach": (0.5, float("nan"))},
+        {"reach": (-1.0,)},
+        {"reach": ("1",)},
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    given = {"round": 0, "rule": "stochastic", "spread": 1.0, **changes}
+    with pytest.raises(InvalidArgumentError, match="the server asks for a vote in round"):
+        Call(**given)
+
+
+def test_the_number_of_examples_may_be_of_numpy() -> None:
+    call, deltas = Call(0, "majority", 1.0), ballots.make_deltas(PLACES, 0)
+    cast = [
+        cast_ballot(call, PLACES, deltas, number, node=0, coins=Coins(0, 0, 0))
+        for number in (7, np.int64(7), torch.tensor(7))
+    ]
+    assert cast == cast[:1] * 3
+    assert all(type(each.n_examples) is int for each in cast)
 
 
 def test_deltas_are_before_less_after_in_float32() -> None:

@@ -239,9 +239,15 @@ def test_weights_are_capped_and_their_sum_is_exact_in_float32() -> None:
 
 def test_rate_may_depend_on_the_round() -> None:
     server = ballots.make_server(lr=lambda number: 0.5 - 0.5 * number)
-    server.begin([1])
-    server.finish()
-    with pytest.raises(InvalidArgumentError, match=r"lr=0\.0 in round 1"):
+    moved = []
+    for _ in range(2):
+        before = ballots.to_numpy(server.params)
+        server.take(1, ballots.make_ballot(server, server.begin([1]), 1))
+        server.finish()
+        after = ballots.to_numpy(server.params)
+        moved.append(any((before[name] != after[name]).any() for name in before))
+    assert moved == [True, False]
+    with pytest.raises(InvalidArgumentError, match=r"lr=-0\.5 in round 2: expected a number of 0"):
         server.begin([1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 import zlib
 from collections.abc import Sequence
@@ -15,7 +16,15 @@ from distlion.aggregation import ResidualVote, ScaledVote
 from distlion.aggregation.base import Aggregation
 from distlion.clients.places import Places
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
-from distlion.kernels import Coefficients, Coins, Kernels, Segment, choose_kernels, encode_lots
+from distlion.kernels import (
+    FLOAT32_MAX,
+    Coefficients,
+    Coins,
+    Kernels,
+    Segment,
+    choose_kernels,
+    encode_lots,
+)
 from distlion.vote import Roster
 
 RULES = ("stochastic", "majority", "residual")
@@ -35,6 +44,9 @@ class Call:
         rule: One of ``RULES``.
         spread: For "stochastic", the reach of a vote in units of the mean magnitude of a delta.
         reach: For "stochastic", b of each parameter with elements; empty in the first round.
+
+    Raises:
+        InvalidArgumentError: One is out of range, or of a wrong kind.
     """
 
     round: int
@@ -47,6 +59,13 @@ class Call:
             raise InvalidArgumentError(
                 f"the server asks for votes by rule {self.rule!r}; expected one of "
                 f"{', '.join(map(repr, RULES))}. Use one version of distlion on both sides"
+            )
+        numbers = (self.round, self.spread, *self.reach)
+        if not all(_is_finite(number) for number in numbers) or self.spread == 0:
+            raise InvalidArgumentError(
+                f"the server asks for a vote in round {self.round!r} with spread={self.spread!r} "
+                f"and {len(self.reach)} reaches, of which one is not a finite number of 0 or more. "
+                "Use one version of distlion on both sides"
             )
 
 
@@ -111,7 +130,7 @@ def cast_ballot(
         NonFiniteError: A delta is not finite; residuals are as before.
         UnsupportedTypeError: ``n_examples`` is not an integer.
     """
-    _check_examples(n_examples)
+    n_examples = _check_examples(n_examples)
     rule = _make_rule(call, len(deltas))
     if call.rule == "residual" and len(residuals) != len(deltas):
         raise InvalidArgumentError(
@@ -185,13 +204,27 @@ def _make_rule(call: Call, n_deltas: int) -> Aggregation:
     return _ReachingVote(call.spread, call.reach)
 
 
-def _check_examples(n_examples: int) -> None:
-    if not isinstance(n_examples, int) or isinstance(n_examples, bool):
+def _check_examples(n_examples: int) -> int:
+    """Return a number of examples as Python's integer; numpy's are taken too."""
+    try:
+        number = operator.index(n_examples)
+    except TypeError:
+        number = None
+    if number is None or isinstance(n_examples, bool):
         raise UnsupportedTypeError(f"num_examples={n_examples!r}: expected an integer")
-    if not 1 <= n_examples < MOST_EXAMPLES:
+    if not 1 <= number < MOST_EXAMPLES:
         raise InvalidArgumentError(
-            f"num_examples={n_examples}: expected 1 to {MOST_EXAMPLES - 1:,}"
+            f"num_examples={number}: expected 1 to {MOST_EXAMPLES - 1:,}. A client without "
+            "examples has no vote"
         )
+    return number
+
+
+def _is_finite(number: object) -> bool:
+    """Return whether this is a number of 0 or more that is finite as a float32."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return 0 <= number <= FLOAT32_MAX
 
 
 def _flatten(delta: Tensor) -> Tensor:

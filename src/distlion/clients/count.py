@@ -60,11 +60,11 @@ class BallotCount:
         self._reader = _BallotReader(ScaledVote(), places.bucket, Roster.of(1))
         self.shape: BucketShape = self._reader.shape
 
-    def median_scales(self, ballots: Sequence[Ballot]) -> Tensor:
-        """Return the lower median of all ballots' scales: (n_params,) float32."""
+    def read_scales(self, ballots: Sequence[Ballot]) -> Tensor:
+        """Return the scales of all ballots: (n_ballots, n_params) float32."""
         n_params = len(self._bucket.slots)
         scales = [read_scales(ballot.payload, self.shape, n_params) for ballot in ballots]
-        return torch.stack(scales).median(0).values
+        return torch.stack(scales)
 
     def mean_of_signs(
         self, ballots: Sequence[Ballot], votes: Sequence[int], reach: Sequence[float]

@@ -16,8 +16,8 @@ from distlion.clients.count import BallotCount, weigh
 from distlion.clients.places import Places
 from distlion.clients.refusals import Refusal, find_fault
 from distlion.clients.settings import ServerSettings
-from distlion.errors import CheckpointError, InvalidArgumentError
-from distlion.kernels import Coins
+from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
+from distlion.kernels import FLOAT32_MAX, Coins
 
 logger = logging.getLogger("distlion")
 
@@ -28,9 +28,10 @@ class Outcome:
 
     Attributes:
         round: Its number, from 0.
-        committed: False for a void round, after which everything is as before it.
+        committed: False for a void round, after which parameters and momentum are as before it:
+            too few ballots were taken, or a parameter would not stay finite.
         taken: The nodes whose ballots were counted, in order.
-        votes: How many votes each of them had.
+        votes: How many votes each of them had; empty for a void round.
         lost: How many nodes were asked and sent nothing.
         refused: How many ballots were not taken, by reason.
         payload_bytes: Bytes of the votes that were counted.
@@ -75,17 +76,22 @@ class VoteServer:
 
     Raises:
         InvalidArgumentError: There is nothing to vote on.
+        NonFiniteError: A parameter is not finite.
         UnsupportedTypeError: A dtype has no votes.
 
     Notes:
         Memory: parameters, a momentum in float32, one bit an element of each ballot taken, and
-        8 bytes an element while ballots are counted.
+        about 16 bytes an element while ballots are counted. None of it grows with rounds.
+        An array that half of the clients or more do not train has a median scale of 0. It does not
+        move while that is so, and a warning names it once. Any other rule would let one client
+        decide how far such an array moves.
     """
 
     def __init__(self, params: Mapping[str, Tensor], settings: ServerSettings) -> None:
         self.settings = settings
         self.params = {name: param.detach().cpu().clone() for name, param in params.items()}
         self.places = Places.of(self.params)
+        _check_finite(self.params)
         self.refused: Counter[Refusal] = Counter()
         self._count = BallotCount(self.places)
         self._voted = [self.places.names[number] for number in self.places.bucket.members]
@@ -94,6 +100,7 @@ class VoteServer:
         ]
         self._reach: tuple[float, ...] = ()
         self._next_round = 0
+        self._untrained: set[str] = set()
         self._open: _OpenRound | None = None
 
     @property
@@ -168,21 +175,24 @@ class VoteServer:
         self._open = None
         self._next_round += 1
         nodes = sorted(current.ballots)
-        committed = len(nodes) >= self.settings.min_replies
         ballots = [current.ballots[node] for node in nodes]
-        votes = self._weigh(ballots) if committed else []
-        if committed:
-            self._commit(current, ballots, votes)
+        enough, diverged = len(nodes) >= self.settings.min_replies, None
+        votes = self._weigh(ballots) if enough else []
+        if enough:
+            diverged = self._commit(current, ballots, votes)
+        committed = enough and diverged is None
         outcome = Outcome(
             current.call.round,
             committed,
             tuple(nodes),
-            tuple(votes),
+            tuple(votes) if committed else (),
             len(current.asked) - len(current.answered),
             dict(current.refused),
             sum(len(ballot.payload) for ballot in ballots),
         )
-        if not committed:
+        if diverged is not None:
+            logger.warning("%s", _describe_divergence(outcome, diverged, self.params[diverged]))
+        elif not committed:
             logger.warning("%s", _describe_void(outcome, len(current.asked), self.settings))
         return outcome
 
@@ -199,22 +209,31 @@ class VoteServer:
         """Take over what ``state_dict`` returned; all of it, or nothing.
 
         Raises:
-            CheckpointError: It is of another model, or no such state.
+            CheckpointError: It is of another model, not finite, or no such state.
         """
         try:
             number, reach = int(state["round"]), tuple(float(each) for each in state["reach"])
             momentum = [state["momentum"][name].detach().float() for name in self._voted]
             sizes = [each.numel() for each in momentum]
+            others = sorted(set(state["momentum"]) - set(self._voted))
+            finite = all(0 <= b <= FLOAT32_MAX for b in reach)
+            finite = finite and all(bool(each.isfinite().all()) for each in momentum)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"the state of the server lacks something ({error!r}); expected what state_dict() "
                 "of a server of the same model returned"
             ) from error
         expected = [each.numel() for each in self._momentum]
-        if sizes != expected or len(reach) not in (0, len(expected)) or number < 0:
+        if sizes != expected or others or len(reach) not in (0, len(expected)) or number < 0:
+            more = f" and also {', '.join(others)}" if others else ""
             raise CheckpointError(
                 f"the state of the server is of another model, with parameters of {sizes} "
-                f"elements; expected {expected}"
+                f"elements{more}; expected {expected}"
+            )
+        if not finite:
+            raise CheckpointError(
+                "the state of the server has a reach below 0 or a number that is not finite. "
+                "Expected what state_dict() returned. Load an older one"
             )
         self._next_round, self._reach = number, reach
         self._momentum = [each.reshape(-1).cpu().clone() for each in momentum]
@@ -248,10 +267,15 @@ class VoteServer:
         return weigh(examples, max_weight=self.settings.max_weight)
 
     @torch.no_grad()
-    def _commit(self, current: _OpenRound, ballots: list[Ballot], votes: list[int]) -> None:
-        """Compute the outcome of the votes, then move momentum and parameters by it."""
+    def _commit(self, current: _OpenRound, ballots: list[Ballot], votes: list[int]) -> str | None:
+        """Compute the outcome of the votes, then move momentum and parameters by it.
+
+        Returns:
+            None; or the name of a parameter that would not stay finite, and nothing has moved.
+        """
         settings, count = self.settings, self._count
-        scales = count.median_scales(ballots)
+        sent = count.read_scales(ballots)
+        scales = sent.median(0).values  # the lower one
         reach: tuple[float, ...] = ()
         if settings.rule == "stochastic":
             reach = tuple((scales * settings.spread).tolist())
@@ -261,13 +285,50 @@ class VoteServer:
             moves = count.majority(ballots, votes, scales, tie)
         else:
             moves = count.mean_of_scaled_signs(ballots, votes, scales * settings.max_weight)
-        self._reach = reach
+        moved = []
         # Products and sums apart: fused, they would round otherwise elsewhere.
-        for name, momentum, move in zip(self._voted, self._momentum, moves, strict=True):
-            momentum.mul_(settings.momentum).add_(move)
-            param = self.params[name]
-            moved = param.float().reshape(-1) - momentum * current.lr
-            param.copy_(moved.view(param.shape))
+        for name, old, move in zip(self._voted, self._momentum, moves, strict=True):
+            momentum, param = old * settings.momentum + move, self.params[name]
+            after = param.float().reshape(-1) - momentum * current.lr
+            moved.append((param, after.view(param.shape).to(param.dtype), momentum))
+            if not (moved[-1][1].isfinite().all() and momentum.isfinite().all()):
+                return name
+        for param, after, _ in moved:
+            param.copy_(after)
+        self._momentum, self._reach = [momentum for _, _, momentum in moved], reach
+        self._warn_of_untrained(current.call.round, sent, scales)
+        return None
+
+    def _warn_of_untrained(self, round_number: int, sent: Tensor, scales: Tensor) -> None:
+        """Name, once each, the parameters that some clients train, and half or more do not."""
+        stuck = ((scales == 0) & (sent > 0).any(0)).tolist()
+        names = [name for name, is_so in zip(self._voted, stuck, strict=True) if is_so]
+        new = [name for name in names if name not in self._untrained]
+        self._untrained.update(new)
+        if new:
+            logger.warning(
+                "round %d: half of the clients or more did not train %s, so that it does not move. "
+                "Expected most clients to train what is voted on. Freeze it on all clients, or "
+                "train it on more of them",
+                round_number,
+                ", ".join(new),
+            )
+
+
+def _check_finite(params: Mapping[str, Tensor]) -> None:
+    for name, param in params.items():
+        if not param.isfinite().all():
+            raise NonFiniteError(
+                f"{name} is not finite before the first round. Expected finite parameters. Fix "
+                "it, or leave it out of what is voted on"
+            )
+
+
+def _describe_divergence(outcome: Outcome, name: str, param: Tensor) -> str:
+    return (
+        f"round {outcome.round} is void: {name} would not be finite in {param.dtype}. Expected "
+        "finite parameters and momentum. Lower lr, or max_scale. Parameters stay as they are"
+    )
 
 
 def _describe_void(outcome: Outcome, n_asked: int, settings: ServerSettings) -> str:

@@ -27,7 +27,8 @@ class ServerSettings:
 
     Attributes:
         rule: As above.
-        lr: Server rate, above 0; or a function of the round's number, from 0, that returns it.
+        lr: Server rate, above 0; or a function of the round's number, from 0, that returns it. It
+            may return 0, as schedules do at their ends.
         momentum: In [0, 1).
         spread: Of "stochastic", above 0. Larger ones are noisier, smaller ones biased.
         weights: "examples": a client counts by its number of examples, up to ``max_weight`` times
@@ -80,12 +81,14 @@ class ServerSettings:
         """Return the server rate of a round.
 
         Raises:
-            InvalidArgumentError: It is not above 0.
+            InvalidArgumentError: It is not above 0, or below 0 where a function returns it.
             UnsupportedTypeError: It is not a number.
         """
         given = self.lr(round_number) if callable(self.lr) else self.lr
-        if not check_number("lr", given) > 0:
+        rate = check_number("lr", given)
+        if rate < 0 or (rate == 0 and not callable(self.lr)):
+            least = "of 0 or more" if callable(self.lr) else "above 0"
             raise InvalidArgumentError(
-                f"lr={given} in round {round_number}: expected a number above 0"
+                f"lr={given} in round {round_number}: expected a number {least}"
             )
-        return float(given)
+        return rate
