@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from flwr.app import (
     Context,
     Error,
     Message,
-    MetricRecord,
     RecordDict,
 )
 from in_process import InProcessGrid
@@ -167,33 +165,6 @@ def test_virtual_clients_move_as_flower_does() -> None:
             clients.collect(node, count_examples(node, number))
         clients.step()
     assert_equal(result.arrays, {name: x.detach().numpy().ravel() for name, x in params.items()})
-
-
-def test_metrics_of_those_counted_are_averaged_by_weight() -> None:
-    strategy = flower.Votes(weights="equal", fraction_evaluate=0.0)
-    result = strategy.start(InProcessGrid(train, 4), make_arrays(), num_rounds=2)
-    found = {number: dict(each) for number, each in result.train_metrics_clientapp.items()}
-    assert found == {1: {"loss": 1.0, "node": 2.5}, 2: {"loss": 2.0, "node": 2.5}}
-
-
-def test_evaluations_of_any_content_are_averaged_where_they_can_be() -> None:
-    strategy = flower.Votes(fraction_evaluate=0.0)
-    asked = Message(content=RecordDict(), dst_node_id=1, message_type="evaluate")
-
-    def evaluate(**numbers: Any) -> Message:
-        return Message(content=RecordDict({"metrics": MetricRecord(numbers)}), reply_to=asked)
-
-    replies: Iterable[Message] = [
-        evaluate(**{"num-examples": 1, "accuracy": 1.0}),
-        evaluate(**{"num-examples": 3, "accuracy": 0.2, "more": 1.0}),
-        evaluate(accuracy=0.0),
-        Message(content=RecordDict(), reply_to=asked),
-        Message(error=Error(code=1, reason="no"), reply_to=asked),
-    ]
-    found = strategy.aggregate_evaluate(1, replies)
-    assert found is not None
-    assert dict(found) == {"accuracy": pytest.approx(0.4)}
-    assert strategy.aggregate_evaluate(1, []) is None
 
 
 def test_a_reply_carries_about_one_bit_for_each_parameter() -> None:

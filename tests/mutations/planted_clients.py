@@ -9,6 +9,8 @@ REFUSALS, VIRTUAL = "clients/refusals.py", "virtual/clients.py"
 SERVED = ("clients/test_vote_server.py",)
 CAST = ("clients/test_ballot.py",)
 FUZZED = ("clients/test_fuzzed_ballots.py",)
+FINITE = ("clients/test_finite_servers.py",)
+UNTRAINED = ("clients/test_untrained_arrays.py",)
 ROUNDS = ("virtual/test_virtual_clients.py",)
 
 CLIENTS = (
@@ -75,6 +77,55 @@ CLIENTS = (
         "if sum(votes) > MOST_VOTES:",
         "if sum(votes) > MOST_VOTES**4:",
         SERVED,
+    ),
+    Mutation(
+        "clients: a move out of a dtype's range is committed",
+        SERVER,
+        "if not (moved[-1][1].isfinite().all() and momentum.isfinite().all()):",
+        "if not momentum.isfinite().all():",
+        FINITE,
+    ),
+    Mutation(
+        "clients: parameters before the one that diverges move",
+        SERVER,
+        "                return name\n        for param, after, _ in moved:\n            param.copy_(after)\n",
+        "                return name\n            param.copy_(moved[-1][1])\n",
+        FINITE,
+    ),
+    Mutation(
+        "clients: a state of a larger model is loaded in part",
+        SERVER,
+        "if sizes != expected or others or",
+        "if sizes != expected or",
+        FINITE,
+    ),
+    Mutation(
+        "clients: a state that is not finite is loaded",
+        SERVER,
+        "        if not finite:\n",
+        "        if finite is None:\n",
+        FINITE,
+    ),
+    Mutation(
+        "clients: the largest scale decides how far an array moves",
+        SERVER,
+        "sent.median(0).values",
+        "sent.max(0).values",
+        UNTRAINED,
+    ),
+    Mutation(
+        "clients: an array that does not move is named each round",
+        SERVER,
+        "        self._untrained.update(new)\n",
+        "",
+        UNTRAINED,
+    ),
+    Mutation(
+        "clients: a reach that is not finite is voted with",
+        BALLOT,
+        "numbers = (self.round, self.spread, *self.reach)",
+        "numbers = (self.round, self.spread)",
+        CAST,
     ),
     Mutation(
         "clients: a checksum is not looked at",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from distlion.clients import (
@@ -28,6 +29,7 @@ from flwr.app import (  # noqa: E402, once its version is known
     Context,
     Message,
     MetricRecord,
+    RecordDict,
 )
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
@@ -35,7 +37,12 @@ from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from distlion.integrations import flower_records as records  # noqa: E402
 
 logger = logging.getLogger("distlion")
+# Flower shows what its strategies log there, and nothing else below a warning.
+_shown = logging.getLogger("flwr")
 
+MOST_OUTCOMES = 1000
+
+_Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 _MOST_NODES = 1 << 63
 """Coins are keyed by 63 bits of a node's number."""
 
@@ -68,22 +75,31 @@ class Votes(FedAvg):  # type: ignore[misc]
         max_scale: A reply with a mean |d| beyond it is not taken.
         seed: Of ties.
         options: Those of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``,
-            ``min_train_nodes``, ``fraction_evaluate`` and so on.
+            ``min_train_nodes``, ``fraction_evaluate`` and so on. ``weighted_by_key`` has to be
+            "num-examples", which ``vote`` writes.
 
     Attributes:
-        outcomes: Of all rounds, in order: which nodes were counted, and what was refused and why.
+        outcomes: Of the last 1,000 rounds, in order: which nodes were counted, and what was
+            refused and why.
 
     Raises:
-        InvalidArgumentError: A number is out of range.
+        InvalidArgumentError: A number is out of range, or a key is not to be chosen.
         MissingDependencyError: On import: flwr is missing, or has another major version.
-        UnsupportedTypeError: A value is of a wrong kind; in ``start``, an array has a dtype of
-            floats other than float32 and float16.
+        NonFiniteError: In ``start``: an array is not finite.
+        UnsupportedTypeError: A value is of a wrong kind; in ``start``, an array is complex, or has
+            a dtype of floats other than float32 and float16.
 
     Notes:
         Arrays of integers, such as BatchNorm's counters, stay as ``initial_arrays`` has them.
         Replies that failed, or are of another round, rule, length, dtype or node, second ones, and
-        those with a scale that is not finite or too large, are not taken: counted in ``outcomes``,
-        and logged with the reason under "distlion". None of them raises.
+        those with a scale that is not finite or too large, are not taken: counted in ``outcomes``
+        and in Flower's log, and each is logged with its reason under "distlion". None of them
+        raises.
+        Metrics of training are averaged by votes, those of evaluation by numbers of examples, if
+        all clients report a number that is finite. Lists need a ``train_metrics_aggr_fn`` or
+        ``evaluate_metrics_aggr_fn``, which gets the replies that were taken.
+        An array that half of the clients or more do not train does not move, and a warning names
+        it: see ``VoteServer``.
 
     Example:
         >>> strategy = Votes(lr=0.3, momentum=0.9, fraction_train=0.1, min_replies=3)
@@ -105,6 +121,9 @@ class Votes(FedAvg):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        _check_keys(self)
+        self._train_metrics = options.get("train_metrics_aggr_fn")
+        self._evaluate_metrics = options.get("evaluate_metrics_aggr_fn")
         self.settings = ServerSettings(
             rule=rule,
             lr=lr,
@@ -116,10 +135,15 @@ class Votes(FedAvg):  # type: ignore[misc]
             max_scale=max_scale,
             seed=seed,
         )
-        self.outcomes: list[Outcome] = []
+        self.outcomes: deque[Outcome] = deque(maxlen=MOST_OUTCOMES)
         self._server: VoteServer | None = None
         self._arrays: ArrayRecord | None = None
         self._loaded: Mapping[str, Any] | None = None
+
+    def summary(self) -> None:
+        """Log the settings, as Flower's strategies do."""
+        super().summary()
+        _shown.info("\t└──> Votes: %s", self.settings)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -149,34 +173,38 @@ class Votes(FedAvg):  # type: ignore[misc]
             raise InvalidArgumentError(
                 "aggregate_train() before configure_train(). Use start(), or call both in turn"
             )
-        reported = {}
-        for reply in replies:
+        arrived, contents = list(replies), {}
+        self._check_and_log_replies(arrived, is_train=True, validate=False)
+        for reply in arrived:
             node = reply.metadata.src_node_id
             if server.take(node, records.read_ballot(reply)) is None:
-                reported[node], _ = records.read_metrics(reply)
+                contents[node] = reply.content
         outcome = server.finish()
         self.outcomes.append(outcome)
+        _shown.info("\t└──> %s", _describe(outcome))
         if not outcome.committed:
             return None, None
         self._arrays = records.write_arrays(server.params, self._arrays)
-        votes = zip(outcome.taken, outcome.votes, strict=True)
-        return self._arrays, _average([(n, reported[node]) for node, n in votes])
+        taken = [contents[node] for node in outcome.taken]
+        return self._arrays, _average(taken, outcome.votes, self._train_metrics)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the metrics of those that have evaluated, by their numbers of examples."""
-        reported = []
-        for reply in replies:
-            numbers, n_examples = records.read_metrics(reply)
+        arrived, taken, examples = list(replies), [], []
+        self._check_and_log_replies(arrived, is_train=False, validate=False)
+        for reply in arrived:
+            _, n_examples = records.read_metrics(reply.content if reply.has_content() else None)
             if n_examples > 0:
-                reported.append((n_examples, numbers))
-            else:
-                logger.info(
-                    "an evaluation by node %s is not taken: it has no num-examples",
+                taken.append(reply.content)
+                examples.append(n_examples)
+            elif not reply.has_error():
+                _shown.info(
+                    "\t> An evaluation by node %s is not taken: it has no num-examples",
                     reply.metadata.src_node_id,
                 )
-        return _average(reported)
+        return _average(taken, examples, self._evaluate_metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later run goes on with, beside the arrays: momentum, reach, round.
@@ -184,6 +212,8 @@ class Votes(FedAvg):  # type: ignore[misc]
         Raises:
             InvalidArgumentError: No round has begun.
         """
+        if self._loaded is not None:
+            return dict(self._loaded)
         if self._server is None:
             raise InvalidArgumentError("state_dict() before the first round. Call start() before")
         return self._server.state_dict()
@@ -206,8 +236,34 @@ class Votes(FedAvg):  # type: ignore[misc]
         return server
 
 
-def _average(reported: list[tuple[int, dict[str, float]]]) -> MetricRecord | None:
-    means = average_metrics(reported)
+def _check_keys(strategy: FedAvg) -> None:
+    """Refuse names of records that would be ignored, or overwritten by ours."""
+    if strategy.weighted_by_key != records.EXAMPLES:
+        raise InvalidArgumentError(
+            f"weighted_by_key={strategy.weighted_by_key!r}: expected {records.EXAMPLES!r}, which "
+            "vote() writes. Leave it out"
+        )
+    for name in ("arrayrecord_key", "configrecord_key"):
+        if getattr(strategy, name) == records.KEY:
+            raise InvalidArgumentError(
+                f"{name}={records.KEY!r}: this record says what to vote on. Use another name"
+            )
+
+
+def _describe(outcome: Outcome) -> str:
+    refused = "".join(f", {n} refused ({why.value})" for why, n in outcome.refused.items())
+    state = "committed" if outcome.committed else "void"
+    return f"Votes: {len(outcome.taken)} taken, {outcome.lost} lost{refused}; round {state}"
+
+
+def _average(
+    taken: Sequence[RecordDict], weights: Sequence[int], function: _Aggregate | None
+) -> MetricRecord | None:
+    """Average what clients report, by weight or by a function of the user's."""
+    if function is not None:
+        return function(list(taken), records.EXAMPLES) if taken else None
+    numbers = [records.read_metrics(content)[0] for content in taken]
+    means = average_metrics(list(zip(weights, numbers, strict=True)))
     return MetricRecord(dict(means)) if means else None
 
 
@@ -218,7 +274,7 @@ def vote(
     num_examples: int,
     *,
     context: Context | None = None,
-    metrics: Mapping[str, float] | None = None,
+    metrics: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Message:
     """Return a client's reply: one bit for each parameter, and a scale for each array.
@@ -232,7 +288,7 @@ def vote(
         num_examples: Number of examples of this client, 1 or more.
         context: The client app's, for rule "residual": what votes have rounded away stays in its
             state, in 32 bits.
-        metrics: Numbers for the server to average.
+        metrics: Numbers for the server to average, or lists of them for a function of its own.
         seed: Of the client's chance, for experiments; None draws one that nobody knows. A server
             that knows it knows the noise.
 
@@ -242,8 +298,9 @@ def vote(
     Raises:
         InvalidArgumentError: An array is missing, has another shape or is the same before and
             after, the message has no call for a vote, or ``context`` is missing.
-        NonFiniteError: A delta is not finite; what the client keeps is as before.
-        UnsupportedTypeError: ``num_examples`` is no integer, or an array is of a wrong kind.
+        NonFiniteError: A delta is not finite.
+        UnsupportedTypeError: ``num_examples`` is no integer, or an array or a metric is of a wrong
+            kind. Any error leaves what the client keeps as it was.
 
     Example:
         >>> @app.train()
@@ -267,9 +324,10 @@ def vote(
         coins=Coins(chance, call.round, node % _MOST_NODES),
         residuals=residuals,
     )
+    reply = records.write_reply(message, ballot, metrics or {})
     if context is not None and residuals:
         records.keep(context, places, residuals)
-    return records.write_reply(message, ballot, metrics or {})
+    return reply
 
 
 def _check_context(call: Call, context: Context | None) -> Context | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,14 +60,30 @@ def read_call(message: Message) -> tuple[Call, dict[str, Tensor]]:
         raise InvalidArgumentError(
             f"the message has {len(found)} records of arrays. Expected one, with the parameters"
         )
-    given: Any = dict(asked)
-    call = Call(given["round"], given["rule"], given["spread"], tuple(given["reach"]))
+    given: Any = asked
+    reach = given.get("reach")
+    call = Call(
+        given.get("round"),
+        given.get("rule"),
+        given.get("spread"),
+        tuple(reach) if isinstance(reach, list) else (math.nan,),
+    )
     return call, read_arrays(found[0])
 
 
 def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
-    """Read the arrays that are voted on: all but those of integers and truth values."""
+    """Read the arrays that are voted on: all but those of integers and truth values.
+
+    Raises:
+        UnsupportedTypeError: One is of another kind, such as complex numbers.
+    """
     values = {name: array.numpy() for name, array in arrays.items()}
+    for name, value in values.items():
+        if value.dtype.kind not in "fiub":
+            raise UnsupportedTypeError(
+                f"{name} is {value.dtype}; expected floats to vote on, or integers that stay as "
+                "they are. Send complex numbers as pairs of floats (torch.view_as_real)"
+            )
     return {
         name: torch.from_numpy(value) for name, value in values.items() if value.dtype.kind == "f"
     }
@@ -108,8 +125,13 @@ def as_tensors(
     return tensors
 
 
-def write_reply(message: Message, ballot: Ballot, metrics: Mapping[str, float]) -> Message:
-    """Return the reply with a ballot, and with numbers to be averaged."""
+def write_reply(message: Message, ballot: Ballot, metrics: Mapping[str, Any]) -> Message:
+    """Return the reply with a ballot, and with numbers to be averaged.
+
+    Raises:
+        InvalidArgumentError: The metrics name another number of examples.
+        UnsupportedTypeError: A metric is no number.
+    """
     data = ballot.payload
     payload = Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
     content = RecordDict(
@@ -118,10 +140,29 @@ def write_reply(message: Message, ballot: Ballot, metrics: Mapping[str, float]) 
             KEY: ConfigRecord(
                 {"round": ballot.round, "rule": ballot.rule, "checksum": ballot.checksum}
             ),
-            METRICS: MetricRecord({**metrics, EXAMPLES: ballot.n_examples}),
+            METRICS: _write_metrics(metrics, ballot.n_examples),
         }
     )
     return Message(content=content, reply_to=message)
+
+
+def _write_metrics(metrics: Mapping[str, Any], n_examples: int) -> MetricRecord:
+    numbers = {
+        name: value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+        for name, value in metrics.items()
+    }
+    if numbers.get(EXAMPLES, n_examples) != n_examples:
+        raise InvalidArgumentError(
+            f"metrics have {EXAMPLES}={numbers[EXAMPLES]!r}; expected num_examples={n_examples}. "
+            "Leave it out of metrics"
+        )
+    try:
+        return MetricRecord({**numbers, EXAMPLES: n_examples})
+    except TypeError as error:
+        kinds = ", ".join(f"{name}: {type(value).__name__}" for name, value in numbers.items())
+        raise UnsupportedTypeError(
+            f"metrics have the types {kinds}; expected names with a number, or a list of numbers"
+        ) from error
 
 
 def read_ballot(reply: Message) -> Ballot | Refusal:
@@ -155,11 +196,15 @@ def read_ballot(reply: Message) -> Ballot | Refusal:
     )
 
 
-def read_metrics(reply: Message) -> tuple[dict[str, float], int]:
-    """Read the single numbers that a reply reports, and its number of examples; 0 for none."""
-    record = reply.content.get(METRICS) if reply.has_content() else None
-    if not isinstance(record, MetricRecord):
+def read_metrics(content: RecordDict | None) -> tuple[dict[str, float], int]:
+    """Read the single numbers that a reply reports, and its number of examples; 0 for none.
+
+    As in Flower, they are those of the first record of metrics, of any name.
+    """
+    found = [] if content is None else list(content.metric_records.values())
+    if not found:
         return {}, 0
+    record = found[0]
     numbers: dict[str, float] = {
         name: value
         for name, value in record.items()
