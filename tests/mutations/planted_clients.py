@@ -88,7 +88,8 @@ CLIENTS = (
     Mutation(
         "clients: parameters before the one that diverges move",
         SERVER,
-        "                return name\n        for param, after, _ in moved:\n            param.copy_(after)\n",
+        "                return name\n        for param, after, _ in moved:\n"
+        "            param.copy_(after)\n",
         "                return name\n            param.copy_(moved[-1][1])\n",
         FINITE,
     ),
