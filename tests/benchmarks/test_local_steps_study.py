@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from cluster import run_workers
 from distlion.lab.training.methods import find_method
-from programs import imported_by_name
+from local_study import imported_study
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyroute2")
 
-MODULES = (
-    *("target_path", "study_path", "schedule", "variants", "feedback", "masked", "scoring"),
-    *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "images", "text"),
-    *("settings", "curves", "host", "laboratory", "drawing", "outcome"),
-    *("contest", "choices", "contestants", "lab_host", "timing", "arrivals", "claims_made"),
-    *("pictures", "page"),
-)
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs/explanation/local-steps-protocol.md"
-TOLERANCE = 1e-5
-
-
-@contextmanager
-def imported_study() -> Iterator[Any]:
-    """The modules of the program and of those that it is made of."""
-    with imported_by_name("local_steps", *MODULES) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -379,81 +360,3 @@ def test_whole_runs_are_beside_what_is_computed(study: Any, tmp_path: Path) -> N
     records = SimpleNamespace(read={}.get, folder=tmp_path)
     text = study.page.write_report(records, tmp_path).read_text()
     assert "| 140.0 | 134.4 | 2.0000 |" in text
-
-
-# What the lab times
-
-SHAPES = ((40, 50), (7,), (3, 5))
-
-
-def draw_params() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
-
-
-def exchange_all(rank: int, world_size: int) -> dict[str, Any]:
-    """Let every contestant exchange twice; return what there is to compare."""
-    with imported_study() as found:
-        torch.manual_seed(rank)
-        contestants = found.contestants.make_contestants(draw_params())
-        for _ in range(2):
-            for each in contestants.values():
-                each.prepare()
-                each.exchange()
-        signs, sparse = contestants["signs"], contestants["sparse"]
-        votes = {
-            name: contestants[name].optimizer.committed_step
-            for name in ("majority", *found.contest.RULES, *found.contest.LIONS)
-        }
-        sent = {name: contestants[name].account.sent_bytes for name in ("mean", "half")}
-        sent |= {"signs": signs.sent_bytes, "sparse": sparse.sent_bytes}
-        return {"votes": votes, "sent": sent, "signs": signs.outcome, "sparse": sparse.means}
-
-
-@pytest.mark.distributed
-def test_hosts_exchange_what_methods_exchange() -> None:
-    results = run_workers(exchange_all, 3)
-    n, tensors = 40 * 50 + 7 + 15, 3
-    for each in results:
-        assert set(each["votes"].values()) == {2}
-        assert all(map(torch.equal, each["sparse"], results[0]["sparse"]))
-        assert torch.equal(each["signs"], results[0]["signs"])
-        assert each["signs"].numel() == n
-        assert each["sent"]["mean"] == 2 * each["sent"]["half"] == 2 * (2 * 2 * 4 * n // 3)
-        # Twice: bits of two shards, scales of each tensor and of a shard, bits of this shard.
-        shard = -(-n // (8 * 3))
-        assert each["sent"]["signs"] == 2 * 2 * (shard + 4 * tensors + 4 + shard)
-        wire = sum(8 + math.ceil(14 * max(1, round(size / 64)) / 8) for size in (2000, 7, 15))
-        assert each["sent"]["sparse"] == 2 * 2 * wire
-
-
-def exchange_signs(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """Return a worker's momentum and the outcome of a first exchange."""
-    with imported_study() as found:
-        torch.manual_seed(rank)
-        contestant = found.contestants.SignsMean([torch.nn.Parameter(p) for p in draw_params()])
-        contestant.prepare()
-        contestant.exchange()
-        return contestant._momentum, contestant.outcome
-
-
-@pytest.mark.distributed
-def test_signs_are_those_of_the_scaled_sum_in_each_shard() -> None:
-    results = run_workers(exchange_signs, 3)
-    sizes = [2000, 7, 15]
-    total = np.zeros(2022)
-    for momentum, _ in results:
-        parts = np.split(momentum.double().numpy(), np.cumsum(sizes)[:-1])
-        scaled = [np.linalg.norm(p) / math.sqrt(p.size) * np.where(p < 0, -1.0, 1.0) for p in parts]
-        total += np.concatenate(scaled) / 3
-    n_shard = -(-2022 // 24) * 8
-    padded = np.zeros(3 * n_shard)
-    padded[:2022] = total
-    expected = [
-        np.linalg.norm(shard) / math.sqrt(n_shard) * np.where(shard < 0, -1.0, 1.0)
-        for shard in padded.reshape(3, n_shard)
-    ]
-    for _, outcome in results:
-        np.testing.assert_allclose(
-            outcome.numpy(), np.concatenate(expected)[:2022], rtol=0, atol=TOLERANCE
-        )

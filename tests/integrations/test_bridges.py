@@ -65,15 +65,25 @@ def test_an_optimizer_that_does_not_vote_is_refused() -> None:
         frameworks.check_votes(adamw, "VotingStrategy")
 
 
-def test_local_steps_are_refused_by_name() -> None:
-    inner = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
-    optimizer = distlion.LocalSteps(inner)
-    with pytest.raises(errors.UnsupportedTypeError, match="LocalSteps is not supported in this"):
-        frameworks.check_votes(optimizer, "VotingStrategy")
-    trainer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+def test_local_steps_vote() -> None:
+    optimizer = distlion.LocalSteps(torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()))
+    wrapped = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+    assert frameworks.check_votes(wrapped, "VotingStrategy") is optimizer
     transformers = importlib.import_module("distlion.integrations.transformers")
-    with pytest.raises(errors.UnsupportedTypeError, match="LocalSteps is not supported in this"):
-        transformers.VotingMixin.voter.fget(trainer)
+    trainer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+    assert transformers.VotingMixin.voter.fget(trainer) is optimizer
+    with frameworks.hold_back(optimizer):
+        pass
+
+
+def test_only_local_steps_vote_out_of_turn() -> None:
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    local = distlion.LocalSteps(torch.optim.SGD([params[0]], 0.1), every=4)
+    voting = distlion.DistributedLion([params[1]], lr=0.1)
+    params[0].grad = torch.ones(3)
+    local.step()
+    frameworks.vote_on_deltas([local, voting])
+    assert (local.committed_step, voting.committed_step) == (1, 0)
 
 
 def copy_rest(rank: int, world_size: int) -> tuple[list[float], list[float]]:

@@ -19,8 +19,14 @@ from integrations.job import BATCH, Digits, Job, Trained
 
 def train(job: Job, rank: int) -> Trained:
     """Do what the job says; called on every rank."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     module = Module(job, rank)
+    fit(module, job)
+    return Trained(module.net, module.voter)
+
+
+def fit(module: Module, job: Job) -> None:
+    """Let Lightning's Trainer fit a module as the job says."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     is_evaluated, path = job.evaluation is not None, None
     if job.resume is not None:
         path = os.path.join(job.resume, f"step={job.first_step}.ckpt")
@@ -45,7 +51,6 @@ def train(job: Job, rank: int) -> Trained:
         enable_model_summary=False,
     )
     trainer.fit(module, ckpt_path=path)
-    return Trained(module.net, module.voter)
 
 
 class Module(lightning.LightningModule):
@@ -55,8 +60,11 @@ class Module(lightning.LightningModule):
         super().__init__()
         self.job, self.net = job, job.make_model(rank)
 
+    def make_optimizer(self) -> Any:
+        return distlion.DistributedLion(self.parameters(), **self.job.optimizer_options)
+
     def configure_optimizers(self) -> dict[str, Any]:
-        self.voter = distlion.DistributedLion(self.parameters(), **self.job.optimizer_options)
+        self.voter = self.make_optimizer()
         scheduler = self.job.make_scheduler(self.voter)
         return {
             "optimizer": self.voter,

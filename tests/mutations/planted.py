@@ -79,7 +79,7 @@ MUTATIONS = (
     ),
     Mutation(
         "DGC without a warm-up, virtual workers",
-        "lab/training/methods.py",
+        "lab/training/means.py",
         "share = round(_WARM_UP_SHARE * run.steps)",
         "share = 0",
         METHODS,
@@ -93,25 +93,25 @@ MUTATIONS = (
     ),
     Mutation(
         "GradDrop keeps 0.1 %, virtual workers",
-        "lab/training/methods.py",
+        "lab/training/means.py",
         "GradDrop(keep=_KEPT)",
         "GradDrop(keep=0.001)",
         METHODS,
     ),
     Mutation(
         "GradDrop keeps 0.1 %, real workers",
-        "lab/training/methods.py",
+        "lab/training/means.py",
         "GradDrop(keep=_KEPT)",
         "GradDrop(keep=0.001)",
         ("lab/training/test_workers.py",),
     ),
     Mutation(
         "learning rates of baselines times 100",
-        "lab/training/methods.py",
+        "lab/training/means.py",
         "base_lr=inner.base_lr,\n        weight_decay=inner.weight_decay,\n"
-        "        enter=partial(_enter_mean",
+        "        enter=partial(enter_mean",
         "base_lr=100 * inner.base_lr,\n        weight_decay=inner.weight_decay,\n"
-        "        enter=partial(_enter_mean",
+        "        enter=partial(enter_mean",
         METHODS,
     ),
     Mutation(

@@ -15,6 +15,7 @@ from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_leftovers import SHARED
 from planted_local import LOCAL_STEPS
+from planted_local_lab import AROUND_LOCAL_STEPS
 from planted_losses import LOSSES
 from planted_methods import NAMES
 from planted_misuse import MISUSES
@@ -47,6 +48,7 @@ EVERYWHERE = (
     *BITS,
     *SHARED,
     *CORE,
+    *AROUND_LOCAL_STEPS,
     *NAMES,
     *CREW_MUTATIONS,
     *LOCAL_STEPS,

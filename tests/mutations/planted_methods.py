@@ -8,8 +8,8 @@ NAMES = (
     Mutation(
         "train reads names that average momenta",
         "lab/training/methods.py",
-        "method = None if SYNC.fullmatch(name) else _find_mean(name) or _find_vote(name)",
-        "method = _find_mean(name) or _find_vote(name)",
+        "method = None if SYNC.fullmatch(name) else find_mean(name) or _find_vote(name)",
+        "method = find_mean(name) or _find_vote(name)",
         METHODS,
     ),
     Mutation(

@@ -179,7 +179,7 @@ def save_checkpoint(
     return pending
 
 
-def prune_checkpoints(own: Path, optimizer: VotingBase, *, keep_last: int) -> None:
+def prune_checkpoints(own: Path, optimizer: VotingBase | LocalSteps, *, keep_last: int) -> None:
     """Remove all but the newest checkpoints of a folder, later than ``save_checkpoint`` would.
 
     Args:
@@ -187,7 +187,7 @@ def prune_checkpoints(own: Path, optimizer: VotingBase, *, keep_last: int) -> No
         optimizer: Whose they are; one process of those that share the folder removes them.
         keep_last: How many to keep.
     """
-    if ownership_of(optimizer).process in read_manifest(own).leaders:
+    if ownership_of(take_apart(optimizer)[0]).process in read_manifest(own).leaders:
         prune(own.parent, keep_last=keep_last, own=own, under_way=())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +16,13 @@ from torch import nn
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.folder import find_checkpoint
 from distlion.checkpoint.load import CALL, Loading, check_equal
+from distlion.checkpoint.local import list_changing, take_apart
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError, DistlionError
-from distlion.optim import VotingBase
+from distlion.optim import LocalSteps, VotingBase
 from distlion.session import MomentumOwnership
 from distlion.transport import carries_host_memory
 
@@ -32,7 +34,7 @@ _Rest = TypeVar("_Rest")
 
 def load_together(
     model: nn.Module,
-    optimizers: Sequence[VotingBase],
+    optimizers: Sequence[VotingBase | LocalSteps],
     load_rest: Callable[[Check], _Rest],
     *kept: Any,
     on_world_change: WorldChange,
@@ -56,8 +58,8 @@ def load_together(
     Raises:
         CheckpointError: Some process cannot load; on every rank, with nothing changed.
     """
-    groups = [optimizer.param_groups for optimizer in optimizers]
-    with ExitStack() as stack, all_or_nothing(model, groups, *kept):
+    changing = [list_changing(*take_apart(optimizer)) for optimizer in optimizers]
+    with ExitStack() as stack, all_or_nothing(model, *chain(*changing), *kept):
         loadings = [
             Loading(model, optimizer, None, stack, on_world_change=on_world_change)
             for optimizer in optimizers

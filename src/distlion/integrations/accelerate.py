@@ -16,16 +16,23 @@ from torch.optim import Optimizer
 
 from distlion.checkpoint import Check, WorldChange, load_together, save_checkpoint
 from distlion.errors import ProcessGroupError, UnsupportedTypeError
-from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
+from distlion.integrations.frameworks import (
+    Voter,
+    broadcast_rest,
+    check_version,
+    check_votes,
+    hold_back,
+    vote_on_deltas,
+)
 from distlion.integrations.logging import PREFIX, VoteMeter
-from distlion.optim import DistributedLion
+from distlion.optim import DistributedLion, LocalSteps
 
 check_version("accelerate", major=1, extra="accelerate")
 from accelerate import Accelerator  # noqa: E402, once its version is known
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 
-# DistributedLion too: a script needs one line to import what it changes.
-__all__ = ["DistributedLion", "VotingAccelerator"]
+# The optimizers too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "LocalSteps", "VotingAccelerator"]
 
 FOLDER = "distlion"
 """Inside of the folder that ``save_state`` writes; those of further optimizers get a number."""
@@ -41,7 +48,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     Raises:
         MissingDependencyError: accelerate has another major version.
-        UnsupportedTypeError: An optimizer is not ``DistributedLion``, or Accelerate is set up to
+        UnsupportedTypeError: An optimizer does not vote, or Accelerate is set up to
             shard the model.
         ProcessGroupError: Accelerate does not know of the processes that there are.
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
@@ -50,6 +57,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         The model is not wrapped in DistributedDataParallel. With overlap, ``accumulate``
         and ``no_sync`` hold back votes; ``clip_grad_norm_`` clips each worker by its own norm.
         ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` wants it.
+        Workers of ``LocalSteps`` vote before ``save_state``; before an evaluation call ``vote()``.
 
     Example:
         >>> accelerator = VotingAccelerator()
@@ -109,8 +117,16 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         """Accumulate gradients: with overlap, no vote leaves during backward in here."""
         with ExitStack() as stack:
             for each in self._voting:
-                stack.enter_context(each.voter.no_sync())
+                stack.enter_context(hold_back(each.voter))
             yield
+
+    def vote(self) -> None:
+        """Let workers of ``LocalSteps`` vote, so that all have the same parameters.
+
+        Every process must call it, for example before an evaluation and at the end of a run.
+        ``DistributedLion`` votes in each step, and is left alone.
+        """
+        vote_on_deltas(each.voter for each in self._voting)
 
     def log_votes(self, step: int | None = None) -> None:
         """Log what voting was like since the last call to the trackers of ``init_trackers``.
@@ -125,7 +141,11 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 self.log(numbers, step=step)
 
     def save_state(self, *args: Any, **kwargs: Any) -> str:
-        """Save as Accelerate does; when it returns, all processes have written their files."""
+        """Save as Accelerate does; when it returns, all processes have written their files.
+
+        Workers with local steps vote before: Accelerate saves one model for all.
+        """
+        self.vote()
         folder: str = super().save_state(*args, **kwargs)
         self.wait_for_everyone()
         return folder
@@ -183,7 +203,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 class _VotingOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
     """An optimizer that Accelerate takes for one of its own."""
 
-    def __init__(self, voter: DistributedLion, device_placement: bool, scaler: Any) -> None:
+    def __init__(self, voter: Voter, device_placement: bool, scaler: Any) -> None:
         super().__init__(voter, device_placement=device_placement, scaler=scaler)
         self.voter = voter
         self._is_accelerate_prepared = True  # it is not to be wrapped again

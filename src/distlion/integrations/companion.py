@@ -12,7 +12,7 @@ from torch import nn
 
 from distlion.checkpoint import prune_checkpoints, save_checkpoint
 from distlion.errors import CheckpointError
-from distlion.optim import DistributedLion
+from distlion.integrations.frameworks import Voter
 
 KEY = "distlion"
 """In the framework's file: for each optimizer, the checkpoint that belongs to it."""
@@ -41,7 +41,7 @@ def saving_votes(
     checkpoint: dict[str, Any],
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizers: Mapping[Any, DistributedLion],
+    optimizers: Mapping[Any, Voter],
     *,
     barrier: Callable[[], object],
 ) -> Iterator[None]:
@@ -94,7 +94,7 @@ def find_votes(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> d
     return {name: folder / str(place) for name, place in names.items()}
 
 
-def check_names(folders: Mapping[Any, Path], optimizers: Mapping[Any, DistributedLion]) -> None:
+def check_names(folders: Mapping[Any, Path], optimizers: Mapping[Any, Voter]) -> None:
     """Refuse the checkpoints of other optimizers.
 
     Raises:

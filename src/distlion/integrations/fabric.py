@@ -16,14 +16,21 @@ from torch.optim import Optimizer
 from distlion.checkpoint import Check, WorldChange, load_together
 from distlion.errors import CheckpointError
 from distlion.integrations.companion import KEY, check_names, find_votes, saving_votes
-from distlion.integrations.frameworks import broadcast_rest, check_version, check_votes
-from distlion.optim import DistributedLion
+from distlion.integrations.frameworks import (
+    Voter,
+    broadcast_rest,
+    check_version,
+    check_votes,
+    hold_back,
+    vote_on_deltas,
+)
+from distlion.optim import DistributedLion, LocalSteps
 
 check_version("lightning", major=2, extra="lightning")
 from lightning.fabric.strategies import DDPStrategy  # noqa: E402, once its version is known
 
-# DistributedLion too: a script needs one line to import what it changes.
-__all__ = ["DistributedLion", "VotingStrategy"]
+# The optimizers too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "LocalSteps", "VotingStrategy"]
 
 
 class VotingStrategy(DDPStrategy):  # type: ignore[misc]
@@ -36,14 +43,15 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Raises:
         MissingDependencyError: lightning has another major version.
-        UnsupportedTypeError: An optimizer is not ``DistributedLion``.
+        UnsupportedTypeError: An optimizer does not vote.
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
         The module is not wrapped in DistributedDataParallel. ``no_backward_sync`` holds back votes
         under overlap; ``clip_gradients`` clips each worker by its own norm. Beside a
         checkpoint ``NAME``, workers' momenta are in the folder ``NAME.distlion``, without which an
-        optimizer does not load.
+        optimizer does not load. Workers of ``LocalSteps`` vote before they are saved; before an
+        evaluation call ``vote()`` of the optimizer.
 
     Example:
         >>> fabric = lightning.Fabric(strategy=VotingStrategy(), devices=2)
@@ -54,7 +62,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def __init__(self, *, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._on_world_change = on_world_change
-        self._voters: list[DistributedLion] = []
+        self._voters: list[Voter] = []
         # Fabric reads this; that of its DDPStrategy wants a wrapped module.
         self._backward_sync_control = _HoldVotes(self._voters)
 
@@ -66,15 +74,20 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Take an optimizer, which must vote; its momenta follow parameters that were moved."""
         voter = check_votes(optimizer, type(self).__name__)
-        voter.load_state_dict(voter.state_dict())
+        if isinstance(voter, DistributedLion):
+            voter.load_state_dict(voter.state_dict())
         self._voters.append(voter)
         return optimizer
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save the momenta of all workers, then what Fabric saves, which names them."""
+        """Save the momenta of all workers, then what Fabric saves, which names them.
+
+        Workers with local steps vote before: Fabric saves one model for all.
+        """
         modules, voters = _sort(state)
         votes: AbstractContextManager[None] = nullcontext()
         if voters:
+            vote_on_deltas(voters.values())
             state = dict(state)
             votes = saving_votes(state, path, modules, voters, barrier=self.barrier)
         with votes:
@@ -129,7 +142,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 class _CheckFirst:
     """What Fabric takes for a thing to load: it is given the names of the folders, and checks."""
 
-    def __init__(self, path: Any, voters: dict[str, DistributedLion], check: Check) -> None:
+    def __init__(self, path: Any, voters: dict[str, Voter], check: Check) -> None:
         self._path, self._voters, self._check = path, voters, check
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +159,7 @@ class _CheckFirst:
 class _HoldVotes:
     """What Fabric asks for when gradients accumulate."""
 
-    def __init__(self, voters: list[DistributedLion]) -> None:
+    def __init__(self, voters: list[Voter]) -> None:
         self._voters = voters
 
     @contextmanager
@@ -154,11 +167,11 @@ class _HoldVotes:
         """Hold back votes of all optimizers, where it is enabled."""
         with ExitStack() as stack:
             for voter in self._voters if enabled else ():
-                stack.enter_context(voter.no_sync())
+                stack.enter_context(hold_back(voter))
             yield
 
 
-def _sort(state: dict[str, Any]) -> tuple[nn.Module, dict[str, DistributedLion]]:
+def _sort(state: dict[str, Any]) -> tuple[nn.Module, dict[str, Voter]]:
     """Return the modules and the optimizers of what is to be saved or loaded."""
     modules = [each for each in state.values() if isinstance(each, nn.Module)]
     optimizers = {name: each for name, each in state.items() if isinstance(each, Optimizer)}

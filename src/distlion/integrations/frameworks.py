@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any
@@ -38,7 +38,11 @@ def check_version(package: str, *, major: int, extra: str) -> None:
         )
 
 
-def check_votes(optimizer: Any, where: str) -> DistributedLion:
+Voter = DistributedLion | LocalSteps
+"""An optimizer that votes, in each step or every few of them."""
+
+
+def check_votes(optimizer: Any, where: str) -> Voter:
     """Return an optimizer that votes, out of what a framework wraps it in.
 
     Args:
@@ -48,30 +52,38 @@ def check_votes(optimizer: Any, where: str) -> DistributedLion:
     Raises:
         UnsupportedTypeError: It does not vote: replicas would drift apart.
     """
-    while not isinstance(optimizer, DistributedLion):
-        refuse_local_steps(optimizer)
+    while not isinstance(optimizer, Voter):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             raise UnsupportedTypeError(
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
                 "averages no gradients, so that replicas would drift apart; make it a "
-                "distlion.DistributedLion"
+                "distlion.DistributedLion or a distlion.LocalSteps"
             )
         optimizer = inner
     return optimizer
 
 
-def refuse_local_steps(optimizer: object) -> None:
-    """Refuse an optimizer whose workers differ between votes: frameworks save one model for all.
+def hold_back(voter: Voter) -> AbstractContextManager[None]:
+    """Return a context in which no vote leaves during backward; local steps have none there."""
+    return voter.no_sync() if isinstance(voter, DistributedLion) else nullcontext()
+
+
+def vote_on_deltas(optimizers: Iterable[Any]) -> None:
+    """Let workers with local steps vote out of turn, so that all have the same parameters.
+
+    Frameworks save one model for all, and evaluate a part of the data on each worker. Every worker
+    must call it.
+
+    Args:
+        optimizers: What votes; those that vote in each step are left alone.
 
     Raises:
-        UnsupportedTypeError: It is such an optimizer.
+        StepError, ProcessGroupError: As ``LocalSteps.vote``.
     """
-    if isinstance(optimizer, LocalSteps):
-        raise UnsupportedTypeError(
-            "LocalSteps is not supported in this trainer yet. Expected a "
-            "distlion.DistributedLion. Use that, or LocalSteps in a training loop of your own"
-        )
+    for optimizer in optimizers:
+        if isinstance(optimizer, LocalSteps):
+            optimizer.vote()
 
 
 @contextmanager

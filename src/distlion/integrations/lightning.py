@@ -23,21 +23,24 @@ from distlion.integrations.companion import (
     saving_votes,
 )
 from distlion.integrations.frameworks import (
+    Voter,
     broadcast_rest,
     check_version,
     check_votes,
+    hold_back,
     naming_what_is_loaded,
+    vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
-from distlion.optim import DistributedLion
+from distlion.optim import DistributedLion, LocalSteps
 
 check_version("lightning", major=2, extra="lightning")
 from lightning.pytorch.callbacks import Callback  # noqa: E402, once its version is known
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
-# DistributedLion too: a script needs one line to import what it changes.
-__all__ = ["DistributedLion", "VoteMonitor", "VotingStrategy"]
+# The optimizers too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "LocalSteps", "VoteMonitor", "VotingStrategy"]
 
 _OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}
 
@@ -52,7 +55,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Raises:
         MissingDependencyError: lightning has another major version.
-        UnsupportedTypeError: An optimizer is not ``DistributedLion``.
+        UnsupportedTypeError: An optimizer does not vote.
         InvalidArgumentError: An argument concerns the averaging of gradients.
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
@@ -60,7 +63,8 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         The module is not wrapped in DistributedDataParallel. Accumulation holds back votes under
         overlap; ``gradient_clip_val`` clips each worker by its own norm. Beside a
         checkpoint ``NAME.ckpt``, workers' momenta are in the folder ``NAME.ckpt.distlion``, without
-        which it does not resume.
+        which it does not resume. Workers of ``LocalSteps`` vote before each validation, before they
+        are saved, and at the end of a fit.
 
     Example:
         >>> trainer = lightning.Trainer(strategy=VotingStrategy(), devices=2)
@@ -77,7 +81,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         self._on_world_change = on_world_change
 
     @property
-    def voters(self) -> list[DistributedLion]:
+    def voters(self) -> list[Voter]:
         """The optimizers, without what Lightning puts around them."""
         return [check_votes(optimizer, type(self).__name__) for optimizer in self.optimizers]
 
@@ -96,8 +100,28 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         """Accumulate gradients: with overlap, no vote leaves during backward in here."""
         with ExitStack() as stack:
             for voter in self.voters:
-                stack.enter_context(voter.no_sync())
+                stack.enter_context(hold_back(voter))
             yield
+
+    def on_validation_start(self) -> None:
+        """Let workers with local steps vote: each validates a part of the data."""
+        super().on_validation_start()
+        self._vote()
+
+    def on_train_end(self) -> None:
+        """Let workers with local steps vote, so that all end with the same parameters."""
+        super().on_train_end()
+        self._vote()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return what Lightning saves of the module, once workers with local steps have voted."""
+        self._vote()
+        saved: dict[str, Any] = super().lightning_module_state_dict()
+        return saved
+
+    def _vote(self) -> None:
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            vote_on_deltas(self.voters)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None

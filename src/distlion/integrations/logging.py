@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from distlion.errors import InvalidArgumentError
-from distlion.optim import DistributedLion
+from distlion.integrations.frameworks import Voter
 from distlion.options import Diagnosis
 
 __all__ = ["VoteLog", "VoteMeter", "log_to_tensorboard", "log_to_wandb"]
@@ -56,7 +56,7 @@ class VoteMeter:
         ...     print(meter.read())
     """
 
-    def __init__(self, optimizer: DistributedLion) -> None:
+    def __init__(self, optimizer: Voter) -> None:
         self._optimizer = optimizer
         self._handles = [
             optimizer.register_step_pre_hook(self._begin),
@@ -90,8 +90,9 @@ class VoteMeter:
             "interval_s": statistics.fmean(self._interval_s),
             **self._optimizer.traffic.list_scalars(),
         }
-        if self._optimizer.grad_norm is not None:
-            numbers["grad_norm"] = self._optimizer.grad_norm
+        grad_norm = getattr(self._optimizer, "grad_norm", None)  # local steps are the inner's own
+        if grad_norm is not None:
+            numbers["grad_norm"] = grad_norm
         self._step_s.clear()
         self._interval_s.clear()
         return numbers | self._read_diagnosis()
@@ -142,7 +143,7 @@ class VoteLog:
     """
 
     def __init__(
-        self, optimizer: DistributedLion, emit: Emit, *, every: int = 10, prefix: str = PREFIX
+        self, optimizer: Voter, emit: Emit, *, every: int = 10, prefix: str = PREFIX
     ) -> None:
         if every < 1:
             raise InvalidArgumentError(f"every is {every!r}, expected 1 or more")
@@ -184,7 +185,7 @@ class VoteLog:
 
 
 def log_to_tensorboard(
-    optimizer: DistributedLion, writer: ScalarWriter, *, every: int = 10, prefix: str = PREFIX
+    optimizer: Voter, writer: ScalarWriter, *, every: int = 10, prefix: str = PREFIX
 ) -> VoteLog:
     """Log to TensorBoard from the worker that calls this, which is mostly rank 0 alone.
 
@@ -209,9 +210,7 @@ def log_to_tensorboard(
     return VoteLog(optimizer, emit, every=every, prefix=prefix)
 
 
-def log_to_wandb(
-    optimizer: DistributedLion, run: Run, *, every: int = 10, prefix: str = PREFIX
-) -> VoteLog:
+def log_to_wandb(optimizer: Voter, run: Run, *, every: int = 10, prefix: str = PREFIX) -> VoteLog:
     """Log to Weights & Biases from the worker that calls this, which is mostly rank 0 alone.
 
     Args:

@@ -6,6 +6,7 @@ Tested with transformers 5.23, accelerate 1.15, trl 1.16 and peft 0.21.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -30,15 +31,17 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.integrations.frameworks import (
+    Voter,
     check_version,
+    hold_back,
     naming_what_is_loaded,
-    refuse_local_steps,
+    vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
-from distlion.optim import DistributedLion
+from distlion.optim import DistributedLion, LocalSteps
 
-# DistributedLion too: a script needs one line to import what it changes.
-__all__ = ["DistributedLion", "VotingMixin"]
+# The optimizers too: a script needs one line to import what it changes.
+__all__ = ["DistributedLion", "LocalSteps", "VotingMixin"]
 
 EXTRA = "transformers"
 
@@ -48,8 +51,11 @@ FOLDER = "distlion"
 _OVERRIDDEN = (
     "create_accelerator_and_postprocess",
     "create_optimizer",
+    "train",
     "training_step",
+    "evaluate",
     "_get_grad_norm",
+    "_save_checkpoint",
     "_save_optimizer_and_scheduler",
     "_load_from_checkpoint",
     "_load_optimizer_and_scheduler",
@@ -92,7 +98,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     Raises:
         MissingDependencyError: transformers, accelerate or TRL has another major version.
-        UnsupportedTypeError: The optimizer is not ``DistributedLion``, or the model is sharded or
+        UnsupportedTypeError: The optimizer does not vote, or the model is sharded or
             wrapped, by FSDP, DeepSpeed, DistributedDataParallel or another plugin.
         InvalidArgumentError: Arguments contradict each other; names them.
         CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``.
@@ -102,6 +108,9 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         ``TrainingArguments.weight_decay``, for what the Trainer decays. With ``max_grad_norm`` the
         Trainer clips each worker's gradients by their own norm. "grad_norm" in its logs is rank 0's
         own, before clipping. Frozen parameters and buffers are each process's own.
+        Local steps: ``optimizer_cls_and_kwargs=(LocalSteps, {"inner": torch.optim.AdamW, "every":
+        8})``, where "inner_options" are further arguments of the inner optimizer. Workers vote
+        before each evaluation, before they are saved, and at the end.
 
     Example:
         >>> class VotingTrainer(VotingMixin, Trainer): ...
@@ -142,6 +151,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                     f"weight_decay={decay} in optimizer_cls_and_kwargs is overridden by that of "
                     f"TrainingArguments, {self.args.weight_decay}: give it there"
                 )
+            kind = _OverGroups if kind is LocalSteps else kind
             self.optimizer_cls_and_kwargs = kind, {"lr": self.args.learning_rate, **given}
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         self._check_optimizer()
@@ -150,11 +160,10 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         return optimizer
 
     @property
-    def voter(self) -> DistributedLion:
+    def voter(self) -> Voter:
         """The optimizer, without what accelerate puts around it."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        refuse_local_steps(optimizer)
-        if not isinstance(optimizer, DistributedLion):
+        if not isinstance(optimizer, Voter):
             raise UnsupportedTypeError(
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, so that "
                 "workers would part; give optimizer_cls_and_kwargs=(distlion.DistributedLion, "
@@ -164,7 +173,10 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     def _check_optimizer(self) -> None:
         """Refuse what clipping by the Trainer would undo, or would be undone by."""
-        settings, norm = self.voter.settings, self.args.max_grad_norm
+        voter, norm = self.voter, self.args.max_grad_norm
+        if isinstance(voter, LocalSteps):
+            return  # its inner steps take gradients as they are clipped
+        settings = voter.settings
         conflicts = {
             "overlap: votes leave before the norm is known": settings.overlap,
             f"{settings.clip_norm!r}: it would see gradients that are clipped already": (
@@ -181,6 +193,24 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                     f"cannot be used with {conflict}; give TrainingArguments max_grad_norm=0"
                 )
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; workers with local steps end with a vote."""
+        output = super().train(*args, **kwargs)
+        if not self.args.load_best_model_at_end:  # that model is equal on all workers already
+            self._vote()
+        return output
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate; while they train, workers with local steps vote before."""
+        if self.is_in_train:
+            self._vote()
+        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        return metrics
+
+    def _vote(self) -> None:
+        if self.optimizer is not None:
+            vote_on_deltas([self.voter])
+
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """Compute gradients; no vote leaves before the last of those that accumulate."""
         if isinstance(model, DistributedDataParallel):
@@ -189,7 +219,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                 "the vote; hand the Trainer the model itself"
             )
         voter, is_last = self.voter, self.accelerator.sync_gradients
-        with nullcontext() if is_last else voter.no_sync():
+        with nullcontext() if is_last else hold_back(voter):
             loss: Tensor = super().training_step(model, *args, **kwargs)
         return loss
 
@@ -210,6 +240,11 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         if "loss" in logs and self._meter is not None:
             logs |= {f"{PREFIX}/{name}": value for name, value in self._meter.read().items()}
         super().log(logs, *args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        # The Trainer saves one model for all workers.
+        self._vote()
+        super()._save_checkpoint(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # In the place of optimizer.pt, rank 0's, and scheduler.pt. What is trained is saved too: a
@@ -238,6 +273,31 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                     self.lr_scheduler,
                     on_world_change=self.on_world_change,
                 )
+
+
+class _OverGroups(torch.optim.Optimizer):
+    """Makes ``LocalSteps`` over the groups of a Trainer, which calls a class of optimizers."""
+
+    def __new__(
+        cls,
+        params: Any,
+        *,
+        lr: float,
+        inner: Callable[..., torch.optim.Optimizer] | None = None,
+        inner_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make the inner optimizer, and local steps of it.
+
+        Raises:
+            InvalidArgumentError: There is no inner optimizer.
+        """
+        if inner is None:
+            raise InvalidArgumentError(
+                'optimizer_cls_and_kwargs has LocalSteps without "inner". Expected the class of an '
+                'optimizer that takes the local steps. Give {"inner": torch.optim.AdamW, ...}'
+            )
+        return LocalSteps(inner(params, lr=lr, **(inner_options or {})), **options)
 
 
 def _find(folder: Path) -> Path:

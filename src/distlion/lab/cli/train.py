@@ -300,10 +300,7 @@ def train_command(
     with shown_failures(messages):
         # All ranks have the same to tell, but for failures.
         progress = messages if is_first_rank() else Console(stderr=True, quiet=True)
-        given = {name: context.params[name] for name in _SETTINGS}
-        if step_timeout is not None:
-            given["step_timeout_s"] = read_seconds("--step-timeout", step_timeout)
-        settings = TrainSettings.with_defaults(task, rule, **given)
+        settings = _read_settings(context, task, rule, step_timeout)
         checkpoints = CheckpointSettings(
             every=checkpoint_every,
             keep=keep_checkpoints,
@@ -326,6 +323,15 @@ def _show_runs(
         show_record(record, folder, as_json=as_json)
         if second is not None:
             train_beside(runs, record, second, folder)
+
+
+def _read_settings(
+    context: typer.Context, task: TaskName, rule: str | None, step_timeout: str | None
+) -> TrainSettings:
+    given = {name: context.params[name] for name in _SETTINGS}
+    if step_timeout is not None:
+        given["step_timeout_s"] = read_seconds("--step-timeout", step_timeout)
+    return TrainSettings.with_defaults(task, rule, **given)
 
 
 def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None:
