@@ -38,9 +38,9 @@ CLIENTS = (
     Mutation(
         "clients: a void round moves the momentum",
         SERVER,
-        "        if committed:\n            self._commit(",
+        "        if enough:\n            diverged = self._commit(",
         "        votes = votes or [1] * len(ballots)\n"
-        "        if ballots:\n            self._commit(",
+        "        if ballots:\n            diverged = self._commit(",
         SERVED,
     ),
     Mutation(

@@ -81,7 +81,7 @@ class VoteServer:
 
     Notes:
         Memory: parameters, a momentum in float32, one bit an element of each ballot taken, and
-        about 16 bytes an element while ballots are counted. None of it grows with rounds.
+        up to 24 bytes an element while ballots are counted. None of it grows with rounds.
         An array that half of the clients or more do not train has a median scale of 0. It does not
         move while that is so, and a warning names it once. Any other rule would let one client
         decide how far such an array moves.
