@@ -23,6 +23,8 @@ INTERPRETED := TRITON_INTERPRET=1
 APART := tests/crew tests/distributed tests/fuzz tests/integrations
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
+# Flower needs older versions of packages than others do.
+FLOWER := build/flower
 # Of the quick tests with the processes that they start; a run of some of them covers less.
 COVERAGE := --cov --cov-report=term-missing:skip-covered $(if $(ARGS),,--cov-fail-under=95)
 
@@ -33,7 +35,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
+.PHONY: help train test test-all test-flower simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -63,12 +65,17 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
 	part "site" make --no-print-directory docs
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
+	part "Flower" make --no-print-directory test-flower ARGS=
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "fuzz" make --no-print-directory fuzz MINUTES=$(MINUTES) ARGS=
 	part "mutations" $(BIN)/python tests/mutations
 	sum_up
+
+test-flower: $(FLOWER)/.ready  ## test the integration with Flower in an environment of its own
+	@PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
+	    "$(FLOWER)/bin/python" -m pytest tests/flower $(ARGS)
 
 simulate: $(VENV)/.ready-test  ## play SEEDS schedules of failing workers in simulated networks; with SEED=17 only that one, told line by line
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
@@ -253,6 +260,16 @@ $(SANITIZED)/.ready: $(VENV)/.ready-test
 	echo "building the core with sanitizers ..."
 	$(BIN)/python -m pip --python "$(SANITIZED)/bin/python" install -qq --no-compile --no-deps --force-reinstall \
 	    -C cmake.define.DISTLION_SANITIZE=ON -C cmake.define.DISTLION_WERROR=ON -C build-dir="$(SANITIZED)/cmake" -e .
+	touch $@
+
+# Own packages first, then all of $(VENV), distlion included: what is installed in place needs more than a path.
+$(FLOWER)/.ready: constraints-flower.txt $(VENV)/.ready-test
+	@rm -rf "$(FLOWER)"
+	$(BIN)/python -m venv "$(FLOWER)"
+	echo "installing flwr into $(FLOWER) ..."
+	"$(FLOWER)/bin/python" -m pip install -qq --no-compile -c constraints-flower.txt 'flwr[simulation]' 2> >(grep -v '^WARNING' >&2)
+	purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$purelib")')" > "$$("$(FLOWER)/bin/python" -c "$$purelib")/others.pth"
 	touch $@
 
 $(VENV)/.created:

@@ -6,11 +6,13 @@ A page has a line `<!-- generated: NAME -->`, in the place of which Sphinx reads
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -85,7 +87,29 @@ def write_planner(app: Any, failure: Exception | None) -> None:
         )
 
 
-PARTS = {"commands": write_commands, "record": write_record, "planner": link_planner}
+def write_flower() -> str:
+    """Write a section for each name of a module that needs packages the site is not built with."""
+    [folder] = find_spec("distlion.integrations").submodule_search_locations or [""]
+    sections = []
+    for node in ast.parse(Path(folder, "flower.py").read_text()).body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        made = node
+        if isinstance(node, ast.ClassDef):
+            [made] = [each for each in node.body if getattr(each, "name", "") == "__init__"]
+        assert isinstance(made, ast.FunctionDef)
+        arguments = ast.unparse(made.args).removeprefix("self, ")
+        text = f"{node.name}({arguments})\n\n{ast.get_docstring(node)}"
+        sections.append(f"### {node.name}\n\n```text\n{text}\n```\n")
+    return "\n".join(sections)
+
+
+PARTS = {
+    "commands": write_commands,
+    "flower": write_flower,
+    "planner": link_planner,
+    "record": write_record,
+}
 
 
 def read_source(app: Any, docname: str, source: list[str]) -> None:

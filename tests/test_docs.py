@@ -24,6 +24,7 @@ import pytest
 
 import distlion
 from forked_programs import Programs
+from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -152,6 +153,8 @@ def can_resolve(name: str) -> bool:
             found = importlib.import_module(path)
         except ModuleNotFoundError:
             return False
+        except distlion.errors.MissingDependencyError:
+            return is_in_source(name)
     return True
 
 

@@ -184,7 +184,7 @@ class ImageTask:
         each = self._batch // len(self._owned)
         numbers = torch.cat([self._take(owner, step, each) for owner in range(len(self._owned))])
         generator = seeded_generator(self._seed, _CROP, step)
-        images = _crop_and_flip(self._data.train[0][numbers], generator)
+        images = crop_and_flip(self._data.train[0][numbers], generator)
         labels = self._data.train[1][numbers]
         size = self._batch // self._workers
         return list(zip(images.split(size), labels.split(size), strict=True))
@@ -215,7 +215,7 @@ def _as_input(images: Tensor) -> Tensor:
     return images.float().contiguous(memory_format=torch.channels_last)
 
 
-def _crop_and_flip(padded: Tensor, generator: torch.Generator) -> Tensor:
+def crop_and_flip(padded: Tensor, generator: torch.Generator) -> Tensor:
     """Cut 32 x 32 out of (n, 3, 40, 40), each at a place of its own; mirror every other one."""
     count = len(padded)
     corner = torch.randint(0, 2 * PAD + 1, (count, 2), generator=generator)

@@ -27,7 +27,7 @@ from distlion.optim import (
     lion_cub,
 )
 from distlion.options import average_buffers
-from distlion.virtual import VirtualCluster, VirtualLocalSteps
+from distlion.virtual import VirtualClients, VirtualCluster, VirtualLocalSteps
 
 __version__ = _version("distlion")
 
@@ -53,6 +53,7 @@ __all__ = [
     "ScaledVote",
     "StochasticVote",
     "TernaryVote",
+    "VirtualClients",
     "VirtualCluster",
     "VirtualLocalSteps",
     "__version__",

@@ -120,7 +120,7 @@ def test_mean_gradient_does_not_depend_on_the_number_of_workers(study: Any, imag
 def test_crops_are_parts_of_the_image_and_half_of_them_mirrored(study: Any) -> None:
     columns = torch.arange(40.0).expand(200, 3, 40, 40)
     padded = columns + 100 * torch.arange(40.0)[:, None]
-    cut = study.images._crop_and_flip(padded, torch.Generator().manual_seed(0))
+    cut = study.images.crop_and_flip(padded, torch.Generator().manual_seed(0))
     assert cut.shape == (200, 3, 32, 32)
     down, right = cut.diff(dim=2), cut.diff(dim=3)
     assert torch.equal(down, torch.full_like(down, 100))

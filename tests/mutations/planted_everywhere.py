@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted import MUTATIONS
 from planted_bits import BITS
 from planted_cautious import CAUTIOUS
+from planted_clients import CLIENTS
 from planted_core import CORE
 from planted_crews import CREW_MUTATIONS
 from planted_device import DEVICE
@@ -44,6 +45,7 @@ EVERYWHERE = (
     *OVERLAP,
     *NEWCOMER,
     *CAUTIOUS,
+    *CLIENTS,
     *BITS,
     *SHARED,
     *CORE,

@@ -214,13 +214,13 @@ def test_who_wakes_as_others_begin_an_epoch_does_not_wait_for_a_round(
     """It looks for their epoch just before they begin it, and waits just after."""
     find, n_widened = Crew._ask, 0
 
-    def find_slowly(crew: Crew, own: Member, before: Epoch | None, last: int) -> Epoch | None:
+    def find_slowly(crew: Crew, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
         nonlocal n_widened
-        found = find(crew, own, before, last)
+        found, last = find(crew, own, before)
         if found is None and before is not None:
             n_widened += 1
             epoch.time.sleep(0.3)
-        return found
+        return found, last
 
     monkeypatch.setattr(Crew, "_ask", find_slowly)
     for seconds in (2.63, 2.65, 2.67, 2.69):

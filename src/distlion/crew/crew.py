@@ -282,43 +282,37 @@ class Crew:
                 until_s=patience_s + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
-            last = 0
-            with suppress(DistError):  # a store that is gone is noticed where it is needed
-                # What others begin after this look ends the wait at the rendezvous.
-                last = self._rendezvous.find_last_begun()
-            found = self._ask(own, before, last)
+            found, last = self._ask(own, before)
         if found is None:
             logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
-            limit_s = self.patience.next_wait_s()
-            found = meet(
-                self._rendezvous, own, min_workers=self.min_workers, limit_s=limit_s, last=last
-            )
+            limit_s, least = self.patience.next_wait_s(), self.min_workers
+            found = meet(self._rendezvous, own, min_workers=least, limit_s=limit_s, last=last)
         self._previous = found
         self._tried.add(found.number)
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
-    def _ask(self, own: Member, before: Epoch | None, last: int) -> Epoch | None:
+    def _ask(self, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
         """Ask those who train to let this worker in, where others have begun an epoch without it.
 
-        Args:
-            own: This worker.
-            before: The epoch that was found last.
-            last: The number of the last epoch that has begun.
+        Returns:
+            The epoch, and the last number that had begun: a later one ends the wait for a round.
 
         Raises:
             CrewError: They train with other settings.
         """
-        store = self._rendezvous.store
+        last = 0
         with suppress(DistError):  # a store that is gone is noticed where it is needed
+            last = self._rendezvous.find_last_begun()
             is_outside = last > own.epoch and last not in self._tried
             if is_outside or (before is not None and is_left_out(before, own)):
                 # With one that they do not reach, the others would form epochs in vain for ever.
                 self._ended.wait(self.patience.find_pause_s())
                 logger.info("worker %d asks those who train to let it in", self._id)
-                decision = ask(store, own)
-                return None if decision is None else read_decision(self._rendezvous, decision, own)
-        return None
+                decision = ask(self._rendezvous.store, own)
+                if decision is not None:
+                    return read_decision(self._rendezvous, decision, own), last
+        return None, last
 
     def enter(self, epoch: Epoch, *, seconds: float, longest_operation_s: float) -> None:
         """Note that an epoch was formed, and say who left, who came, and why.

@@ -45,13 +45,22 @@ def draw_lots(lot: Coin, slot: Slot, *, device: torch.device) -> Tensor:
 
 
 def encode_lots(
-    kernels: Kernels, segments: Sequence[Segment], lot: Coin, *, out: Tensor, scales: Tensor
+    kernels: Kernels,
+    segments: Sequence[Segment],
+    lot: Coin,
+    *,
+    out: Tensor,
+    scales: Tensor,
+    reach: Sequence[float] = (),
+    spread: float | None = None,
 ) -> Tensor:
     """Encode directions as stochastic signs.
 
     Equation:
-        r = min(fl(32768 / max |c|), FLT_MAX), the division in double; 0 where all c are 0
-        the bit is 1 if lot < 32768 + floor(fl(c * r)), with a lot in [0, 65536) for each element
+        b = reach of the segment; without any, fl(spread * mean |c|), or max |c|
+        r = min(fl(32768 / b), FLT_MAX), the division in double; 0 where b = 0
+        the bit is 1 if lot < 32768 + floor(fl(c * r)), with a lot in [0, 65536) for each element;
+        the right side is at least 0 and at most 65536, so that beyond b the bit is certain
         scale: mean |c|, as ``encode_rests``
 
     Args:
@@ -60,6 +69,8 @@ def encode_lots(
         lot: The worker's coin.
         out: (blocks, 1, 8) int64. Overwritten.
         scales: (n_segments, 1) float32. Overwritten.
+        reach: For each segment b, rounded to float32; empty where it depends on the segment.
+        spread: What b is in units of the mean |c|, rounded to float32.
 
     Returns:
         As ``Kernels.encode_rests``.
@@ -77,6 +88,10 @@ def encode_lots(
         sizes = directions.abs()
         mean, most = tree_mean(sizes, slot.n_elements), sizes.max()
         is_finite = finite[index] & mean.isfinite()
+        if reach:
+            most = torch.full_like(mean, reach[index])
+        elif spread is not None:
+            most = mean * spread
         ratio = ((LOTS // 2) / most.double()).clamp(max=FLOAT32_MAX).float()
         ratio = ratio.masked_fill(most == 0, 0.0)
         level = (directions * ratio).floor().clamp(-(LOTS // 2), LOTS // 2).int() + LOTS // 2

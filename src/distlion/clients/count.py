@@ -1,0 +1,162 @@
+"""What ballots say together: one outcome for each parameter, the same for any order of arrival."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distlion.aggregation import ScaledVote
+from distlion.aggregation.scaled import ScaledBucket
+from distlion.clients.ballot import Ballot
+from distlion.clients.places import Places
+from distlion.clients.refusals import read_scales
+from distlion.kernels import BlockVotes, Coin, ReplyFormat, VoteFormat, settle_tally, tally_votes
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketShape
+from distlion.vote import Roster
+
+MOST_VOTES = 1 << 24
+"""So many votes have a sum that float32 holds exactly."""
+
+
+def weigh(examples: Sequence[int], *, max_weight: float) -> list[int]:
+    """Return how many votes each ballot counts as.
+
+    Equation:
+        w_i = min(n_i, floor(max_weight * median n)), the lower median; where these sum to more
+        than 2^24, each is divided by one whole number, rounded down, and at least 1
+
+    Args:
+        examples: n of each ballot, 1 or more.
+        max_weight: 1 or more.
+    """
+    most = math.floor(max_weight * find_median(examples))
+    votes = [min(n, most) for n in examples]
+    if sum(votes) > MOST_VOTES:
+        divisor = -(-sum(votes) // (MOST_VOTES - len(votes)))
+        votes = [max(1, n // divisor) for n in votes]
+    return votes
+
+
+def find_median(numbers: Sequence[int]) -> int:
+    """Return the lower median, which fewer than half of the numbers cannot raise."""
+    return sorted(numbers)[(len(numbers) - 1) // 2]
+
+
+class BallotCount:
+    """Count the ballots of one round.
+
+    Args:
+        places: Where elements lie.
+
+    Attributes:
+        shape: Sizes of a vote.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._bucket = places.bucket
+        self._reader = _BallotReader(ScaledVote(), places.bucket, Roster.of(1))
+        self.shape: BucketShape = self._reader.shape
+
+    def read_scales(self, ballots: Sequence[Ballot]) -> Tensor:
+        """Return the scales of all ballots: (n_ballots, n_params) float32."""
+        n_params = len(self._bucket.slots)
+        scales = [read_scales(ballot.payload, self.shape, n_params) for ballot in ballots]
+        return torch.stack(scales)
+
+    def mean_of_signs(
+        self, ballots: Sequence[Ballot], votes: Sequence[int], reach: Sequence[float]
+    ) -> list[Tensor]:
+        """Return what stochastic signs say.
+
+        Equation:
+            u = fl(fl(b / W) * T),  T = sum_i w_i s_i,  W = sum_i w_i, the division in double
+
+        Args:
+            ballots: Those taken.
+            votes: w of each.
+            reach: b of each parameter.
+
+        Returns:
+            For each parameter u, flat.
+        """
+        total = self._tally(ballots, votes)
+        rates = [torch.tensor(b / sum(votes), dtype=torch.float32) for b in reach]
+        return [part * rate for part, rate in zip(self._cut(total.float()), rates, strict=True)]
+
+    def majority(
+        self, ballots: Sequence[Ballot], votes: Sequence[int], scales: Tensor, tie: Coin
+    ) -> list[Tensor]:
+        """Return what a majority says: u = s * S, S = sign(sum_i w_i s_i), ties by the coin."""
+        bucket = self._bucket
+        out = torch.empty(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64)
+        voters = torch.full((len(bucket.slots),), sum(votes), dtype=torch.int64)
+        settle_tally(
+            self._tally(ballots, votes),
+            voters,
+            bucket,
+            0,
+            tie,
+            reply_format=ReplyFormat.SIGN,
+            out=out,
+        )
+        signs = self._tally_one(out.view(1, -1, 1, BLOCK_WORDS)).float()
+        return [part * scale for part, scale in zip(self._cut(signs), scales, strict=True)]
+
+    def mean_of_scaled_signs(
+        self, ballots: Sequence[Ballot], votes: Sequence[int], largest: Tensor
+    ) -> list[Tensor]:
+        """Return the mean of what clients have said, each by its own scale.
+
+        Equation:
+            u = sum_i fl(w_i min(a_i, largest) / W) s_i, the coefficient in double, the sum in
+            float32 in the order given
+
+        Args:
+            ballots: Those taken.
+            votes: w of each.
+            largest: (n_params,) float32, the largest scale that counts.
+        """
+        n_params = len(self._bucket.slots)
+        total = [torch.zeros(slot.n_elements) for slot in self._bucket.slots]
+        for ballot, n in zip(ballots, votes, strict=True):
+            signs = self._cut(self._tally_one(self._reader.read(ballot)))
+            scales = read_scales(ballot.payload, self.shape, n_params).minimum(largest)
+            rates = (scales.double() * n / sum(votes)).float()
+            for index, part in enumerate(signs):
+                total[index] += part * rates[index]
+        return total
+
+    def _tally(self, ballots: Sequence[Ballot], votes: Sequence[int]) -> Tensor:
+        """Return sum_i w_i s_i, (512 * blocks,) int32; integers, so that no order matters."""
+        n_elements = self._bucket.n_blocks * BLOCK_WORDS * WORD_ELEMENTS
+        total = torch.zeros(n_elements, dtype=torch.int32)
+        for ballot, n in zip(ballots, votes, strict=True):
+            total += self._tally_one(self._reader.read(ballot)) * n
+        return total
+
+    def _tally_one(self, packed: Tensor) -> Tensor:
+        """Read +1 and -1 of (1, blocks, 1, 8) int64, 0 between parameters."""
+        present = torch.ones(1, len(self._bucket.slots), dtype=torch.bool)
+        cast = BlockVotes(packed, present, self._bucket, 0)
+        return tally_votes(cast, vote_format=VoteFormat.LEVEL)
+
+    def _cut(self, elements: Tensor) -> list[Tensor]:
+        """Cut the elements of a bucket to those of each parameter."""
+        starts = [slot.bucket_word * WORD_ELEMENTS for slot in self._bucket.slots]
+        return [
+            elements[start : start + slot.n_elements]
+            for start, slot in zip(starts, self._bucket.slots, strict=True)
+        ]
+
+
+class _BallotReader(ScaledBucket):
+    """Reads the bits of a ballot: one of any rule here has the layout of a scaled vote."""
+
+    def read(self, ballot: Ballot) -> Tensor:
+        """Return them, (1, blocks, 1, 8) int64."""
+        row = torch.frombuffer(bytearray(ballot.payload), dtype=torch.uint8).view(1, -1)
+        packed, _ = self._split_votes(row)
+        return packed

@@ -1,0 +1,27 @@
+"""Numbers that clients report beside their votes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+
+def average_metrics(reported: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Average what all clients report, by weight.
+
+    Args:
+        reported: For each client its weight, above 0, and its numbers.
+
+    Returns:
+        The mean of each number that all of them report and that is finite on all.
+    """
+    if not reported:
+        return {}
+    total = sum(weight for weight, _ in reported)
+    means = {}
+    for name in reported[0][1]:
+        values = [numbers.get(name, math.nan) for _, numbers in reported]
+        if all(math.isfinite(value) for value in values):
+            weights = [weight / total for weight, _ in reported]
+            means[name] = sum(map(float.__mul__, weights, map(float, values)))
+    return means

@@ -1,0 +1,107 @@
+"""Where the elements of a model lie in a client's vote: one bucket, counted by one server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.layout import Bucket, fill_buckets, place_parameters
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The parameters that are voted on, in an order that server and clients share.
+
+    Attributes:
+        names: Their names.
+        shapes, dtypes: Of each.
+        bucket: Of those with elements: ``bucket.members`` holds their numbers.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype, ...]
+    bucket: Bucket
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor]) -> Places:
+        """Place parameters in the order of the mapping.
+
+        Raises:
+            InvalidArgumentError: There is no element to vote on.
+            UnsupportedTypeError: A dtype has no votes.
+        """
+        for name, param in params.items():
+            if param.dtype not in DTYPES:
+                raise UnsupportedTypeError(
+                    f"{name} is {param.dtype}; expected float32, bfloat16 or float16. Convert it, "
+                    "or leave it out of what is voted on"
+                )
+        slots = place_parameters(list(params), [param.numel() for param in params.values()])
+        kinds = [None] * len(slots)
+        n_elements = sum(slot.n_elements for slot in slots)
+        # Of no size that a parameter could exceed, words being padded.
+        most = n_elements + 64 * len(slots)
+        buckets = fill_buckets(slots, kinds, n_shards=1, bucket_elements=most)
+        if not buckets:
+            raise InvalidArgumentError(
+                f"{len(params)} parameters have no elements; expected some to vote on"
+            )
+        return cls(
+            tuple(params),
+            tuple(param.shape for param in params.values()),
+            tuple(param.dtype for param in params.values()),
+            buckets[0],
+        )
+
+    @property
+    def n_elements(self) -> int:
+        """Elements that are voted on."""
+        return sum(slot.n_elements for slot in self.bucket.slots)
+
+
+def find_deltas(
+    places: Places, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """Return how far each parameter came, as a step of descent: before - after, in float32.
+
+    Args:
+        places: Where they lie.
+        before: What the server has sent.
+        after: The same after local steps, on any device.
+
+    Returns:
+        For each of ``places.bucket.members`` its delta, on the device of ``after``.
+
+    Raises:
+        InvalidArgumentError: A parameter is missing, has another shape, or is the same tensor
+            before and after.
+    """
+    deltas = []
+    for number in places.bucket.members:
+        name, shape = places.names[number], places.shapes[number]
+        for label, given in (("before", before), ("after", after)):
+            if name not in given:
+                raise InvalidArgumentError(
+                    f"{label} lacks {name}, which the server has sent. Expected all of "
+                    f"{len(places.names)} names. Send the model that the server knows"
+                )
+            if given[name].shape != shape:
+                raise InvalidArgumentError(
+                    f"{name} has the shape {tuple(given[name].shape)} in {label}; expected "
+                    f"{tuple(shape)}, as the server has sent it"
+                )
+        if before[name].data_ptr() == after[name].data_ptr():
+            raise InvalidArgumentError(
+                f"{name} is one tensor before and after, so that its delta is 0. Give what the "
+                "server has sent for before, or clones made before the local steps"
+            )
+        end = after[name].detach()
+        deltas.append(before[name].detach().to(end.device).float() - end.float())
+    return deltas

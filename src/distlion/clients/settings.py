@@ -1,0 +1,94 @@
+"""How a server counts the votes of clients, and what it does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from distlion.clients.ballot import RULES
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels import FLOAT32_MAX
+from distlion.options import check_choice
+from distlion.step import check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server that counts clients' votes.
+
+    Equation:
+        v <- momentum * v + u,  x <- x - lr * v,  u as the rule says, of the ballots taken
+        "stochastic"  u = b * sum_i w_i s_i / sum_i w_i, with one b for all clients: spread times
+                      the median of the clients' mean |d| in the last round; in the first, this one
+        "majority"    u = a * sign(sum_i w_i s_i), a the median of the clients' mean |d|
+        "residual"    u = sum_i w_i a_i s_i / sum_i w_i, a_i the client's own scale, at most
+                      max_weight times the median one
+
+    Attributes:
+        rule: As above.
+        lr: Server rate, above 0; or a function of the round's number, from 0, that returns it. It
+            may return 0, as schedules do at their ends.
+        momentum: In [0, 1).
+        spread: Of "stochastic", above 0. Larger ones are noisier, smaller ones biased.
+        weights: "examples": a client counts by its number of examples, up to ``max_weight`` times
+            the median one; "equal": all count alike.
+        max_weight: 1 or more.
+        min_replies: With fewer ballots taken, a round is void.
+        max_scale: A ballot with a larger scale is not taken.
+        seed: Of ties.
+
+    Raises:
+        InvalidArgumentError: A number is out of range.
+        UnsupportedTypeError: A value is of a wrong kind.
+    """
+
+    rule: Literal["stochastic", "majority", "residual"] = "stochastic"
+    lr: float | Callable[[int], float] = 1.0
+    momentum: float = 0.9
+    spread: float = 3.0
+    weights: Literal["examples", "equal"] = "examples"
+    max_weight: float = 10.0
+    min_replies: int = 1
+    max_scale: float = 1e3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("rule", self.rule, RULES)
+        check_choice("weights", self.weights, ("examples", "equal"))
+        if not callable(self.lr):
+            self.lr_of(0)
+        if not 0 <= check_number("momentum", self.momentum) < 1:
+            raise InvalidArgumentError(f"momentum={self.momentum}: expected it in [0, 1)")
+        if not check_number("spread", self.spread) > 0:
+            raise InvalidArgumentError(f"spread={self.spread}: expected a number above 0")
+        if not check_number("max_weight", self.max_weight) >= 1:
+            raise InvalidArgumentError(f"max_weight={self.max_weight}: expected 1 or more")
+        largest = FLOAT32_MAX / max(1.0, self.spread, self.max_weight)
+        if not 0 < check_number("max_scale", self.max_scale) <= largest:
+            raise InvalidArgumentError(
+                f"max_scale={self.max_scale}: expected a number above 0 that is finite as a "
+                "float32, also times spread and times max_weight"
+            )
+        for name in ("min_replies", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
+        if self.min_replies < 1:
+            raise InvalidArgumentError(f"min_replies={self.min_replies}: expected 1 or more")
+
+    def lr_of(self, round_number: int) -> float:
+        """Return the server rate of a round.
+
+        Raises:
+            InvalidArgumentError: It is not above 0, or below 0 where a function returns it.
+            UnsupportedTypeError: It is not a number.
+        """
+        given = self.lr(round_number) if callable(self.lr) else self.lr
+        rate = check_number("lr", given)
+        if rate < 0 or (rate == 0 and not callable(self.lr)):
+            least = "of 0 or more" if callable(self.lr) else "above 0"
+            raise InvalidArgumentError(
+                f"lr={given} in round {round_number}: expected a number {least}"
+            )
+        return rate

@@ -1,0 +1,247 @@
+"""What votes look like in Flower's messages: records in, records out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from torch import Tensor
+
+from distlion.clients import Ballot, Call, Places, Refusal
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+
+KEY = "distlion"
+"""Of the records in messages and in a client's state that are ours."""
+PAYLOAD, METRICS, EXAMPLES = "vote", "metrics", "num-examples"
+STYPE = "distlion.vote"
+"""Says that the bytes of an array are packed votes, so that nobody parses them as numpy's."""
+_MOST = 1 << 63
+
+
+def write_call(call: Call, message: Message) -> None:
+    """Say in a message what to vote on."""
+    message.content[KEY] = ConfigRecord(
+        {
+            "round": call.round,
+            "rule": call.rule,
+            "spread": float(call.spread),
+            "reach": list(call.reach),
+        }
+    )
+
+
+def read_call(message: Message) -> tuple[Call, dict[str, Tensor]]:
+    """Read what a message asks for, and the parameters in it.
+
+    Raises:
+        InvalidArgumentError: It asks for no vote, or has not one record of arrays.
+    """
+    content = message.content if message.has_content() else RecordDict()
+    asked = content.get(KEY)
+    if not isinstance(asked, ConfigRecord):
+        raise InvalidArgumentError(
+            "the message does not ask for a vote. Expected one of a server whose strategy is "
+            "distlion.integrations.flower.Votes. Use it there"
+        )
+    found = list(content.array_records.values())
+    if len(found) != 1:
+        raise InvalidArgumentError(
+            f"the message has {len(found)} records of arrays. Expected one, with the parameters"
+        )
+    given: Any = asked
+    reach = given.get("reach")
+    call = Call(
+        given.get("round"),
+        given.get("rule"),
+        given.get("spread"),
+        tuple(reach) if isinstance(reach, list) else (math.nan,),
+    )
+    return call, read_arrays(found[0])
+
+
+def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
+    """Read the arrays that are voted on: all but those of integers and truth values.
+
+    Raises:
+        UnsupportedTypeError: One is of another kind, such as complex numbers.
+    """
+    values = {name: array.numpy() for name, array in arrays.items()}
+    for name, value in values.items():
+        if value.dtype.kind not in "fiub":
+            raise UnsupportedTypeError(
+                f"{name} is {value.dtype}; expected floats to vote on, or integers that stay as "
+                "they are. Send complex numbers as pairs of floats (torch.view_as_real)"
+            )
+    return {
+        name: torch.from_numpy(value) for name, value in values.items() if value.dtype.kind == "f"
+    }
+
+
+def write_arrays(params: Mapping[str, Tensor], before: ArrayRecord) -> ArrayRecord:
+    """Return a record of the parameters, in which other arrays are as before."""
+    return ArrayRecord(
+        {
+            name: Array(params[name].numpy()) if name in params else array
+            for name, array in before.items()
+        }
+    )
+
+
+def as_tensors(
+    given: ArrayRecord | Mapping[str, Any], wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return those of some arrays that are wanted, as tensors.
+
+    Raises:
+        UnsupportedTypeError: One is no tensor, numpy array or Flower array, or not of floats.
+    """
+    tensors = {}
+    for name in wanted:
+        if name not in given:
+            continue  # whoever needs it says that it is missing
+        value = given[name]
+        if isinstance(value, Array):
+            value = value.numpy()
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise UnsupportedTypeError(
+                f"{name} is {kind}; expected a tensor or an array of floats, as the server sent it"
+            )
+        tensors[name] = value
+    return tensors
+
+
+def write_reply(message: Message, ballot: Ballot, metrics: Mapping[str, Any]) -> Message:
+    """Return the reply with a ballot, and with numbers to be averaged.
+
+    Raises:
+        InvalidArgumentError: The metrics name another number of examples.
+        UnsupportedTypeError: A metric is no number.
+    """
+    data = ballot.payload
+    payload = Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
+    content = RecordDict(
+        {
+            PAYLOAD: ArrayRecord({PAYLOAD: payload}),
+            KEY: ConfigRecord(
+                {"round": ballot.round, "rule": ballot.rule, "checksum": ballot.checksum}
+            ),
+            METRICS: _write_metrics(metrics, ballot.n_examples),
+        }
+    )
+    return Message(content=content, reply_to=message)
+
+
+def _write_metrics(metrics: Mapping[str, Any], n_examples: int) -> MetricRecord:
+    numbers = {
+        name: value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+        for name, value in metrics.items()
+    }
+    if numbers.get(EXAMPLES, n_examples) != n_examples:
+        raise InvalidArgumentError(
+            f"metrics have {EXAMPLES}={numbers[EXAMPLES]!r}; expected num_examples={n_examples}. "
+            "Leave it out of metrics"
+        )
+    try:
+        return MetricRecord({**numbers, EXAMPLES: n_examples})
+    except TypeError as error:
+        kinds = ", ".join(f"{name}: {type(value).__name__}" for name, value in numbers.items())
+        raise UnsupportedTypeError(
+            f"metrics have the types {kinds}; expected names with a number, or a list of numbers"
+        ) from error
+
+
+def read_ballot(reply: Message) -> Ballot | Refusal:
+    """Read a reply of any content; raises nothing, and believes nothing."""
+    if reply.has_error():
+        return Refusal.ERROR
+    if not reply.has_content():
+        return Refusal.MALFORMED
+    content = reply.content
+    arrays, said, metrics = content.get(PAYLOAD), content.get(KEY), content.get(METRICS)
+    if (
+        not isinstance(arrays, ArrayRecord)
+        or not isinstance(said, ConfigRecord)
+        or not isinstance(metrics, MetricRecord)
+    ):
+        return Refusal.MALFORMED
+    payload = arrays.get(PAYLOAD)
+    if not isinstance(payload, Array):
+        return Refusal.MALFORMED
+    if (payload.dtype, payload.stype) != ("uint8", STYPE):
+        return Refusal.DTYPE
+    if payload.shape != (len(payload.data),):
+        return Refusal.LENGTH
+    return Ballot(
+        said.get("round"),
+        said.get("rule"),
+        reply.metadata.src_node_id,
+        metrics.get(EXAMPLES),
+        payload.data,
+        said.get("checksum"),
+    )
+
+
+def read_metrics(content: RecordDict | None) -> tuple[dict[str, float], int]:
+    """Read the single numbers that a reply reports, and its number of examples; 0 for none.
+
+    As in Flower, they are those of the first record of metrics, of any name.
+    """
+    found = [] if content is None else list(content.metric_records.values())
+    if not found:
+        return {}, 0
+    record = found[0]
+    numbers: dict[str, float] = {
+        name: value
+        for name, value in record.items()
+        if isinstance(value, int | float) and -_MOST < value < _MOST
+    }
+    n_examples = numbers.pop(EXAMPLES, 0)
+    return numbers, n_examples if isinstance(n_examples, int) else 0
+
+
+def recall(context: Context | None, places: Places) -> list[Tensor]:
+    """Return what a client's votes have rounded away so far; nothing without a context.
+
+    Raises:
+        InvalidArgumentError: The client's state is of another model.
+    """
+    if context is None:
+        return []
+    kept = context.state.get(KEY)
+    residuals = []
+    for number in places.bucket.members:
+        name, shape = places.names[number], places.shapes[number]
+        if kept is None:
+            residuals.append(torch.zeros(shape))
+            continue
+        array = kept.get(name) if isinstance(kept, ArrayRecord) else None
+        value = None if array is None else torch.from_numpy(array.numpy())
+        if value is None or value.shape != shape or value.dtype is not torch.float32:
+            raise InvalidArgumentError(
+                f"the state of this client has no residual for {name} of shape {tuple(shape)}: it "
+                f"is of another model. Delete context.state[{KEY!r}] to begin anew"
+            )
+        residuals.append(value)
+    return residuals
+
+
+def keep(context: Context, places: Places, residuals: Sequence[Tensor]) -> None:
+    """Keep what votes have rounded away in a client's state, in 32 bits."""
+    names = [places.names[number] for number in places.bucket.members]
+    kept = {name: Array(each.numpy()) for name, each in zip(names, residuals, strict=True)}
+    context.state[KEY] = ArrayRecord(kept)

@@ -1,0 +1,181 @@
+"""A server and many clients in one process, of which some vote in each round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlion.clients import Call, Outcome, ServerSettings, VoteServer, cast_ballot, find_deltas
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels import Coins
+
+
+class VirtualClients:
+    """Train as a server with many clients would, in one process, by the same ballots.
+
+    The model is a stage: it holds the server's parameters whenever a client's turn begins. The
+    client trains it, and ``collect`` casts its vote and puts the server's parameters back.
+
+    Args:
+        params: The model's parameters, or (name, parameter) pairs; frozen ones are left out.
+        clients: How many there are.
+        seed: Of the clients that are drawn, of their chance, and of ties.
+        settings: Those of the server, as for ``distlion.integrations.flower.Votes``: ``rule``,
+            ``lr``, ``momentum``, ``spread``, ``weights``, ``max_weight``, ``min_replies``,
+            ``max_scale``.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+        UnsupportedTypeError: A parameter or argument is of a kind without support.
+
+    Notes:
+        Kept are the server's parameters and its momentum, and for each client of the round in
+        progress its vote, one bit for each parameter; with rule "residual" also the residual of
+        each client that has ever voted, in float32. Nothing is kept of clients that do not vote.
+
+    Example:
+        >>> clients = distlion.VirtualClients(model.named_parameters(), clients=1000, lr=0.3)
+        >>> for _ in range(rounds):
+        ...     for client in clients.draw(50):
+        ...         train_locally(model, data_of[client])
+        ...         clients.collect(client, n_examples=len(data_of[client]))
+        ...     clients.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        *,
+        clients: int,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(clients, int) or isinstance(clients, bool):
+            raise UnsupportedTypeError(f"clients={clients!r}: expected an integer")
+        if clients < 1:
+            raise InvalidArgumentError(f"clients={clients}: expected 1 or more")
+        unknown = set(settings) - {field.name for field in dataclasses.fields(ServerSettings)}
+        if unknown:
+            raise InvalidArgumentError(
+                f"VirtualClients has no argument {', '.join(sorted(unknown))}; expected those of "
+                "distlion.integrations.flower.Votes"
+            )
+        named = [
+            entry if isinstance(entry, tuple) else (f"parameter {number}", entry)
+            for number, entry in enumerate(params)
+        ]
+        self._stage = {name: param for name, param in named if param.requires_grad}
+        self.server = VoteServer(self._stage, ServerSettings(**settings, seed=seed))
+        self._n_clients, self._seed = clients, seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._residuals: dict[int, list[Tensor]] = {}
+        self._call: Call | None = None
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return self._n_clients
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of a client's vote in a round."""
+        return self.server.payload_bytes
+
+    def draw(self, n_clients: int) -> list[int]:
+        """Begin a round with some clients, each of which is as likely as any other.
+
+        Args:
+            n_clients: How many are asked to vote.
+
+        Returns:
+            Their numbers. Those that are not collected count as lost.
+
+        Raises:
+            InvalidArgumentError: There are not so many, or a round is in progress.
+        """
+        if not 1 <= n_clients <= self._n_clients:
+            raise InvalidArgumentError(
+                f"draw({n_clients}): expected 1 to {self._n_clients}, the number of clients"
+            )
+        drawn: list[int] = torch.randperm(self._n_clients, generator=self._generator)[
+            :n_clients
+        ].tolist()
+        self.begin(drawn)
+        return drawn
+
+    def begin(self, clients: Iterable[int]) -> None:
+        """Begin a round with the clients of these numbers, from 0 on.
+
+        Raises:
+            InvalidArgumentError: One is out of range, or a round is in progress.
+        """
+        asked = list(clients)
+        wrong = [client for client in asked if not 0 <= client < self._n_clients]
+        if wrong:
+            raise InvalidArgumentError(
+                f"clients {wrong} were asked; expected numbers from 0 to {self._n_clients - 1}"
+            )
+        self._call = self.server.begin(asked)
+        self.reset()
+
+    @torch.no_grad()
+    def collect(self, client: int, n_examples: int = 1) -> None:
+        """Cast the vote of a client on how far the model came, and put the model back.
+
+        Args:
+            client: One of those drawn.
+            n_examples: How many examples it has.
+
+        Raises:
+            InvalidArgumentError: It was not drawn or has voted, or a number is out of range.
+            NonFiniteError: A parameter is not finite. The model is as the client left it;
+                ``reset`` gives the client up.
+        """
+        server, call = self.server, self._call
+        if call is None or not server.in_progress:
+            raise InvalidArgumentError(f"collect({client}) without a round. Call draw() before")
+        deltas = find_deltas(server.places, server.params, self._stage)
+        kept: list[Tensor] = []
+        if call.rule == "residual":
+            found = self._residuals.get(client)
+            kept = [torch.zeros(each.shape) for each in deltas]
+            if found is not None:
+                kept = [each.clone() for each in found]
+        ballot = cast_ballot(
+            call,
+            server.places,
+            deltas,
+            n_examples,
+            node=client,
+            coins=Coins(self._seed, call.round, client),
+            residuals=kept,
+        )
+        refusal = server.take(client, ballot)
+        if refusal is not None:
+            raise InvalidArgumentError(
+                f"the vote of client {client} in round {call.round} is not taken: {refusal.value}. "
+                "Expected one vote of each client that draw() has returned"
+            )
+        if kept:
+            self._residuals[client] = kept
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Put the server's parameters into the model, as for a client that is lost."""
+        for name, param in self._stage.items():
+            param.copy_(self.server.params[name])
+
+    def step(self) -> Outcome:
+        """End the round: the server counts, and the model holds its new parameters.
+
+        Raises:
+            InvalidArgumentError: No round is in progress.
+        """
+        outcome = self.server.finish()
+        self.reset()
+        return outcome
