@@ -22,6 +22,7 @@ class VirtualClients:
 
     Args:
         params: The model's parameters, or (name, parameter) pairs; frozen ones are left out.
+            Buffers, such as BatchNorm's, are not put back between clients, nor voted on.
         clients: How many there are.
         seed: Of the clients that are drawn, of their chance, and of ties.
         settings: Those of the server, as for ``distlion.integrations.flower.Votes``: ``rule``,
