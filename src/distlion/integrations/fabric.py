@@ -86,7 +86,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         Fabric saves one model for all.
         """
         modules, voters = _sort(state)
-        if len(list(modules)):
+        if any(True for _ in modules.children()):
             vote_on_deltas(each for each in self._voters if each not in voters.values())
         votes: AbstractContextManager[None] = nullcontext()
         if voters:
