@@ -303,6 +303,7 @@ def make_novels(study: Any) -> Any:
     return study.text.Novels(windows.flatten(), windows[:32], windows[32:], "noise")
 
 
+@pytest.mark.slow
 def test_a_small_study_runs_from_tuning_to_its_page(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

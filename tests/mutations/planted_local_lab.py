@@ -26,4 +26,18 @@ AROUND_LOCAL_STEPS = (
         "step_s = base_s + max(0.0, vote_s - delay * base_s)",
         ("lab/planning/test_local_steps.py",),
     ),
+    Mutation(
+        "a delay of one step less is named",
+        "lab/planning/local_steps.py",
+        "delay = math.ceil(forecast.vote_s / _base_s(scenario))",
+        "delay = math.floor(forecast.vote_s / _base_s(scenario))",
+        ("lab/planning/test_local_steps.py",),
+    ),
+    Mutation(
+        "a comparison of local steps is told the name of their rule",
+        "lab/cli/beside.py",
+        "return rule if every is None else find_delta_rule(rule, every=int(every), delay=0).name",
+        "return rule",
+        ("lab/cli/test_beside.py",),
+    ),
 )

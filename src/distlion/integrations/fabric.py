@@ -82,9 +82,12 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save the momenta of all workers, then what Fabric saves, which names them.
 
-        Workers with local steps vote before: Fabric saves one model for all.
+        Workers with local steps vote before, though their optimizer is not saved with a module:
+        Fabric saves one model for all.
         """
         modules, voters = _sort(state)
+        if any(True for _ in modules.children()):
+            vote_on_deltas(each for each in self._voters if each not in voters.values())
         votes: AbstractContextManager[None] = nullcontext()
         if voters:
             vote_on_deltas(voters.values())

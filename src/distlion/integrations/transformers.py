@@ -290,14 +290,31 @@ class _OverGroups(torch.optim.Optimizer):
         """Make the inner optimizer, and local steps of it.
 
         Raises:
-            InvalidArgumentError: There is no inner optimizer.
+            InvalidArgumentError: There is no inner optimizer, or "inner_options" has what the
+                Trainer sets.
         """
         if inner is None:
             raise InvalidArgumentError(
                 'optimizer_cls_and_kwargs has LocalSteps without "inner". Expected the class of an '
                 'optimizer that takes the local steps. Give {"inner": torch.optim.AdamW, ...}'
             )
-        return LocalSteps(inner(params, lr=lr, **(inner_options or {})), **options)
+        given = dict(inner_options or {})
+        if "lr" in given:
+            raise InvalidArgumentError(
+                f'"inner_options" has lr={given["lr"]}, and the Trainer sets lr={lr}. Expected one '
+                'learning rate. Give it as TrainingArguments.learning_rate, or as "lr" beside '
+                '"inner"'
+            )
+        groups = list(params)
+        decays = {group["weight_decay"] for group in groups if "weight_decay" in group}
+        wanted = options.pop("weight_decay", given.get("weight_decay"))
+        if wanted is not None and decays and wanted not in decays:
+            raise InvalidArgumentError(
+                f"weight_decay={wanted} is given for LocalSteps, and the Trainer's groups have "
+                f"{' and '.join(map(str, sorted(decays)))}, which would override it. Give it as "
+                "TrainingArguments.weight_decay"
+            )
+        return LocalSteps(inner(groups, lr=lr, **given), **options)
 
 
 def _find(folder: Path) -> Path:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -10,15 +11,16 @@ from distlion.lab.cli import app
 from distlion.lab.cli.beside import print_beside, settle_beside
 from distlion.lab.report import draw_beside_figure
 from distlion.lab.training import Overlap, TrainSettings
+from distlion.lab.training.methods import find_method
 from run_records import make_record
 
 SHORT = ("train", "--task", "images", "--steps", "2", "--batch-size", "4", "--eval-every", "1")
 
 
-def make_run(rule, seconds, losses, sent):
+def make_run(rule, seconds, losses, sent, **settings):
     steps = [0, 5, 10]
     return make_record(
-        settings={"task": "text", "rule": rule, "lr": 1e-3, "steps": 10},
+        settings={"task": "text", "rule": rule, "lr": 1e-3, "steps": 10, **settings},
         final_heldout_loss=losses[-1],
         sent_bytes_per_worker=sent,
         evaluations={"step": steps, "seconds": seconds, "loss": losses},
@@ -27,6 +29,7 @@ def make_run(rule, seconds, losses, sent):
 
 VOTES = make_run("majority", [0.0, 5.0, 10.0], [5.0, 3.0, 2.2], 10_000_000)
 BASELINE = make_run("global-adamw", [0.0, 10.0, 20.0], [5.0, 2.8, 2.0], 320_000_000)
+LOCAL = make_run("scaled", [0.0, 1.0, 2.0], [5.0, 3.0, 2.2], 10_000, every=8, delay=2)
 
 
 def show(first, second):
@@ -43,11 +46,33 @@ def test_losses_are_told_after_equal_steps_and_in_equal_time():
     assert cells["... after 10 s on this machine"] == ["2.2000", "2.8000"]
 
 
+def test_a_loss_between_two_validations_is_on_a_straight_line():
+    # Otherwise a run that was validated long before would seem to stand still.
+    assert "... after 2 s on this machine" in show(LOCAL, BASELINE)
+    assert "4.5600" in show(LOCAL, BASELINE)  # a fifth of the way from 5.0 to 2.8
+
+
 def test_bytes_are_told_as_seconds_of_a_link():
     text = show(VOTES, BASELINE)
     # 1 MB and 32 MB a step; 100 Mbit/s are 12.5 MB/s.
     assert "0.080 s" in text and "2.560 s" in text
     assert "sends 32.0 times less" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (VOTES, BASELINE, "and sends 32.0 times less."),
+        (BASELINE, VOTES, "and sends 32.0 times as much."),
+        (make_run("majority", [0.0, 5.0, 10.0], [5.0, 3.0, 2.2], 0), VOTES, "and sends nothing."),
+    ],
+)
+def test_who_sends_less_is_said(first, second, words):
+    assert words in show(first, second)
+
+
+def test_equal_losses_are_level():
+    assert "majority ends level with majority" in show(VOTES, VOTES)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +85,15 @@ def test_who_is_behind_is_said(first, second, words):
 
 def test_next_commands_name_what_was_trained():
     assert "--task text --methods majority,global-adamw" in show(VOTES, BASELINE)
+
+
+def test_local_steps_are_named_as_those_who_compare_know_them():
+    text = show(LOCAL, BASELINE)
+    assert "scaled every 8 steps, taken 2 later ends" in text
+    assert "without delay" in text and "without delay" not in show(VOTES, BASELINE)
+    (methods,) = re.findall(r"--methods (\S+)", text)
+    assert methods == "local-8-scaled-plain,global-adamw"
+    assert [find_method(name).name for name in methods.split(",")] == methods.split(",")
 
 
 def test_a_baseline_beside_votes_has_none_of_their_options():
@@ -88,6 +122,8 @@ def test_a_rule_that_is_unknown_is_refused():
 def test_figure_has_both_runs(tmp_path):
     draw_beside_figure([VOTES.to_json(), BASELINE.to_json()], tmp_path / "both.png")
     draw_beside_figure([VOTES.to_json(), VOTES.to_json()], tmp_path / "one.png")
+    silent = make_run("majority", [0.0, 5.0, 10.0], [5.0, 3.0, 2.2], 0)
+    draw_beside_figure([silent.to_json(), BASELINE.to_json()], tmp_path / "silent.png")
     assert (tmp_path / "both.png").read_bytes() != (tmp_path / "one.png").read_bytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import distlion
 from cluster import run_workers
 from distlion.aggregation import ScaledVote
 from distlion.cost import LinkModel
+from distlion.errors import InvalidArgumentError
 from distlion.exchange import AllReduce
 from distlion.lab.planning import (
     CPU,
@@ -91,10 +93,27 @@ def test_the_least_h_that_is_fast_enough_is_chosen(
         assert f"distlion.LocalSteps(inner, every={every})" in advice.text
 
 
-def test_a_vote_that_is_dear_even_so_is_said() -> None:
-    advice = advise_local(make_scenario(link=LinkModel.of_line(1e4, latency_s=0.2)))
+@pytest.mark.parametrize(("rate_bit_per_s", "is_hidden"), [(5e5, True), (1e4, False)])
+def test_a_vote_that_is_dear_even_so_is_said(rate_bit_per_s: float, is_hidden: bool) -> None:
+    scenario = make_scenario(link=LinkModel.of_line(rate_bit_per_s, latency_s=0.2))
+    advice = advise_local(scenario)
     assert advice.every == 32
-    assert advice.text.endswith("To hide it behind later steps, set delay.")
+    assert "even so" in advice.text
+    named = re.search(r"delay=(\d+) hides it", advice.text)
+    assert (named is not None) == is_hidden
+    if named is None:
+        assert forecast_local(scenario, 32, delay=31).step_s > base_s(scenario)
+        assert advice.text.endswith("longer than 31 steps, so that no delay hides all of it.")
+    else:
+        delay = int(named[1])
+        assert forecast_local(scenario, 32, delay=delay).step_s == base_s(scenario)
+        assert forecast_local(scenario, 32, delay=delay - 1).step_s > base_s(scenario)
+
+
+@pytest.mark.parametrize(("every", "delay"), [(0, 0), (8, 8), (8, -1)])
+def test_periods_that_local_steps_refuses_are_refused(every: int, delay: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        forecast_local(make_scenario(), every, delay=delay)
 
 
 def test_one_node_votes_with_nobody() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from distlion.errors import InvalidArgumentError
 from distlion.lab.cli.table import build_table, print_table
 from distlion.lab.cli.training_run import Runs
+from distlion.lab.names import name_rule
 from distlion.lab.report import draw_beside_figure
 from distlion.lab.training import (
     AUTO,
@@ -20,6 +22,7 @@ from distlion.lab.training import (
     Overlap,
     Record,
     TrainSettings,
+    find_delta_rule,
     find_rule,
     torchrun_world_size,
 )
@@ -101,7 +104,7 @@ def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Pa
 def print_beside(console: Console, first: Record, second: Record) -> None:
     """Show what two runs reached after equally many steps and in equal time, and what they sent."""
     runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
-    rules = [str(run.settings["rule"]) for run in runs]
+    rules = [name_rule(run.settings) for run in runs]
     ahead = second.final_heldout_loss - first.final_heldout_loss
     rows = {
         "learning rate": [f"{run.settings['lr']:g}" for run in runs],
@@ -122,28 +125,46 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
         title=f"{first.settings['steps']} steps each, on the same data",
     )
     print_table(console, table)
-    share, where = abs(ahead) / second.final_heldout_loss, "ahead of" if ahead > 0 else "behind"
+    share = f"{abs(ahead) / second.final_heldout_loss:.1%}"
+    where = f"{share} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "level with"
     console.print(
         Text(
-            f"{rules[0]} ends {share:.1%} {where} {rules[1]} and sends "
-            f"{_count_step_bytes(second) / max(1.0, _count_step_bytes(first)):.1f} times less. "
+            f"{rules[0]} ends {where} {rules[1]} and {_compare_bytes(first, second)}. "
             "One run decides little."
         ),
         soft_wrap=True,
     )
-    names = {"task": first.settings["task"], "methods": ",".join(rules)}
+    names = {"task": first.settings["task"], "methods": ",".join(map(_name_method, runs))}
     for what, command in _NEXT:
         console.print(Text(f"next, {what}: {command.format(**names)}"), soft_wrap=True)
+    if first.settings.get("delay"):
+        console.print(Text("'distlion compare' takes outcomes without delay."), soft_wrap=True)
+
+
+def _compare_bytes(first: Record, second: Record) -> str:
+    """Say how many times as much the one sends that sends more."""
+    mine, other = (_count_step_bytes(run) for run in (first, second))
+    if not (mine and other):
+        return "sends nothing" if not mine else "sends bytes where that one sends none"
+    if mine > other:
+        return f"sends {mine / other:.1f} times as much"
+    return f"sends {other / mine:.1f} times less"
+
+
+def _name_method(run: Record) -> str:
+    """Return what ``distlion compare`` calls the rule of a run."""
+    rule, every = str(run.settings["rule"]), run.settings.get("every")
+    return rule if every is None else find_delta_rule(rule, every=int(every), delay=0).name
 
 
 def _last(run: Record, name: str) -> float:
     return run.evaluations[name][-1]
 
 
-def _find_loss(run: Record, within_s: float) -> float:
-    """Return the last validation loss that a run had by then."""
-    pairs = zip(run.evaluations["seconds"], run.evaluations["loss"], strict=True)
-    return [loss for seconds, loss in pairs if seconds <= within_s][-1]
+def _find_loss(run: Record, at_s: float) -> float:
+    """Return the validation loss at a time, on a straight line between two validations."""
+    seconds, losses = run.evaluations["seconds"], run.evaluations["loss"]
+    return float(np.interp(at_s, seconds, losses))
 
 
 def _count_step_bytes(run: Record) -> float:

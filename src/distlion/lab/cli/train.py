@@ -128,7 +128,7 @@ _Oversubscribe = Annotated[
     typer.Option(
         "--oversubscribe",
         help="Start more local workers than fit: 4 threads on a core (4 workers always do), and "
-        "256 MiB and 16 bytes a parameter of free memory for each.",
+        "256 MiB and 16 bytes a parameter of free memory for each, 34 with --every.",
     ),
 ]
 _Crew = Annotated[

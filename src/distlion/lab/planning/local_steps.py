@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, replace
 
 from distlion.aggregation import ScaledVote
@@ -11,6 +12,7 @@ from distlion.exchange import PATTERNS
 from distlion.lab.planning.planner import compare_methods
 from distlion.lab.planning.scenario import Scenario
 from distlion.lab.planning.votes import forecast_votes
+from distlion.optim import check_delay, check_every_steps
 
 PERIODS = (4, 8, 16, 32)
 """H that a plan weighs; the protocol of local steps trains with these."""
@@ -57,7 +59,11 @@ def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalFo
         scenario: Where the step is to run; momenta are not averaged.
         every: H, 1 or more.
         delay: D, less than H.
+
+    Raises:
+        InvalidArgumentError: ``every`` or ``delay`` is out of range.
     """
+    check_delay(delay, check_every_steps(every))
     scenario = replace(scenario, sync_every=None)
     votes = [
         forecast_votes(scenario, ScaledVote(), pattern, overlap=False)
@@ -131,11 +137,16 @@ def advise_local(scenario: Scenario) -> LocalAdvice:
         f"{each_s:.3g} s, an all-reduce {all_reduce_s:.3g} s."
     )
     if enough.step_s > allowed_s:
-        text += (
-            f" A vote takes {enough.vote_s:.3g} s even so. To hide it behind later steps, set "
-            "delay."
-        )
+        text += f" A vote takes {enough.vote_s:.3g} s even so. {_describe_delay(scenario, enough)}"
     return LocalAdvice(enough.every, text, all_reduce_s, each_s, local)
+
+
+def _describe_delay(scenario: Scenario, forecast: LocalForecast) -> str:
+    """Say which delay hides a vote, or that none does."""
+    delay = math.ceil(forecast.vote_s / _base_s(scenario))
+    if delay < forecast.every:
+        return f"delay={delay} hides it behind later steps."
+    return f"That is longer than {forecast.every - 1} steps, so that no delay hides all of it."
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import MissingDependencyError
+from distlion.lab.names import name_rule
 
 try:
     from matplotlib.figure import Figure
@@ -32,10 +33,11 @@ def draw_beside_figure(records: Sequence[Mapping[str, Any]], figure_path: Path) 
     for record, (color, line, marker) in zip(records, _STYLES, strict=True):
         steps, losses = record["evaluations"]["step"], record["evaluations"]["loss"]
         look = {"color": color, "linestyle": line, "marker": marker}
-        label = record["settings"]["rule"]
+        label = name_rule(record["settings"])
         by_step.plot(steps, losses, label=label, **look)
         sent = [step * _count_step_megabytes(record) for step in steps[1:]]
-        by_bytes.plot(sent, losses[1:], label=label, **look)
+        if record["sent_bytes_per_worker"]:  # a logarithm has no place for nothing
+            by_bytes.plot(sent, losses[1:], label=label, **look)
     by_step.set_xlabel("step")
     by_step.set_ylabel("validation loss (nats per prediction)")
     by_bytes.set_xlabel("MB sent by each worker")

@@ -3,6 +3,7 @@
 from distlion.lab.training.checkpoints import CHECKPOINTS_NAME, CheckpointSettings
 from distlion.lab.training.compare import CompareProgress, compare
 from distlion.lab.training.compare_settings import CompareSettings
+from distlion.lab.training.delta_worker import find_delta_rule
 from distlion.lab.training.local_workers import run_workers
 from distlion.lab.training.loop import Progress
 from distlion.lab.training.methods import BASELINE_NAMES, METHOD_NAMES, RULE_NAMES, find_rule
@@ -40,6 +41,7 @@ __all__ = [
     "TaskName",
     "TrainSettings",
     "compare",
+    "find_delta_rule",
     "find_rule",
     "make_quick",
     "run_workers",

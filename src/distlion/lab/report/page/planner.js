@@ -262,7 +262,10 @@ const planner = (() => {
       + `${short(enough.step_s)} s on average. A vote in each step would take ${short(each)} s, an all-reduce `
       + `${short(allReduce)} s.`;
     if (enough.step_s <= allowed) return advice(enough.every, text);
-    return advice(enough.every, `${text} A vote takes ${short(enough.vote_s)} s even so. To hide it behind later steps, set delay.`);
+    const delay = Math.ceil(enough.vote_s / baseS(model, scenario));
+    const how = delay < enough.every ? `delay=${delay} hides it behind later steps.`
+      : `That is longer than ${enough.every - 1} steps, so that no delay hides all of it.`;
+    return advice(enough.every, `${text} A vote takes ${short(enough.vote_s)} s even so. ${how}`);
   }
 
   function listSites(model, scenario) {

@@ -1,0 +1,48 @@
+"""What Fabric saves of a module under local steps, with its optimizer and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import distlion
+
+pytest.importorskip("lightning")
+from distlion.integrations import fabric
+
+
+@pytest.fixture
+def saved() -> Any:
+    with mock.patch.object(fabric.DDPStrategy, "save_checkpoint") as save:
+        yield save
+
+
+def take_steps(strategy: fabric.VotingStrategy) -> tuple[torch.nn.Module, distlion.LocalSteps]:
+    module = torch.nn.Linear(3, 1)
+    optimizer = distlion.LocalSteps(torch.optim.SGD(module.parameters(), 0.1), every=4)
+    strategy.setup_optimizer(optimizer)
+    for _ in range(2):
+        module(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return module, optimizer
+
+
+def test_workers_vote_before_a_module_is_saved_alone(saved: Any, tmp_path: Path) -> None:
+    strategy = fabric.VotingStrategy()
+    module, optimizer = take_steps(strategy)
+    strategy.save_checkpoint(tmp_path / "model.ckpt", {"model": module})
+    assert saved.call_count == 1
+    assert (optimizer.committed_step, optimizer.steps_since_vote) == (1, 0)
+
+
+def test_nothing_votes_where_no_module_is_saved(saved: Any, tmp_path: Path) -> None:
+    strategy = fabric.VotingStrategy()
+    _, optimizer = take_steps(strategy)
+    strategy.save_checkpoint(tmp_path / "numbers.ckpt", {"epoch": 3})
+    assert saved.call_count == 1
+    assert (optimizer.committed_step, optimizer.steps_since_vote) == (0, 2)
