@@ -24,14 +24,14 @@ AROUND_LOCAL_STEPS = (
         "lab/planning/local_steps.py",
         "step_s = base_s + max(0.0, vote_s - delay * base_s) / every",
         "step_s = base_s + max(0.0, vote_s - delay * base_s)",
-        ("lab/planning/test_local_steps.py",),
+        ("lab/planning/test_local_steps_plan.py",),
     ),
     Mutation(
         "a delay of one step less is named",
         "lab/planning/local_steps.py",
         "delay = math.ceil(forecast.vote_s / _base_s(scenario))",
         "delay = math.floor(forecast.vote_s / _base_s(scenario))",
-        ("lab/planning/test_local_steps.py",),
+        ("lab/planning/test_local_steps_plan.py",),
     ),
     Mutation(
         "a comparison of local steps is told the name of their rule",

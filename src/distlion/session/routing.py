@@ -61,7 +61,7 @@ class Routing:
     Attributes:
         model: The link as it was measured; None where nothing depends on it.
         routes: What carries each bucket, in the order in which they are exchanged.
-        n_turns: Parts of the parameters that take turns to vote; 1 where all vote each time.
+        turns: The routes of each part of the parameters that votes by itself; all where none do.
         between: The link between the ranks that vote with each other, since ``lay_out``.
         inside: The link between the ranks of this worker; None if the worker has a single rank.
         clipper: Clips gradients; None where nothing is clipped.
@@ -82,7 +82,7 @@ class Routing:
         self.between: Transport | None = None
         self.inside: Transport | None = None
         self.routes: list[Route] = []
-        self.n_turns = 1
+        self.turns: list[list[Route]] = [[]]
         self.clipper: NormClipper | None = None
         self.begin_trial()
 
@@ -109,8 +109,12 @@ class Routing:
                 repack(bucket, [params[index].slot for index in bucket.members])
                 for bucket in buckets
             )
-        is_first, self.n_turns = not self.routes, count_turns(params)
+        is_first, n_turns = not self.routes, count_turns(params)
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
+        self.turns = [
+            [route for route in self.routes if route.params[0].turn == turn]
+            for turn in range(n_turns)
+        ]
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
         if not is_first:  # at construction nothing has been said
@@ -167,8 +171,7 @@ class Routing:
 
         All calls that meet the others begin with these, so that sizes are equal on all ranks.
         """
-        turn = step % self.n_turns
-        return [route for route in self.routes if route.params[0].turn == turn]
+        return self.turns[step % len(self.turns)]
 
     def plan(self, step: int) -> ByteCount:
         """Declare what this rank will hand to the network between those who vote, in a step."""
