@@ -43,8 +43,8 @@ LOCAL_PARTS = (
     Mutation(
         "a vote on a part sends all parameters",
         "session/routing.py",
-        "return [route for route in self.routes if route.params[0].turn == turn]",
-        "return list(self.routes)",
+        "[route for route in self.routes if route.params[0].turn == turn]",
+        "list(self.routes)",
         REAL_PARTS,
     ),
     Mutation(
