@@ -216,7 +216,7 @@ def test_another_number_of_local_steps_does_not_resume(tmp_path: Path) -> None:
     make_settings(tmp_path)
     run_workers(interrupt, 2, tmp_path, {})
     settings = make_settings(tmp_path, every=EVERY + 1)
-    with pytest.raises(WorkerFailedError, match="saved with a vote every 3 steps"):
+    with pytest.raises(WorkerFailedError, match="votes every 3 steps, and this optimizer every 4"):
         train(
             settings,
             run_dir=tmp_path / "run",

@@ -39,7 +39,6 @@ _ALIASES = {
     "latency_s": "latency_us",
     "message_s": "message_us",
     "step_timeout_s": "step_timeout",
-    "every": "checkpoint_every",
     "keep": "keep_checkpoints",
     "rates": "rate",
     "method": "methods",

@@ -46,7 +46,7 @@ class CheckpointSettings:
     on_world_change: WorldChange = "error"
 
     def __post_init__(self) -> None:
-        for name, value in (("every", self.every), ("keep", self.keep)):
+        for name, value in (("checkpoint_every", self.every), ("keep", self.keep)):
             if value is not None and value < 1:
                 raise InvalidArgumentError(f"{name} is {value}; expected a number of at least 1")
 
