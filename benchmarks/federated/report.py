@@ -20,7 +20,7 @@ from design import (
 )
 
 MARGIN = 1.0
-"""Points of accuracy within which a vote counts as on a par with FedAvg."""
+"""Points of accuracy: a vote that is no further behind FedAvg counts as equal to it."""
 
 
 def collect(read: Read) -> dict[tuple[str, float | None, int], list[Record]]:

@@ -181,13 +181,13 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         title = _TITLES.get(self.method, self.method)
         return f"{title}, {LONGER} x the steps" if self.cell.is_long else title
 
     @property
     def is_whole(self) -> bool:
-        """Whether all seeds are there."""
+        """True if all seeds are there."""
         return len(self.records) == len(SEEDS)
 
     @property

@@ -1,4 +1,4 @@
-"""What tuning has come to, which methods are reported, and what is to be run in which order."""
+"""The outcome of tuning, the methods to report, and the order of all runs."""
 
 from __future__ import annotations
 

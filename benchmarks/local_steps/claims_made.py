@@ -1,4 +1,4 @@
-"""Who reaches a loss first, and whether the protocol's two claims may be made."""
+"""The first method to reach a loss, and a check of the protocol's two claims."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_vote(entry: Entry) -> bool:
 
 @dataclass(frozen=True)
 class Claims:
-    """What the protocol lets the report say.
+    """Claims that the protocol lets the report make.
 
     Attributes:
         best: The best vote; None before anything is known.

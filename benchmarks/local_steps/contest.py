@@ -1,4 +1,4 @@
-"""What is trained, by which methods, at which rates and how long: the protocol as data."""
+"""Tasks, methods, learning rates and lengths of runs: the protocol as data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIMPLEST = "scaled-plain"
 VOTES = (*(f"{rule}-{outer}" for rule in RULES for outer in OUTERS), *LIONS)
 """Rule and outer step of ``LocalSteps``; names of methods end so."""
 OTHERS = ("diloco", "diloco-plain", "sparse")
-"""What is exchanged every H steps beside votes."""
+"""Methods that exchange something other than votes every H steps."""
 
 _CENTERS = {
     "text": {"adamw": 4e-3, "vote": 4e-4, "outer lion": 3.2e-3},
@@ -52,7 +52,7 @@ _LION = re.compile(rf"(?P<base>{'|'.join(LIONS)})-(?P<rate>.+)")
 
 @dataclass(frozen=True)
 class Local:
-    """What the name of a method with local steps says.
+    """The name of a method with local steps, taken apart.
 
     Attributes:
         every: H.
@@ -114,7 +114,7 @@ class ContestCell(TargetCell):
 
     @property
     def is_long(self) -> bool:
-        """Whether its runs are longer than DDP's."""
+        """True if its runs are longer than DDP's."""
         return self.setting.steps > SETTINGS[self.setting.task].steps
 
 

@@ -30,7 +30,7 @@ from distlion.lab.training.workers import gather_rows
 
 MEAN, HALF, LOW_RANK, SIGNS, SPARSE = "mean", "half", "low rank", "signs", "sparse"
 VOTE = "majority"
-"""What is timed under these names; votes on deltas are timed under that of their rule."""
+"""Methods that are timed by name; votes on deltas are timed by the name of their rule."""
 LION = "-lion"
 _NEVER = 10**9
 _RATE = 1e-3

@@ -1,4 +1,4 @@
-"""What runs on each host of the lab: computing and exchanges that take turns, or a whole run.
+"""The program of each host of the lab: compute and exchange in turns, or train a whole run.
 
     python lab_host.py JOB
 
@@ -40,7 +40,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all hosts do together.
+    """Work that all hosts share.
 
     Attributes:
         task: ``images`` or ``text``.

@@ -1,4 +1,4 @@
-"""What may happen to replies: lost, late, doubled, damaged; and which of them must count."""
+"""Replies that are lost, late, doubled or damaged, and which of them must count."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Deliver = Callable[[list[Message]], list[Message]]
 
 
 class InProcessGrid:
-    """What ``Strategy.start`` needs of a Grid.
+    """The part of a Grid that ``Strategy.start`` needs.
 
     Args:
         train: The client app.

@@ -1,4 +1,4 @@
-"""What Fabric saves of a module under local steps, with its optimizer and without."""
+"""Fabric saves a module under local steps, with its optimizer and without."""
 
 from __future__ import annotations
 

@@ -82,17 +82,18 @@ def test_a_part_takes_its_outcome_later_and_others_go_on(parts: int, delay: int)
     check(distlion.ResidualVote(), parts, delay=delay, momentum=0.5)
 
 
+def make_three_parts(
+    params: dict[str, torch.nn.Parameter], **options: Any
+) -> distlion.VirtualLocalSteps:
+    """Return two workers of SGD whose parameters vote in three parts, with outer momentum."""
+    return distlion.VirtualLocalSteps(
+        params.items(), make_sgd, workers=2, every=EVERY, parts=3, outer_momentum=0.9, **options
+    )
+
+
 def test_what_does_not_vote_is_not_touched() -> None:
     params = make_params(SHAPES)
-    cluster = distlion.VirtualLocalSteps(
-        params.items(),
-        make_sgd,
-        workers=2,
-        every=EVERY,
-        parts=3,
-        aggregation=distlion.ResidualVote(),
-        outer_momentum=0.9,
-    )
+    cluster = make_three_parts(params, aggregation=distlion.ResidualVote())
     for vote in range(6):
         before = copies(cluster.common_point)
         kept = [copies(cluster.votes.state[param].values()) for param in cluster.votes.state]
@@ -145,15 +146,7 @@ def test_a_vote_out_of_turn_is_on_all_parts_that_took_steps(delay: int) -> None:
 
 def test_a_part_that_has_just_voted_rests_in_a_vote_out_of_turn() -> None:
     params = make_params(SHAPES)
-    cluster = distlion.VirtualLocalSteps(
-        params.items(),
-        make_sgd,
-        workers=2,
-        every=EVERY,
-        parts=3,
-        aggregation=distlion.ResidualVote(),
-        outer_momentum=0.9,
-    )
+    cluster = make_three_parts(params, aggregation=distlion.ResidualVote())
     train_virtually(cluster, params.values(), 0, EVERY // 3)
     before = copies(cluster.common_point)
     residual = copies([next(iter(cluster.votes.state.values()))["residual"]])
@@ -165,15 +158,7 @@ def test_a_part_that_has_just_voted_rests_in_a_vote_out_of_turn() -> None:
 
 def test_a_part_whose_period_was_given_up_rests_in_a_vote_out_of_turn() -> None:
     params = make_params(SHAPES)
-    cluster = distlion.VirtualLocalSteps(
-        params.items(),
-        make_sgd,
-        workers=2,
-        every=EVERY,
-        parts=3,
-        outer_momentum=0.9,
-        nonfinite="skip",
-    )
+    cluster = make_three_parts(params, nonfinite="skip")
     train_virtually(cluster, params.values(), 0, EVERY + EVERY // 3 + 1)
     for worker in range(2):  # in the turn of the second part
         for index, param in enumerate(params.values()):

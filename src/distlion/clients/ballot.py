@@ -37,7 +37,7 @@ _ALONE = Roster.of(1)
 
 @dataclass(frozen=True)
 class Call:
-    """What the server tells each client of a round, beside the parameters.
+    """Facts of a round that each client gets with the parameters.
 
     Attributes:
         round: Its number, from 0.

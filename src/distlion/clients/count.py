@@ -1,4 +1,4 @@
-"""What ballots say together: one outcome for each parameter, the same for any order of arrival."""
+"""Count ballots: one outcome for each parameter, the same for any order of arrival."""
 
 from __future__ import annotations
 

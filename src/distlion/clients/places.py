@@ -1,4 +1,4 @@
-"""Where the elements of a model lie in a client's vote: one bucket, counted by one server."""
+"""Places of a model's elements in a client's vote: one bucket, counted by one server."""
 
 from __future__ import annotations
 

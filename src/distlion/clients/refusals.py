@@ -13,7 +13,7 @@ from distlion.layout import FLOAT_BYTES, BucketShape
 
 
 class Refusal(Enum):
-    """What is wrong with it, as logs and counters say it."""
+    """Fault of a ballot, in the words of logs and counters."""
 
     ERROR = "the client failed"
     MALFORMED = "it is not a ballot"

@@ -24,7 +24,7 @@ logger = logging.getLogger("distlion")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a round.
+    """The outcome of a round.
 
     Attributes:
         round: Its number, from 0.
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass
 class _OpenRound:
-    """What has come in for the round in progress."""
+    """Ballots of the round in progress."""
 
     call: Call
     lr: float

@@ -1,4 +1,4 @@
-"""What votes look like in Flower's messages: records in, records out."""
+"""Votes in Flower's messages: records in, records out."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class LocalSteps(AroundInner):
 
     @property
     def progress(self) -> Progress:
-        """Where this worker is between two votes; set it on all workers alike."""
+        """This worker's place between two votes; set it on all workers alike."""
         return self._votes.progress
 
     @progress.setter

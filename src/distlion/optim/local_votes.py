@@ -27,7 +27,7 @@ from distlion.optim.outer_step import OuterStep
 
 
 class Progress(NamedTuple):
-    """Where a worker is between two votes; all but ``begun`` is equal on all workers.
+    """A worker's place between two votes; all but ``begun`` is equal on all workers.
 
     Attributes:
         calls: Calls of ``step()`` so far.
@@ -110,7 +110,7 @@ class LocalVotes:
 
     @property
     def progress(self) -> Progress:
-        """Where this worker is; a vote that is under way is waited for."""
+        """This worker's place; waits for a vote that is under way."""
         period, late = self.period, self._late
         if late is None or late.has_failed:
             return Progress(period.calls, self._list_since())

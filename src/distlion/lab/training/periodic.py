@@ -99,7 +99,7 @@ def _find_voted(match: re.Match[str]) -> Method | None:
 
 @dataclass(frozen=True)
 class LocalVotes:
-    """What a name ``local-K-RULE-OUTER`` says.
+    """A name ``local-K-RULE-OUTER``, taken apart.
 
     Attributes:
         every: K.
