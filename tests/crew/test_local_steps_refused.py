@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,36 @@ from crews import await_true, host_store, make_crew, make_model, start
 from distlion.crew import CrewLocalSteps
 from distlion.errors import CrewError, InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from local_crews import EVERY, check_equal, connect, train
+
+
+def make_votes() -> torch.optim.Optimizer:
+    return distlion.DistributedLion(make_model(0).parameters())
+
+
+def make_adamw() -> torch.optim.Optimizer:
+    return torch.optim.AdamW(make_model(0).parameters())
+
+
+def make_odd_sgd() -> torch.optim.Optimizer:
+    inner = torch.optim.SGD(make_model(0).parameters(), lr=0.1)
+    inner.param_groups[0]["warm_up"] = object()
+    return inner
+
+
+def be_refused(
+    rank: int,
+    size: int,
+    port: int,
+    make: Callable[[], torch.optim.Optimizer],
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> bool:
+    """In a process of its own: nobody closes the connections of a crew that was never formed."""
+    crew = make_crew(port)
+    with pytest.raises(error, match=words):
+        crew.local_steps(make(), **options)
+    return True
 
 
 @pytest.mark.parametrize(
@@ -26,26 +57,19 @@ def test_options_that_a_crew_cannot_have(
     options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     store = host_store()
-    crew = make_crew(store.port)
-    inner = torch.optim.AdamW(make_model(0).parameters())
-    with pytest.raises(error, match=words):
-        crew.local_steps(inner, **options)
+    assert start(be_refused, 1, store.port, make_adamw, options, error, words) == [True]
 
 
 def test_an_inner_optimizer_that_votes_itself_is_refused() -> None:
-    store = host_store()
-    crew = make_crew(store.port)
-    with pytest.raises(UnsupportedTypeError, match="takes steps without other workers"):
-        crew.local_steps(distlion.DistributedLion(make_model(0).parameters()))
+    store, words = host_store(), "takes steps without other workers"
+    given = make_votes, {}, UnsupportedTypeError, words
+    assert start(be_refused, 1, store.port, *given) == [True]
 
 
 def test_hyperparameters_that_cannot_be_handed_over_are_refused() -> None:
     store = host_store()
-    crew = make_crew(store.port)
-    inner = torch.optim.SGD(make_model(0).parameters(), lr=0.1)
-    inner.param_groups[0]["warm_up"] = object()
-    with pytest.raises(CrewError, match="numbers, strings"):
-        crew.local_steps(inner)
+    given = make_odd_sgd, {}, CrewError, "numbers, strings"
+    assert start(be_refused, 1, store.port, *given) == [True]
 
 
 def spoil(rank: int, size: int, port: int) -> dict[str, Any]:

@@ -254,9 +254,9 @@ def test_baseline_refuses_checkpoints(tmp_path):
         train_over(tmp_path / "run", settings, SAVING)
 
 
-@pytest.mark.parametrize("given", ["every", "keep"])
-def test_numbers_below_one_are_refused(given):
-    with pytest.raises(InvalidArgumentError, match=f"^{given} is 0"):
+@pytest.mark.parametrize(("given", "name"), [("every", "checkpoint_every"), ("keep", "keep")])
+def test_numbers_below_one_are_refused(given, name):
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is 0"):
         CheckpointSettings(**{given: 0})
 
 
