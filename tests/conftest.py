@@ -13,6 +13,9 @@ import torch
 # `import cluster` and `import oracle` work in every import mode of pytest.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+# torch asks a name server for each address that it connects to: a lost answer takes 5 s otherwise.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 from cluster import COVERAGE_VARIABLE, start_server
 
 pytest_plugins = ["small_disk"]

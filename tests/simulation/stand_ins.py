@@ -216,7 +216,6 @@ DATETIME = SimpleNamespace(
 )
 RANDOM = SimpleNamespace(uniform=_draw)
 UUID = SimpleNamespace(uuid4=lambda: uuid.UUID(int=running().random.getrandbits(128)))
-SOCKET = SimpleNamespace(gethostname=lambda: running().current.process.name)
 QUEUE = SimpleNamespace(SimpleQueue=SimpleQueue)
 ATEXIT = SimpleNamespace(register=_register_at_exit, unregister=_unregister_at_exit)
 
@@ -305,7 +304,10 @@ def installed(distributed: Any) -> Iterator[None]:
         "random": RANDOM,
         "uuid": UUID,
         "Lifeline": _Lifeline,
-        "socket": SOCKET,
+        "socket": SimpleNamespace(
+            gethostname=lambda: running().current.process.name,
+            create_connection=getattr(distributed, "create_connection", None),
+        ),
         "get_free_port": lambda: 29500,
         "get_method_name": lambda depth=2: "",
         "record": lambda **_: None,

@@ -6,6 +6,7 @@ from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.rendezvous import DEFAULT_PORT, NOW, name_run
 from distlion.crew.sampler import CrewSampler
+from distlion.crew.store import start_store
 
 __all__ = [
     "DEFAULT_PORT",
@@ -16,4 +17,5 @@ __all__ = [
     "CrewSampler",
     "CrewTraffic",
     "name_run",
+    "start_store",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
+import logging
 import os
 import socket
 import threading
@@ -37,6 +38,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from distlion.crew.lifeline import Lifeline
 from distlion.errors import CrewError
 
+logger = logging.getLogger("distlion")
+
 DEFAULT_PORT = 29400
 KEEP_ALIVE_S = 1
 MISSED_KEEP_ALIVES = 6
@@ -44,6 +47,10 @@ MISSED_KEEP_ALIVES = 6
 LAST_CALL_S = 1.5
 """Workers that wait look once a second, so that all of them come within this time."""
 CONNECT_S = 5
+"""How long a store may be silent."""
+_NAME_SERVERS_S = 30
+"""torch asks for the name of each address that it connects to: how long it may wait for that."""
+_TRY_S = 0.1
 _ROLL_BACK_S = 2.0
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
@@ -187,6 +194,8 @@ class Rendezvous:
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
         self._min_workers, self._max_workers = min_workers, max_workers
+        began_s = time.monotonic()
+        self._await_store()
         self._lifeline = Lifeline(self._connect, CONNECT_S)
         # A read that waits keeps others off its connection, so that heartbeats have their own.
         self.store = PrefixStore(name_run(run_id), self._lifeline.connect())
@@ -194,6 +203,14 @@ class Rendezvous:
         # Otherwise each round's first worker would open a port for a store that is not needed.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._heartbeats, self._rounds = self._lifeline.connect(), self._lifeline.connect()
+        if (took_s := time.monotonic() - began_s) > CONNECT_S:
+            logger.warning(
+                "it took %.0f s to connect to the store at %s: torch looks up the name of each "
+                "address, and a name server of this host seems not to answer (see "
+                "/etc/resolv.conf)",
+                took_s,
+                endpoint,
+            )
         self._handler: DynamicRendezvousHandler | None = None
         self._begun_before: int | None = None
         self._join_until_s, self._joining_thread = 0.0, 0
@@ -217,15 +234,39 @@ class Rendezvous:
         )
         return made
 
+    def _await_store(self) -> None:
+        """Wait until somebody listens at the endpoint.
+
+        Raises:
+            CrewError: Nobody does.
+        """
+        address = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
+        until_s = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                socket.create_connection(address, timeout=CONNECT_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() + _TRY_S > until_s:
+                    raise self._make_no_store_error() from error
+            time.sleep(_TRY_S)
+
     def _connect(self) -> Any:
         host, port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
+        limit = timedelta(seconds=_NAME_SERVERS_S)
         try:
-            return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=CONNECT_S))  # type: ignore[attr-defined]
+            store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
         except (RuntimeError, ValueError) as error:
-            raise CrewError(
-                f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on "
-                f"a host that stays: distlion crew --port {port}"
-            ) from error
+            raise self._make_no_store_error() from error
+        store.set_timeout(timedelta(seconds=CONNECT_S))
+        return store
+
+    def _make_no_store_error(self) -> CrewError:
+        port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)[1]
+        return CrewError(
+            f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on a "
+            f"host that stays: distlion crew --port {port}"
+        )
 
     def join(self, limit_s: float, last: int) -> Round:
         """Wait for the next round, and take part in it.

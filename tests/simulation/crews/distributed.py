@@ -46,6 +46,12 @@ class CrewDistributed(Distributed):
     ) -> CrewStore:
         return CrewStore(self.network, self._machine, timeout.total_seconds())
 
+    def create_connection(self, address: tuple[str, int], timeout: float) -> SimpleNamespace:
+        """Look whether the store listens: its machine answers for one that is silent."""
+        if self.network.keeper.is_gone:
+            raise ConnectionRefusedError("Connection refused")
+        return SimpleNamespace(close=lambda: None)
+
     def init_process_group(  # type: ignore[override]
         self,
         backend: str,

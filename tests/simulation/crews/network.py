@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -200,6 +201,9 @@ class CrewStore:
         except dist.DistNetworkError as error:
             kernel.sleep(deadline_s - kernel.now_s)  # it tries again until then
             raise dist.DistNetworkError("The client socket has timed out") from error
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(

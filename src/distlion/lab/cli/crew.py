@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch.distributed as dist
 import typer
 from rich.console import Console
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew import DEFAULT_PORT, NOW, name_run
-from distlion.errors import CrewError
+from distlion.crew import DEFAULT_PORT, NOW, name_run, start_store
 from distlion.lab.cli.failure import shown_failures
 
 EXAMPLE = "Example: distlion crew --port 29400"
@@ -31,7 +28,7 @@ def crew_command(*, port: _Port = DEFAULT_PORT, run_id: _Run = "run") -> None:
     """
     console = Console()
     with shown_failures(Console(stderr=True)):
-        store = keep_store(port)
+        store = start_store(port)
         console.print(f"the store listens at port {store.port}; members of {run_id!r} follow")
         members, shown = PrefixStore(name_run(run_id), store), b""
         with suppress(KeyboardInterrupt):
@@ -41,24 +38,3 @@ def crew_command(*, port: _Port = DEFAULT_PORT, run_id: _Run = "run") -> None:
                     shown = now
                 time.sleep(_LOOK_S)
         console.print("the store has ended")
-
-
-def keep_store(port: int) -> Any:
-    """Start a store in this process.
-
-    Raises:
-        CrewError: The port is taken.
-    """
-    try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
-            "0.0.0.0",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=10),
-        )
-    except (RuntimeError, ValueError) as error:
-        raise CrewError(
-            f"no store can listen at port {port} ({str(error).splitlines()[0]}); choose another "
-            "--port"
-        ) from error

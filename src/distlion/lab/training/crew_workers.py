@@ -9,16 +9,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 
-from distlion.crew import Crew
+from distlion.crew import Crew, start_store
 from distlion.errors import CrewError, DistlionError, WorkerFailedError
 from distlion.lab.tasks import Task
 from distlion.lab.training.crew_loop import CrewLoop, Ending
@@ -88,9 +86,7 @@ def train_crew(
         WorkerFailedError: A worker raised an error, or all were killed.
     """
     with leaving_in_order():
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            _HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
-        )
+        store = start_store(0, host=_HOST)
         company = _Company(settings, load, observe, port=store.port, preload=preload)
         try:
             return company.run()
