@@ -55,9 +55,20 @@ def test_a_name_server_that_falls_silent_does_not_end_a_crew(tmp_path: Path) -> 
     script, names = tmp_path / "meet.py", tmp_path / "resolv.conf"
     script.write_text(SCRIPT)
     names.write_text(f"nameserver 127.0.0.1\noptions timeout:{WAIT_S} attempts:1\n")
-    inside = f"ip link set lo up && mount --bind {names} /etc/resolv.conf && exec {sys.executable} {script}"
+    run = f"exec {sys.executable} {script}"
+    mount = f"mount --bind {names} /etc/resolv.conf"
     done = subprocess.run(
-        ["env", "-u", "RES_OPTIONS", "unshare", "--net", "--mount", "sh", "-c", inside],
+        [
+            "env",
+            "-u",
+            "RES_OPTIONS",
+            "unshare",
+            "--net",
+            "--mount",
+            "sh",
+            "-c",
+            f"ip link set lo up && {mount} && {run}",
+        ],
         capture_output=True,
         text=True,
         check=False,
