@@ -44,7 +44,7 @@ class QuantizedVote(Aggregation):
         norm: Which scale. The direction has long tails, so that its maximum rounds nearly
             everything to the lowest level; the mean keeps the information.
         step: Width of a level in units of s, > 0; None takes ``DEFAULT_STEPS``, see
-            docs/explanation/algorithms.md.
+            docs/explanation/more-bits.md.
 
     Raises:
         InvalidArgumentError: A value is out of range.
