@@ -108,7 +108,7 @@ class LocalAdvice:
     local: tuple[LocalForecast, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)
 
 
@@ -164,7 +164,7 @@ class Site:
     advice: LocalAdvice
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)
 
 
