@@ -97,7 +97,7 @@ def train(
     joined = torchrun_world_size()
     if joined is not None and joined != settings.workers:
         raise InvalidArgumentError(
-            f"workers is {settings.workers}, but torchrun started {joined}; leave --workers away"
+            f"workers is {settings.workers}, but torchrun started {joined}; omit --workers"
         )
     checkpoints = checkpoints or CheckpointSettings()
     if crew:

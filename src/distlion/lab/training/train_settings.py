@@ -269,7 +269,7 @@ class TrainSettings:
         if self.sync_every is not None:
             raise InvalidArgumentError(
                 f"sync_every is {self.sync_every} with every {self.every}: these votes have no "
-                "momenta to average. Leave sync_every away"
+                "momenta to average. Omit sync_every"
             )
 
     def _check_partition(self) -> None:
@@ -304,7 +304,7 @@ def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
         if delay is not None:
             raise InvalidArgumentError(
                 f"delay is {delay} without every: a vote of each step is taken in that step. "
-                "Set every to more than delay, or leave delay away"
+                "Set every to more than delay, or omit delay"
             )
         if rule in SCALED_RULES:
             raise InvalidArgumentError(
