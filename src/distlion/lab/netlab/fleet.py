@@ -28,7 +28,7 @@ class Fleet:
 
     Raises:
         WorkerFailedError: A worker died.
-        """
+    """
 
     def __init__(self, lab: Lab) -> None:
         self._processes = HostProcesses(show_line)
