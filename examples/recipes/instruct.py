@@ -8,10 +8,11 @@ On a cluster:
     torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         examples/recipes/instruct.py --model Qwen/Qwen2.5-0.5B --data tatsu-lab/alpaca --lora
 
-arXiv:2404.00438, section 5, fine-tunes a model of 7 billion parameters with instructions. One of
-its authors has published a command (kyleliang919/distributed-lion-pytorch) with lr 1e-4, weight
-decay 0.05, 100 of 500 steps of warm-up, a cosine, and 2 micro-steps of 4 examples for each of 4
-workers. Rank 16 of LoRA on all linear layers is our choice.
+arXiv:2404.00438, section 5, fine-tunes a model of 7 billion parameters with instructions. The
+numbers are from a command that one of its authors has published
+(kyleliang919/distributed-lion-pytorch): lr 1e-4, weight decay 0.05, 100 of 500 steps of warm-up, a
+cosine, 2 micro-steps of 4 examples for each of 4 workers. Rank 16 of LoRA on all linear layers is
+our choice.
 """
 
 import argparse

@@ -9,12 +9,12 @@ On a cluster, with pictures in DATA/train/CLASS/ and DATA/validation/CLASS/, or 
     torchrun --nproc-per-node 4 examples/recipes/vit.py --preset cifar10 --data uoft-cs/cifar10
     ... --data ILSVRC/imagenet-1k --streaming      # nothing is downloaded first
 
-Models and lengths are from arXiv:2404.00438, section 5: a ViT on CIFAR-10 for 200 epochs, with 4
-to 32 workers that read 32 pictures each, and ViT-S/16 and ViT-B/16 on ImageNet. lr and weight decay
-on CIFAR-10 are from the table of figure 2's hyperparameters in its appendix. On ImageNet they are
-from arXiv:2302.06675, section 5, and its authors' notes: lr 1e-4 and weight decay 10 for a ViT with
-strong augmentation, 300 epochs of batches of 4,096, Mixup. The warm-up of 10,000 steps is AdamW's,
-arXiv:2010.11929.
+Models and lengths are from arXiv:2404.00438, section 5. On CIFAR-10 it trains a ViT for 200 epochs,
+with 4 to 32 workers that read 32 pictures each; on ImageNet it trains ViT-S/16 and ViT-B/16. lr and
+weight decay on CIFAR-10 are from the table of figure 2's hyperparameters in its appendix. The
+numbers on ImageNet are from arXiv:2302.06675, section 5, and its authors' notes: lr 1e-4 and weight
+decay 10 for a ViT with strong augmentation, 300 epochs of batches of 4,096, Mixup. The warm-up of
+10,000 steps is AdamW's, arXiv:2010.11929.
 """
 
 import argparse

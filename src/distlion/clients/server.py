@@ -80,8 +80,8 @@ class VoteServer:
         UnsupportedTypeError: Votes do not support a dtype.
 
     Notes:
-        Memory holds the parameters, a momentum in float32, one bit an element of each ballot taken,
-        and up to 24 bytes an element while ballots are counted. It does not grow with rounds.
+        Memory holds the parameters, a momentum in float32, and one bit an element of each ballot
+        taken. Counting needs up to 24 bytes an element more. None of it grows with rounds.
         An array that half of the clients or more do not train has a median scale of 0. It does not
         move in such a round, and a warning names it once. With any other rule, a single client
         could decide how far such an array moves.

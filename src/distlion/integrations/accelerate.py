@@ -31,7 +31,7 @@ check_version("accelerate", major=1, extra="accelerate")
 from accelerate import Accelerator  # noqa: E402, once its version is known
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 
-# With the optimizers, a script imports all that it changes in one line.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingAccelerator"]
 
 FOLDER = "distlion"

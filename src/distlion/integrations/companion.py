@@ -18,7 +18,7 @@ KEY = "distlion"
 """Key in the framework's file, for the checkpoint of each optimizer."""
 
 _KEPT = 2
-"""Number of kept checkpoints: the newest, and the last one while a file is still being written."""
+"""Number of kept checkpoints: the newest, and one before it while a file is still written."""
 
 
 def name_companion(path: str | os.PathLike[str]) -> Path:
@@ -54,7 +54,7 @@ def saving_votes(
         checkpoint: The framework's data to save, with the model. An entry is added.
         path: The framework's file.
         model: Model with the optimizers' trained parameters.
-        optimizers: Optimizers by permanent names.
+        optimizers: Optimizers by names that never change.
         barrier: Function that waits for all ranks; one of them writes the file.
 
     Raises:

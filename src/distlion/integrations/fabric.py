@@ -29,7 +29,7 @@ from distlion.optim import DistributedLion, LocalSteps
 check_version("lightning", major=2, extra="lightning")
 from lightning.fabric.strategies import DDPStrategy  # noqa: E402, once its version is known
 
-# With the optimizers, a script imports all that it changes in one line.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingStrategy"]
 
 

@@ -92,15 +92,19 @@ class Votes(FedAvg):  # type: ignore[misc]
             float dtype other than float32 and float16.
 
     Notes:
-        Integer arrays, such as BatchNorm's counters, keep their ``initial_arrays``. These replies
-        are not taken: failed ones, second ones, those of another round, rule, length, dtype or
-        node, and those with a scale that is too large or not finite. They are counted in
-        ``outcomes`` and in Flower's log, and each is logged with its reason under "distlion". None
-        of them raises. Metrics of training are averaged by votes, and metrics of evaluation by
-        numbers of examples, if all clients report a finite number. Lists need a
-        ``train_metrics_aggr_fn`` or ``evaluate_metrics_aggr_fn``, which gets the replies taken. An
-        array that half of the clients or more do not train does not move, and a warning names it:
-        see ``VoteServer``.
+        Integer arrays, such as BatchNorm's counters, keep their ``initial_arrays``.
+
+        Invalid replies are not taken: failed ones, second ones, replies of another round, rule,
+        length, dtype or node, and replies with a scale that is too large or not finite. They are
+        counted in ``outcomes`` and in Flower's log, and each is logged with its reason under
+        "distlion". None of them raises.
+
+        Metrics of training are averaged by votes, and metrics of evaluation by numbers of
+        examples, if all clients report a finite number. Lists need a ``train_metrics_aggr_fn`` or
+        ``evaluate_metrics_aggr_fn``, which gets the replies taken.
+
+        An array that half of the clients or more do not train does not move, and a warning names
+        it: see ``VoteServer``.
 
     Example:
         >>> strategy = Votes(lr=0.3, momentum=0.9, fraction_train=0.1, min_replies=3)
@@ -300,7 +304,7 @@ def vote(
 
     Raises:
         InvalidArgumentError: An array is missing, has another shape or is the same object before
-            and after; the message has no call for a vote; or ``context`` is missing.
+            and after. Or the message has no call for a vote, or ``context`` is missing.
         NonFiniteError: A delta is not finite.
         UnsupportedTypeError: ``num_examples`` is no integer, or an array or a metric has a wrong
             type. Any error leaves the client's state unchanged.

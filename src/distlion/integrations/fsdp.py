@@ -15,7 +15,7 @@ def disable_all_reduce(model: nn.Module) -> None:
     """Make an FSDP2 model on a 2D mesh reduce-scatter gradients, without an all-reduce.
 
     ``fully_shard(model, mesh=mesh["shard"])`` needs no such call. The call is for frameworks that
-    insist on ``fully_shard(model, mesh=mesh)`` with the dims (replicate, shard): without it, every
+    insist on ``fully_shard(model, mesh=mesh)`` with the dims (replicate, shard). Without it, every
     worker would vote with the mean gradient of all. Call it once all modules are sharded.
     ``set_requires_all_reduce(False)`` is different: it holds gradients back to accumulate them.
 

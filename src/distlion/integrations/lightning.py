@@ -39,7 +39,7 @@ from lightning.pytorch.callbacks import Callback  # noqa: E402, once its version
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
-# With the optimizers, a script imports all that it changes in one line.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VoteMonitor", "VotingStrategy"]
 
 _OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}

@@ -40,7 +40,7 @@ from distlion.integrations.frameworks import (
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion, LocalSteps
 
-# With the optimizers, a script imports all that it changes in one line.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingMixin"]
 
 EXTRA = "transformers"
@@ -63,7 +63,7 @@ _OVERRIDDEN = (
 
 
 def check_trainer(trainer: type) -> None:
-    """Refuse a Trainer without the methods overridden here: momenta would be lost silently.
+    """Refuse a Trainer without the methods overridden here: votes would be lost silently.
 
     Raises:
         MissingDependencyError: The Trainer lacks one of them.

@@ -35,8 +35,8 @@ class DeepGradientCompression(SparseCompression):
     Args:
         keep: Fraction of the entries to send, in (0, 1]; the paper's sparsity is 1 - ``keep``.
         momentum: Momentum, in [0, 1).
-        clip_norm: Norm at which to clip a parameter's mean gradient, above 0; N independent
-            gradients with a mean of that norm are sqrt(N) times as long. None: never.
+        clip_norm: Norm at which to clip a parameter's mean gradient, above 0. None: never. N
+            independent gradients with a mean of that norm are sqrt(N) times as long.
         warmup_steps: Steps in which the sparsity rises, at least 0; the paper has 4 epochs.
 
     Raises:

@@ -18,7 +18,7 @@ from distlion.lab.baselines.sparse import (
 
 MIN_SAMPLE_ELEMENTS = 1000
 """Smallest size of a sample: with ``keep`` 0.04, the kept fraction then has a standard deviation of
-0.006. Smaller parameters are sampled as a whole."""
+0.006. Parameters with at most this many elements are read as a whole."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class GradDrop(SparseCompression):
     Args:
         keep: Fraction of the entries to send, in (0, 1]; the paper's drop rate R is 1 - ``keep``.
         sample: Fraction of the entries from which to estimate T, in (0, 1], drawn with
-            replacement; at least ``MIN_SAMPLE_ELEMENTS``, or all of a parameter with no more.
+            replacement. At least ``MIN_SAMPLE_ELEMENTS`` are drawn, or a smaller parameter is read
+            as a whole.
 
     Raises:
         InvalidArgumentError: A fraction is out of its range.

@@ -36,10 +36,10 @@ class PowerSGD:
         InvalidArgumentError: A number is out of its range.
 
     Notes:
-        As in PyTorch's hook, a parameter of shape (n, ...) is a matrix of n rows, and a parameter
-        that would not shrink to less than half is not compressed. Each worker of the hook keeps
-        the float32 sum of its gradients' differences from the mean; its rounding error grows with
-        the steps. Where M is 0, the hook's orth of rank 1 or 2 gives NaN; here it does not.
+        As in PyTorch's hook, a parameter of shape (n, ...) is a matrix of n rows. It is not
+        compressed if it would not shrink to less than half. Each worker of the hook keeps the
+        float32 sum of its gradients' differences from the mean; its rounding error grows with the
+        steps. Where M is 0, the hook's orth of rank 1 or 2 gives NaN; here it does not.
     """
 
     rank: int = 4

@@ -30,9 +30,9 @@ class Lab:
     """Make hosts in network namespaces of their own, each with one interface, ``eth0``.
 
     The bridge is in a namespace too, so the machine's own interfaces stay as they are.
-    A lab is removed when its ``with`` block is left, also by Ctrl-C, SIGTERM and SIGHUP, or else
-    when it is collected or the interpreter ends. A killed process leaves its lab behind; making the
-    next lab removes it.
+    A lab is removed when its ``with`` block is left, also by Ctrl-C, SIGTERM and SIGHUP. Otherwise
+    it is removed when it is collected or the interpreter ends. A killed process leaves its lab
+    behind; making the next lab removes it.
 
     Args:
         n_hosts: Number of hosts, 1 to 250; host i has the address 10.77.0.(i + 1).

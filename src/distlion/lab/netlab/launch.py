@@ -98,8 +98,8 @@ def run_command(
     """Run a command on every host, and wait for all of its processes.
 
     If one ends with a status other than 0, the others get 2 s, then SIGTERM, and 2 s later SIGKILL.
-    No process outlives this function: each has a process group of its own, which is killed as a
-    whole, and dies with the thread that called this.
+    No process outlives this function. Each has a process group of its own, which is killed as a
+    whole, and each dies with the thread that called this.
 
     Args:
         lab: Where to run it.

@@ -37,8 +37,8 @@ class Traffic:
 def measure_votes(fleet: Fleet, link: LinkModel, hosts: int) -> Traffic:
     """Measure the exchange of chunks among all hosts for about half a second.
 
-    Chunks have the size for a model of some ten million parameters if the link carries them in that
-    time, and are smaller on slower links. Other load on the machine is counted too.
+    Chunks have the size for a model of some ten million parameters. They are smaller on links that
+    cannot carry them in that time. Other load on the machine is counted too.
 
     Args:
         fleet: The workers, one on each host.

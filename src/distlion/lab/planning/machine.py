@@ -39,8 +39,9 @@ class Machine:
         write_frame_s: Seconds to write the header of a chunk.
         read_frame_s: Seconds to check the header of a chunk.
         vote_wire_s_per_byte: Seconds that the compute cores spend on the network for each byte of
-            votes that a worker sends, and for the byte that it receives meanwhile: the network
-            stack and the process group's threads. 0 where other cores do that, as with a GPU.
+            votes that a worker sends and the byte that it receives meanwhile. They are spent in
+            the network stack and the process group's threads. 0 where other cores do that, as with
+            a GPU.
         gradient_wire_s_per_byte: The same for gradients in an all-reduce, which are longer
             messages.
         bucket_s: Seconds that the compute cores spend on one more bucket of votes.
@@ -111,7 +112,7 @@ CPU = Machine(
 
 ``count_bytes_per_s`` is the rate of one-bit votes, the slowest; frames were timed in the same run.
 The network's cost was measured for a worker with one core, in the network lab, and includes its
-virtual links. At 1 Gbit/s it is 11 to 16 ns a byte of votes and 8 to 12 of gradients; slower links
+virtual links. At 1 Gbit/s it is 11 to 16 ns a byte of votes and 8 to 12 of gradients. Slower links
 cost more, faster ones less (docs/explanation/lab-notebook.md, 2026-11-23). ``bucket_s`` is the
 processor time of one more bucket, 3 to 6 ms. The number of buckets is chosen by ``BUCKET_S``, the
 time that one more bucket added to the step.

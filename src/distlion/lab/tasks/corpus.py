@@ -63,9 +63,9 @@ def load_corpus(source: str | None) -> Corpus:
 
     Args:
         source: None for the Python standard library's source; ``hf:NAME`` or
-            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise the path of a text
-            file, or of a folder with books as ``.txt`` files, in the order of their names. Every
-            20th book of a folder is for validation, or the last one of fewer.
+            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a path. The path leads
+            to a text file, or to a folder with books as ``.txt`` files, in the order of their
+            names. Every 20th book of a folder is for validation, or the last one of fewer.
 
     Raises:
         DataError: The text does not exist, cannot be read, or is empty.

@@ -245,10 +245,10 @@ class _Machine:
         self.stack.append(value)
 
     def pop(self) -> Any:
-        return self.stack.pop() if self.stack else _refuse("its pickle takes what is not there")
+        return self.stack.pop() if self.stack else _refuse("its pickle pops an empty stack")
 
     def top(self) -> Any:
-        return self.stack[-1] if self.stack else _refuse("its pickle takes what is not there")
+        return self.stack[-1] if self.stack else _refuse("its pickle pops an empty stack")
 
     def _recall(self, key: int) -> Any:
         return self.memo[key] if key in self.memo else _refuse("its pickle recalls an unknown item")
@@ -274,7 +274,7 @@ class _Machine:
     def extend(self, items: list[Any]) -> None:
         target = self.top()
         if type(target) is not list:
-            _refuse("its pickle appends to what is no list")
+            _refuse("its pickle appends to something other than a list")
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:

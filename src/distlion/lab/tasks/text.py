@@ -195,7 +195,7 @@ class TextTask:
             if not shard.windows:
                 raise DataError(
                     f"text data {self._source}: {len(self._tokens.train)} training tokens in "
-                    f"{len(self._tokens.book_tokens)} books for {world_size} workers, shared out "
+                    f"{len(self._tokens.book_tokens)} books for {world_size} workers, divided "
                     f"by {self._partition}, leave no window of {self.context + 1} tokens to rank "
                     f"{rank}; take fewer workers, more text or another partition"
                 )

@@ -33,7 +33,7 @@ class CheckpointSettings:
         every: Steps between checkpoints, at least 1; the last step is followed by one too. None
             for no checkpoints.
         keep: Complete checkpoints to keep, at least 1.
-        resume: True to continue from the latest checkpoint; without one the run starts anew.
+        resume: True to continue from the latest checkpoint; without one the run starts over.
         on_world_change: Momenta with which workers begin if their number has changed: see
             ``load_checkpoint``.
 
@@ -64,7 +64,7 @@ class CheckpointSettings:
         """
         if self.are_used and not settings.method.votes:
             raise InvalidArgumentError(
-                f"checkpoints are asked for with the rule {settings.rule}, a baseline whose state "
+                f"checkpoints are requested with the rule {settings.rule}, a baseline whose state "
                 "they cannot hold; --checkpoint-every and --resume belong to rules that vote"
             )
 
@@ -76,7 +76,7 @@ class CheckpointSettings:
         """
         if self.every is not None and not self.resume and has_checkpoint(run_dir):
             raise InvalidArgumentError(
-                f"{run_dir} holds checkpoints of an earlier run, and this one begins anew. "
+                f"{run_dir} holds checkpoints of an earlier run, and this one starts over. "
                 "Expected a folder of its own for each run. Give --resume to go on from there, "
                 f"another --run-dir, or remove {run_dir / CHECKPOINTS_NAME}"
             )

@@ -76,12 +76,12 @@ class LocalSteps:
 
     @property
     def up_bits_per_parameter(self) -> float:
-        """Bits of an exchange, shared out over the steps."""
+        """Bits of an exchange, averaged over the steps."""
         return self._outer.up_bits_per_parameter * self._exchanges_per_step
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits of an exchange, shared out over the steps."""
+        """Bits of an exchange, averaged over the steps."""
         return self._outer.down_bits_per_parameter * self._exchanges_per_step
 
     @property

@@ -141,8 +141,8 @@ def _list_plain_votes() -> list[str]:
     return [*RULES, *(f"{name}{CAUTIOUS}" for name in RULES), *_SIGNUM]
 
 
-# For messages and help. P is 1 to 8 bits, at most 2 for feedback; A and B are digits of betas; K is
-# a number of steps, before which RULE may be a rule for deltas; plain has no outer momentum.
+# For messages and help. P is 1 to 8 bits, at most 2 for feedback. A and B are digits of betas. K is
+# a number of steps; RULE may then be a rule for deltas. Plain has no outer momentum.
 
 _VOTE_NAMES = (
     *list_rule_names(),

@@ -21,7 +21,7 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 
 class WorkerTraceError(Exception):
-    """The traceback of a worker's unexpected exception, as text; it causes WorkerFailedError."""
+    """The traceback of a worker's unexpected exception, as text; the cause of WorkerFailedError."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"

@@ -96,7 +96,7 @@ class RunSettings:
         """Return the settings as JSON types.
 
         A model config is included by its content, not its path, and a method by its name and its
-        ``definition``, so that no record outlives a change of their meaning.
+        ``definition``. No record thus outlives a change of their meaning.
 
         Raises:
             DataError: The config cannot be read.
