@@ -75,8 +75,8 @@ class BallotCount:
             u = fl(fl(b / W) * T),  T = sum_i w_i s_i,  W = sum_i w_i, the division in double
 
         Args:
-            ballots: Those taken.
-            votes: w of each.
+            ballots: Ballots taken.
+            votes: Number w of votes of each.
             reach: b of each parameter.
 
         Returns:
@@ -115,8 +115,8 @@ class BallotCount:
             in float32, in the given order
 
         Args:
-            ballots: Those taken.
-            votes: w of each.
+            ballots: Ballots taken.
+            votes: Number w of votes of each.
             largest: (n_params,) float32, the largest scale that counts.
         """
         n_params = len(self._bucket.slots)

@@ -50,14 +50,14 @@ def check_votes(optimizer: Any, where: str) -> Voter:
         where: Name of the bridge, which averages no gradients.
 
     Raises:
-        UnsupportedTypeError: It does not vote: replicas would drift apart.
+        UnsupportedTypeError: It does not vote: replicas would diverge.
     """
     while not isinstance(optimizer, Voter):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             raise UnsupportedTypeError(
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
-                "averages no gradients, so that replicas would drift apart; make it a "
+                "averages no gradients, so replicas would diverge; make it a "
                 "distlion.DistributedLion or a distlion.LocalSteps"
             )
         optimizer = inner

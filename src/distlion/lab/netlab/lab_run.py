@@ -64,7 +64,7 @@ def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
 
     Args:
         name: Name of the method, as in ``distlion.lab.netlab.method_names``.
-        workload: Its model and data, its emulated accelerator, or its vector.
+        workload: Model and data, emulated accelerator, or vector.
         rank: Number of this worker; data differs between workers.
     """
     if isinstance(workload, VectorWorkload):

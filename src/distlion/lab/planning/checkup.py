@@ -38,7 +38,7 @@ class Checkup:
     """Findings of an examination; equal on all ranks.
 
     Attributes:
-        workers: In rank order.
+        workers: Reports of all workers, in rank order.
         link: The link's probe, over all ranks and rank by rank.
         warnings: Faults to look at.
     """

@@ -75,7 +75,7 @@ def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> Non
     if settings.workers > by_cores:
         raise InvalidArgumentError(
             f"workers is {settings.workers} with {_count(settings.threads, 'thread')} each, and "
-            f"{_count(machine.cores, 'core')} hold {by_cores}; take as many, or --oversubscribe"
+            f"{_count(machine.cores, 'core')} hold {by_cores}; use {by_cores} or --oversubscribe"
         )
     if machine.memory_bytes is None or settings.workers <= 1:
         return
@@ -85,7 +85,7 @@ def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> Non
     if settings.workers > by_memory:
         raise InvalidArgumentError(
             f"workers is {settings.workers} of about {needed_bytes / 1e9:.1f} GB each, and "
-            f"{machine.memory_bytes / 1e9:.1f} GB of free memory hold {by_memory}; take as many, "
+            f"{machine.memory_bytes / 1e9:.1f} GB of free memory hold {by_memory}; use {by_memory} "
             "or --oversubscribe"
         )
 

@@ -27,7 +27,7 @@ _FREE = {"workers", "exchange", "overlap", "diagnose_every", "eval_every", "step
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """When to save, and whether to resume.
+    """Settings of checkpoints: saving and resuming.
 
     Args:
         every: Steps between checkpoints, at least 1; the last step is followed by one too. None
@@ -53,7 +53,7 @@ class CheckpointSettings:
 
     @property
     def are_used(self) -> bool:
-        """Return whether anything is saved or loaded."""
+        """Return True if anything is saved or loaded."""
         return self.every is not None or self.resume
 
     def check(self, settings: TrainSettings) -> None:
@@ -83,7 +83,7 @@ class CheckpointSettings:
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Return whether a run's folder names a latest checkpoint, whole or not."""
+    """Return True if a run's folder names a latest checkpoint, complete or not."""
     return (run_dir / CHECKPOINTS_NAME / _LATEST).exists()
 
 
@@ -91,7 +91,7 @@ class RunCheckpoints:
     """The checkpoints of a run, as one worker sees them.
 
     Args:
-        settings: When to save, and whether to resume.
+        settings: Settings of checkpoints.
         run_dir: Folder of the run.
         training: Settings of the training.
         worker: Owner of model and optimizer.

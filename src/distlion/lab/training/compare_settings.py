@@ -83,7 +83,7 @@ class CompareSettings:
         """Fill absent settings, and None, with defaults, as ``distlion train`` does for its own.
 
         Raises:
-            InvalidArgumentError: As the class.
+            InvalidArgumentError: As in the class.
             TypeError: A name is not a setting.
         """
         given = {name: value for name, value in given.items() if value is not None}

@@ -71,7 +71,7 @@ def run_workers(
     Args:
         work: Called as ``work(emit, *args)`` on every rank with the default group initialized; must
             be importable by name. Values that rank 0 passes to ``emit`` reach ``observe`` here.
-        args: Its further arguments; they are pickled.
+        args: Further arguments of ``work``; they are pickled.
         world_size: Number of workers.
         observe: Called here with the values that rank 0 emits.
         preload: Modules to import once, before workers are forked, instead of in each worker.

@@ -146,7 +146,7 @@ class TrainingLoop:
         settings: The run's settings; ``workers`` is the group's size.
         task: The data and model.
         observe: Called on rank 0 after every step and evaluation.
-        checkpoints: When to save, and whether to resume; None for neither.
+        checkpoints: Settings of checkpoints; None for none.
         run_dir: Folder of the run, with its checkpoints.
     """
 

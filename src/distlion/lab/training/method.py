@@ -25,12 +25,12 @@ class Method:
     """A way to train, with a name such as ``majority``.
 
     Attributes:
-        name: Its name on the command line.
+        name: Name on the command line.
         description: A phrase for reports.
         definition: A description to the last number; it identifies the method in records.
-        kind: Its side in a comparison.
+        kind: Side in a comparison.
         base_lr: Center of its grid of learning rates in a comparison.
-        weight_decay: Its default weight decay in a comparison.
+        weight_decay: Default weight decay in a comparison.
         enter: Builds the virtual workers of a run.
         start: Builds this process's worker of a run; None for methods of comparisons only.
         votes: True if workers vote; False if they average.

@@ -73,8 +73,8 @@ def train(
         settings: The run's settings.
         run_dir: Folder of the run; made if it does not exist.
         observe: Called with rank 0's progress, in the process that calls this function.
-        checkpoints: When to save, and whether to resume; None for neither. A resumed run ends with
-            the bits, and the record, of an uninterrupted one.
+        checkpoints: Settings of checkpoints; None for none. A resumed run ends with the bits, and
+            the record, of an uninterrupted one.
         oversubscribe: True to allow more local workers than cores and memory hold.
         crew: True if local workers form a crew: if one is killed, a newcomer takes its place. The
             record then has one worker's losses and traffic.
@@ -191,7 +191,7 @@ class _Work:
 
     Args:
         settings: The run's settings.
-        checkpoints: When to save, and whether to resume.
+        checkpoints: Settings of checkpoints.
         run_dir: Folder of the run, absolute.
         oversubscribe: True to allow more workers than the machine holds.
         crew: True if killed workers are replaced.

@@ -36,7 +36,7 @@ class RunRecord:
         sent_bytes_per_step: Bytes that one worker would send over a network, the mean of all steps.
         rounds: Number of sequential messages in a step.
         parameters_sha256: Digest of the final parameters.
-        series: At each evaluation: ``step`` (steps done), ``train_loss`` (mean over workers and the
+        series: At each evaluation, ``step`` (steps done), ``train_loss`` (mean over workers and the
             steps since the last evaluation; None before the first step), ``validation_loss``,
             ``validation_accuracy``, ``test_loss``, ``test_accuracy`` (nats per prediction, shares)
             and ``sent_bytes`` (of one worker so far).

@@ -92,7 +92,7 @@ class TrainSettings:
         workers: Processes that train together, at least 1.
         rule: Rule of the votes, or a baseline; with ``every``, a rule for votes on deltas.
         exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
-        overlap: Whether votes leave during backward: on, off, or the faster one; off for a
+        overlap: Overlap of votes with backward: on, off, or the faster one; off for a
             baseline.
         sync_every: Steps in which every momentum is averaged over workers once. None for never;
             always None for a baseline.
@@ -159,7 +159,7 @@ class TrainSettings:
         """Fill absent settings, and None, with the defaults of the task and the rule.
 
         Raises:
-            InvalidArgumentError: As the class.
+            InvalidArgumentError: As in the class.
             TypeError: A name is not a setting.
         """
         every, delay = given.get("every"), given.get("delay")

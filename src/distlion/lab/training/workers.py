@@ -22,7 +22,7 @@ from distlion.virtual import VirtualCluster
 
 LION_BETAS = (0.9, 0.99)
 AUTO = "auto"
-"""In place of a pattern's name: the optimizer chooses the pattern."""
+"""Name that lets the optimizer choose the pattern."""
 
 
 @dataclass(frozen=True)
