@@ -1,4 +1,4 @@
-"""A plain DDP script, and what changes for one bit per parameter.
+"""A plain DDP script, and the change for one bit per parameter.
 
     torchrun --nproc-per-node 2 examples/01_one_line_change.py            # after: votes
     torchrun --nproc-per-node 2 examples/01_one_line_change.py --before   # before: DDP and AdamW

@@ -15,10 +15,10 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 from distlion.integrations.transformers import DistributedLion, VotingMixin  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="the Trainer as it is")
+parser.add_argument("--before", action="store_true", help="the plain Trainer, without votes")
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--folder", default="runs/hf_trainer", help="of the checkpoints")
-parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+parser.add_argument("--folder", default="runs/hf_trainer", help="folder of the checkpoints")
+parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 args = parser.parse_args()
 
 digits = load_digits()

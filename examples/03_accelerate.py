@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from distlion.integrations.accelerate import DistributedLion, VotingAccelerator  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="Accelerate as it is")
+parser.add_argument("--before", action="store_true", help="plain Accelerate, without votes")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--folder", type=Path, default=Path("runs/accelerate"), help="of checkpoints")
-parser.add_argument("--resume", action="store_true", help="from the last epoch that was saved")
+parser.add_argument("--resume", action="store_true", help="resume from the last saved epoch")
 args = parser.parse_args()
 
 digits = load_digits()

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from distlion.integrations.lightning import DistributedLion, VotingStrategy  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="Lightning as it is")
+parser.add_argument("--before", action="store_true", help="plain Lightning, without votes")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--folder", default="runs/lightning", help="of checkpoints")
-parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 args = parser.parse_args()
 
 digits = load_digits()

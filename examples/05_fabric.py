@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from distlion.integrations.fabric import DistributedLion, VotingStrategy  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="Fabric as it is")
+parser.add_argument("--before", action="store_true", help="plain Fabric, without votes")
 parser.add_argument("--epochs", type=int, default=8)
-parser.add_argument("--folder", default="runs/fabric", help="of the checkpoint")
-parser.add_argument("--resume", action="store_true", help="from the last epoch that was saved")
+parser.add_argument("--folder", default="runs/fabric", help="folder of the checkpoint")
+parser.add_argument("--resume", action="store_true", help="resume from the last saved epoch")
 args = parser.parse_args()
 
 digits = load_digits()

@@ -1,4 +1,4 @@
-"""Predict a method's step by the cost model, to compare with the measured one."""
+"""Predict a method's step by the cost model, to compare it with the measured step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from distlion.lab.planning import (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Measurements that a prediction takes beside the method.
+    """Measurements that a prediction needs besides the method.
 
     Attributes:
-        n_parameters: Of the model.
-        hosts: Workers, one on each.
-        cores: Of this machine, on which all hosts run.
-        link: As probed between the workers, all sending at once: its latency counts.
-        machine: The kernels of one worker, as measured.
-        votes: What sending takes where all send to all, as measured.
-        gradients: Where each sends to the next one.
-        server: Where all send to one, or one to all.
+        n_parameters: Trainable elements of the model.
+        hosts: Number of hosts, with one worker on each.
+        cores: Cores of this machine, on which all hosts run.
+        link: Link between the workers, probed while all send at once; its latency counts.
+        machine: Measured rates of one worker's kernels.
+        votes: Measured cost of sending if all send to all.
+        gradients: Measured cost of sending if each sends to the next one.
+        server: Measured cost of sending if all send to one, or one to all.
         floor_s: Seconds of a step without communication, Lion's arithmetic included.
     """
 
@@ -53,7 +53,7 @@ class Surroundings:
 def predict_step(name: str, surroundings: Surroundings) -> float | None:
     """Predict the seconds of a method's step; None where there is no closed form.
 
-    The compute is what the floor leaves when the arithmetic of a lone worker is taken off it.
+    The compute time is the floor less the arithmetic of a single worker.
     """
     if name == FLOOR:
         return surroundings.floor_s
@@ -78,7 +78,7 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
 
 
 def _find_traffic(surroundings: Surroundings, pattern: Exchange) -> Traffic:
-    """Return what the messages of a pattern take; large all-gathers go along a ring."""
+    """Return the traffic of a pattern's messages; large all-gathers go along a ring."""
     if isinstance(pattern, ParameterServer):
         return surroundings.server
     return surroundings.gradients if isinstance(pattern, AllGather) else surroundings.votes

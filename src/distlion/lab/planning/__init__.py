@@ -1,4 +1,4 @@
-"""Bytes and seconds of whole steps in closed form: of votes, and of what one could do instead."""
+"""Closed-form bytes and seconds of whole steps: of votes, and of the alternatives to votes."""
 
 from distlion.lab.planning.accelerator import (
     Accelerators,

@@ -1,4 +1,4 @@
-"""What the planner's page is given, so that its closed forms hold no number of their own."""
+"""Data for the planner's page, so that its closed forms hold no number of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _A_FEW, _MANY = 3, 1023
 
 
 def build_page_model() -> dict[str, Any]:
-    """Return rules, baselines and constants as JSON can hold them, for ``planner.js``.
+    """Return rules, baselines and constants as JSON types, for ``planner.js``.
 
     Lists are in the order of ``compare_methods``, so that equally fast methods rank alike.
     """

@@ -1,4 +1,4 @@
-"""A step of ours: bytes and seconds of a rule under a pattern."""
+"""A step with votes: bytes and seconds of a rule under a pattern."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def forecast_votes(
 ) -> Forecast:
     """Forecast a step of one rule under one pattern.
 
-    With several workers in a node, gradients are averaged inside it, each worker votes for its part
-    of the parameters over its part of the node's link, and replies are gathered inside. Momenta,
-    where they are averaged, follow the votes.
+    Several workers in a node average their gradients inside it. Each then votes for its part of the
+    parameters over its share of the node's link, and replies are gathered inside. Averaged momenta
+    follow the votes.
     """
     n_buckets = _count_buckets(scenario, rule, overlap=overlap)
     shape = rule.shape_of(-(-scenario.own_params // n_buckets), scenario.nodes)
@@ -57,7 +57,7 @@ def forecast_votes(
 
 
 def name_rule(rule: Aggregation) -> str:
-    """Write a rule without the arguments that have their defaults, but with its bits."""
+    """Format a rule with its bits and its other arguments that differ from their defaults."""
     frozen: Any = rule  # every rule is a frozen dataclass
     arguments = [
         f"{field.name}={value!r}"
@@ -68,7 +68,7 @@ def name_rule(rule: Aggregation) -> str:
 
 
 class _Momenta(NamedTuple):
-    """What averaging momenta takes in a step, for one worker of each node."""
+    """Load of averaging momenta in a step, for one worker of each node."""
 
     busiest_bytes: int = 0
     total_bytes: int = 0
@@ -101,7 +101,7 @@ def _sent_bytes(pattern: Exchange, shape: BucketShape, rank: int) -> int:
 
 
 def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
-    """Return the seconds of encode and commit; alone, nothing is encoded."""
+    """Return the seconds of encode and commit; a single node encodes nothing."""
     machine, own = scenario.machine, scenario.own_params
     if scenario.nodes == 1:
         return machine.commit_s(scenario.n_params, scenario.n_params, 0)
@@ -130,7 +130,7 @@ def _host_s(machine: Machine, rule: Aggregation, pattern: Exchange, shape: Bucke
 
 
 def _processor_s(scenario: Scenario, n_buckets: int, sent_bytes: int) -> float:
-    """Return what exchanges take of the cores that compute, of the busiest worker."""
+    """Return the seconds that exchanges take from the busiest worker's compute cores."""
     if scenario.nodes == 1:
         return 0.0
     machine = scenario.machine

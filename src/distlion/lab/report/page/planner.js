@@ -1,4 +1,4 @@
-// The closed forms of distlion.lab.planning: what a step takes by every method. A test compares them with
+// The closed forms of distlion.lab.planning: the time of a step by every method. A test compares them with
 // Python's, number by number; every constant is in `model`, which Python writes.
 "use strict";
 
@@ -276,7 +276,7 @@ const planner = (() => {
 
   // ---- advice, in the words of distlion.lab.planning.advice
 
-  // Three significant digits as Python's format ".3g" writes them.
+  // Three significant digits, as in Python's format ".3g".
   function short(x) {
     if (x === 0) return "0";
     const [digits, exponent] = x.toExponential(2).split("e"), power = Number(exponent);
