@@ -41,8 +41,8 @@ arguments = TrainingArguments(
     args.folder,
     max_steps=args.steps,
     per_device_train_batch_size=32,
-    learning_rate=1e-3,
-    weight_decay=0.03,
+    learning_rate=7.5e-4,
+    weight_decay=0.04,
     save_steps=max(1, args.steps // 2),
     logging_steps=max(1, args.steps // 4),
     use_cpu=not torch.cuda.is_available(),
@@ -62,7 +62,10 @@ else:
     class VotingTrainer(VotingMixin, Trainer): ...  # 2
 
     trainer = VotingTrainer(
-        model, arguments, **sets, optimizer_cls_and_kwargs=(DistributedLion, {})
+        model,
+        arguments,
+        **sets,
+        optimizer_cls_and_kwargs=(DistributedLion, {"betas": (0.9, 0.95), "cautious": True}),
     )  # 3
 
 trainer.train(resume_from_checkpoint=args.resume)

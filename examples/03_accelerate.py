@@ -37,7 +37,9 @@ if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
     accelerator = VotingAccelerator(cpu=on_cpu)  # 2
-    optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
+    optimizer = DistributedLion(
+        model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+    )  # 3
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.epochs * 47)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 

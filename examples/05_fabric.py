@@ -44,7 +44,9 @@ model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
 if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
-    optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
+    optimizer = DistributedLion(
+        model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+    )  # 3
 model, optimizer = fabric.setup(model, optimizer)
 
 state = {"model": model, "optimizer": optimizer, "epoch": 0}

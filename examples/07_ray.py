@@ -39,7 +39,9 @@ def train(config: dict[str, Any]) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     else:
         model = ray.train.torch.prepare_model(model, parallel_strategy=None)  # 2
-        optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
+        optimizer = DistributedLion(
+            model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+        )  # 3
 
     first, part = 0, f"worker-{rank}.pt"
     checkpoint = ray.train.get_checkpoint()
