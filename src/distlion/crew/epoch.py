@@ -35,8 +35,8 @@ QUICK_S = 1.5
 FACTS_S = 10.0
 """Seconds that the workers of a round wait for each other's state."""
 CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
-"""Seconds for connections, and for each member more. All are ready at the start, so a longer wait is
-for a member that has died meanwhile."""
+"""Seconds for connections, and more for each member. All are ready at the start, so a longer wait
+is for a member that has died meanwhile."""
 _POLL_S = 0.005
 _EPOCHS, _IDS, _DECISION, _MISSING = "epochs", "ids", "decision", "missing"
 
