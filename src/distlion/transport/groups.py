@@ -109,9 +109,9 @@ def own_group(
 ) -> dist.ProcessGroup:
     """Make a Gloo group of workers of another group; all of them must call it.
 
-    It has the methods of any group, and ends when it is let go of. ``dist.new_group`` does not make
-    it: that one names groups of some ranks by how many groups a process is in, which may differ
-    between ranks, all the more with ours among them; they would wait for each other in vain.
+    It has the methods of any group, and ends when it is freed. ``dist.new_group`` is no
+    alternative, as it names groups by the number of groups a process is in. That number may differ
+    between ranks, and more so with these groups, so that they would wait for each other in vain.
 
     Args:
         process_group: The group of the workers.

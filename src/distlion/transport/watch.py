@@ -138,7 +138,7 @@ class PeerWatch:
         return [watch for watch in others if watch._ranks == self._ranks]
 
     def _find_stray(self) -> str | None:
-        """Name the call on a twin at which this worker waits, or failed since its last call here."""
+        """Name a call on a twin at which this worker waits, or failed since its last call here."""
         for twin in self._list_twins():
             if twin._waiting or twin._settled_s > self._entered_s[1]:
                 return f"{twin.turns.now} of {twin._name}"
