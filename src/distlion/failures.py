@@ -123,7 +123,7 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
     ),
     "left": Failure(
         PeerLostError,
-        "{what}: {who} left, and is waited for no more; look at its log{note}; nothing was "
+        "{what}: {who} left, and is no longer waited for; look at its log{note}; nothing was "
         "committed here",
     ),
     "silent": Failure(

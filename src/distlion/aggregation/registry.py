@@ -121,7 +121,7 @@ def parse_rule(text: str) -> Aggregation:
     if len(text) > LONGEST_RULE:
         raise CheckpointError(
             f"an aggregation rule of {len(text):,} characters, beginning with "
-            f"{text[:40]!r}, is none of ours; expected {LONGEST_RULE} at most"
+            f"{text[:40]!r}, is not a rule; expected {LONGEST_RULE} at most"
         )
     classes = {type(rule).__name__: type(rule) for rule in _list_rules()}
     try:

@@ -103,7 +103,7 @@ class CheckpointBarrier:
         sums = [row["sum"] for row in self.share(None, sum=sha256(text.encode()).hexdigest())]
         culprits = [number for number, each in enumerate(sums) if each != sums[0]]
         if culprits:
-            raise self.refuse(culprits, f"{what} differ from those of rank 0")
+            raise self.refuse(culprits, f"{what} differ from rank 0's")
 
     def refuse_replicas(self, names: Sequence[str], *, step: int) -> ReplicaMismatchError:
         """Make the error for shared parameters that differ between processes."""

@@ -165,8 +165,8 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
 def _describe_absence(path: Path) -> str:
     if not path.exists():
         return (
-            f"the folder {path} does not exist; expected that of a run's checkpoints or of one "
-            "checkpoint, step-.... Check the name, and that this machine has the folder"
+            f"the folder {path} does not exist; expected the folder of a run's checkpoints or of "
+            "one checkpoint, step-.... Check the name, and that this machine has the folder"
         )
     if not path.is_dir():
         return f"{path} is a file; expected the folder of a run's checkpoints or of one checkpoint"
@@ -186,7 +186,7 @@ def find_checkpoint(path: Path) -> Path:
         if not os.path.lexists(path):
             raise CheckpointError(_describe_absence(path))
         if path.is_symlink() or not path.is_dir():
-            raise CheckpointError(f"{path} is no folder of a checkpoint")
+            raise CheckpointError(f"{path} is not the folder of a checkpoint")
         return path
     point = path / LATEST
     if not os.path.lexists(point):

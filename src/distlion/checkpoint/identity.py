@@ -57,6 +57,6 @@ def read_newest(root: Path) -> Manifest | None:
     if not found:
         return None
     raise CheckpointError(
-        f"{root} holds checkpoints, and it cannot be told whose they are ({problem}). Choose "
-        "another folder, or give overwrite=True to take this one over"
+        f"{root} holds checkpoints, and their owner is unknown ({problem}). Choose another "
+        "folder, or give overwrite=True to take this one over"
     )

@@ -116,7 +116,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
         whole = json.loads(data)
         content = whole["content"]
         if _canonical(whole) != data or whole["sha256"] != _sum_of(content):
-            raise ValueError("its sum is another")
+            raise ValueError("its checksum differs")
         if content["format"] not in _READABLE:
             raise CheckpointError(
                 f"{path} is of format {content['format']!r}, written by distlion "
@@ -129,7 +129,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path} was damaged, or is no manifest ({error})") from error
+        raise CheckpointError(f"{path} was damaged, or is not a manifest ({error})") from error
     return manifest
 
 

@@ -72,7 +72,7 @@ class Reader:
         if self.manifest.seed != ownership.seed:
             raise CheckpointError(
                 f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
-                f"seed={ownership.seed}: ties would be broken otherwise; give the saved seed"
+                f"seed={ownership.seed}: ties would be broken differently; give the saved seed"
             )
         voters = sorted({worker // ownership.node_size for worker in ownership.workers})
         self._shares: dict[int, list[Share]] = {
@@ -220,8 +220,8 @@ class Reader:
         wrong = [name for name, digest in saved.items() if digests.get(name) != digest]
         if wrong:
             raise CheckpointError(
-                f"{self.folder} holds what was trained only, and {wrong[0]} (one of {len(wrong)}), "
-                "which was not, is not what it was then: begin with the same model"
+                f"{self.folder} holds trained tensors only, and {wrong[0]} (one of {len(wrong)}), "
+                "which was not trained, has changed since then: begin with the same model"
             )
         return found
 

@@ -33,7 +33,7 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
         equal numbers   m'_j = m_j, under every rule
         "mean"          m'_j = (1 / W) sum_i m_i: keeps the direction of global Lion
         "map"           m'_j = the mean of the m_i over [j W / W', (j + 1) W / W'), voter i being
-                        the interval [i, i + 1): each neighbourhood keeps its own, and the mean of
+                        the interval [i, i + 1): each neighborhood keeps its own, and the mean of
                         all is unchanged
         "reset"         m'_j = 0
 
@@ -45,7 +45,7 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
     if rule == "error":
         raise CheckpointError(
             f"the checkpoint holds the momenta of {saved} workers, and now there are {present}; "
-            "say what they begin with: on_world_change='map' (each the mean of its neighbourhood), "
+            "say what they begin with: on_world_change='map' (each the mean of its neighborhood), "
             "'mean' (all the same mean) or 'reset' (zeros); with distlion train --on-world-change, "
             "with a VotingMixin the attribute of the class"
         )

@@ -33,7 +33,7 @@ def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
     ]
     if wrong:
         raise CheckpointError(
-            f"{folder} would replace the scheduler's {str(wrong[0])[:80]!r}, which is no part of "
+            f"{folder} would replace the scheduler's {str(wrong[0])[:80]!r}, which is not part of "
             "its state; expected what state_dict() returns"
         )
     for key in present.keys() & saved.keys():

@@ -130,7 +130,7 @@ def check_file(path: Path, record: FileRecord) -> None:
         with os.fdopen(os.open(path, READ_FLAGS), "rb") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise CheckpointError(f"{path} is no plain file")
+                raise CheckpointError(f"{path} is not a plain file")
             if state.st_size != record.n_bytes:
                 raise CheckpointError(
                     f"{path} has {state.st_size:,} bytes, {record.n_bytes:,} were written: it was "
@@ -141,7 +141,7 @@ def check_file(path: Path, record: FileRecord) -> None:
     except OSError as error:
         raise refuse_to_read(path, error) from error
     if digest.hexdigest() != record.sha256:
-        raise CheckpointError(f"{path} was damaged since it was written: its SHA-256 is another")
+        raise CheckpointError(f"{path} was damaged since it was written: its SHA-256 differs")
 
 
 def refuse_to_read(path: Path, error: OSError) -> CheckpointError:
@@ -174,7 +174,7 @@ class TensorFile:
         try:
             self._file = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
         self.path = path
         self.names: set[str] = set(self._file.keys())
 

@@ -140,5 +140,5 @@ def _read(text: str | bytes) -> list[Ask]:
         try:
             asks.append(Ask(each["number"], Member(**each["member"])))
         except (KeyError, TypeError):
-            logger.warning("a worker asks the crew in another form than ours: %r", each)
+            logger.warning("a worker asks the crew in an unknown format: %r", each)
     return asks

@@ -81,7 +81,7 @@ def encode_state(state: Any) -> str:
         text = json.dumps(encode_tree(state, "what is carried", tensors))
     except (CheckpointError, TypeError, ValueError) as error:
         raise CrewError(
-            f"param groups and what is carried must be numbers, strings, lists and dicts ({error})"
+            f"param groups and carried states must be numbers, strings, lists and dicts ({error})"
         ) from error
     if tensors:
         raise CrewError("a tensor or an array cannot be carried; give numbers, lists and dicts")

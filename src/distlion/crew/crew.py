@@ -101,7 +101,7 @@ class Crew:
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
         if not secret:
             logger.warning(
-                "the crew has no secret: whoever reaches %s can run code on all workers; set %s "
+                "the crew has no secret: anyone who reaches %s can run code on all workers; set %s "
                 "to the same random words on all of them",
                 endpoint,
                 SECRET_VARIABLE,
@@ -309,7 +309,7 @@ class Crew:
             if is_outside or (before is not None and is_left_out(before, own)):
                 # With an unreachable member, the others would try to form epochs forever.
                 self._ended.wait(self.patience.find_pause_s())
-                logger.info("worker %d asks those who train to let it in", self._id)
+                logger.info("worker %d asks the members to let it in", self._id)
                 decision = ask(self._rendezvous.store, own)
                 if decision is not None:
                     return read_decision(self._rendezvous, decision, own), last
@@ -370,13 +370,13 @@ class Crew:
                 optimizer.catch_up()
         except DistError as error:
             raise CrewError(
-                f"the store is gone ({error}): this worker has come to its end, and does not know "
-                "of the others"
+                f"the store is gone ({error}): this worker has finished, and cannot know "
+                "whether the others have"
             ) from error
         except CrewError as error:
             if not isinstance(error.__cause__, TooFewError):
                 raise
-            logger.warning("worker %d has come to its end, the last of all: %s", self._id, error)
+            logger.warning("worker %d has finished, the last of all: %s", self._id, error)
         self._ended.set()
         self._rendezvous.close()
 

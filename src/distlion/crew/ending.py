@@ -34,7 +34,7 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
             if each not in heard or heard[each][0] != word:
                 heard[each] = word, now_s
             elif now_s - heard[each][1] > limit_s:
-                logger.warning("worker %s says nothing; the others end without it", each)
+                logger.warning("worker %s is silent; the others end without it", each)
                 return False
         time.sleep(0.05)
     return True

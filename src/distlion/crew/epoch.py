@@ -140,10 +140,10 @@ def meet(
     except RuntimeError as error:
         raise FormingError(str(error)) from error
     if not number:
-        raise OthersTrainError("others train, and have not let in those who met")
+        raise OthersTrainError("others train, and have not let these workers in")
     members = leave_out_strangers(members, own)
     if len(members) < min_workers:
-        raise FormingError("too few are left who train with the same settings")
+        raise FormingError("too few workers are left with the same settings")
     return _make(rendezvous.store, number, members, own)
 
 

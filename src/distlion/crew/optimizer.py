@@ -47,7 +47,7 @@ logger = logging.getLogger("distlion")
 
 REFUSED = {
     "process_group": "the crew makes a process group for each epoch",
-    "nodes": "a node would have to leave and come as a whole",
+    "nodes": "a node would have to leave and join as a whole",
     "momentum_sync": "the momenta that are averaged would change with the members",
 }
 INIT_TIMEOUT_S = 30.0

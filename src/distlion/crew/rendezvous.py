@@ -296,8 +296,8 @@ class Rendezvous:
             raise TooFewError(self._few) from error
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             raise CrewError(
-                f"the run is over: the workers of {self._run_id!r} have come to their end; another "
-                "run needs another run_id, or a store that was started again"
+                f"the run is over: the workers of {self._run_id!r} have finished; another run "
+                "needs another run_id, or a restarted store"
             ) from error
         except DistStoreError as error:
             # All wait here for the first one's address, which nobody needs.

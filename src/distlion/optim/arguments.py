@@ -261,6 +261,7 @@ def check_rule(rule: Any, *, takes_scales: bool) -> None:
         )
     if rule.n_reply_scales and not takes_scales:
         raise InvalidArgumentError(
-            f"aggregation={rule!r}: its replies say how far, and Lion moves every element by lr. "
-            "Give it to LocalSteps, or choose a rule such as distlion.MajorityVote() here"
+            f"aggregation={rule!r}: its replies carry a step length, and Lion moves every "
+            "element by lr. Give it to LocalSteps, or choose a rule such as "
+            "distlion.MajorityVote() here"
         )

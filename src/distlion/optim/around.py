@@ -84,7 +84,7 @@ class AroundInner(Optimizer):
         raise UnsupportedTypeError(
             f"{type(self).__name__} cannot be copied or pickled: its connections and votes belong "
             "to this process. Save state_dict(), or every worker's state by "
-            "distlion.save_checkpoint, and load it into an optimizer made anew"
+            "distlion.save_checkpoint, and load it into a new optimizer"
         )
 
 

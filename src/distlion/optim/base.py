@@ -347,7 +347,7 @@ class VotingBase(LionBase):
         raise UnsupportedTypeError(
             f"{type(self).__name__} cannot be copied or pickled: its connections, hooks and votes "
             "belong to this process. Save state_dict(), or every worker's momentum by "
-            "distlion.save_checkpoint, and load it into an optimizer made anew"
+            "distlion.save_checkpoint, and load it into a new optimizer"
         )
 
     def state_dict(self) -> dict[str, Any]:

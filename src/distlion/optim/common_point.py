@@ -89,7 +89,7 @@ class CommonPoint(DistributedLion):
         ranks = self._session.ranks
         if ranks.roster.n_voters == 1 and not ranks.is_alone:
             raise InvalidArgumentError(
-                f"all {ranks.n_ranks} ranks act as one worker, which nobody votes with. Expected "
+                f"all {ranks.n_ranks} ranks act as one worker, without another voter. Expected "
                 "several workers. Use the inner optimizer alone, or smaller nodes"
             )
         self.outer_momentum = OuterMomentum(outer, self.list_moving())

@@ -120,7 +120,7 @@ class LocalPeriod:
         for param, was_trained in self._trained.items():
             if param not in held:
                 return InvalidArgumentError(
-                    f"{self._names[param]} is in the inner optimizer no more. Expected the "
+                    f"{self._names[param]} is no longer in the inner optimizer. Expected the "
                     "parameters from the start. Make a new optimizer on all workers"
                 )
             if param.requires_grad != was_trained:

@@ -115,7 +115,7 @@ class OuterStep:
             return MajorityVote() if self.kind == "lion" else ScaledVote()
         if isinstance(given, Aggregation) and bool(given.n_reply_scales) != (self.kind == "sgd"):
             needs, such = (
-                ("say how far elements move", "ScaledVote() or ResidualVote()")
+                ("carry a step length", "ScaledVote() or ResidualVote()")
                 if self.kind == "sgd"
                 else ("are signs alone", "MajorityVote() or FeedbackVote()")
             )

@@ -88,8 +88,8 @@ def take_lions(
     for number, group in enumerate(saved):
         if "aggregation" not in group and group.get("step", 0) and not state:
             raise CheckpointError(
-                f"saved group {number} is at step {group['step']}, and holds no momentum: it is no "
-                "Lion's. Expected 'exp_avg' of its parameters. Begin with a new optimizer"
+                f"saved group {number} is at step {group['step']}, and holds no momentum: it is "
+                "not a Lion's. Expected 'exp_avg' of its parameters. Begin with a new optimizer"
             )
     return [
         dict(group) if "aggregation" in group else _take_foreign(group, known, number)
@@ -103,7 +103,7 @@ def _take_foreign(
     missing = [key for key in _OF_EVERY_LION if key not in group]
     if missing:
         raise CheckpointError(
-            f"saved group {number} is no Lion's: it has no {', '.join(missing)}. Expected lr, "
+            f"saved group {number} is not a Lion's: it has no {', '.join(missing)}. Expected lr, "
             "betas and weight_decay. Begin with a new optimizer, or load a state of a Lion"
         )
     accepted = {*_OF_EVERY_LION, *_OF_OURS, *_SCHEDULED, *known}

@@ -128,11 +128,10 @@ def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str,
 def _refuse_worker(saved_by: object, worker: str | None) -> CheckpointError:
     return CheckpointError(
         f"these are the momenta of worker {shorten(saved_by)}, and this is "
-        f"{'a single process' if worker is None else f'worker {worker}'}; every worker has momenta "
-        "of its own, of which formats that keep one copy for all lose some (DCP, one file written "
-        "by rank 0). Use distlion.save_checkpoint and load_checkpoint, whose on_world_change= says "
-        "what other workers begin with; or remove 'worker' from the saved groups to begin with "
-        "these"
+        f"{'a single process' if worker is None else f'worker {worker}'}; every worker has its "
+        "own momenta, and formats that keep one copy for all (DCP, one file of rank 0) lose the "
+        "others. Use distlion.save_checkpoint and load_checkpoint, whose on_world_change= remaps "
+        "momenta to other workers; or remove 'worker' from the saved groups to begin with these"
     )
 
 

@@ -181,8 +181,8 @@ def _refuse_copies(params: Sequence[VotingParam]) -> None:
     copied = next((param for param in params if param.copies.n > 1), None)
     if copied is not None:
         raise UnsupportedTypeError(
-            f"momentum_sync, and {copied.copies.n} ranks of each worker hold the same of "
-            f"{copied.name} (tensor parallelism leaves it whole): their momenta would drift apart; "
+            f"momentum_sync, and {copied.copies.n} ranks of each worker hold copies of "
+            f"{copied.name} (tensor parallelism leaves it whole): their momenta would diverge; "
             "leave momentum_sync out"
         )
 

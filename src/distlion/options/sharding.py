@@ -121,8 +121,8 @@ def _check_kinds(params: Mapping[str, Tensor]) -> None:
     for name, param in params.items():
         if not is_dtensor(param):
             raise UnsupportedTypeError(
-                f"{name} is a plain tensor beside DTensors: nobody averages its gradient over the "
-                "ranks that hold the shards of the others; shard it too (fully_shard on the module "
+                f"{name} is a plain tensor beside DTensors: its gradient is not averaged over the "
+                "ranks that hold the others' shards; shard it too (fully_shard on the module "
                 "that holds it), or give it to an optimizer of its own"
             )
 
@@ -149,8 +149,8 @@ def _find_voters(replicated: Mapping[DeviceMesh, set[int]]) -> dist.ProcessGroup
     if len(groups) != 1 or len(candidates) != len(replicated):
         which = "no mesh dim" if not groups else "more than one mesh dim"
         raise InvalidArgumentError(
-            f"the parameters are DTensors, and {which} replicates all of them, so that it is not "
-            "known who votes; give the workers as process_group=, for example "
+            f"the parameters are DTensors, and {which} replicates all of them, so that the "
+            "voters are unknown; give the workers as process_group=, for example "
             'mesh["replicate"].get_group()'
         )
     return next(iter(groups.values()))

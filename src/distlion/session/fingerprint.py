@@ -132,8 +132,8 @@ def check_frozen(frozen: Mapping[Tensor, str], advice: str) -> None:
     for param, name in frozen.items():
         if param.requires_grad:
             raise InvalidArgumentError(
-                f"{name} was frozen when this optimizer was made, or was put in the place of "
-                f"another, and requires a gradient now; {advice}"
+                f"{name} was frozen when this optimizer was made, or has replaced another "
+                f"parameter, and requires a gradient now; {advice}"
             )
 
 

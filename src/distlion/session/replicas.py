@@ -293,11 +293,7 @@ def _raise_differing(
     differing, culprits = _find_differing(link, everybody, members)
     if not differing:
         return
-    blame = (
-        f"{name_ranks(culprits)} left the majority"
-        if culprits
-        else "there is no majority that could say who is right"
-    )
+    blame = f"the minority is {name_ranks(culprits)}" if culprits else "there is no majority"
     listed = ", ".join(names[column] for column in differing[:NAMED_DIFFERENCES])
     more = (
         f" and {len(differing) - NAMED_DIFFERENCES} more"

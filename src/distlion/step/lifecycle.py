@@ -79,7 +79,7 @@ class Lifecycle:
             )
         if self._watch is not None and self._watch.turns.failure is not None:
             raise ProcessGroupError(
-                "the process group is of no more use, because an optimizer on it failed "
+                "the process group is unusable, because an optimizer on it failed "
                 f"({self._watch.turns.failure}); restart the workers from a checkpoint"
             )
         self._check_group()

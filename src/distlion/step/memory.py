@@ -34,7 +34,7 @@ def check_shared_memory(params: Sequence[Tensor], names: Sequence[str]) -> None:
         for *_, other, other_name in reaching:
             if _overlap(other, param):
                 raise InvalidArgumentError(
-                    f"{other_name} and {name} overlap in memory, so that what they share would be "
+                    f"{other_name} and {name} overlap in memory, so that shared elements would be "
                     "voted on and moved twice; give one of them, or a .clone() to each"
                 )
         reaching.append(place)

@@ -101,7 +101,7 @@ class GlooTransfer:
                 raise link.broken(error, self._step, self._what) from error
             if not has_ended:
                 passed_s = time.monotonic() - self._start_s
-                how = f"the {self._what} had no end in {passed_s:.1f} s"
+                how = f"the {self._what} did not complete within {passed_s:.1f} s"
                 raise link.failure("silent", self._step, how)
             if self in _under_way:
                 _under_way.discard(self)
@@ -163,7 +163,7 @@ class Gloo:
         timeout_s: float,
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
-        limits: str = "step_timeout_s= sets the limit, init_timeout_s= that of construction",
+        limits: str = "step_timeout_s= sets the limit, init_timeout_s= the limit of construction",
     ) -> None:
         self.process_group = process_group
         self.wire_device = HOST

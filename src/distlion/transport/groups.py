@@ -131,7 +131,7 @@ def own_group(
         gloo = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
     except RuntimeError as error:
         raise ProcessGroupError(
-            f"no connections between ranks {', '.join(map(str, members))} came about within "
+            f"ranks {', '.join(map(str, members))} did not connect within "
             f"{connect_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
             "the others?"
         ) from error

@@ -52,7 +52,7 @@ class Collection:
             raise CheckpointError(
                 "a worker's gradient was not finite after others had been collected, so that "
                 f"momenta are past step {self._step} and parameters are not; start again, with "
-                "nonfinite='skip' or 'abstain' if such steps are to be survived"
+                "nonfinite='skip' or 'abstain' to survive such steps"
             )
 
     def check_idle(self, call: str) -> None:
