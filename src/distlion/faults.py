@@ -56,10 +56,10 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
             gets its bytes, a uint8 tensor), "counted" (this rank has received and counted votes;
             ``action`` gets a header), "before_commit" (all replies are in), "after_commit",
             "checkpoint" (each place where a crash may leave files that are being saved; ``action``
-            gets its name). While an epoch is formed: "arrive" (this worker is about to say that it
-            is there), "roster" (all know who is), "connect" (they are connected), "broadcast" (they
-            have compared settings and copied parameters), "load" (nothing can fail any more, and
-            what has come is about to be kept). At the other points ``action`` gets the optimizer.
+            gets its name). While an epoch is formed: "arrive" (this worker is about to announce
+            itself), "roster" (all know the members), "connect" (they are connected), "broadcast"
+            (they have compared settings and copied parameters), "load" (nothing can fail any more,
+            and received state is about to be kept). At other points ``action`` gets the optimizer.
         action: Function called each time that rank, step and point match.
 
     Returns:

@@ -4,9 +4,9 @@
 - ``step-000000001000/``: complete, as it gets this name once all of it is on the disk
 
   - ``manifest.json``: size and SHA-256 of each file
-  - ``model-00000.safetensors``: tensors that are equal on all processes; each writes a share -
-  ``process-00000.safetensors``: the state of one process: buffers, groups, extra -
-  ``worker-00000.safetensors``: the momenta of one worker
+  - ``model-00000.safetensors``: tensors that are equal on all processes; each writes a share
+  - ``process-00000.safetensors``: the state of one process: buffers, groups, extra
+  - ``worker-00000.safetensors``: the momenta of one worker
 
 - ``partial-step-...``: under way, or left by a crash; never read
 """
@@ -99,7 +99,7 @@ def publish(partial: Path, name: str, reached: Callable[[str], None]) -> Path:
     Args:
         partial: The folder.
         name: Its name from now on.
-        reached: Called at each place where a crash may leave the folders.
+        reached: Function called at each place where a crash may leave the folders.
 
     Raises:
         CheckpointError: The disk refuses.

@@ -63,7 +63,7 @@ def write_tensors(
     Args:
         path: Path of the file, which must not exist.
         tensors: Dense tensors of any device and strides.
-        reached: Called at each place where a crash may leave the file.
+        reached: Function called at each place where a crash may leave the file.
 
     Raises:
         CheckpointError: A tensor's dtype or layout cannot be written, or the disk refuses.

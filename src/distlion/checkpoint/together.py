@@ -127,8 +127,8 @@ def _apply(loadings: Sequence[Loading]) -> None:
 def check_checkpoints(find: Callable[[], Sequence[Path]], *, on_world_change: WorldChange) -> None:
     """Check all files of checkpoints before there are optimizers; every process must call it.
 
-    For frameworks that load a model before they make its optimizer. ``load_checkpoint`` checks what
-    needs an optimizer, such as parameters and seed.
+    For frameworks that load a model before they make its optimizer. ``load_checkpoint`` does the
+    checks that need an optimizer, such as of parameters and seed.
 
     Args:
         find: Function that returns the folders, or raises if this process cannot load.

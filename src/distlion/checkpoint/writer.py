@@ -47,7 +47,7 @@ class Writer:
         identity: The optimizer's identity, as this process knows it.
         loaded: The identities whose folder it may continue.
         keep_last: Complete checkpoints to keep; None for all.
-        only_trained: Whether to leave out what is shared and not trained.
+        only_trained: Whether to leave out shared tensors that are not trained.
         overwrite: Whether to take over the folder of another optimizer.
     """
 

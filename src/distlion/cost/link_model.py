@@ -17,8 +17,8 @@ class LinkModel:
         T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
 
     Args:
-        latency_s: Seconds that a round (a message to a peer and its arrival, with what Gloo and the
-            kernel do for it) takes beyond its bytes; 0 or more.
+        latency_s: Seconds that a round (a message to a peer and its arrival, with the work of Gloo
+            and the kernel) takes beyond its bytes; 0 or more.
         rate_bit_per_s: Bits of payload that a host can send in a second; above 0.
         full_duplex: Whether it can receive at the same rate meanwhile.
         message_s: Seconds that every further message of a round takes; 0 or more. A measured

@@ -112,7 +112,7 @@ class Changes:
             epoch.store.set(key, _shorten(f"{type(error).__name__}: {error}"))
 
     def _explain(self, identity: int) -> str:
-        """Explain why a member of the last epoch is gone, in its own words or by what was seen."""
+        """Explain why a member of the last epoch is gone, in its own words or from observation."""
         seen, key = self._reasons.get(identity, _UNKNOWN), _name_goodbye(identity)
         assert self._epoch is not None  # it was a member
         with suppress(DistError):  # a store that is gone is noticed where it is needed

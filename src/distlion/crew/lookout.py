@@ -28,7 +28,7 @@ class Lookout:
         identity: The number of this worker.
 
     Attributes:
-        ended: Set to end the thread.
+        ended: Event that ends the thread.
     """
 
     def __init__(self, rendezvous: Rendezvous, identity: int) -> None:

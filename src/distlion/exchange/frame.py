@@ -19,7 +19,7 @@
     47  spare             1   0
     48  culprit           4   -1: nobody
     52  position          4   -1: no parameter in particular
-    56  epoch             4   of the roster of those who vote
+    56  epoch             4   of the roster of voters
     60  checksum          4   CRC-32 of all the rest, the payload included
 
 Frames detect accidents: a rank that left out a step, other settings, flipped bits. They are no

@@ -194,7 +194,7 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
     first = next((header for header in blamed if header.culprit == culprits[0]), None)
     return Verdict(
         worst,
-        tuple(culprit for culprit in culprits if culprit >= 0),  # -1: unknown to who found it
+        tuple(culprit for culprit in culprits if culprit >= 0),  # -1: unknown to the finder
         position=first.position if first else -1,
         cancelled_by_all=all(header.cancelled_by_all for header in headers),
         steps=steps,

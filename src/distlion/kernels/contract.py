@@ -149,7 +149,7 @@ class Kernels(CountingKernels, Protocol):
             bit = 1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its element
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             zero: The worker's coin for directions that are exactly 0.
             out: (blocks, 1, 8) int64.
 
@@ -163,7 +163,7 @@ class Kernels(CountingKernels, Protocol):
         """Encode directions as -1, 0, 1: a sign plane (1 where c > 0) and a non-zero plane.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             out: (blocks, 2, 8) int64.
 
         Returns:
@@ -193,9 +193,9 @@ class Kernels(CountingKernels, Protocol):
             ..., 1, divides by the true count and is rounded to float32 once.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             zero: The worker's coin for directions that are exactly 0.
-            norm: Which s.
+            norm: Norm of s.
             step: Width of a level in units of s, > 0.
             out: (blocks, p, 8) int64: the sign plane, then a from its lowest bit.
 
@@ -210,7 +210,7 @@ class Kernels(CountingKernels, Protocol):
         """Write the directions themselves, rounded to ``dtype``.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             dtype: float32 or bfloat16.
             out: (blocks, 32 or 16, 8) int64, whose bytes are the 512 values of each block in order.
 
@@ -241,7 +241,7 @@ class Kernels(CountingKernels, Protocol):
             to float32 once.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             estimates: For each segment h, n elements float32, contiguous, of any shape. Read only.
             zero: The worker's coin for rests that are exactly 0.
             out: (blocks, 1 or 2, 8) int64.
@@ -264,12 +264,12 @@ class Kernels(CountingKernels, Protocol):
         """Apply a reply and update the momentum: ``apply_reply``, then ``update_momentum``.
 
         Args:
-            segments: Those of one bucket, in order; ``param`` and ``exp_avg`` are written.
+            segments: Segments of one bucket, in order; ``param`` and ``exp_avg`` are written.
             present: For each segment, the number of votes (COUNT), or whether there was any. If it
                 is 0, parameter and momentum do not change; if the segment has no gradient, the
                 momentum does not change.
             reply: (blocks, planes, 8) int64 of the whole bucket.
-            reply_format: How it encodes S.
+            reply_format: The format in which it encodes S.
             rounding: Coin for bfloat16 parameters; None rounds to nearest even. Element j takes 16
                 bits of word k // 4, those from bit 16 (k % 4) on, where k is its number among the
                 coins; they are added below the kept mantissa, then truncated.

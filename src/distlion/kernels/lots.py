@@ -65,7 +65,7 @@ def encode_lots(
 
     Args:
         kernels: The arithmetic of directions.
-        segments: Those of one bucket, in order.
+        segments: Segments of one bucket, in order.
         lot: The worker's coin.
         out: (blocks, 1, 8) int64. Overwritten.
         scales: (n_segments, 1) float32. Overwritten.

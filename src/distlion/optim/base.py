@@ -191,12 +191,12 @@ class LionBase(Optimizer):
             closure: Re-evaluates the model and returns the loss; run once, with gradients enabled.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
             InvalidArgumentError: A hyperparameter of a group has left its range.
             SparseGradientError: A gradient is sparse.
-            StepError, ProcessGroupError: As the class says.
+            StepError, ProcessGroupError: As for the class.
             ConcurrentCallError: A step is under way, on another thread or in the closure's caller.
         """
         if not self._step_lock.acquire(blocking=False):

@@ -49,11 +49,11 @@ class CommonPoint(DistributedLion):
         rule: The aggregation rule for deltas.
         more: Further lines that must be equal on all workers.
         parts: Parts of the parameters, which take turns to vote: part s % ``parts`` in step s.
-        on_commit: Called at the end of a commit.
+        on_commit: Function called at the end of a commit.
         **options: As for ``DistributedLion``.
 
     Attributes:
-        has_entered: Set once a vote has begun its exchange.
+        has_entered: Event that is set once a vote has begun its exchange.
 
     Raises:
         InvalidArgumentError: All ranks act as one worker, so that there is nobody to vote with.
@@ -130,7 +130,7 @@ class CommonPoint(DistributedLion):
             said: A line that must be equal on all ranks; "" on all of them for none.
 
         Raises:
-            CheckpointError: Some rank has a problem, or says something else.
+            CheckpointError: Some rank has a problem, or a different line.
         """
         session = self._session
         session.check_idle(call)
@@ -141,7 +141,7 @@ class CommonPoint(DistributedLion):
         """Do the same as ``agree`` in a call that loads nothing.
 
         Raises:
-            InvalidArgumentError: Another rank has a problem, or says something else.
+            InvalidArgumentError: Another rank has a problem, or a different line.
             Exception: ``problem``.
         """
         found = None if problem is None else CheckpointError(describe_problem(problem))

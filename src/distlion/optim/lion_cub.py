@@ -30,7 +30,7 @@ def lion_cub(
         lr: As for ``DistributedLion``.
         betas: As for ``DistributedLion``.
         bits: Bits of a vote, 1 to 8.
-        momentum_sync: When and where momenta are averaged; None for never.
+        momentum_sync: Settings for averages of momenta; None for no averages.
         arguments: All other arguments of ``DistributedLion`` except ``aggregation``.
 
     Raises:

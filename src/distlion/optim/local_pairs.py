@@ -96,7 +96,7 @@ def take_common(pairs: Pairs) -> None:
 
 @torch.no_grad()
 def give_common(pairs: Pairs) -> None:
-    """Move the common point to the worker's parameters, except those not finite."""
+    """Move the common point to the worker's parameters, except where they are not finite."""
     for param, common in pairs:
         # A parameter that is not finite abstains.
         target, source = (common, param) if param.isfinite().all() else (param, common)

@@ -75,8 +75,8 @@ class OuterStep:
         """Return an outer step; None stands for the default of its kind.
 
         Raises:
-            InvalidArgumentError: "lion" has no rate, "sgd" has betas, or as the class says.
-            UnsupportedTypeError: As the class says.
+            InvalidArgumentError: "lion" has no rate, "sgd" has betas, or as for the class.
+            UnsupportedTypeError: As for the class.
         """
         if kind == "lion" and lr is None:
             raise InvalidArgumentError(

@@ -9,7 +9,7 @@ import torch
 
 
 class VotingStreams:
-    """The streams on which gradients were launched, and those on which votes are encoded.
+    """The streams on which gradients were launched, and the streams for encoding votes.
 
     When a hook reports a gradient, it is launched on the current stream but not computed yet. The
     votes of its bucket must wait for it, and backward must not wait for the votes. So votes are

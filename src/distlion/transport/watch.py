@@ -53,7 +53,7 @@ class PeerWatch:
 
     Attributes:
         turns: This worker's turns: its present call and optimizer.
-        alarmed: Set once some worker has failed.
+        alarmed: Event that is set once some worker has failed.
         has_settled: Whether a transfer of this worker has failed.
     """
 

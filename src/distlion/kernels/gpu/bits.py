@@ -178,7 +178,7 @@ def blend_direction(numbers, m, g):
 
 @triton.jit
 def mask_direction(numbers, c, g):
-    """Return c, or +0 where a cautious parameter's c differs from g in sign."""
+    """Return c, or +0 where a cautious parameter's c does not have the sign of g."""
     if tl.load(numbers + CAUTIOUS) != 0:  # the same for a whole tile
         c = tl.where(((c > 0) & (g > 0)) | ((c < 0) & (g < 0)), c, 0.0)
     return c
