@@ -54,12 +54,11 @@ class FeedbackVote(Aggregation):
     Notes:
         A vote carries ``bits`` float32 scales for each parameter; with ``nodes``, and of sharded
         parameters, for each piece. Every worker keeps its estimate beside its momentum, in float32
-        and in ``state[param]["estimate"]``. A rank that
-        counts keeps all workers' estimates of its elements: with ``AllReduce`` as many elements
-        again, with ``AllGather`` and on the server of ``ParameterServer`` N times as many. That
-        copy is exchanged anew, in 32 bits, when a state is loaded. The estimate of a worker that
-        abstains still counts. Where d_i is exactly 0 its worker's coin decides, where the sum is
-        exactly 0 a common coin.
+        and in ``state[param]["estimate"]``. A rank that counts keeps all workers' estimates of its
+        elements: with ``AllReduce`` as many elements again, with ``AllGather`` and on the server of
+        ``ParameterServer`` N times as many. That copy is exchanged anew, in 32 bits, when a state
+        is loaded. The estimate of a worker that abstains still counts. Where d_i is exactly 0 its
+        worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
     worker_state: ClassVar[tuple[str, ...]] = (_ESTIMATE,)

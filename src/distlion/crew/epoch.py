@@ -3,10 +3,10 @@
     round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► round
 
 The workers of a round of the rendezvous tell each other their state, and are ordered alike: the
-most advanced first. If one of them is lost, the others have agreed on which (``PeerWatch``), and if
-one asks to be let in, all have left the epoch at the same step. So the remaining members decide on
-the next epoch among themselves, in milliseconds, and again if it could not be formed. If they are
-too few, they go back to the rendezvous, which takes seconds.
+most advanced first. If one of them is lost, the others have agreed on which (``PeerWatch``). If one
+asks to be let in, all have left the epoch at the same step. So the remaining members decide on the
+next epoch among themselves, in milliseconds, and again if it could not be formed. If they are too
+few, they go back to the rendezvous, which takes seconds.
 """
 
 from __future__ import annotations

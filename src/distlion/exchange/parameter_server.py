@@ -36,7 +36,7 @@ class ParameterServer(Exchange):
         The server of Distributed Lion (arXiv:2404.00438, Algorithm 1); the first rank is a worker
         too. It sends and receives N - 1 times as much as every other rank, so its link is the
         bottleneck: use ``AllReduce``, unless that rank has by far the fastest link. If a reply is
-            damaged on the way to a single rank, only that rank knows, as with ``AllGather``.
+        damaged on the way to a single rank, only that rank knows, as with ``AllGather``.
     """
 
     transfers: ClassVar[int] = 2

@@ -29,8 +29,8 @@ def choose_kernels(device: torch.device) -> Kernels:
 
     Raises:
         KernelBackendError: The core was not built, Triton is missing, ``DISTLION_KERNELS`` names no
-            backend for the device (with ``TRITON_INTERPRET=1`` Triton works on CPU tensors only,
-            else on none), or the machine is big-endian.
+            backend for the device, or the machine is big-endian. Triton takes only CPU tensors with
+            ``TRITON_INTERPRET=1``, and no CPU tensors without.
     """
     available = AVAILABLE.get(device.type, ("reference",))
     wanted = os.environ.get(ENVIRONMENT_VARIABLE, available[0])

@@ -8,7 +8,7 @@ Notation:
     q   what a vote says of the rest, c - h; afterwards the estimate is fl(h + q)
 
 Every sum of many elements is a tree of fixed shape, in double, and all else is done element by
-element, so that all backends and devices return equal bits here too.
+element. So all backends and devices return equal bits here too.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from distlion.step import VotingParam
 def divide(sizes: Sequence[int], n_parts: int) -> list[int]:
     """Divide tensors, in their order, into parts of about equally many elements.
 
-    A part takes the next tensor if that brings it closer to an equal share of what is left, and
-    leaves at least one tensor for each part after it. Tensors without elements count for nothing.
+    A part takes the next tensor if that brings it closer to an equal share of the rest. It leaves
+    at least one tensor for each later part. Tensors without elements count for nothing.
 
     Args:
         sizes: Elements of each tensor; at least ``n_parts`` of them have some.

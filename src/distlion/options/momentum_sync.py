@@ -53,11 +53,10 @@ class MomentumSync:
     Notes:
         Except for rounding, the mean of the momenta, and so global Lion's direction, does not
         change: averaging only removes the workers' differences, up to the rounding error of Q. Sums
-            are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with mean_i
-            ||m_i||^2 after 16 steps, then after 2,048, 4,096, ... It sends only 256 elements of
-            each parameter. It averages nothing in the first 16 steps and in the last 256 before a
-            look, as freshly averaged momenta would look alike. Such steps do not count for
-            ``every`` and ``schedule``.
+        are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with mean_i ||m_i||^2
+        after 16 steps, then after 2,048, 4,096, ... It sends only 256 elements of each parameter.
+        It averages nothing in the first 16 steps and in the last 256 before a look, as freshly
+        averaged momenta would look alike. Such steps do not count for ``every`` and ``schedule``.
     """
 
     every: int | None = None

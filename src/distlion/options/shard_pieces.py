@@ -42,9 +42,9 @@ class ShardPieces:
     def place(self, slot: Slot, param: Tensor) -> Slot:
         """Return the slot of the local shard, from the parameter's slot.
 
-        Where a shard is a range of the flat parameter, as along dim 0, elements keep their numbers
-        and so their coins, and bits do not depend on the number of shards. Any other shard takes
-        the coins of the parameter's first elements.
+        If a shard is a range of the flat parameter, as along dim 0, elements keep their numbers and
+        so their coins. Bits then do not depend on the number of shards. Any other shard takes the
+        coins of the parameter's first elements.
         """
         shape, offset = _find_offset(param)
         start = 0

@@ -15,8 +15,8 @@ from distlion.errors import DeviceError, DistlionError
 def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors into host memory, on the current stream, and wait for them once.
 
-    Nothing may be sent before it is known to be complete, so the host waits for the votes of one
-    bucket, and everything else that it must read. The thread sleeps meanwhile.
+    Nothing may be sent before it is known to be complete. So the host waits for the votes of one
+    bucket, and everything else that it must read; the thread sleeps meanwhile.
 
     Args:
         tensors: Tensors on one device; tensors on the CPU are returned unchanged.

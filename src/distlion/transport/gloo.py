@@ -217,8 +217,8 @@ class Gloo:
         """Wait for all members before a large transfer, if nothing else is under way.
 
         Gloo lets a worker send before it announces that it is ready to receive. Of two workers, the
-        later one would find the other ready, and its own announcement would queue behind all of its
-        bytes, so that the other's bytes would have to wait. So each member first sends a byte to
+        later one would find the other ready. Its own announcement would then queue behind all of
+        its bytes, and the other's bytes would have to wait. So each member first sends a byte to
         the others; like Gloo's own messages it is not counted.
         """
         if chunk_bytes < LEAST_BYTES_TO_MEET or self.n_under_way:
