@@ -22,7 +22,7 @@ _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType),
     *(Optimizer, Dataset, Iterator, Thread, Logger),
 )
-"""Types without a copy: code, constants, live objects; optimizers restore their own state."""
+"""Types without a copy: code, data sets, live objects; optimizers restore their own state."""
 
 
 @contextmanager
