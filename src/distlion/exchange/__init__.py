@@ -1,4 +1,4 @@
-"""Who sends which bytes to whom, over a process group: one file for each pattern."""
+"""Patterns in which workers exchange votes over a process group: one file for each."""
 
 from distlion.exchange.all_gather import AllGather
 from distlion.exchange.all_reduce import AllReduce

@@ -1,4 +1,4 @@
-"""Every rank counts its own shard: traffic for each rank does not grow with the number of ranks."""
+"""Every rank counts its own shard: traffic per rank does not grow with the number of ranks."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ class ParameterServer(Exchange):
 
     Notes:
         The server of Distributed Lion (arXiv:2404.00438, Algorithm 1); the first rank is a worker
-        too. It sends and receives N - 1 times what every other rank does, so that its link is the
-        bottleneck: use ``AllReduce``, unless that rank has by far the fastest link. A reply that is
-        damaged on the way to a single rank is known to that rank alone, as with ``AllGather``.
+        too. It sends and receives N - 1 times as much as every other rank, so its link is the
+        bottleneck: use ``AllReduce``, unless that rank has by far the fastest link. If a reply is
+        damaged on the way to a single rank, only that rank knows, as with ``AllGather``.
     """
 
     transfers: ClassVar[int] = 2
@@ -91,9 +91,9 @@ class ParameterServer(Exchange):
 def _write_reply(
     out: Tensor, counted: Reply, link: Transport, shape: BucketShape, own: Header
 ) -> None:
-    """Write the reply; where there was an error, what the server heard takes the payload's place.
+    """Write the reply; after an error, the server's verdict takes the payload's place.
 
-    Digests of gradients stay with the server: there is no room for those of all ranks.
+    Digests of gradients stay with the server, as a reply has no space for all ranks' digests.
     """
     chunk_shape, payload = shape.whole_reply_chunk, counted.payload.flatten()
     header = replace(own, kind=ChunkKind.REPLY, gradient_digest=0)

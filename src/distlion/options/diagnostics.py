@@ -1,4 +1,4 @@
-"""How far workers agree, parameter by parameter: measured on a sample, now and then."""
+"""Measurements of the workers' agreement on each parameter, on a sample, at intervals."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from distlion.step import VotingParam, count_turns, read_together
 from distlion.transport import ByteCount
 from distlion.vote import ParameterReply
 
-# So many measures are kept for each parameter.
+# Number of measurements kept for each parameter.
 _KEPT_MEASURES = 1000
 ABSENT = math.nan
-"""Stands for the numbers of a worker that has no gradient."""
+"""Placeholder for the numbers of a worker without a gradient."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How the workers stood to each other on one parameter in one step.
+    """The workers' agreement on one parameter in one step.
 
     Equation, for each element, over the n workers present:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
@@ -33,11 +33,11 @@ class Diagnosis:
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
 
     Attributes:
-        step: Counted from 0.
-        parameter: Its name.
-        margin: Mean over the sample; 1 where all vote alike.
-        ties: Share of the sample.
-        agreement: Share of those with a direction; 1 where none has one.
+        step: Number of the step, counted from 0.
+        parameter: Name of the parameter.
+        margin: Mean margin over the sample; 1 where all vote alike.
+        ties: Share of ties in the sample.
+        agreement: Share of agreement among elements with a direction; 1 where none has one.
         dispersion: 1 where momenta are equal, about 1 / N where they have nothing in common.
     """
 
@@ -56,8 +56,8 @@ class Examiner:
         every: Steps from one diagnosis to the next, the first step included.
         params: The trainable parameters.
         n_workers: Workers that vote.
-        seed: Of the sample, equal on all workers.
-        earlier: One whose parameters were fewer; what it found is kept.
+        seed: Seed of the sample, equal on all workers.
+        earlier: An examiner of fewer parameters, whose findings are kept.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class Examiner:
 
     @property
     def found(self) -> list[Diagnosis]:
-        """All that was found, the oldest first; of many, the last ones."""
+        """The latest findings, the oldest first."""
         return list(self._found)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is to be diagnosed."""
+        """Return whether a step is due for a diagnosis."""
         return step // self._n_turns % self._every == 0
 
     def plan(self, step: int) -> ByteCount:
-        """Declare what each worker hands to the network for it in a step."""
+        """Declare the bytes that each worker sends for it in a step."""
         if not self.is_due(step):
             return ByteCount()
         turn = step % self._n_turns
@@ -98,7 +98,7 @@ class Examiner:
         """List a worker's directions and momenta at the sample, before the commit.
 
         Args:
-            segments: By position. Where one has no gradient, its directions are ``ABSENT``.
+            segments: Segments by position. Without a gradient, directions are ``ABSENT``.
         """
         numbers: list[Tensor] = []
         for position, segment in sorted(segments.items()):
@@ -118,12 +118,12 @@ class Examiner:
     def conclude(
         self, step: int, rows: Sequence[Sequence[float]], replies: Iterable[ParameterReply]
     ) -> None:
-        """Compare what all workers listed with what came back.
+        """Compare all workers' numbers with the replies.
 
         Args:
-            step: Counted from 0.
+            step: Number of the step, counted from 0.
             rows: ``list_numbers`` of every worker, in rank order.
-            replies: Of all parameters that were listed.
+            replies: Replies for all listed parameters.
         """
         at = 0
         for reply in sorted(replies, key=lambda each: each.position):
@@ -143,13 +143,13 @@ def diagnose(
     """Compare the workers on one parameter.
 
     Args:
-        step: Counted from 0.
-        name: The parameter's.
+        step: Number of the step, counted from 0.
+        name: Name of the parameter.
         rows: For each worker, its directions and then its momenta.
         updates: S of each element of the sample.
 
     Returns:
-        None where nobody voted, or there is nothing to sample.
+        The diagnosis; None where nobody voted, or there is nothing to sample.
     """
     n = len(updates)
     directions = [row[:n] for row in rows if n and not math.isnan(row[0])]

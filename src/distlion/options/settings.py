@@ -18,7 +18,7 @@ DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of ``DistributedLion``, which documents them; validated when made."""
+    """Arguments of ``DistributedLion``, which documents them; validated at construction."""
 
     exchange: Exchange | Literal["auto"]
     nodes: Nodes | None
@@ -72,18 +72,18 @@ class Settings:
 
     @property
     def bucket_limit(self) -> int:
-        """Elements up to which a bucket takes further parameters.
+        """Most elements of several parameters in a bucket.
 
-        None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
-        nothing; with overlap, less may be chosen.
+        None stands for 64 Mi: every further bucket adds latency and, without overlap, has no
+        benefit. With overlap, a smaller number may be chosen.
         """
         return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
 
     def node_size(self, world_size: int) -> int:
-        """Return the ranks of a node; 1 without nodes.
+        """Return the number of ranks of a node; 1 without nodes.
 
         Raises:
-            InvalidArgumentError: The workers are no multiple of it.
+            InvalidArgumentError: The number of workers is not a multiple of it.
         """
         if self.nodes is None or world_size == 1:
             return 1
@@ -91,11 +91,11 @@ class Settings:
 
     @property
     def group_timeout_s(self) -> float:
-        """Seconds for process groups of our own, and at least those of a step on them."""
+        """Seconds for the optimizer's own process groups; at least the timeout of their steps."""
         return max(self.init_timeout_s, self.step_timeout_s)
 
     def describe(self) -> list[str]:
-        """One line for each setting that must be equal on all workers."""
+        """List a line for each setting that must be equal on all workers."""
         apart = ("init_timeout_s", "step_timeout_s", "momentum_sync")
         sync = self.momentum_sync
         return [

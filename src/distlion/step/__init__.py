@@ -1,4 +1,4 @@
-"""Everything that happens in each step of workers that vote."""
+"""All that happens in each step of voting workers."""
 
 from distlion.step.alone import (
     ClipAlone,

@@ -1,4 +1,4 @@
-"""Transport inside one process: the members share a list of what each has begun."""
+"""Transport inside one process: the members share a list of begun collectives."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class _Board:
 class Memory:
     """A ``Transport`` between workers of one process, which take turns.
 
-    Nobody waits: a member that is waited for must have begun the same collective before.
+    Nothing blocks: all members must have begun a collective before one of them waits for it.
 
     Args:
-        board: Of all members.
-        rank: The place of this one among them.
+        board: The board of all members.
+        rank: The place of this member among them.
         ranks: The rank of each member among all workers.
     """
 
@@ -107,7 +107,7 @@ class Memory:
         return self._begin("broadcast", tensor, take, ByteCount(), step)
 
     def check_present(self, *, step: int | None) -> None:
-        """Return: whoever shares the memory is there."""
+        """Return, as all members share this process."""
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
         last = self._board.posts.get(self._n_begun - 1)
@@ -163,7 +163,7 @@ class MemoryTransfer:
     """A collective that every member has begun before one of them waits for it.
 
     Attributes:
-        end: Takes what the others have sent.
+        end: Function that takes the others' data.
     """
 
     end: Callable[[], None]
@@ -173,6 +173,6 @@ class MemoryTransfer:
 
 
 def connect_in_memory(n_members: int) -> list[Memory]:
-    """Return the ends of a transport between so many workers of this process."""
+    """Return the ends of a transport between ``n_members`` workers of this process."""
     board, ranks = _Board(), tuple(range(n_members))
     return [Memory(board, rank, ranks) for rank in ranks]

@@ -15,14 +15,15 @@ MOST_IDS = 1 << 63
 
 @dataclass(frozen=True)
 class Roster:
-    """Those who vote, until membership changes.
+    """The voters, until membership changes.
 
     Attributes:
-        ids: A number for each voter that it keeps while others come and go, and that its coins
-            depend on. The place of an id is its row in tensors of votes.
-        owners: For each shard of a bucket, the id of who counts it.
-        weights: For each voter, how many votes its vote counts as; an integer, 1 or more.
-        epoch: Grows with every change of membership. Bytes of another epoch are refused.
+        ids: A number for each voter, which it keeps while others come and go, and on which its
+            coins depend. The place of an id is its row in tensors of votes.
+        owners: For each shard of a bucket, the id of the voter that counts it.
+        weights: For each voter, the weight of its vote: an integer, 1 or more.
+        epoch: Number that grows with every change of membership. Bytes of another epoch are
+            refused.
 
     Raises:
         InvalidArgumentError: Ids repeat, an owner does not vote, or a number is out of its range.
@@ -87,12 +88,12 @@ class Roster:
 
     @cached_property
     def n_votes(self) -> int:
-        """The most that a parameter can get: the sum of weights."""
+        """The most votes that a parameter can get: the sum of weights."""
         return sum(self.weights)
 
     @cached_property
     def counted_rows(self) -> tuple[int, ...]:
-        """Rows of votes as they are counted: each as often as its voter has votes."""
+        """Rows of votes to count, each as often as its voter's weight."""
         rows = enumerate(self.weights)
         return tuple(row for row, weight in rows for _ in range(weight))
 

@@ -21,8 +21,8 @@ class RuleTally:
         order, and the reply to their sum is that to all votes, bitwise
 
     Attributes:
-        rule: Any whose votes are integers.
-        bucket: Where parameters lie.
+        rule: A rule with integer votes.
+        bucket: The layout of the parameters.
         coins: The coins of this step; only those that are equal on all workers are used.
         n_votes: The most votes that a parameter can get.
     """

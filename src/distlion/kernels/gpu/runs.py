@@ -13,13 +13,13 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 def list_runs(
     bucket: Bucket, present: npt.NDArray[np.bool_], first_block: int, n_blocks: int
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
-    """List the runs that somebody votes for.
+    """List the runs that some worker votes for.
 
     Args:
-        bucket: Where parameters lie.
+        bucket: The layout of the parameters.
         present: (workers, n_params).
         first_block: The first of the blocks at hand.
-        n_blocks: How many they are.
+        n_blocks: Number of these blocks.
 
     Returns:
         The rows of a table, header included, and (runs, workers): 1 where a worker is present.
