@@ -30,8 +30,8 @@ LONG = FIXED | {"findings-in-numbers.md", "CHANGELOG.md"}
 MOST_WORDS = 1200
 
 INSTEAD = {
-    r"on a par with": "matches",
-    r"on a par": "matches",
+    r"\bon a par with\b": "matches",
+    r"\bon a par\b": "matches",
     r"\bundecided\b": "inconclusive",
     r"\bheld[- ]out\b": "validation",
     r"\bequal to the bit\b": "bitwise identical",
