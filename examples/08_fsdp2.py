@@ -56,14 +56,14 @@ for layer in (model[0], model[2], model):
 if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
-    optimizer = DistributedLion(  # 3
+    optimizer = DistributedLion(
         model.named_parameters(),
         lr=7.5e-4,
         betas=(0.9, 0.95),
         weight_decay=0.04,
         cautious=True,
         process_group=mesh.get_group(0),
-    )
+    )  # 3
 
 
 def collect(epoch: int) -> dict[str, Any]:
