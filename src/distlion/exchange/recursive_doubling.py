@@ -78,7 +78,21 @@ class RecursiveDoubling(Exchange):
         return plan
 
     def plan_total(self, shape: BucketShape) -> int:
-        return sum(self.plan(shape, rank).sent_bytes for rank in range(shape.n_shards))
+        n = shape.n_shards
+        power = _largest_power(n)
+        extra = n - power
+        total = 0
+        if extra:
+            total += extra * (shape.sum_chunk(1).n_bytes + shape.whole_reply_chunk.n_bytes)
+        size = 1
+        while size < power:
+            # Blocks of ranks that all help an extra one, one that do in part, and the others.
+            helping, rest = divmod(extra, size)
+            others = power // size - helping - 1
+            for n_votes, n_blocks in ((2 * size, helping), (size + rest, 1), (size, others)):
+                total += size * n_blocks * shape.sum_chunk(n_votes).n_bytes
+            size *= 2
+        return total
 
     def cost(self, shape: BucketShape) -> Cost:
         meetings = [each for each in _list_meetings(shape.n_shards, 0) if each is not None]
@@ -142,7 +156,7 @@ class _Meeting:
         peer: The other.
         gives, takes: How many votes are in the sum that it sends, and in that which it receives;
             0 for none.
-        members: Whose votes it takes.
+        first: The first rank whose vote it takes.
         is_last: Whether a reply travels, from whom has all votes to an extra rank.
         is_extra: Whether this rank is beyond the largest power of two.
     """
@@ -150,7 +164,7 @@ class _Meeting:
     peer: int
     gives: int
     takes: int
-    members: tuple[int, ...] = ()
+    first: int = 0
     is_last: bool = False
     is_extra: bool = False
 
@@ -168,14 +182,14 @@ class _Meeting:
 def _list_meetings(n: int, rank: int) -> list[_Meeting | None]:
     """List whom a rank meets in each round; None where it has nothing to do."""
     n_bits = n.bit_length() - 1
-    power = 1 << n_bits
+    power = _largest_power(n)
     is_extra, has_extra = rank >= power, rank < n - power
     meetings: list[_Meeting | None] = []
     if n > power:
         meetings.append(
             _Meeting(rank - power, 1, 0, is_extra=True)
             if is_extra
-            else _Meeting(rank + power, 0, 1, (rank + power,))
+            else _Meeting(rank + power, 0, 1, rank + power)
             if has_extra
             else None
         )
@@ -183,8 +197,10 @@ def _list_meetings(n: int, rank: int) -> list[_Meeting | None]:
         if is_extra:
             meetings.append(None)
             continue
-        gives, members = _list_block(n, rank, bit), _list_block(n, rank ^ 1 << bit, bit)
-        meetings.append(_Meeting(rank ^ 1 << bit, len(gives), len(members), members))
+        size, own = 1 << bit, rank >> bit << bit
+        other = own ^ size
+        gives, takes = _count_block(n, own, size), _count_block(n, other, size)
+        meetings.append(_Meeting(rank ^ size, gives, takes, other))
     if n > power:
         meetings.append(
             _Meeting(rank - power, 0, 0, is_last=True, is_extra=True)
@@ -196,12 +212,24 @@ def _list_meetings(n: int, rank: int) -> list[_Meeting | None]:
     return meetings
 
 
-def _list_block(n: int, rank: int, bit: int) -> tuple[int, ...]:
-    """List the ranks whose votes a rank knows after so many rounds, in order."""
-    power = 1 << (n.bit_length() - 1)
-    first = rank >> bit << bit
-    block = range(first, first + (1 << bit))
-    return (*block, *(power + each for each in block if power + each < n))
+def _largest_power(n: int) -> int:
+    """Return the largest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def _count_block(n: int, first: int, size: int) -> int:
+    """Count the votes of a block of ranks, and of the extra ones that they help."""
+    return size + max(0, min(first + size, n - _largest_power(n)) - first)
+
+
+def _list_block(n: int, first: int, n_votes: int) -> list[int]:
+    """List the ranks whose votes a sum of so many has, which begins with that of one."""
+    power = _largest_power(n)
+    if first >= power:
+        return [first]
+    size = next(s for s in (1 << bit for bit in range(32)) if _count_block(n, first, s) == n_votes)
+    block = range(first, first + size)
+    return [*block, *(power + each for each in block if power + each < n)]
 
 
 @dataclass(frozen=True)
@@ -286,7 +314,8 @@ def _read(
     chunk: Chunk | None = read_chunk(link.kernels, raw, chunk_shape, like)
     if chunk is None:
         nobody = torch.zeros(shape.n_params, dtype=torch.int64)
-        return _Known(_lose(meeting.members, own, link.ranks[meeting.peer]), nobody, None)
+        members = _list_block(shape.n_shards, meeting.first, meeting.takes)
+        return _Known(_lose(members, own, link.ranks[meeting.peer]), nobody, None)
     middle = HEADER_BYTES * meeting.takes
     headers = tuple(unpack_headers(chunk.payload[:middle]))
     read = _Known(headers, chunk.present, chunk.payload[middle:])
