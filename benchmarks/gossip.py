@@ -128,8 +128,8 @@ def main() -> None:
         lines.append(f"| {graph} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        f"**Training** by such votes without refining, {N_STEPS} steps of Lion, batch {BATCH}: test "
-        "accuracy in %, and the distance of a replica from the mean of all, over its norm.",
+        f"**Training** by such votes without refining, {N_STEPS} steps of Lion, batch {BATCH}: "
+        "test accuracy in %, and the distance of a replica from the mean of all, over its norm.",
         "",
         "| who votes together | mean model | each worker's | replicas apart |",
         "|---|---:|---:|---:|",

@@ -1,5 +1,4 @@
 import itertools
-
 from dataclasses import replace
 
 import pytest

@@ -182,19 +182,14 @@ class Exchange(ABC):
         """
         if not self.carries(shape):
             raise InvalidArgumentError(
-                f"exchange={self!r} counts votes in parts, and those of {rule!r} are floats or have "
-                "scales, whose sums depend on their order. Expected a rule whose votes are "
+                f"exchange={self!r} counts votes in parts, and those of {rule!r} are floats or "
+                "have scales, whose sums depend on their order. Expected a rule whose votes are "
                 "integers, such as MajorityVote(); or pass exchange=AllReduce()"
             )
 
-    def connect(self, link: Transport) -> None:
-        """Make the connections that exchanges need beyond those of the link.
-
-        Every rank calls it at construction, in the same order.
-
-        Raises:
-            ProcessGroupError: A peer did not come to make them.
-        """
+    def list_peers(self, n_workers: int, rank: int) -> list[int]:
+        """List the ranks that ``rank`` swaps with, in an order in which all can connect."""
+        return []
 
     @abstractmethod
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:

@@ -1,4 +1,4 @@
-"""Partial counts travel between ranks that differ in one bit: few peers, and no one in the center."""
+"""Partial counts travel between ranks that differ in one bit: few peers, and no center."""
 
 from __future__ import annotations
 
@@ -64,10 +64,9 @@ class RecursiveDoubling(Exchange):
     def count_transfers(self, n_workers: int) -> int:
         return len(_list_meetings(n_workers, 0))
 
-    def connect(self, link: Transport) -> None:
-        for meeting in _list_meetings(link.n_members, link.rank):
-            if meeting is not None:
-                link.connect(meeting.peer)
+    def list_peers(self, n_workers: int, rank: int) -> list[int]:
+        meetings = _list_meetings(n_workers, rank)
+        return [meeting.peer for meeting in meetings if meeting is not None and not meeting.is_last]
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         plan = ByteCount()

@@ -48,7 +48,8 @@ def add_sums(first: Tensor, second: Tensor, n_planes: int) -> Tensor:
     """Add two sums, bit by bit for 64 elements at a time.
 
     Args:
-        first, second: (planes, words) int64, as ``start_sum`` returns them.
+        first: (planes, words) int64, as ``start_sum`` returns it.
+        second: Likewise; perhaps of another number of planes.
         n_planes: Bits that the sum may take, at least as many as either has.
 
     Returns:

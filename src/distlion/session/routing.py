@@ -117,9 +117,10 @@ class Routing:
         ]
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
-        for route in self.routes:
-            for part in route.parts:
-                part.pattern.connect(self.between)
+        patterns = dict.fromkeys(part.pattern for route in self.routes for part in route.parts)
+        for pattern in patterns:
+            for peer in pattern.list_peers(self.between.n_members, self.between.rank):
+                self.between.connect(peer)
         if not is_first:  # at construction nothing has been said
             self.tell_counters(step=step)
 

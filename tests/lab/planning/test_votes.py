@@ -7,6 +7,7 @@ import matrix
 from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
 from distlion.cost import LinkModel, exchange_seconds
 from distlion.cost.choice import MOST_OVERLAP_BUCKETS
+from distlion.errors import InvalidArgumentError
 from distlion.exchange import (
     AllGather,
     AllReduce,
@@ -14,7 +15,6 @@ from distlion.exchange import (
     ParameterServer,
     RecursiveDoubling,
 )
-from distlion.errors import InvalidArgumentError
 from distlion.lab.planning import GPU, Scenario, forecast_votes, list_able
 from distlion.lab.planning.votes import BUCKET_ELEMENTS, name_rule
 
@@ -60,7 +60,7 @@ BITS = {
     AllReduce: lambda u, d, n: (n - 1) / n * (u + d),
     AllGather: lambda u, d, n: (n - 1) * u,
     ParameterServer: lambda u, d, n: max(u, (n - 1) * d) if n > 1 else 0,
-    RecursiveDoubling: lambda u, d, n: bits_of_doubling(u, d, n),
+    RecursiveDoubling: bits_of_doubling,
 }
 
 
