@@ -65,10 +65,11 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     if is_baseline(name):
         return None
     vote = parse_vote(name)
-    patterns = [vote["exchange"]]
-    if vote["exchange"] == "auto":
-        scenario = _describe(surroundings, surroundings.votes)
-        patterns = list_able(scenario, vote["aggregation"])
+    exchange = vote["exchange"]
+    if isinstance(exchange, Exchange):
+        patterns = [exchange]
+    else:
+        patterns = list_able(_describe(surroundings, surroundings.votes), vote["aggregation"])
     return min(
         forecast_votes(
             _describe(surroundings, _find_traffic(surroundings, pattern)),
