@@ -46,6 +46,11 @@ def count_words(n_elements: int) -> int:
     return -(-n_elements // WORD_ELEMENTS)
 
 
+def count_sum_planes(vote_planes: int, n_votes: int) -> int:
+    """Count the bits of a sum of votes, each from 0 to 2^p - 1."""
+    return (n_votes * ((1 << vote_planes) - 1)).bit_length()
+
+
 def pad_bytes(n_bytes: int) -> int:
     """Round up to the start of the next part of a chunk."""
     return -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
@@ -223,10 +228,16 @@ class BucketShape:
         """
         if self.tally_bytes is None:
             raise InvalidArgumentError(
-                "this pattern counts votes in parts, and these are floats, which are added in "
-                "rank order. Expected votes of integers: use a rule that has them, or AllReduce()"
+                "this pattern counts votes in parts, and these are floats, which are added in rank "
+                "order. Expected votes of integers: use a rule that has them, or AllReduce()"
             )
         return ChunkShape(self.n_params, self.tally_bytes, has_counts=True)
+
+    def sum_chunk(self, n_votes: int) -> ChunkShape:
+        """Return sizes of the headers of so many votes and their sum; raises as ``tally_chunk``."""
+        plane_bytes = self.n_shards * self.tally_chunk.payload_bytes // (8 * _TALLY_BYTES)
+        planes = count_sum_planes(self.n_shards * self.vote_bytes // max(1, plane_bytes), n_votes)
+        return ChunkShape(self.n_params, HEADER_BYTES * n_votes + planes * plane_bytes, n_votes > 1)
 
 
 @dataclass(frozen=True)

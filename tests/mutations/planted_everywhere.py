@@ -9,6 +9,7 @@ from planted_clients import CLIENTS
 from planted_core import CORE
 from planted_crews import CREW_MUTATIONS
 from planted_device import DEVICE
+from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
 from planted_files import FILES
 from planted_inputs import INPUTS
@@ -35,6 +36,7 @@ EVERYWHERE = (
     *MISUSES,
     *LOSSES,
     *PROTOCOL,
+    *DOUBLED,
     *TRIAL,
     *FEEDBACK,
     *STATES,

@@ -48,11 +48,12 @@ def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buc
 
 
 def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
-    """Choose the fastest pattern for a bucket; of equally fast ones the first of ``PATTERNS``.
+    """Choose the fastest pattern that carries a bucket; of equals the first of ``PATTERNS``.
 
     Ranks that give equal arguments get equal answers.
     """
-    return min(PATTERNS.values(), key=lambda pattern: exchange_seconds(pattern, shape, link))
+    able = [pattern for pattern in PATTERNS.values() if pattern.carries(shape)]
+    return min(able, key=lambda pattern: exchange_seconds(pattern, shape, link))
 
 
 def _busiest_seconds(

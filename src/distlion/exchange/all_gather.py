@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +37,8 @@ class AllGather(Exchange):
         it in their next step.
     """
 
-    transfers: ClassVar[int] = 1
+    def count_transfers(self, n_workers: int) -> int:
+        return 1
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1

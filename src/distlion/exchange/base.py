@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from distlion import faults
+from distlion.errors import InvalidArgumentError
 from distlion.exchange.frame import Header
 from distlion.exchange.verdict import Verdict
 from distlion.layout import BucketShape
@@ -46,6 +47,30 @@ class PartialReducer(Protocol):
             tally: (n_shards * tally_bytes,) uint8.
             n_present: (n_params,) int64 on the CPU: number of votes for each parameter.
             first_shard: The shard that ``tally`` begins with.
+
+        Returns:
+            (n_shards * reply_bytes,) uint8.
+        """
+        ...
+
+    def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
+        """Turn one worker's votes on all shards into a packed sum, of one vote.
+
+        Args:
+            votes: (n_shards * vote_bytes,) uint8.
+            present: (n_params,) bool on the CPU.
+
+        Returns:
+            (n,) uint8, as many bytes as ``BucketShape.sum_chunk`` has beside the header.
+        """
+        ...
+
+    def add_sums(self, first: Tensor, second: Tensor, n_votes: int) -> Tensor:
+        """Add two packed sums into one of ``n_votes`` votes, both parts together."""
+        ...
+
+    def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
+        """Turn the packed sum of all votes into the reply; ``n_present`` as for ``settle``.
 
         Returns:
             (n_shards * reply_bytes,) uint8.
@@ -138,12 +163,42 @@ class Exchange(ABC):
     model reads ``cost``. Ranks other than the first and the last may not be busier.
     """
 
-    transfers: ClassVar[int]
-    """Number of transfers that an exchange waits for."""
+    counts_in_parts: ClassVar[bool] = False
+    """Whether it passes on partial counts, which votes of floats do not have."""
+
+    @abstractmethod
+    def count_transfers(self, n_workers: int) -> int:
+        """Count the transfers that an exchange waits for; every rank yields as often."""
+
+    def carries(self, shape: BucketShape) -> bool:
+        """Return whether votes of such a bucket can travel by this pattern."""
+        return shape.tally_bytes is not None or not self.counts_in_parts
+
+    def check_carries(self, shape: BucketShape, rule: object) -> None:
+        """Check that votes by a rule can travel by this pattern.
+
+        Raises:
+            InvalidArgumentError: They are not integers, and it counts in parts.
+        """
+        if not self.carries(shape):
+            raise InvalidArgumentError(
+                f"exchange={self!r} counts votes in parts, and those of {rule!r} are floats or "
+                "have scales, whose sums depend on their order. Expected a rule whose votes are "
+                "integers, such as MajorityVote(); or pass exchange=AllReduce()"
+            )
+
+    def list_peers(self, n_workers: int, rank: int) -> list[int]:
+        """List the ranks that ``rank`` swaps with, in an order in which all can connect."""
+        return []
 
     @abstractmethod
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         """Declare the bytes that ``exchange`` on ``rank`` sends for one bucket."""
+
+    def plan_total(self, shape: BucketShape) -> int:
+        """Return the bytes that all ranks together hand to the network for one bucket."""
+        last = shape.n_shards - 1
+        return self.plan(shape, 0).sent_bytes + last * self.plan(shape, last).sent_bytes
 
     @abstractmethod
     def cost(self, shape: BucketShape) -> Cost:

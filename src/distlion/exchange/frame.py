@@ -91,6 +91,8 @@ class ChunkKind(IntEnum):
     """A few elements of each parameter of a worker's momenta or directions."""
     VERDICT = 8
     """A rank's findings from its peers, to the other ranks of its worker."""
+    SUM = 9
+    """The headers of some workers' votes, and the sum of these votes."""
 
 
 WORST_STATUS = int(max(Status))
@@ -253,28 +255,10 @@ class Chunks:
     def __getitem__(self, member: int) -> Chunk | None:
         if not self.whole[member]:
             return None
-        return Chunk(self._header(member), self.present[member], self.payloads[member])
+        return Chunk(_read_header(self.fields[member]), self.present[member], self.payloads[member])
 
     def __iter__(self) -> Iterator[Chunk | None]:
         return (self[member] for member in range(len(self)))
-
-    def _header(self, member: int) -> Header:
-        fields = self.fields[member]
-        is_gradient = fields["kind"] == ChunkKind.GRADIENT
-        return Header(
-            kind=ChunkKind(fields["kind"]),
-            step=int(fields["step"]),
-            bucket=int(fields["bucket"]),
-            sender=int(fields["sender"]),
-            settings=int(fields["settings"]),
-            status=Status(fields["status"]),
-            culprit=int(fields["culprit"]),
-            position=int(fields["position"]),
-            cancelled_by_all=bool(fields["cancelled_by_all"]),
-            gradient_digest=0 if is_gradient else int(fields["gradients"]),
-            grad_scale=self.grad_scales[member] if is_gradient else 1.0,
-            epoch=int(fields["epoch"]),
-        )
 
     @property
     def gradient_digests(self) -> tuple[int, ...]:
@@ -289,6 +273,37 @@ class Chunks:
     def find_lost(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Find the members with a damaged chunk, by their ``ranks``."""
         return tuple(rank for rank, whole in zip(ranks, self.whole, strict=True) if not whole)
+
+
+def _read_header(fields: np.void) -> Header:
+    is_gradient = fields["kind"] == ChunkKind.GRADIENT
+    gradients = fields["gradients"]
+    return Header(
+        kind=ChunkKind(fields["kind"]),
+        step=int(fields["step"]),
+        bucket=int(fields["bucket"]),
+        sender=int(fields["sender"]),
+        settings=int(fields["settings"]),
+        status=Status(fields["status"]),
+        culprit=int(fields["culprit"]),
+        position=int(fields["position"]),
+        cancelled_by_all=bool(fields["cancelled_by_all"]),
+        gradient_digest=0 if is_gradient else int(gradients),
+        grad_scale=float(gradients.view("<f8")) if is_gradient else 1.0,
+        epoch=int(fields["epoch"]),
+    )
+
+
+def pack_headers(headers: Sequence[Header]) -> Tensor:
+    """Write headers as a payload, (64 * headers,) uint8; the chunk around them has a checksum."""
+    rows = b"".join(_pack_fields(header, 0) + NO_CHECKSUM for header in headers)
+    return torch.frombuffer(bytearray(rows), dtype=torch.uint8)
+
+
+def unpack_headers(raw: Tensor) -> list[Header]:
+    """Read what ``pack_headers`` wrote."""
+    rows = np.ascontiguousarray(raw.cpu().numpy()).view(HEADER_TYPE)
+    return [_read_header(row) for row in rows]
 
 
 def read_chunk(kernels: Kernels, chunk: Tensor, shape: ChunkShape, like: Header) -> Chunk | None:

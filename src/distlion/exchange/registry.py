@@ -7,11 +7,13 @@ from distlion.exchange.all_gather import AllGather
 from distlion.exchange.all_reduce import AllReduce
 from distlion.exchange.base import Exchange
 from distlion.exchange.parameter_server import ParameterServer
+from distlion.exchange.recursive_doubling import RecursiveDoubling
 
 PATTERNS: dict[str, Exchange] = {
     "all-reduce": AllReduce(),
     "all-gather": AllGather(),
     "parameter-server": ParameterServer(),
+    "recursive-doubling": RecursiveDoubling(),
 }
 """A new pattern is one file, its test, and one line here.
 

@@ -66,8 +66,8 @@ class DistributedLion(VotingBase):
         cautious: Vote on 0 where direction and gradient differ in sign (arXiv:2411.16085).
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
             ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
-        exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
-            bucket the fastest by the cost model, on the link as measured at construction.
+        exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, ``RecursiveDoubling()``,
+            or "auto": for each bucket the fastest by the cost model, on the link as measured.
         nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None: each for itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None: never.
         process_group: The workers that vote; None: the default group, or for DTensors the only mesh

@@ -151,7 +151,7 @@ class NodeRoute:
         if self.own:
             reply = yield from self.part.exchange(header, votes, present, coins)
         else:  # so small a bucket that this rank has no piece of it, and waits for its node
-            for _ in range(self.part.pattern.transfers):
+            for _ in range(self.part.pattern.count_transfers(self.part.link.n_members)):
                 yield
             reply = self.frames.reply_to_nobody(header)
         return self.frames.share_reply(reply, header)

@@ -46,6 +46,7 @@ class Settings:
             raise UnsupportedTypeError(
                 f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
             )
+        self._check_momenta_travel()
         if self.overlap != "auto" and not isinstance(self.overlap, bool):
             raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True, False or 'auto'")
         if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
@@ -88,6 +89,18 @@ class Settings:
         if self.nodes is None or world_size == 1:
             return 1
         return self.nodes.resolve(world_size)
+
+    def _check_momenta_travel(self) -> None:
+        if (
+            self.momentum_sync is not None
+            and isinstance(self.exchange, Exchange)
+            and self.exchange.counts_in_parts
+        ):
+            raise InvalidArgumentError(
+                f"exchange={self.exchange!r} counts votes in parts, and momentum_sync= averages "
+                "floats, whose sums depend on their order; pass exchange=AllReduce(), or leave "
+                "momentum_sync out"
+            )
 
     @property
     def group_timeout_s(self) -> float:

@@ -117,6 +117,10 @@ class Routing:
         ]
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
+        patterns = dict.fromkeys(part.pattern for route in self.routes for part in route.parts)
+        for pattern in patterns:
+            for peer in pattern.list_peers(self.between.n_members, self.between.rank):
+                self.between.connect(peer)
         if not is_first:  # at construction there is no state yet
             self.tell_counters(step=step)
 
@@ -233,7 +237,7 @@ class Routing:
         ]
         rule, _, device, _ = members[0].kind
         if self.inside is None or self._ranks.is_sharded:
-            pattern = self._choose_pattern(rule.shape(bucket, roster.n_votes))
+            pattern = self._choose_pattern(rule, rule.shape(bucket, roster.n_votes))
             return self._build_flat(bucket, members, rule, device, pattern)
         all_pieces = [param.pieces for param in params]
         cuts = [
@@ -242,7 +246,7 @@ class Routing:
         ]
         # One pattern for all parts, as its rounds are interleaved with exchanges inside the node.
         shapes = [rule.shape(cut, roster.n_votes) for cut in cuts]
-        pattern = self._choose_pattern(max(shapes, key=lambda shape: shape.vote_bytes))
+        pattern = self._choose_pattern(rule, max(shapes, key=lambda shape: shape.vote_bytes))
         parts = []
         for part, cut in enumerate(cuts):
             pieces = [
@@ -252,8 +256,9 @@ class Routing:
             parts.append(self._build_flat(cut, pieces, rule, device, pattern))
         return NodeRoute(bucket, tuple(members), tuple(parts), self.inside)
 
-    def _choose_pattern(self, shape: BucketShape) -> Exchange:
+    def _choose_pattern(self, rule: Aggregation, shape: BucketShape) -> Exchange:
         if self._settings.exchange != "auto":
+            self._settings.exchange.check_carries(shape, rule)
             return self._settings.exchange
         assert self.model is not None  # ``_wants_model`` says so
         return choose_exchange(shape, self.model)

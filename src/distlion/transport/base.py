@@ -122,6 +122,21 @@ class Transport(Protocol):
         """Receive ``out`` (n,) from the first member; only that one gives (n_members, n)."""
         ...
 
+    def connect(self, peer: int) -> None:
+        """Make what ``swap`` with one member needs; both call it, before the first one.
+
+        Raises:
+            ProcessGroupError: The peer did not come.
+        """
+        ...
+
+    def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> Transfer:
+        """Send ``chunk`` (n,) to one member and receive ``out`` (m,) from it; n or m may be 0.
+
+        Only the two begin it, and both know n and m. All swaps of two members have one order.
+        """
+        ...
+
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> Transfer:
         """Overwrite ``tensor`` with the one of a member; not counted."""
         ...

@@ -23,8 +23,10 @@ from distlion.transport.groups import (
     HOST,
     carries_host_memory,
     keep,
+    list_pairs,
     outlive_interpreter,
     own_group,
+    pair_group,
     take_kept,
     tidy,
 )
@@ -251,6 +253,21 @@ class Gloo:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return GlooTransfer(self, start, sent, step=step, what="scatter")
 
+    def connect(self, peer: int) -> None:
+        pair_group(self.process_group, peer, timeout_s=self.timeout_s)
+
+    def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> GlooTransfer:
+        # A group of the two: Gloo's all-to-all of all would send every member an empty message, and
+        # a wait for what it sends to one member alone cannot be left without breaking all others.
+        group = pair_group(self.process_group, peer, timeout_s=self.timeout_s)
+        sizes = [[0, 0], [0, 0]]
+        for row, tensor in zip(sizes, (out, chunk), strict=True):
+            row[int(peer > self.rank)] = tensor.numel()
+        start = partial(group.alltoall_base, out, chunk, *sizes)
+        sent = ByteCount(chunk.nbytes, out.nbytes, int(chunk.nbytes > 0))
+        what = f"swap with rank {self.ranks[peer]}"
+        return GlooTransfer(self, start, sent, step=step, what=what)
+
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> GlooTransfer:
         options = _from(source, dist.BroadcastOptions())
         start = partial(self.process_group.broadcast, [tensor], options)
@@ -271,7 +288,8 @@ class Gloo:
             raise self.failure("left", step, "workers cannot connect")
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        keep(self.process_group)
+        for group in (self.process_group, *list_pairs(self.process_group)):
+            keep(group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
         rank, limits = self.ranks[self.rank], self._limits
         return describe_loss(found, rank=rank, step=step, what=what, limits=limits)

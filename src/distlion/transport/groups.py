@@ -138,11 +138,50 @@ def own_group(
     gloo._set_default_timeout(timeout)
     group = cast(dist.ProcessGroup, gloo)
     _stores[group] = store
+    _limits_s[group] = timeout_s
     return group
 
 
 _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
 """The store of each of distlion's own groups, which torch does not know, and of crews' groups."""
+
+
+def pair_group(
+    process_group: dist.ProcessGroup, peer: int, *, timeout_s: float
+) -> dist.ProcessGroup:
+    """Return the Gloo group of this process and one other of a group; both make it the first time.
+
+    Args:
+        process_group: Where both are from.
+        peer: The other's rank in it.
+        timeout_s: For making it; operations on it may take as long as those of ``process_group``.
+
+    Raises:
+        ProcessGroupError: The other did not come to make it.
+    """
+    pairs = _pairs.setdefault(process_group, {})
+    if peer not in pairs:
+        ranks = sorted((process_group.rank(), peer))
+        name = f"pair {ranks[0]} {ranks[1]}"
+        limit_s = _limits_s.get(process_group, timeout_s)
+        pairs[peer] = own_group(
+            process_group, name=name, timeout_s=limit_s, connect_timeout_s=timeout_s, ranks=ranks
+        )
+    return pairs[peer]
+
+
+def list_pairs(process_group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """List the groups of two that this process has made of a group."""
+    return list(_pairs.get(process_group, {}).values())
+
+
+_limits_s: weakref.WeakKeyDictionary[dist.ProcessGroup, float] = weakref.WeakKeyDictionary()
+"""The longest that an operation may take on each group of our own."""
+
+_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The groups of two made of each group, by the rank of the other process."""
 
 
 def _keep_all() -> None:

@@ -30,6 +30,7 @@ class _Board:
 
     posts: defaultdict[int, _Posts] = field(default_factory=lambda: defaultdict(dict))
     by_epoch: dict[int, _Board] = field(default_factory=dict)
+    by_pair: dict[tuple[int, int], _Board] = field(default_factory=dict)
 
 
 class Memory:
@@ -50,6 +51,7 @@ class Memory:
         self.rank, self.n_members, self.ranks = rank, len(ranks), ranks
         self.counted = ByteCount()
         self._board, self._n_begun = board, 0
+        self._pairs: dict[int, Memory] = {}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8)
@@ -99,6 +101,24 @@ class Memory:
         if self.rank == 0:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return self._begin("scatter", chunks, take, sent, step)
+
+    def connect(self, peer: int) -> None:
+        if peer not in self._pairs:
+            low, high = min(self.rank, peer), max(self.rank, peer)
+            board = self._board.by_pair.setdefault((low, high), _Board())
+            ranks = self.ranks[low], self.ranks[high]
+            self._pairs[peer] = Memory(board, int(self.rank == high), ranks)
+
+    def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> MemoryTransfer:
+        self.connect(peer)
+        pair = self._pairs[peer]
+
+        def take(posts: dict[int, Tensor]) -> None:
+            out.copy_(posts[1 - pair.rank])
+
+        sent = ByteCount(chunk.nbytes, out.nbytes, int(chunk.nbytes > 0))
+        self.counted += sent
+        return pair._begin("swap", chunk, take, sent, step)
 
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> MemoryTransfer:
         def take(posts: dict[int, Tensor]) -> None:

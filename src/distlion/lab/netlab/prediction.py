@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from distlion.cost import LinkModel
-from distlion.exchange import PATTERNS, AllGather, Exchange, ParameterServer
+from distlion.exchange import AllGather, Exchange, ParameterServer
 from distlion.lab.netlab.method_names import (
     DDP_FP16,
     DDP_FP32,
@@ -20,6 +20,7 @@ from distlion.lab.planning import (
     Scenario,
     forecast_all_reduce,
     forecast_votes,
+    list_able,
 )
 
 
@@ -64,7 +65,11 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     if is_baseline(name):
         return None
     vote = parse_vote(name)
-    patterns = list(PATTERNS.values()) if vote["exchange"] == "auto" else [vote["exchange"]]
+    exchange = vote["exchange"]
+    if isinstance(exchange, Exchange):
+        patterns = [exchange]
+    else:
+        patterns = list_able(_describe(surroundings, surroundings.votes), vote["aggregation"])
     return min(
         forecast_votes(
             _describe(surroundings, _find_traffic(surroundings, pattern)),

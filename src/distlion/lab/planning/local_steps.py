@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from distlion.aggregation import ScaledVote
 from distlion.cost import LinkModel
-from distlion.exchange import PATTERNS
 from distlion.lab.planning.planner import compare_methods
 from distlion.lab.planning.scenario import Scenario
-from distlion.lab.planning.votes import forecast_votes
+from distlion.lab.planning.votes import forecast_votes, list_able
 from distlion.optim import check_delay, check_every_steps
 
 PERIODS = (4, 8, 16, 32)
@@ -67,7 +66,7 @@ def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalFo
     scenario = replace(scenario, sync_every=None)
     votes = [
         forecast_votes(scenario, ScaledVote(), pattern, overlap=False)
-        for pattern in PATTERNS.values()
+        for pattern in list_able(scenario, ScaledVote())
     ]
     vote = min(votes, key=lambda forecast: forecast.step_s)
     base_s = _base_s(scenario)

@@ -65,5 +65,6 @@ def _describe_rule(rule: Any) -> dict[str, Any]:
         "n_reply_scales": rule.n_reply_scales,
         "keeps_state": bool(rule.worker_state),
         "reply_planes": None if grows else rule.reply_planes(_A_FEW),
+        "has_partial_sums": rule.vote_format.has_partial_sums,
         "has_counts": rule.reply_format is ReplyFormat.COUNT,
     }

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from distlion.aggregation import RULES, Aggregation, MajorityVote, QuantizedVote
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS
 from distlion.lab.planning.forecast import Forecast
 from distlion.lab.planning.gradient_all_reduce import (
     BASELINES,
@@ -16,7 +15,7 @@ from distlion.lab.planning.gradient_all_reduce import (
     forecast_all_reduce,
 )
 from distlion.lab.planning.scenario import MAX_NODES, Scenario
-from distlion.lab.planning.votes import forecast_votes
+from distlion.lab.planning.votes import forecast_votes, list_able
 
 THRESHOLD = 0.05
 """Gain below which compression is not worth a change of optimizer."""
@@ -58,7 +57,7 @@ def compare_methods(scenario: Scenario) -> Forecasts:
         forecast_votes(scenario, named.rule, pattern, overlap=overlap)
         for named in RULES.values()
         if named.listed
-        for pattern in PATTERNS.values()
+        for pattern in list_able(scenario, named.rule)
         for overlap in (True, False)
     ]
     return Forecasts(scenario, tuple(sorted(forecasts, key=lambda forecast: forecast.step_s)))
@@ -68,7 +67,7 @@ def fastest_vote(scenario: Scenario, rule: Aggregation) -> Forecast:
     """Forecast a rule under its fastest pattern, with overlap or without."""
     forecasts = [
         forecast_votes(scenario, rule, pattern, overlap=overlap)
-        for pattern in PATTERNS.values()
+        for pattern in list_able(scenario, rule)
         for overlap in (True, False)
     ]
     return min(forecasts, key=lambda forecast: forecast.step_s)

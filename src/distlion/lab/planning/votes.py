@@ -9,7 +9,7 @@ import torch
 
 from distlion.aggregation import Aggregation
 from distlion.cost.choice import count_overlap_buckets, exchange_seconds, stream_seconds
-from distlion.exchange import Exchange
+from distlion.exchange import PATTERNS, Exchange
 from distlion.lab.planning.forecast import Forecast, Load, make_forecast
 from distlion.lab.planning.machine import COUNTED_STATE_BYTES, STATE_BYTES, Machine
 from distlion.lab.planning.scenario import Scenario
@@ -33,9 +33,9 @@ def forecast_votes(
     """
     n_buckets = _count_buckets(scenario, rule, overlap=overlap)
     shape = rule.shape_of(-(-scenario.own_params // n_buckets), scenario.nodes)
+    pattern.check_carries(shape, rule)
     busiest = max(_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
-    others = _sent_bytes(pattern, shape, scenario.nodes - 1)
-    total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
+    total = pattern.plan_total(shape)
     per_node = n_buckets * scenario.gpus_per_node
     momenta = _plan_momenta(scenario, pattern)
     host_s = n_buckets * _host_s(scenario.machine, rule, pattern, shape)
@@ -54,6 +54,17 @@ def forecast_votes(
     return make_forecast(
         scenario, load, method=name_rule(rule), pattern=repr(pattern), votes=True, overlap=overlap
     )
+
+
+def list_able(scenario: Scenario, rule: Aggregation) -> list[Exchange]:
+    """List the patterns that carry a rule's votes, and momenta where they are averaged."""
+    averages = scenario.sync_every is not None
+    return [
+        pattern
+        for pattern in PATTERNS.values()
+        if pattern.carries(rule.shape_of(1, scenario.nodes))
+        and not (averages and pattern.counts_in_parts)
+    ]
 
 
 def name_rule(rule: Aggregation) -> str:
