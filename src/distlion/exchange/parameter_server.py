@@ -93,7 +93,7 @@ def write_whole_reply(
 ) -> None:
     """Write the reply; after an error, the counter's verdict takes the payload's place.
 
-    Digests of gradients stay with the rank that counted, as a reply has no space for all ranks' digests.
+    Digests of gradients stay with the rank that counted: a reply has no space for all of them.
     """
     chunk_shape, payload = shape.whole_reply_chunk, counted.payload.flatten()
     header = replace(own, kind=ChunkKind.REPLY, gradient_digest=0)
