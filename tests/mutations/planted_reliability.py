@@ -68,15 +68,15 @@ RELIABILITY = (
     Mutation(
         "agreement: other workers inherit looks",
         "options/diagnostics.py",
-        "is_continued = earlier is not None and earlier._voters == voters",
-        "is_continued = earlier is not None",
+        "if earlier is not None and earlier._voters == voters:",
+        "if earlier is not None:",
         LOOKS,
     ),
     Mutation(
         "agreement: looks begin anew with more parameters",
         "options/diagnostics.py",
-        "earlier._watch if is_continued else ReliabilityWatch(len(voters))",
-        "ReliabilityWatch(len(voters))",
+        "            self._watch = earlier._watch\n",
+        "            pass\n",
         LOOKS,
     ),
     Mutation(

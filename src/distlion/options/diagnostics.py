@@ -83,9 +83,10 @@ class Examiner:
         self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
         self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
+        self._watch = ReliabilityWatch(len(voters))
         # Other workers than before begin anew.
-        is_continued = earlier is not None and earlier._voters == voters
-        self._watch = earlier._watch if is_continued else ReliabilityWatch(len(voters))
+        if earlier is not None and earlier._voters == voters:
+            self._watch = earlier._watch
 
     @property
     def found(self) -> list[Diagnosis]:

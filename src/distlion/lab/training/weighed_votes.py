@@ -189,7 +189,7 @@ class WeighedVotes:
     def _move(self, outcome: Tensor) -> None:
         (group,) = self.optimizer.param_groups
         kept = 1 - float(group["lr"]) * self._run.weight_decay
-        for param, signs in zip(self._params, outcome.split(self._sizes), strict=True):
+        for param, signs in zip(self._params, torch.split(outcome, self._sizes), strict=True):
             param.mul_(kept)
             param.grad = signs.view_as(param).to(param.dtype)
         self.optimizer.step()
