@@ -167,5 +167,17 @@ class LostUpdatesWarning(UserWarning):
     """A learning rate is too small to move most parameters of 16 bits."""
 
 
+class DisagreeingWorkersWarning(UserWarning):
+    """Workers have disagreed with the majority of the others for many looks.
+
+    Attributes:
+        workers: Their ranks in the voting group; with nodes, the numbers of their nodes.
+    """
+
+    def __init__(self, message: str, *, workers: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.workers = workers
+
+
 class NetlabError(DistlionError, RuntimeError):
     """A lab of network namespaces cannot be made, found or used."""

@@ -24,6 +24,7 @@ from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
+from planted_reliability import RELIABILITY
 from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
@@ -56,4 +57,5 @@ EVERYWHERE = (
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
     *LOCAL_PARTS,
+    *RELIABILITY,
 )

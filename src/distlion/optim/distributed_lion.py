@@ -223,8 +223,7 @@ class DistributedLion(VotingBase):
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
-        if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
-            session.gradients.observe([vote.reply for vote in votes], session.params)
+        session.observe([vote.reply for vote in votes], wants_digest=inputs.wants_digest)
         self._fire("after_commit", step)
         return True
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distlion.exchange import plan_sample
 from distlion.kernels import Segment
+from distlion.options.reliability import Counts, ReliabilityWatch, count_agreement
 from distlion.options.sample import draw_sample, measure_dispersion, place_sample
 from distlion.step import VotingParam, count_turns, read_together
 from distlion.transport import ByteCount
@@ -31,6 +32,7 @@ class Diagnosis:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
+        agreement_of worker i: sign(c_i) = sign(sum_(j != i) sign(c_j)), where neither is 0
 
     Attributes:
         step: Number of the step, counted from 0.
@@ -39,6 +41,10 @@ class Diagnosis:
         ties: Share of ties in the sample.
         agreement: Share of agreement among elements with a direction; 1 where none has one.
         dispersion: 1 where momenta are equal, about 1 / N where they have nothing in common.
+        agreement_of: For each worker, in rank order, its agreement with the majority of the others:
+            of the elements where it has a direction and the others are not tied, the share on which
+            both have one sign. Each counts once. None for a worker that is absent or has no such
+            element. With two workers, both have the same number.
     """
 
     step: int
@@ -47,6 +53,7 @@ class Diagnosis:
     ties: float
     agreement: float
     dispersion: float
+    agreement_of: tuple[float | None, ...]
 
 
 class Examiner:
@@ -55,7 +62,7 @@ class Examiner:
     Args:
         every: Steps from one diagnosis to the next, the first step included.
         params: The trainable parameters.
-        n_workers: Workers that vote.
+        voters: Ids of the workers that vote, in rank order.
         seed: Seed of the sample, equal on all workers.
         earlier: An examiner of fewer parameters, whose findings are kept.
     """
@@ -65,17 +72,21 @@ class Examiner:
         every: int,
         params: Sequence[VotingParam],
         *,
-        n_workers: int,
+        voters: tuple[int, ...],
         seed: int,
         earlier: Examiner | None,
     ) -> None:
         self._every = every
         self._params, self._n_turns = params, count_turns(params)
-        self._n_workers = n_workers
+        self._voters = voters
         self._sample = draw_sample(params, seed)
         self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
         self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
+        self._watch = ReliabilityWatch(len(voters))
+        # Other workers than before begin anew.
+        if earlier is not None and earlier._voters == voters:
+            self._watch = earlier._watch
 
     @property
     def found(self) -> list[Diagnosis]:
@@ -92,7 +103,7 @@ class Examiner:
             return ByteCount()
         turn = step % self._n_turns
         voting = [param.position for param in self._params if param.turn == turn]
-        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), self._n_workers)
+        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), len(self._voters))
 
     def list_numbers(self, segments: Mapping[int, Segment]) -> list[float]:
         """List a worker's directions and momenta at the sample, before the commit.
@@ -125,20 +136,32 @@ class Examiner:
             rows: ``list_numbers`` of every worker, in rank order.
             replies: Replies for all listed parameters.
         """
-        at = 0
+        at, counts = 0, []
         for reply in sorted(replies, key=lambda each: each.position):
             index = self._sample[reply.position]
             n = len(index)
             mine = [row[at : at + 2 * n] for row in rows]
             at += 2 * n
             updates = reply.read(index.to(reply.packed.device))
-            found = diagnose(step, self._params[reply.position].name, mine, updates)
+            counts.append(count_agreement([row[:n] for row in mine]))
+            name = self._params[reply.position].name
+            found = diagnose(step, name, mine, updates, counts=counts[-1])
             if found is not None:
                 self._found.append(found)
+        self._watch.observe(step, counts)
+
+    def warn(self) -> None:
+        """Warn of workers that disagree with the others, each once; between steps."""
+        self._watch.warn()
 
 
 def diagnose(
-    step: int, name: str, rows: Sequence[Sequence[float]], updates: Sequence[int]
+    step: int,
+    name: str,
+    rows: Sequence[Sequence[float]],
+    updates: Sequence[int],
+    *,
+    counts: Counts,
 ) -> Diagnosis | None:
     """Compare the workers on one parameter.
 
@@ -147,6 +170,7 @@ def diagnose(
         name: Name of the parameter.
         rows: For each worker, its directions and then its momenta.
         updates: S of each element of the sample.
+        counts: ``count_agreement`` of the directions.
 
     Returns:
         The diagnosis; None where nobody voted, or there is nothing to sample.
@@ -170,6 +194,7 @@ def diagnose(
         ties=ties / n,
         agreement=agreed / led if led else 1.0,
         dispersion=measure_dispersion([row[n:] for row in rows]),
+        agreement_of=tuple(agreed / compared if compared else None for agreed, compared in counts),
     )
 
 

@@ -94,7 +94,11 @@ class FollowUp:
         if settings.diagnose_every is not None:
             before = None if earlier is None else earlier._examiner
             examiner = Examiner(
-                settings.diagnose_every, params, n_workers=n_voters, seed=seed, earlier=before
+                settings.diagnose_every,
+                params,
+                voters=ranks.roster.ids,
+                seed=seed,
+                earlier=before,
             )
         if n_voters == 1 or (momenta is None and examiner is None):
             return None
@@ -170,6 +174,11 @@ class FollowUp:
                 reply for vote in votes for reply in vote.draft.route.list_replies(vote.reply)
             ]
             self._examiner.conclude(step, followed.samples, replies)
+
+    def warn(self) -> None:
+        """Warn of workers that the diagnoses name, each once; after a step, which is then whole."""
+        if self._examiner is not None:
+            self._examiner.warn()
 
 
 def _refuse_copies(params: Sequence[VotingParam]) -> None:

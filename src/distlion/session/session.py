@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import Verdict
+from distlion.exchange import Reply, Verdict
 from distlion.failures import Status
 from distlion.options import (
     FollowUp,
@@ -326,6 +326,18 @@ class Session:
             return False
         lines, problem = self.fingerprint.list_lines(groups), "".join(inputs.problems[:1])
         return self.meetings.fail(verdict, lines, self.params, problem, step=step)
+
+    def observe(self, replies: Sequence[Reply], *, wants_digest: bool) -> None:
+        """Warn of what a committed step shows: gradients that say nothing, workers that disagree.
+
+        Args:
+            replies: One for each bucket.
+            wants_digest: Whether gradients were digested in this step.
+        """
+        if wants_digest or not any(reply.present.any() for reply in replies):
+            self.gradients.observe(replies, self.params)
+        if self.follow_up is not None:
+            self.follow_up.warn()
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""

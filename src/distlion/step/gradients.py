@@ -120,7 +120,7 @@ _INSIDE = (
 """Paths of frames outside user code: schedulers, profilers and decorators wrap ``step()``."""
 
 
-def warn_user(message: str, category: type[Warning]) -> None:
+def warn_user(message: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Warn at the nearest line up the stack that is neither distlion's nor torch's."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):

@@ -208,6 +208,8 @@ class VirtualCluster(VotingBase):
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(layout, committed=committed)
+        if layout.examiner is not None:
+            layout.examiner.warn()
 
     def _read_inputs(
         self, layout: ClusterLayout

@@ -66,7 +66,7 @@ class ClusterLayout:
             momenta = stage if n_workers > 1 else None
         if settings.diagnose_every is not None and n_workers > 1:
             examiner = Examiner(
-                settings.diagnose_every, params, n_workers=n_workers, seed=seed, earlier=earlier
+                settings.diagnose_every, params, voters=roster.ids, seed=seed, earlier=earlier
             )
         routes = []
         if n_workers > 1:

@@ -34,6 +34,7 @@ from distlion.lab.training.name_parts import (
     split_name,
 )
 from distlion.lab.training.periodic import PERIODIC_NAMES, find_periodic
+from distlion.lab.training.weighed_votes import WEIGHED
 from distlion.lab.training.workers import LION_BETAS, VirtualVoting, VoteOptions, VotingWorker
 from distlion.optim import MomentumSync, lion_cub
 
@@ -44,7 +45,7 @@ def find_method(name: str) -> Method:
     Raises:
         InvalidArgumentError: There is none, or its momenta cannot be averaged in this way.
     """
-    method = find_mean(name) or find_periodic(name) or _find_vote(name)
+    method = find_mean(name) or find_periodic(name) or WEIGHED.get(name) or _find_vote(name)
     if method is None:
         # Capital letters in a pattern are placeholders.
         known = [*_list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
@@ -166,6 +167,7 @@ METHOD_NAMES = (
     _LION_CUB,
     *(f"RULE-sync-{how}" for how in _SYNC_NAMES),
     *PERIODIC_NAMES,
+    *WEIGHED,
     *MEANS,
     _MASKED_MEAN,
     *(f"{name}-betas-A-B" for name in WITH_BETAS),
