@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from distlion.exchange import Exchange
 from distlion.layout import Bucket, fill_buckets
 from distlion.options import Examiner, MomentumStage, Settings
 from distlion.step import VotingParam, count_turns
@@ -71,6 +72,10 @@ class ClusterLayout:
         routes = []
         if n_workers > 1:
             routes = [VirtualRoute(bucket, params, roster) for bucket in buckets]
+        for route in routes:
+            if isinstance(settings.exchange, Exchange):
+                shape = route.rule.shape(route.bucket, roster.n_votes)
+                settings.exchange.check_carries(shape, route.rule)
         n_turns = count_turns(params)
         return cls(settings, roster, params, buckets, momenta, examiner, routes, n_turns)
 
