@@ -152,12 +152,12 @@ class _Meeting:
     """One rank's part in a round, with another rank.
 
     Attributes:
-        peer: The other.
-        gives, takes: How many votes are in the sum that it sends, and in that which it receives;
+        peer: The other rank.
+        gives, takes: Numbers of votes in the sum that it sends, and in the sum that it receives;
             0 for none.
         first: The first rank whose vote it takes.
-        is_last: Whether a reply travels, from whom has all votes to an extra rank.
-        is_extra: Whether this rank is beyond the largest power of two.
+        is_last: True if a reply travels, from a rank that has all votes to an extra rank.
+        is_extra: True if this rank is beyond the largest power of two.
     """
 
     peer: int
@@ -247,7 +247,7 @@ class _Known:
 
     @property
     def agree(self) -> bool:
-        """Whether all are without error, of one step and of one settings."""
+        """True if all headers are without error, and of one step and one set of settings."""
         first = self.headers[0]
         return all(
             header.status is Status.OK
