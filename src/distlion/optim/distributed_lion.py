@@ -223,7 +223,8 @@ class DistributedLion(VotingBase):
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
-        session.observe([vote.reply for vote in votes], wants_digest=inputs.wants_digest)
+        if inputs.wants_digest or follow_up or not any(vote.reply.present.any() for vote in votes):
+            session.observe([vote.reply for vote in votes], wants_digest=inputs.wants_digest)
         self._fire("after_commit", step)
         return True
 
