@@ -44,3 +44,25 @@ def test_every_rank_names_the_worker_that_flips_its_gradients() -> None:
     assert f"worker {FLIPPER} on" in messages[0]
     assert shares.count("0.") == 4
     assert all(outcome == ([], params, "[]") for outcome in silent)
+
+
+def train_strictly(rank: int, world_size: int) -> tuple[int, int]:
+    """Train with warnings that are errors on rank 0 alone; return errors and committed steps."""
+    param, raised = torch.nn.Parameter(torch.zeros(70)), 0
+    settings = {"lr": 0.01, "diagnose_every": 1, "check_every": 1}
+    optimizer = distlion.DistributedLion([("w", param)], **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if rank == 0 else "ignore")
+        for step in range(LOOKS + 4):
+            param.grad = torch.full((70,), -1.0 if rank == FLIPPER else 1.0) + 0.01 * (rank + step)
+            try:
+                optimizer.step()
+            except DisagreeingWorkersWarning:
+                raised += 1
+    return raised, optimizer.committed_step
+
+
+def test_a_warning_that_is_an_error_on_one_rank_ends_no_step() -> None:
+    outcomes = run_workers(train_strictly, 4)
+
+    assert outcomes == [(1, LOOKS + 4)] + [(0, LOOKS + 4)] * 3

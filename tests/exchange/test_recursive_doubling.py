@@ -189,3 +189,18 @@ def test_damage_to_a_later_sum_is_known_to_those_who_are_met_afterwards() -> Non
     verdicts = damaged_verdicts(4, 2)
     lost = (Status.CORRUPT, (FIRST_RANK + CULPRIT,))
     assert verdicts == [(Status.OK, ()), lost, (Status.OK, ()), lost]
+
+
+def test_a_group_whose_rule_it_cannot_carry_is_refused_before_anything_changes() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    cluster = distlion.VirtualCluster([first], workers=3, exchange=distlion.RecursiveDoubling())
+
+    with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
+        cluster.add_param_group({"params": [second], "aggregation": distlion.FullPrecision()})
+
+    assert len(cluster.param_groups) == 1
+    for worker in range(3):
+        first.grad = torch.ones(3)
+        cluster.collect(worker)
+    cluster.step()
+    assert cluster.committed_step == 1

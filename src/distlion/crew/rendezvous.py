@@ -194,8 +194,8 @@ class Rendezvous:
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
         self._min_workers, self._max_workers = min_workers, max_workers
-        began_s = time.monotonic()
         self._await_store()
+        began_s = time.monotonic()
         self._lifeline = Lifeline(self._connect, CONNECT_S)
         # A read that waits blocks its connection, so heartbeats have their own.
         self.store = PrefixStore(name_run(run_id), self._lifeline.connect())

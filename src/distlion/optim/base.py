@@ -19,6 +19,7 @@ from distlion.errors import (
     InvalidArgumentError,
     UnsupportedTypeError,
 )
+from distlion.exchange import Exchange
 from distlion.kernels import check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
@@ -329,6 +330,9 @@ class VotingBase(LionBase):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
         check_rule(group["aggregation"], takes_scales=self._takes_scales)
+        if isinstance(self._settings.exchange, Exchange):
+            rule = group["aggregation"]
+            self._settings.exchange.check_carries(rule.shape_of(1, 2), rule)
         check_step(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

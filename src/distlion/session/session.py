@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -335,9 +336,9 @@ class Session:
             wants_digest: Whether gradients were digested in this step.
         """
         if wants_digest or not any(reply.present.any() for reply in replies):
-            self.gradients.observe(replies, self.params)
+            self.lifecycle.afterwards.append(partial(self.gradients.observe, replies, self.params))
         if self.follow_up is not None:
-            self.follow_up.warn()
+            self.lifecycle.afterwards.append(self.follow_up.warn)
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""

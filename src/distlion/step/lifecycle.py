@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch.distributed as dist
@@ -38,6 +38,8 @@ class Lifecycle:
         is_ready: Whether its parameters have been put into buckets.
         is_torn: Whether a commit has begun and not ended: parameters are between two steps.
         number: Number of the optimizer among all on its process group.
+        afterwards: Calls to make once the exchange under way has ended well. A warning that is made
+            an error then ends nothing.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -48,6 +50,7 @@ class Lifecycle:
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
         self.is_torn = self.is_ready = False
+        self.afterwards: list[Callable[[], None]] = []
 
     @property
     def is_dead(self) -> bool:
@@ -120,6 +123,7 @@ class Lifecycle:
             ProcessGroupError, ConcurrentCallError: As ``check_usable``.
         """
         self.check_usable()
+        self.afterwards.clear()
         with deferred_signals(what) if self.is_ready else nullcontext(Deferral(what)) as signals:
             self._under_way = what
             if self._watch is not None:
@@ -139,6 +143,8 @@ class Lifecycle:
                 if signals.error is not None and not self._ranks.is_alone:
                     cause = f"{name_error(signals.error)} came during {what}"
                     self._die(cause, signals.error, has_completed=True)
+        for call in self.afterwards:
+            call()
 
     def _die(self, cause: str, error: BaseException, *, has_completed: bool = False) -> None:
         """Note why this optimizer is dead, and tell the others if only this worker knows.

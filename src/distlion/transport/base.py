@@ -122,8 +122,12 @@ class Transport(Protocol):
         """Receive ``out`` (n,) from the first member; only that one gives (n_members, n)."""
         ...
 
-    def connect(self, peer: int) -> None:
+    def connect(self, peer: int, *, timeout_s: float | None = None) -> None:
         """Make what ``swap`` with one member needs; both call it, before the first one.
+
+        Args:
+            peer: The member.
+            timeout_s: Seconds to make it; None: as long as for operations.
 
         Raises:
             ProcessGroupError: The peer did not come.

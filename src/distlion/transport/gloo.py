@@ -253,8 +253,9 @@ class Gloo:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return GlooTransfer(self, start, sent, step=step, what="scatter")
 
-    def connect(self, peer: int) -> None:
-        pair_group(self.process_group, peer, timeout_s=self.timeout_s)
+    def connect(self, peer: int, *, timeout_s: float | None = None) -> None:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        pair_group(self.process_group, peer, timeout_s=limit_s)
 
     def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> GlooTransfer:
         # A group of the two: Gloo's all-to-all of all would send every member an empty message, and

@@ -102,7 +102,7 @@ class Memory:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return self._begin("scatter", chunks, take, sent, step)
 
-    def connect(self, peer: int) -> None:
+    def connect(self, peer: int, *, timeout_s: float | None = None) -> None:
         if peer not in self._pairs:
             low, high = min(self.rank, peer), max(self.rank, peer)
             board = self._board.by_pair.setdefault((low, high), _Board())
