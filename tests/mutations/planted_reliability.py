@@ -82,7 +82,7 @@ RELIABILITY = (
     Mutation(
         "agreement: ranks do not warn",
         "session/session.py",
-        "            self.follow_up.warn()\n",
+        "            self.lifecycle.afterwards.append(self.follow_up.warn)\n",
         "            pass\n",
         ("distributed/test_disagreeing_workers.py",),
     ),
