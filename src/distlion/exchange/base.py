@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -27,11 +27,24 @@ class PartialReducer(Protocol):
     ``combine`` makes of their tallies is the reply that ``Reducer.reduce`` gives to all votes.
     """
 
-    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        """Count the votes of some workers; arguments as for ``Reducer.reduce``.
+    def tally(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        first_shard: int,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Count the votes of some workers; other arguments as for ``Reducer.reduce``.
+
+        Args:
+            rows: Which workers these are, by their places in the link; None for all of them. Who
+                leaves it out can count some votes only as long as every vote counts once.
 
         Returns:
             (n_shards * tally_bytes,) uint8.
+
+        Raises:
+            InvalidArgumentError: Votes have weights, and it is not clear whose these are.
         """
         ...
 
@@ -71,6 +84,21 @@ class Reducer(Protocol):
 
         Returns:
             (n_shards * reply_bytes,) uint8.
+        """
+        ...
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Count the votes that each parameter gets: a worker has as many as its weight.
+
+        Args:
+            present: (workers, n_params) bool on the CPU.
+            rows: As for ``PartialReducer.tally``.
+
+        Returns:
+            (n_params,) int64.
+
+        Raises:
+            InvalidArgumentError: As for ``PartialReducer.tally``.
         """
         ...
 

@@ -27,7 +27,7 @@ ABSENT = math.nan
 class Diagnosis:
     """How the workers stood to each other on one parameter in one step.
 
-    Equation, for each element, over the n workers present:
+    Equation, for each element, over the n votes of workers present, each as often as it counts:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
@@ -58,6 +58,7 @@ class Examiner:
         n_workers: Workers that vote.
         seed: Of the sample, equal on all workers.
         earlier: One whose parameters were fewer; what it found is kept.
+        counted_rows: Rows of workers, each as often as its vote counts; None where it is once.
     """
 
     def __init__(
@@ -68,10 +69,11 @@ class Examiner:
         n_workers: int,
         seed: int,
         earlier: Examiner | None,
+        counted_rows: Sequence[int] | None = None,
     ) -> None:
         self._every = every
         self._params, self._n_turns = params, count_turns(params)
-        self._n_workers = n_workers
+        self._n_workers, self._counted_rows = n_workers, counted_rows
         self._sample = draw_sample(params, seed)
         self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
@@ -125,6 +127,8 @@ class Examiner:
             rows: ``list_numbers`` of every worker, in rank order.
             replies: Of all parameters that were listed.
         """
+        if self._counted_rows is not None:
+            rows = [rows[row] for row in self._counted_rows]
         at = 0
         for reply in sorted(replies, key=lambda each: each.position):
             index = self._sample[reply.position]

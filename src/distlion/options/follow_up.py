@@ -94,7 +94,12 @@ class FollowUp:
         if settings.diagnose_every is not None:
             before = None if earlier is None else earlier._examiner
             examiner = Examiner(
-                settings.diagnose_every, params, n_workers=n_voters, seed=seed, earlier=before
+                settings.diagnose_every,
+                params,
+                n_workers=n_voters,
+                seed=seed,
+                earlier=before,
+                counted_rows=ranks.roster.counted_rows if ranks.roster.is_weighted else None,
             )
         if n_voters == 1 or (momenta is None and examiner is None):
             return None

@@ -12,6 +12,7 @@ from distlion.options.clipping import ClipNorm
 from distlion.options.momentum_sync import MomentumSync
 from distlion.options.nodes import Nodes
 from distlion.step import check_positive
+from distlion.vote import MOST_WEIGHT
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
@@ -34,6 +35,7 @@ class Settings:
     init_timeout_s: float
     step_timeout_s: float
     seed: int
+    weight: int = 1
 
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
@@ -89,6 +91,32 @@ class Settings:
             return 1
         return self.nodes.resolve(world_size)
 
+    def find_weight_problem(self) -> str:
+        """Say why ``weight`` cannot be used; "" where it can.
+
+        Not found when made: a worker that raised alone would leave the others waiting, who hear of
+        it in the handshake.
+        """
+        weight: object = self.weight
+        if not isinstance(weight, int) or isinstance(weight, bool):
+            return f"weight={weight!r}: expected an integer from 1 to {MOST_WEIGHT}"
+        if not 1 <= weight <= MOST_WEIGHT:
+            return (
+                f"weight={weight}: expected 1 to {MOST_WEIGHT}. Only ratios matter: divide the "
+                "weights of all workers by the same number"
+            )
+        if weight > 1 and self.momentum_sync is not None:
+            return (
+                f"weight={weight} and momentum_sync={self.momentum_sync!r}, which averages momenta "
+                "of workers that count alike. Expected one of them. Leave momentum_sync out"
+            )
+        if weight > 1 and self.clip_norm is not None and self.clip_norm.scope == "global":
+            return (
+                f"weight={weight} and clip_norm={self.clip_norm!r}, whose norm is a mean over "
+                "workers that count alike. Expected one of them. Use scope='worker'"
+            )
+        return ""
+
     @property
     def group_timeout_s(self) -> float:
         """Seconds for process groups of our own, and at least those of a step on them."""
@@ -96,7 +124,7 @@ class Settings:
 
     def describe(self) -> list[str]:
         """One line for each setting that must be equal on all workers."""
-        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync")
+        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync", "weight")
         sync = self.momentum_sync
         return [
             f"momentum_sync: {None if sync is None else sync.describe()}",

@@ -16,12 +16,29 @@ PROBLEM_BYTES = 1024
 """Bytes of a message that travel, so that records have one size."""
 
 
-def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:
+_OWN = slice(4, 8)
+"""The bytes of a record that say how many times a worker's vote counts: each its own."""
+
+
+def shake_hands(
+    link: Transport, lines: Sequence[str], *, step: int, weight: int = 0
+) -> list[int]:
     """Compare this worker's description of parameters and settings with everybody's.
 
     Records of a fixed size are compared first, since tensors whose sizes differ between ranks can
     abort a process inside the network library. Only where they differ do the descriptions
-    themselves travel.
+    themselves travel. A record is
+
+        protocol version (4 B) | weight (4 B) | bytes of the description (8 B) | its digest (32 B)
+
+    Args:
+        link: All ranks.
+        lines: What must be equal on all of them.
+        step: The step that errors name.
+        weight: This worker's, as ``encode_weight`` says it; it may differ.
+
+    Returns:
+        What every rank said of its weight, in rank order.
 
     Raises:
         ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
@@ -29,16 +46,18 @@ def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:
     """
     text = "\n".join(lines).encode()
     record = (
-        PROTOCOL_VERSION.to_bytes(8, "little")
+        PROTOCOL_VERSION.to_bytes(4, "little")
+        + weight.to_bytes(4, "little")
         + len(text).to_bytes(8, "little")
         + digest_lines(lines)
     )
     records = gather_bytes(link, record, step=step)
-    if len(set(records)) > 1:
+    if len({each[: _OWN.start] + each[_OWN.stop :] for each in records}) > 1:
         longest = max(int.from_bytes(other[8:16], "little") for other in records)
         raise_difference(link, lines, longest, step=step)
     # What is compared may have been sent by a worker that was interrupted while it waited.
     link.check_present(step=step)
+    return [int.from_bytes(each[_OWN], "little") for each in records]
 
 
 def explain_verdict(
@@ -58,7 +77,7 @@ def explain_verdict(
         ConfigMismatchError: Settings differ.
     """
     if verdict.status is Status.INPUT:
-        culprits, said = _gather_problems(link, problem, step=step)
+        culprits, said = gather_problems(link, problem, step=step)
         raise make_error(verdict.status, rank=link.rank, step=step, culprits=culprits, problem=said)
     if verdict.status is Status.CONFIG:
         if not any(line.startswith(CALL) for line in lines):
@@ -157,7 +176,7 @@ def share_problem(
     Raises:
         CheckpointError: Some rank has a problem; the ranks and what the first of them says.
     """
-    culprits, said = _gather_problems(link, "" if problem is None else str(problem), step=step)
+    culprits, said = gather_problems(link, "" if problem is None else str(problem), step=step)
     if culprits:
         error = CheckpointError(
             f"[rank {link.rank}, step {step}] {call} was refused on {name_ranks(culprits)}, and "
@@ -190,7 +209,7 @@ def share_said(link: Transport, said: str, *, call: str, step: int) -> None:
         raise error
 
 
-def _gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
+def gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
     """Return which ranks have a problem, and what the first of them says."""
     culprits, said = _gather_texts(link, problem, step=step)
     return culprits, said[culprits[0]] if culprits else ""

@@ -86,6 +86,10 @@ class Routing:
         self.clipper: NormClipper | None = None
         self.begin_trial()
 
+    def take_ranks(self, ranks: Ranks) -> None:
+        """Take over the ranks, whose roster has weights since workers have met."""
+        self._ranks = ranks
+
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose what carries each; every rank must call it.
 

@@ -29,7 +29,8 @@ class Ranks:
         inside: The ranks of this worker, in their order.
         between: This rank and its peers in other workers, one of each worker.
         is_sharded: Whether the ranks of a worker hold shards of the parameters.
-        members: In a crew, the roster of its epoch; None: workers are numbered by rank.
+        members: The roster of voters: in a crew that of its epoch, and any that has weights. None:
+            workers are numbered by rank, and each vote counts once.
         connect_timeout_s: For making further groups of them; None: as long as for operations.
     """
 

@@ -1,12 +1,65 @@
-"""State of virtual workers while some of them leave and others join."""
+"""Virtual workers that vote, and their state while some of them leave and others join."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from distlion.options import Newcomers, begin_momentum
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import MAX_WORKERS
+from distlion.options import Newcomers, Settings, begin_momentum
+from distlion.vote import Roster
+
+
+def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings) -> Roster:
+    """Return the roster of so many workers.
+
+    Args:
+        workers: N, 1 or more.
+        weights: For each worker, how many times its vote counts; None for once each.
+        settings: What weights must go with.
+
+    Raises:
+        InvalidArgumentError: A number is out of range, or weights do not go with a setting.
+        UnsupportedTypeError: A number is not an integer.
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool):
+        raise UnsupportedTypeError(f"workers={workers!r}: expected an integer")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError(f"workers={workers}: expected 1 to {MAX_WORKERS}")
+    roster = Roster.of(workers)
+    if weights is None:
+        return roster
+    return _check_weights(replace(roster, weights=tuple(weights)), settings)
+
+
+def change_roster(
+    before: Roster, ids: Sequence[int], weights: Sequence[int] | None, settings: Settings
+) -> Roster:
+    """Return the roster of the workers with these ids; other arguments as for ``make_roster``.
+
+    Args:
+        before: The roster so far.
+        ids: By place.
+        weights: None: who was there keeps its own, others have 1.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: As ``make_roster``, or ids repeat.
+    """
+    if weights is None:
+        known = dict(zip(before.ids, before.weights, strict=True))
+        weights = [known.get(each, 1) for each in ids]
+    make_roster(len(ids), None, settings)
+    roster = Roster(tuple(ids), tuple(ids), tuple(weights), before.epoch + 1)
+    return _check_weights(roster, settings)
+
+
+def _check_weights(roster: Roster, settings: Settings) -> Roster:
+    if problem := replace(settings, weight=max(roster.weights)).find_weight_problem():
+        raise InvalidArgumentError(problem)
+    return roster
 
 
 def reseat(

@@ -90,8 +90,7 @@ class BucketVote:
             (n_shards * reply_bytes,) uint8.
         """
         if self._is_weighted:
-            rows = list(self.roster.counted_rows)
-            votes, present = votes[rows], present[rows]
+            present = self.roster.weigh(present)
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
@@ -100,9 +99,12 @@ class BucketVote:
         self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
-    def count_present(self, present: Tensor) -> Tensor:
-        """Return how many votes each parameter gets, (n_params,) int64, as ``apply`` wants them."""
-        return present[list(self.roster.counted_rows)].sum(0)
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Return how many votes each parameter gets, (n_params,) int64, as ``apply`` wants them.
+
+        Arguments are those of ``Roster.weigh``.
+        """
+        return self.roster.weigh(present, rows).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
@@ -218,9 +220,14 @@ class BucketCount:
     def parts(self) -> RuleTally | None:
         """How to count in parts; None for rules that cannot."""
         vote = self.vote
-        if vote.shape.tally_bytes is None or vote.roster.is_weighted:
+        if vote.shape.tally_bytes is None:
             return None
-        return RuleTally(vote.rule, vote.bucket, self.coins, vote.roster.n_votes)
+        roster = vote.roster
+        return RuleTally(vote.rule, vote.bucket, self.coins, roster.n_votes, roster)
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Count who votes; arguments are those of ``BucketVote.count_present``."""
+        return self.vote.count_present(present, rows)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments are those of ``BucketVote.count``."""

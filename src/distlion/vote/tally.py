@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from distlion.kernels import BlockVotes, Coins, settle_tally, tally_votes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.vote.roster import Roster
 from distlion.vote.rule import Rule
 
 
@@ -17,7 +19,7 @@ class RuleTally:
     """Count some workers' votes, add such counts, and turn the sum into the reply: bytes only.
 
     Equation:
-        tally = sum_i vote_i over some workers, an int32 for each element; tallies add up in any
+        tally = sum_i w_i vote_i over some workers, an int32 for each element; tallies add up in any
         order, and the reply to their sum is that to all votes, bitwise
 
     Attributes:
@@ -25,14 +27,24 @@ class RuleTally:
         bucket: Where parameters lie.
         coins: The coins of this step; only those that are equal on all workers are used.
         n_votes: The most votes that a parameter can get.
+        roster: Everybody who votes, with the weights w_i; None where every vote counts once.
     """
 
     rule: Rule
     bucket: Bucket
     coins: Coins
     n_votes: int
+    roster: Roster | None = None
 
-    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+    def tally(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        first_shard: int,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        if self.roster is not None:
+            present = self.roster.weigh(present, rows)
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.rule.vote_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks

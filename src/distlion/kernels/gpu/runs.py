@@ -11,18 +11,21 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 
 
 def list_runs(
-    bucket: Bucket, present: npt.NDArray[np.bool_], first_block: int, n_blocks: int
+    bucket: Bucket,
+    present: npt.NDArray[np.bool_ | np.uint8],
+    first_block: int,
+    n_blocks: int,
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
     """List the runs that somebody votes for.
 
     Args:
         bucket: Where parameters lie.
-        present: (workers, n_params).
+        present: (workers, n_params), as of ``BlockVotes``.
         first_block: The first of the blocks at hand.
         n_blocks: How many they are.
 
     Returns:
-        The rows of a table, header included, and (runs, workers): 1 where a worker is present.
+        The rows of a table, header included, and (runs, workers): how many times a vote counts.
     """
     begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
     fields, members = [], []
