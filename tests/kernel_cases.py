@@ -213,7 +213,8 @@ def counting(
         cast = BlockVotes(votes, m.place(present, CPU), bucket, shard[0] * n_blocks)
         count(k, cast, out)
 
-    return f"{counter}, {n_workers} workers {tuple(sizes)} {shard} ties={ties} {share} {weights or ''}", run
+    said = f"{counter}, {n_workers} workers {tuple(sizes)} {shard} ties={ties} {share}"
+    return (said if weights is None else f"{said} {weights}"), run
 
 
 # Committing.

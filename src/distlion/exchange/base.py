@@ -34,11 +34,14 @@ class PartialReducer(Protocol):
         first_shard: int,
         rows: Sequence[int] | None = None,
     ) -> Tensor:
-        """Count the votes of some workers; other arguments as for ``Reducer.reduce``.
+        """Count the votes of some workers.
 
         Args:
-            rows: Which workers these are, by their places in the link; None for all of them. Who
-                leaves it out can count some votes only as long as every vote counts once.
+            votes: As for ``Reducer.reduce``, of these workers.
+            present: Likewise.
+            first_shard: Likewise.
+            rows: Which workers these are, by their places in the link; None for all of them. A
+                pattern that leaves it out can count some votes only where each counts once.
 
         Returns:
             (n_shards * tally_bytes,) uint8.

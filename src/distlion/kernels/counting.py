@@ -20,8 +20,8 @@ class BlockVotes(NamedTuple):
 
     Attributes:
         packed: (workers, blocks, planes, 8) int64, where they are counted.
-        present: (workers, n_params) on the CPU: who votes for which parameter of the bucket, bool; or
-            how many times each vote counts, uint8, 0 for absent. Sums of floats are added so often.
+        present: (workers, n_params) on the CPU: bool, who votes for which parameter of the bucket;
+            or uint8, how many times each vote counts, 0 for absent. Floats are added so often.
         bucket: Where parameters lie.
         first_block: The bucket's block that ``packed`` begins with.
     """

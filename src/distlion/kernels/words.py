@@ -120,8 +120,8 @@ class Run:
     """The part of one parameter that lies in the blocks at hand.
 
     Attributes:
-        voters: (n_votes,) int64 on the device of the votes: rows of those present, one or more, each
-            as often as its vote counts.
+        voters: (n_votes,) int64 on the device of the votes: rows of those present, each as often
+            as its vote counts; one or more.
         words: Its words within the blocks.
         n_elements: Its elements there.
         first_word, first_bit: Where it begins among the coins, as in its slot.

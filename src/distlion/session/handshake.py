@@ -20,9 +20,7 @@ _OWN = slice(4, 8)
 """The bytes of a record that say how many times a worker's vote counts: each its own."""
 
 
-def shake_hands(
-    link: Transport, lines: Sequence[str], *, step: int, weight: int = 0
-) -> list[int]:
+def shake_hands(link: Transport, lines: Sequence[str], *, step: int, weight: int = 0) -> list[int]:
     """Compare this worker's description of parameters and settings with everybody's.
 
     Records of a fixed size are compared first, since tensors whose sizes differ between ranks can

@@ -57,6 +57,7 @@ OF_THE_WHOLE = frozenset(
         "rounding",
         "seed",
         "step_timeout_s",
+        "weight",
     }
 )
 """Arguments of an optimizer that no param group has for itself."""

@@ -310,7 +310,7 @@ class VirtualCluster(VotingBase):
 
         Raises:
             InvalidArgumentError: Ids repeat or are negative, there are too many, there is no such
-                choice, a weight is out of range, or workers have been collected for the present step.
+                choice, a weight is out of range, or workers have been collected for this step.
             UnsupportedTypeError: An id is not an integer.
         """
         self._collection.check_idle("change_workers()")

@@ -38,12 +38,13 @@ def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings)
 def change_roster(
     before: Roster, ids: Sequence[int], weights: Sequence[int] | None, settings: Settings
 ) -> Roster:
-    """Return the roster of the workers with these ids; other arguments as for ``make_roster``.
+    """Return the roster of the workers with these ids; after a change of members.
 
     Args:
         before: The roster so far.
         ids: By place.
         weights: None: who was there keeps its own, others have 1.
+        settings: What weights must go with.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: As ``make_roster``, or ids repeat.

@@ -129,7 +129,7 @@ class Roster:
         weights = self.weights if rows is None else [self.weights[row] for row in rows]
         if len(weights) != len(present):
             raise InvalidArgumentError(
-                f"{len(present)} votes are counted, and {len(weights)} weights were found for them. "
+                f"{len(present)} votes are counted, and {len(weights)} weights are known. "
                 "Expected one each. A pattern that counts some votes must say whose they are"
             )
         times = torch.tensor(weights, dtype=torch.uint8)
