@@ -17,7 +17,7 @@ CORE = (
     Mutation(
         "core: votes that count as several are one",
         "vote/bucket_vote.py",
-        "return present[list(self.roster.counted_rows)].sum(0)",
+        "return self.roster.weigh(present, rows).sum(0)",
         "return present.sum(0)",
         TOYS,
     ),

@@ -27,6 +27,7 @@ from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
 from planted_trial import TRIAL
+from planted_weights import WEIGHTS
 
 EVERYWHERE = (
     *MUTATIONS,
@@ -54,4 +55,5 @@ EVERYWHERE = (
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
     *LOCAL_PARTS,
+    *WEIGHTS,
 )
