@@ -21,7 +21,8 @@ class Average(Aggregation):
         (Distributed Lion, arXiv:2404.00438, Algorithm 1, Avg)
 
     Notes:
-        ceil(log2(N + 1)) bits down, N the most votes: one for each worker, or its weight. A direction that is exactly 0 votes by its worker's coin.
+        ceil(log2(N + 1)) bits down, N the sum of all weights. A direction that is exactly 0 takes
+        the coin of its worker.
     """
 
     @property

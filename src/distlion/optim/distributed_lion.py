@@ -170,6 +170,9 @@ class DistributedLion(VotingBase):
             pieces=pieces,
             worker=name_worker(self._session),
         )
+        self._meet_all()
+
+    def _meet_all(self) -> None:
         with self._session.lifecycle.exchange("construction"):
             trained = self._list_trainable()
             lines = self._take_fingerprint(trained).list_lines(self.param_groups)
@@ -204,8 +207,7 @@ class DistributedLion(VotingBase):
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, votes) = self._session, self._cast_votes()
-        step = inputs.header.step
-        verdict = judge_votes(votes)
+        step, verdict = inputs.header.step, judge_votes(votes)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
         follow_up, followed, routing = session.follow_up, None, session.routing
@@ -291,9 +293,7 @@ class DistributedLion(VotingBase):
         return nullcontext() if self._session.overlap is None else self._session.overlap.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients; with overlap, give up a step whose first votes have left.
-
-        A worker without any gradient has nothing to give up, and takes part in the next one.
+        """Reset gradients; with overlap, give up a step, unless no vote of this worker has left.
 
         Raises:
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
