@@ -10,7 +10,7 @@ CORE = (
     Mutation(
         "core: a weight is not counted",
         "vote/bucket_vote.py",
-        "        if self._is_weighted:\n",
+        "        if self.is_weighted:\n",
         "        if False:\n",
         TOYS,
     ),

@@ -36,6 +36,7 @@ class BucketVote:
         shape: Sizes on the wire.
         vote_planes, reply_planes: Bits an element of a vote, and of a reply.
         reply_format: How a reply writes S.
+        is_weighted: Whether some vote counts more than once.
     """
 
     def __init__(self, rule: Rule, bucket: Bucket, roster: Roster) -> None:
@@ -44,7 +45,7 @@ class BucketVote:
         self.vote_planes = rule.vote_planes
         self.reply_planes = rule.reply_planes(roster.n_votes)
         self.reply_format = rule.reply_format
-        self._is_weighted = roster.is_weighted
+        self.is_weighted = roster.is_weighted
 
     def encode(
         self,
@@ -89,7 +90,7 @@ class BucketVote:
         Returns:
             (n_shards * reply_bytes,) uint8.
         """
-        if self._is_weighted:
+        if self.is_weighted:
             present = self.roster.weigh(present)
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
@@ -227,6 +228,8 @@ class BucketCount:
 
     def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Count who votes; arguments are those of ``BucketVote.count_present``."""
+        if not self.vote.is_weighted:
+            return present.sum(0)
         return self.vote.count_present(present, rows)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
