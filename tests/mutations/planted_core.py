@@ -24,8 +24,8 @@ CORE = (
     Mutation(
         "core: a weight is that of the worker before",
         "vote/roster.py",
-        "for _ in range(weight))",
-        "for _ in range(self.weights[row - 1]))",
+        "        times = torch.tensor(weights, dtype=torch.uint8)\n",
+        "        times = torch.tensor(weights, dtype=torch.uint8).roll(1)\n",
         TOYS,
     ),
     Mutation(

@@ -98,6 +98,13 @@ WEIGHTS = (
         SCALED,
     ),
     Mutation(
+        "weights: rows that are counted are as many as the worker before has votes",
+        "vote/roster.py",
+        "for _ in range(weight))",
+        "for _ in range(self.weights[row - 1]))",
+        SCALED,
+    ),
+    Mutation(
         "weights: bytes of virtual replies have room for workers, not for votes",
         "virtual/accounting.py",
         "settings.exchange, layout.roster.n_votes",
