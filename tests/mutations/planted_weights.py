@@ -137,7 +137,7 @@ WEIGHTS = (
         "session/weights.py",
         "return 0 if settings.weight == 1 else settings.weight",
         "return settings.weight",
-        WORKERS,
+        HANDSHAKE,
     ),
     Mutation(
         "weights: one that cannot be used is kept secret",

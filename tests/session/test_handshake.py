@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
+import distlion
 from distlion.exchange import PROTOCOL_VERSION
 from distlion.session import handshake
 from distlion.session.handshake import find_difference
+from distlion.session.weights import encode_weight
 
 SETTINGS = ["distlion version: 1", "world size: 3", "lr of group 0: 0.1"]
 
@@ -97,3 +100,9 @@ def test_any_other_byte_that_differs_is_a_disagreement(
     monkeypatch.setattr(handshake, "raise_difference", stop)
     with pytest.raises(LookupError):
         shake(monkeypatch, [bytes(other)], weight=2)
+
+
+@pytest.mark.parametrize(("weight", "told"), [(1, 0), (2, 2), (255, 255), (0, 1), (256, 1)])
+def test_a_weight_of_one_is_told_as_nothing(weight: int, told: int) -> None:
+    settings = distlion.DistributedLion([torch.nn.Parameter(torch.ones(1))]).settings
+    assert encode_weight(replace(settings, weight=weight)) == told
