@@ -14,6 +14,8 @@ SEEDS ?= 10000
 MINUTES ?= 30
 
 BIN := $(VENV)/bin
+# `make train` without ARGS: votes, then AdamW on the same data, and both in one picture.
+TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
 TRAIN_EXTRAS := train
 TEST_EXTRAS := train,netlab,integrations,gpu,dev
 DOCS_EXTRAS := $(TEST_EXTRAS),docs
@@ -43,8 +45,8 @@ help:  ## list the targets
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  SEEDS=$(SEEDS)  ARGS="more arguments of distlion train, or of pytest"'
 
-train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers
-	@$(BIN)/distlion train $(ARGS)
+train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, and beside it with AdamW
+	@$(BIN)/distlion train $(or $(ARGS),$(TRAINED))
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, and sum up
 	@$(run_parts)

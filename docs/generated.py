@@ -21,6 +21,8 @@ MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 # Below 80 columns help has no frames.
 COLUMNS = 79
 PLANNER = "planner.html"
+BACK = '<p><a href="index.html">Documentation of distlion</a></p>'
+REPORTS = "benchmarks/results/"
 # What the planner's page opens with.
 PLANNED = ("--params", "350e6", "--nodes", "8", "--link", "1gbit", "--compute-s", "0.5")
 
@@ -71,9 +73,10 @@ def write_record() -> str:
     return "\n\n".join(f"`{name}`\n: {text}" for name, text in list_fields(Record))
 
 
-def link_planner() -> str:
-    """Link the planner's page, which only the site has, from a page one folder below it."""
-    return f'<p><a href="../{PLANNER}">Open the planner: sliders, curves and the advice</a></p>'
+def link_planner(folder: str = "../") -> str:
+    """Link the planner's page, which only the site has; by default from one folder below it."""
+    address = f"{folder}{PLANNER}"
+    return f'<p><a href="{address}">Open the planner: sliders, curves and the advice</a></p>'
 
 
 def write_planner(app: Any, failure: Exception | None) -> None:
@@ -85,6 +88,10 @@ def write_planner(app: Any, failure: Exception | None) -> None:
             stdout=subprocess.DEVNULL,
             check=True,
         )
+        text = page.read_text()
+        if "<body>" not in text:
+            raise ValueError("the planner's page has no <body>, where the link back would go")
+        page.write_text(text.replace("<body>", f"<body>\n{BACK}", 1))
 
 
 def write_flower() -> str:
@@ -108,17 +115,23 @@ PARTS = {
     "commands": write_commands,
     "flower": write_flower,
     "planner": link_planner,
+    "planner-here": lambda: link_planner(""),
     "record": write_record,
 }
 
 
 def read_source(app: Any, docname: str, source: list[str]) -> None:
-    """Put into a page what is generated for it, and over one without a title its name."""
+    """Put into a page what is generated for it, and over one without a title its name.
+
+    Search leaves out the reports of benchmarks, which have every word many times.
+    """
     del app
     source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
     if not re.search(r"^# ", source[0], re.MULTILINE):
         title = docname.rsplit("/", 1)[-1].replace("_", " ").capitalize()
         source[0] = f"# {title}\n\n{source[0]}"
+    if docname.startswith(REPORTS):
+        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
 
 
 def write_docstring(

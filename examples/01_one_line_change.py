@@ -1,4 +1,4 @@
-"""A plain DDP script, and what changes for one bit per parameter.
+"""A plain DDP script, and the change for one bit per parameter.
 
     torchrun --nproc-per-node 2 examples/01_one_line_change.py            # after: votes
     torchrun --nproc-per-node 2 examples/01_one_line_change.py --before   # before: DDP and AdamW
@@ -37,7 +37,9 @@ if args.before:
     model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:  # the change: no DDP around the model, another optimizer
-    optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)
+    optimizer = distlion.DistributedLion(
+        model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+    )
 
 generator = torch.Generator().manual_seed(rank)
 for _ in range(args.steps):

@@ -15,10 +15,10 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 from distlion.integrations.transformers import DistributedLion, VotingMixin  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="the Trainer as it is")
+parser.add_argument("--before", action="store_true", help="the plain Trainer, without votes")
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--folder", default="runs/hf_trainer", help="of the checkpoints")
-parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+parser.add_argument("--folder", default="runs/hf_trainer", help="folder of the checkpoints")
+parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 args = parser.parse_args()
 
 digits = load_digits()
@@ -41,8 +41,8 @@ arguments = TrainingArguments(
     args.folder,
     max_steps=args.steps,
     per_device_train_batch_size=32,
-    learning_rate=1e-3,
-    weight_decay=0.03,
+    learning_rate=7.5e-4,
+    weight_decay=0.04,
     save_steps=max(1, args.steps // 2),
     logging_steps=max(1, args.steps // 4),
     use_cpu=not torch.cuda.is_available(),
@@ -62,7 +62,10 @@ else:
     class VotingTrainer(VotingMixin, Trainer): ...  # 2
 
     trainer = VotingTrainer(
-        model, arguments, **sets, optimizer_cls_and_kwargs=(DistributedLion, {})
+        model,
+        arguments,
+        **sets,
+        optimizer_cls_and_kwargs=(DistributedLion, {"betas": (0.9, 0.95), "cautious": True}),
     )  # 3
 
 trainer.train(resume_from_checkpoint=args.resume)

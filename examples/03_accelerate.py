@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from distlion.integrations.accelerate import DistributedLion, VotingAccelerator  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="Accelerate as it is")
+parser.add_argument("--before", action="store_true", help="plain Accelerate, without votes")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--folder", type=Path, default=Path("runs/accelerate"), help="of checkpoints")
-parser.add_argument("--resume", action="store_true", help="from the last epoch that was saved")
+parser.add_argument("--resume", action="store_true", help="resume from the last saved epoch")
 args = parser.parse_args()
 
 digits = load_digits()
@@ -37,7 +37,9 @@ if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
     accelerator = VotingAccelerator(cpu=on_cpu)  # 2
-    optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
+    optimizer = DistributedLion(
+        model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+    )  # 3
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.epochs * 47)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from distlion.integrations.lightning import DistributedLion, VotingStrategy  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="Lightning as it is")
+parser.add_argument("--before", action="store_true", help="plain Lightning, without votes")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--folder", default="runs/lightning", help="of checkpoints")
-parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 args = parser.parse_args()
 
 digits = load_digits()
@@ -47,7 +47,9 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self):
         if args.before:
             return torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.01)
-        return DistributedLion(self.parameters(), lr=1e-3, weight_decay=0.03)  # 2
+        return DistributedLion(
+            self.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+        )  # 2
 
 
 trainer = lightning.Trainer(

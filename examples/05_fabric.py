@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from distlion.integrations.fabric import DistributedLion, VotingStrategy  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="Fabric as it is")
+parser.add_argument("--before", action="store_true", help="plain Fabric, without votes")
 parser.add_argument("--epochs", type=int, default=8)
-parser.add_argument("--folder", default="runs/fabric", help="of the checkpoint")
-parser.add_argument("--resume", action="store_true", help="from the last epoch that was saved")
+parser.add_argument("--folder", default="runs/fabric", help="folder of the checkpoint")
+parser.add_argument("--resume", action="store_true", help="resume from the last saved epoch")
 args = parser.parse_args()
 
 digits = load_digits()
@@ -44,7 +44,9 @@ model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
 if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
-    optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
+    optimizer = DistributedLion(
+        model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+    )  # 3
 model, optimizer = fabric.setup(model, optimizer)
 
 state = {"model": model, "optimizer": optimizer, "epoch": 0}

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/06_torchtitan.py            # after: votes
     torchrun --nproc-per-node 2 examples/06_torchtitan.py --before   # before: HSDP and AdamW
 
-Both train a small Llama to continue handwritten digits, which are sentences of 64 pixels and a
-label, and resume where they find a checkpoint. ``torchtitan_votes.py`` is yours to copy.
+Both train a small Llama to continue handwritten digits, given as sentences of 64 pixels and a
+label. They resume from a checkpoint if they find one. ``torchtitan_votes.py`` is a file to copy.
 torchtitan imports Triton, on CPUs too: ``pip install triton``.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torchtitan_compat  # noqa: F401, before all below; of torchtitan 0.3.0 on torch 2.13
+import torchtitan_compat  # noqa: F401, before all below; for torchtitan 0.3.0 on torch 2.13
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchtitan.components.checkpoint import CheckpointManager
@@ -36,7 +36,7 @@ N_PIXELS, N_WORDS = 64, 17 + 10  # shades of gray, and labels
 
 
 class DigitsLoader(BaseDataLoader):
-    """Batches of digits, each replica's own."""
+    """Batches of digits, different for each replica."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -47,7 +47,7 @@ class DigitsLoader(BaseDataLoader):
     ) -> None:
         self.sentences = make_sentences()[:1500][dp_rank::dp_world_size]
         self.batch, self.generator = local_batch_size, torch.Generator().manual_seed(dp_rank)
-        self.key = f"generator_{dp_rank}"  # of its own, as all ranks save into one checkpoint
+        self.key = f"generator_{dp_rank}"  # one key each: all ranks save into one checkpoint
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         while True:
@@ -63,7 +63,7 @@ class DigitsLoader(BaseDataLoader):
 
 
 class NoTokenizer(BaseTokenizer):
-    """Digits are numbers already."""
+    """A stand-in for a tokenizer: digits are already numbers."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -99,17 +99,17 @@ def make_model() -> ModelSpec:
 
 
 def configure(args: argparse.Namespace) -> Trainer.Config:
-    """Return what a config registry of torchtitan returns."""
+    """Return the config that a registry of torchtitan would return."""
     if args.before:
         optimizer = default_adamw(lr=1e-3, weight_decay=0.1)
     else:
-        optimizer = voting_lion(lr=3e-4, weight_decay=0.3)  # 2
+        optimizer = voting_lion(lr=2.5e-4, weight_decay=0.4, betas=(0.9, 0.95), cautious=True)  # 2
     return Trainer.Config(
         model_spec=make_model(),
         optimizer=optimizer,
         parallelism=ParallelismConfig(
-            data_parallel_replicate_degree=args.replicas,  # those that vote
-            data_parallel_shard_degree=-1,  # the ranks of each
+            data_parallel_replicate_degree=args.replicas,  # the workers that vote
+            data_parallel_shard_degree=-1,  # the ranks of each worker
             spmd_backend="partial_dtensor",  # torchtitan 0.3.0 needs a later torch for others
         ),
         training=TrainingConfig(
@@ -132,10 +132,10 @@ def configure(args: argparse.Namespace) -> Trainer.Config:
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the test loss."""
     init_logger()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--before", action="store_true", help="torchtitan as it is")
+    parser.add_argument("--before", action="store_true", help="plain torchtitan, without votes")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--save-every", type=int, default=50)

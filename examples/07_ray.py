@@ -3,8 +3,8 @@
     python examples/07_ray.py            # after: votes
     python examples/07_ray.py --before   # before: DDP and AdamW
 
-Both train a small classifier on scikit-learn's digits, with two workers on this machine, and
-resume where they find a checkpoint.
+Both train a small classifier on scikit-learn's digits, with two workers on this machine. They
+resume from a checkpoint if they find one.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def train(config: dict[str, Any]) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     else:
         model = ray.train.torch.prepare_model(model, parallel_strategy=None)  # 2
-        optimizer = DistributedLion(model.parameters(), lr=1e-3, weight_decay=0.03)  # 3
+        optimizer = DistributedLion(
+            model.parameters(), lr=7.5e-4, betas=(0.9, 0.95), weight_decay=0.04, cautious=True
+        )  # 3
 
     first, part = 0, f"worker-{rank}.pt"
     checkpoint = ray.train.get_checkpoint()
@@ -70,9 +72,9 @@ def train(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--before", action="store_true", help="Ray Train as it is")
+    parser.add_argument("--before", action="store_true", help="plain Ray Train, without votes")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--folder", type=Path, default=Path("runs/ray"), help="of checkpoints")
     args = parser.parse_args()
@@ -81,7 +83,7 @@ def main() -> None:
         train,
         train_loop_config={"before": args.before, "epochs": args.epochs},
         scaling_config=ray.train.ScalingConfig(num_workers=2, use_gpu=on_gpus),
-        # Of this name: a second call goes on with the last checkpoint of the first.
+        # With this name, a second call continues from the last checkpoint of the first.
         run_config=ray.train.RunConfig(
             name="before" if args.before else "votes", storage_path=str(args.folder.resolve())
         ),

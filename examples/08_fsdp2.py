@@ -25,11 +25,11 @@ from torch.distributed.fsdp import fully_shard
 from distlion import DistributedLion  # 1
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--before", action="store_true", help="FSDP2 as it is")
-parser.add_argument("--shards", type=int, default=2, help="ranks of a worker")
+parser.add_argument("--before", action="store_true", help="plain FSDP2, without votes")
+parser.add_argument("--shards", type=int, default=2, help="number of ranks of a worker")
 parser.add_argument("--epochs", type=int, default=8)
-parser.add_argument("--folder", default="runs/fsdp2", help="of the checkpoint")
-parser.add_argument("--resume", action="store_true", help="from the last epoch that was saved")
+parser.add_argument("--folder", default="runs/fsdp2", help="folder of the checkpoint")
+parser.add_argument("--resume", action="store_true", help="resume from the last saved epoch")
 args = parser.parse_args()
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,12 +57,17 @@ if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
     optimizer = DistributedLion(
-        model.named_parameters(), lr=1e-3, weight_decay=0.03, process_group=mesh.get_group(0)
+        model.named_parameters(),
+        lr=7.5e-4,
+        betas=(0.9, 0.95),
+        weight_decay=0.04,
+        cautious=True,
+        process_group=mesh.get_group(0),
     )  # 3
 
 
 def collect(epoch: int) -> dict[str, Any]:
-    """Return what a checkpoint keeps: of the momenta, those of all workers."""
+    """Return the content of a checkpoint, with the momenta of all workers."""
     optim = get_optimizer_state_dict(model, optimizer)
     return {"model": model.state_dict(), "optimizer": optim, "epoch": epoch}
 

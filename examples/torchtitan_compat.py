@@ -1,7 +1,7 @@
-"""Lets torchtitan 0.3.0 run with torch 2.13, and on CPUs; import it before torchtitan's others.
+"""Let torchtitan 0.3.0 run with torch 2.13, and on CPUs; import this before torchtitan.
 
-Nothing here concerns votes. torchtitan 0.3.0 calls ``torch.distributed.set_timeout`` of a later
-torch, and asks the device for its name and memory, which a CPU does not have.
+Nothing here concerns votes. torchtitan 0.3.0 calls ``torch.distributed.set_timeout``, which needs a
+later torch. It also asks for the name and the memory of the device, which a CPU does not have.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Optimizers for torchtitan whose replicas vote: a file to copy beside a config registry.
+"""Optimizers for torchtitan with replicas that vote: a file to copy beside a config registry.
 
 Tested with torchtitan 0.3.0 and torch 2.13.
 """
@@ -29,7 +29,7 @@ class VotingOptimizers(OptimizersContainer):
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
-        if name != "DistributedLion":  # replicas would drift apart
+        if name != "DistributedLion":  # replicas would diverge
             raise ValueError(f"VotingOptimizers has no {name}, only DistributedLion")
         return distlion.DistributedLion
 
@@ -39,7 +39,7 @@ class VotingOptimizers(OptimizersContainer):
 
 
 def voting_lion(lr: float, weight_decay: float, **options: Any) -> VotingOptimizers.Config:
-    """Train all parameters by votes; options are those of DistributedLion."""
+    """Train all parameters by votes, with options of DistributedLion."""
     group = {"lr": lr, "weight_decay": weight_decay}
     return VotingOptimizers.Config(
         param_groups=[

@@ -54,6 +54,17 @@ RULES: dict[str, Aggregation] = {
 PATTERNS: dict[str, Exchange] = dict(distlion.exchange.registry.PATTERNS)
 """Every pattern."""
 
+PATTERNS_OF_ALL_RULES = {
+    name: pattern for name, pattern in PATTERNS.items() if not pattern.counts_in_parts
+}
+"""Those that carry votes of every rule, and floats: they do not count in parts."""
+
+
+def carries(pattern: Exchange, rule: Aggregation) -> bool:
+    """Return whether votes by a rule can travel by a pattern."""
+    return not pattern.counts_in_parts or rule.vote_format.has_partial_sums
+
+
 ORACLES: dict[type[Aggregation], Callable[[Any], Rule]] = {
     MajorityVote: lambda rule: Rule("majority", tie=rule.tie),
     TernaryVote: lambda rule: Rule("ternary"),

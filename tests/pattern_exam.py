@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,9 @@ from distlion.exchange import Ballot, ChunkKind, Exchange, Header, PartialReduce
 from distlion.failures import Status
 from distlion.layout import BucketShape
 from loopback import CountingKernels, make_links, run_together
-from two_levels import TwoLevels
 
 STEP, BUCKET, SETTINGS = 7, 4, 99
-WORLD_SIZES = (1, 2, 3, 5)
+WORLD_SIZES = (1, 2, 3, 5, 8)
 # Ranks among all workers, which verdicts name: those of a link may be a part of them.
 FIRST_RANK = 10
 # The member on which something is wrong.
@@ -91,6 +91,34 @@ class ByteSums:
         counts = n_present[0].expand_as(shards)
         return torch.stack([shards + numbers, counts], dim=-1).to(torch.uint8).flatten()
 
+    def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
+        self.counted_bytes += votes.numel()
+        return self._pack(votes.int() * present[:1].int(), 1)
+
+    def add_sums(self, first: Tensor, second: Tensor, n_votes: int) -> Tensor:
+        self.counted_bytes += first.numel() + second.numel()
+        return self._pack(self._unpack(first) + self._unpack(second), n_votes)
+
+    def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
+        return self.settle(self._unpack(total).view(torch.uint8), n_present, 0)
+
+    @property
+    def _n_elements(self) -> int:
+        return self._shape.n_shards * self._shape.vote_bytes
+
+    def _pack(self, sums: Tensor, n_votes: int) -> Tensor:
+        """Write the bits of sums, plane after plane."""
+        planes = torch.arange((255 * n_votes).bit_length())[:, None]
+        bits = ((sums >> planes) & 1).numpy().astype(np.uint8)
+        return torch.from_numpy(np.packbits(bits.reshape(-1), bitorder="little"))
+
+    def _unpack(self, packed: Tensor) -> Tensor:
+        if not packed.numel():
+            return torch.zeros(0, dtype=torch.int32)
+        bits = np.unpackbits(packed.numpy(), bitorder="little").reshape(-1, self._n_elements)
+        places = 1 << np.arange(len(bits), dtype=np.int32)
+        return torch.from_numpy((bits * places[:, None]).sum(0, dtype=np.int32))
+
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         return self.settle(self.tally(votes, present, first_shard), present.sum(0), first_shard)
 
@@ -125,7 +153,7 @@ class Trial:
         self.reducers = [self.make_reducer() for _ in self.links]
 
     def make_reducer(self) -> ByteSums:
-        return ByteSums(self.shape, is_weighted=not isinstance(self.pattern, TwoLevels))
+        return ByteSums(self.shape, is_weighted=not self.pattern.counts_in_parts)
 
     @property
     def expected(self) -> Tensor:
@@ -175,7 +203,8 @@ def check_plans(pattern: Exchange) -> None:
             plans = [pattern.plan(trial.shape, rank) for rank in range(n)]
             assert [link.counted for link in trial.links] == plans
             assert sum(plan.sent_bytes - plan.received_bytes for plan in plans) == 0
-            assert trial.n_transfers == pattern.transfers
+            assert pattern.plan_total(trial.shape) == sum(plan.sent_bytes for plan in plans)
+            assert trial.n_transfers == pattern.count_transfers(n)
 
 
 def check_work(pattern: Exchange) -> None:
@@ -187,7 +216,7 @@ def check_work(pattern: Exchange) -> None:
         frames = max(cast(CountingKernels, link.kernels).n_rows for link in trial.links)
         assert frames == work.frames_written + work.frames_read
         assert max(reducer.counted_bytes for reducer in trial.reducers) == work.counted_bytes
-        assert work.rounds >= pattern.transfers
+        assert work.rounds >= pattern.count_transfers(n)
 
 
 def check_busiest(pattern: Exchange) -> None:

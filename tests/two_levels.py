@@ -30,7 +30,10 @@ class TwoLevels(Exchange):
     Every rank tallies its pair's votes and settles all shards, so that the code stays short.
     """
 
-    transfers: ClassVar[int] = 2
+    counts_in_parts: ClassVar[bool] = True
+
+    def count_transfers(self, n_workers: int) -> int:
+        return 2
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1

@@ -9,10 +9,10 @@ On a cluster, without downloading the data first:
     ... --data "corpus/*.txt"                                        # or files of your own
 
 Sizes: the paper trains models like GPT-2 of 350 and 760 million parameters; 124M is GPT-2 itself.
-lr 1e-4, weight decay 0.1, 2,000 steps of warm-up, 100,000 steps, and 8 micro-steps of 20 sentences
-a worker: the command that one of its authors has published for GPT-2 of 124 million parameters on
-OpenWebText (kyleliang919/distributed-lion-pytorch). betas and the cosine: those of Lion,
-arXiv:2302.06675. For larger models we keep these numbers, and have not tuned them.
+One of its authors has published a command for GPT-2 of 124 million parameters on OpenWebText
+(kyleliang919/distributed-lion-pytorch). It has lr 1e-4, weight decay 0.1, 2,000 steps of warm-up,
+100,000 steps, and 8 micro-steps of 20 sentences a worker. The betas and the cosine are Lion's,
+arXiv:2302.06675. We keep these numbers for larger models, and have not tuned them.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TINY = Numbers(100, 4, lr=1e-3, weight_decay=0.1, accumulation=2, warmup_steps=1
 
 
 class Bytes:
-    """Bytes as tokens, and 256 for the end of a text."""
+    """A tokenizer with bytes as tokens, and 256 for the end of a text."""
 
     vocab_size, eos_token_id = 257, 256
 
@@ -63,11 +63,11 @@ def open_texts(args: argparse.Namespace) -> Any:
 
 
 def deal(texts: Any, unseen: frozenset[str], workers: Workers, epoch: int) -> Iterator[str]:
-    """Yield a worker's share of all texts but those that are held out, in an epoch's order."""
+    """Yield a worker's share of all training texts, in an epoch's order."""
     stream = texts.shuffle(seed=epoch, buffer_size=10_000)
     n_texts = 0
     for row in split_dataset_by_node(stream, workers.rank, workers.size):
-        if row["text"] not in unseen:  # a copy of one is left out too
+        if row["text"] not in unseen:  # copies of validation texts are left out too
             n_texts += 1
             yield row["text"]
     if n_texts == 0:
@@ -75,7 +75,7 @@ def deal(texts: Any, unseen: frozenset[str], workers: Workers, epoch: int) -> It
 
 
 def pack(texts: Iterable[str], tokenizer: Any, context: int) -> Iterator[Tensor]:
-    """Yield sentences of (context + 1,) int64, cut from texts that follow each other."""
+    """Yield sentences of (context + 1,) int64, cut from consecutive texts."""
     tokens: list[int] = []
     for text in texts:
         tokens += [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
@@ -85,13 +85,13 @@ def pack(texts: Iterable[str], tokenizer: Any, context: int) -> Iterator[Tensor]
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the validation loss."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_options(parser)
     parser.add_argument("--size", choices=list(SIZES), default="124M")
     parser.add_argument("--data", help="a name on the Hugging Face Hub, or text files")
-    parser.add_argument("--context", type=int, default=1024, help="tokens")
-    parser.add_argument("--held-out", type=int, default=2000, help="first texts, to evaluate on")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a sentence")
+    parser.add_argument("--held-out", type=int, default=2000, help="first texts, for validation")
     args = parser.parse_args()
     if args.data is None and not args.tiny:
         parser.error(
@@ -129,7 +129,7 @@ def main() -> None:
 
     def batches(step: int) -> Iterator[Batch]:
         sentences = itertools.chain.from_iterable(read(epoch) for epoch in itertools.count())
-        # What a run that goes on has read is read again, so that it ends as without the pause.
+        # A resumed run skips over the sentences already read, so that it ends as without the pause.
         mine = itertools.islice(sentences, step * numbers.accumulation * numbers.batch, None)
         while True:
             yield {"tokens": torch.stack(list(itertools.islice(mine, numbers.batch)))}

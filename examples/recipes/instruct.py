@@ -8,10 +8,11 @@ On a cluster:
     torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         examples/recipes/instruct.py --model Qwen/Qwen2.5-0.5B --data tatsu-lab/alpaca --lora
 
-arXiv:2404.00438, section 5, fine-tunes a model of 7 billion parameters with instructions. lr 1e-4,
-weight decay 0.05, 100 of 500 steps of warm-up, a cosine, 2 micro-steps of 4 examples for each of 4
-workers: the command that one of its authors has published (kyleliang919/distributed-lion-pytorch).
-Rank 16 of LoRA on all linear layers is our choice.
+arXiv:2404.00438, section 5, fine-tunes a model of 7 billion parameters with instructions. The
+numbers are from a command that one of its authors has published
+(kyleliang919/distributed-lion-pytorch): lr 1e-4, weight decay 0.05, 100 of 500 steps of warm-up, a
+cosine, 2 micro-steps of 4 examples for each of 4 workers. Rank 16 of LoRA on all linear layers is
+our choice.
 """
 
 import argparse
@@ -40,7 +41,7 @@ WORDS += " fifteen sixteen seventeen eighteen add and is <pad> <end>"
 
 
 class VotingSFT(VotingMixin, SFTTrainer):
-    """TRL's trainer, whose workers vote."""
+    """TRL's trainer with workers that vote."""
 
 
 def make_tiny() -> tuple[torch.nn.Module, Any, Dataset]:
@@ -71,7 +72,7 @@ def make_tiny() -> tuple[torch.nn.Module, Any, Dataset]:
 
 
 def as_prompt(row: dict[str, str]) -> dict[str, str]:
-    """Make a prompt and its completion out of Alpaca's columns."""
+    """Make a prompt and its completion from Alpaca's columns."""
     given = f"\n\n### Input:\n{row['input']}" if row.get("input") else ""
     return {
         "prompt": f"### Instruction:\n{row['instruction']}{given}\n\n### Response:\n",
@@ -80,7 +81,7 @@ def as_prompt(row: dict[str, str]) -> dict[str, str]:
 
 
 def open_data(name: str) -> Dataset:
-    """Return rows of a prompt and a completion each."""
+    """Return rows with a prompt and a completion each."""
     is_file = name.endswith((".json", ".jsonl"))
     rows = load_dataset("json", data_files=name) if is_file else load_dataset(name)
     rows = rows["train"]
@@ -95,18 +96,18 @@ def open_data(name: str) -> Dataset:
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the validation loss."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="a small model that learns to add")
     parser.add_argument(
         "--model", default="Qwen/Qwen2.5-0.5B", help="a name on the Hub, or a folder"
     )
     parser.add_argument("--data", help="a name on the Hub, or a file of JSON lines")
-    parser.add_argument("--lora", action="store_true", help="train adapters, and nothing else")
-    parser.add_argument("--steps", type=int, help="500; tiny: 200")
-    parser.add_argument("--lr", type=float, help="1e-4; tiny: 1e-3, LoRA 5e-3")
-    parser.add_argument("--folder", default="runs/instruct", help="of checkpoints")
-    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    parser.add_argument("--lora", action="store_true", help="train only adapters")
+    parser.add_argument("--steps", type=int, help="default 500; tiny: 200")
+    parser.add_argument("--lr", type=float, help="default 1e-4; tiny: 1e-3, LoRA 5e-3")
+    parser.add_argument("--folder", default="runs/instruct", help="folder of checkpoints")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this with torchrun: torchrun --nproc-per-node 2 instruct.py --tiny")

@@ -1,4 +1,4 @@
-"""What the recipes share: workers, an optimizer, a schedule, checkpoints and a loop.
+"""The common part of the recipes: workers, an optimizer, a schedule, checkpoints and a loop.
 
 A recipe adds a model, its data and its numbers.
 """
@@ -27,12 +27,12 @@ class Numbers:
     """Hyperparameters of a recipe.
 
     Attributes:
-        steps: Of the whole run.
+        steps: Steps of the whole run.
         batch: Examples that a worker reads in one micro-step.
-        lr: The highest of the schedule.
-        weight_decay: Of all parameters.
+        lr: Highest learning rate of the schedule.
+        weight_decay: Weight decay of all parameters.
         accumulation: Micro-steps in a step.
-        warmup_steps: From 0 to ``lr``; then a half cosine, down to 0.
+        warmup_steps: Steps from 0 to ``lr``; a half cosine down to 0 follows.
         clip: Largest norm of a worker's own gradient; 0 for none.
     """
 
@@ -52,14 +52,14 @@ class Numbers:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - self.warmup_steps) / rest)))
 
     def changed_by(self, args: argparse.Namespace) -> "Numbers":
-        """Return what the options of ``add_options`` make of these."""
+        """Return these numbers with the changes from the options of ``add_options``."""
         names = ("steps", "batch", "lr", "weight_decay")
         given = {name: getattr(args, name) for name in names}
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 class Workers:
-    """This process among those that torchrun has started."""
+    """This process among all workers that torchrun has started."""
 
     def __init__(self) -> None:
         if "RANK" not in os.environ:
@@ -71,7 +71,7 @@ class Workers:
         self.autocast = torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
 
     def add(self, *values: float) -> list[float]:
-        """Return sums over all workers."""
+        """Return the sums over all workers."""
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
@@ -85,14 +85,14 @@ class Workers:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all recipes have."""
     parser.add_argument("--tiny", action="store_true", help="a small model on embedded data")
-    parser.add_argument("--steps", type=int, help="in place of the recipe's")
-    parser.add_argument("--batch", type=int, help="in place of the recipe's, of one worker")
-    parser.add_argument("--lr", type=float, help="in place of the recipe's")
-    parser.add_argument("--weight-decay", type=float, help="in place of the recipe's")
-    parser.add_argument("--folder", type=Path, default=Path("runs/recipe"), help="of checkpoints")
-    parser.add_argument("--save-every", type=int, default=1000, help="steps; 0 for never")
-    parser.add_argument("--eval-every", type=int, default=1000, help="steps")
-    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    parser.add_argument("--steps", type=int, help="replaces the recipe's number of steps")
+    parser.add_argument("--batch", type=int, help="replaces the recipe's batch of a worker")
+    parser.add_argument("--lr", type=float, help="replaces the recipe's learning rate")
+    parser.add_argument("--weight-decay", type=float, help="replaces the recipe's weight decay")
+    parser.add_argument("--folder", type=Path, default=Path("runs/recipe"), help="checkpoints")
+    parser.add_argument("--save-every", type=int, default=1000, help="in steps; 0 for never")
+    parser.add_argument("--eval-every", type=int, default=1000, help="in steps")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 
 
 def train(
@@ -105,16 +105,16 @@ def train(
     loss_of: Callable[[nn.Module, Batch], Tensor],
     evaluate: Callable[[nn.Module], str],
 ) -> None:
-    """Train, save and say how it goes.
+    """Train, save checkpoints, and print the progress.
 
     Args:
-        args: What ``add_options`` has added.
-        workers: This one and all.
-        model: Of equal values on all workers, or not: those of the first one win.
+        args: Options from ``add_options``.
+        workers: This worker and all others.
+        model: The model; the first worker's values are copied to all others.
         numbers: Hyperparameters.
-        batches: Yields a worker's batches, one for each micro-step, from a step on.
-        loss_of: The mean loss of a batch.
-        evaluate: Called on all workers, returns what to print.
+        batches: Yields a worker's batches from a step on, one for each micro-step.
+        loss_of: Computes the mean loss of a batch.
+        evaluate: Called on all workers; returns the text to print.
     """
     model = model.to(workers.device)
     optimizer = distlion.DistributedLion(  # no DistributedDataParallel: gradients stay here
@@ -127,7 +127,7 @@ def train(
         workers.say(f"goes on after step {done}")
     mine, started_s = batches(done), time.monotonic()
     for step in range(done + 1, numbers.steps + 1):
-        # Dropout, crops and mixtures depend on the step alone, also where a run goes on.
+        # Dropout, crops and mixtures depend on the step alone, also in a resumed run.
         torch.manual_seed(step * workers.size + workers.rank)
         for micro_step in range(1, numbers.accumulation + 1):
             is_last = micro_step == numbers.accumulation

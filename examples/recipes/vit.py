@@ -9,11 +9,12 @@ On a cluster, with pictures in DATA/train/CLASS/ and DATA/validation/CLASS/, or 
     torchrun --nproc-per-node 4 examples/recipes/vit.py --preset cifar10 --data uoft-cs/cifar10
     ... --data ILSVRC/imagenet-1k --streaming      # nothing is downloaded first
 
-Models and lengths: arXiv:2404.00438, section 5: a ViT on CIFAR-10 with 4 to 32 workers that read
-32 pictures each, 200 epochs; ViT-S/16 and ViT-B/16 on ImageNet. lr and weight decay on CIFAR-10:
-the table in its appendix of hyperparameters of figure 2. On ImageNet: arXiv:2302.06675, section
-5, and its authors' notes: lr 1e-4 and weight decay 10 for a ViT with strong augmentation, 300
-epochs of batches of 4,096, Mixup. Warm-up of 10,000 steps: as for AdamW, arXiv:2010.11929.
+Models and lengths are from arXiv:2404.00438, section 5. On CIFAR-10 it trains a ViT for 200 epochs,
+with 4 to 32 workers that read 32 pictures each; on ImageNet it trains ViT-S/16 and ViT-B/16. lr and
+weight decay on CIFAR-10 are from the table of figure 2's hyperparameters in its appendix. The
+numbers on ImageNet are from arXiv:2302.06675, section 5, and its authors' notes: lr 1e-4 and weight
+decay 10 for a ViT with strong augmentation, 300 epochs of batches of 4,096, Mixup. The warm-up of
+10,000 steps is AdamW's, arXiv:2010.11929.
 """
 
 import argparse
@@ -37,14 +38,14 @@ from transformers import ViTConfig, ViTForImageClassification
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, its pictures, and its numbers, of which ``batch`` is that of all workers if so said.
+    """A model, its pictures, and its numbers.
 
     Attributes:
         config: Arguments of ViTConfig.
         epochs: Passes over the data.
-        numbers: ``steps`` follow from the epochs.
-        is_global: Whether ``numbers.batch`` is shared out among the workers.
-        mixup: alpha of Mixup; 0 for none.
+        numbers: Hyperparameters; ``steps`` follow from the epochs.
+        is_global: True if ``numbers.batch`` is the batch of all workers together.
+        mixup: Parameter alpha of Mixup; 0 for none.
     """
 
     config: dict[str, int]
@@ -70,12 +71,12 @@ PRESETS = {
 
 
 class Pictures:
-    """Pictures of one split, brought to one size.
+    """Pictures of one split, resized to one size.
 
     Args:
-        rows: A data set of ``datasets`` with a picture and a label in each row.
-        size: Of the squares that come out.
-        augment: Changes a picture; None to leave all as they are.
+        rows: Data set of ``datasets`` with a picture and a label in each row.
+        size: Side of the resulting squares, in pixels.
+        augment: Function that changes a picture; None for no changes.
     """
 
     def __init__(self, rows: Any, size: int, augment: Any = None) -> None:
@@ -114,7 +115,7 @@ def crop_and_mirror(picture: Image.Image) -> Image.Image:
 
 
 def make_augmentation(args: argparse.Namespace) -> Any:
-    """Return what changes pictures: crops and mirrors, and RandAugment where it is asked for."""
+    """Return the function that augments pictures: crops, mirrors, and RandAugment if asked for."""
     if not args.randaugment:
         return crop_and_mirror
     from torchvision.transforms.v2 import Compose, RandAugment
@@ -123,7 +124,7 @@ def make_augmentation(args: argparse.Namespace) -> Any:
 
 
 def open_pictures(args: argparse.Namespace, size: int) -> tuple[Pictures, Pictures]:
-    """Return pictures to train on and to evaluate on."""
+    """Return the training and the validation pictures."""
     if args.data is None:
         digits = load_digits()
         features = datasets.Features(
@@ -159,7 +160,7 @@ class Order:
 
 
 def read_in_turn(pictures: Pictures, batch: int, workers: Workers, step: int) -> Iterator[Batch]:
-    """Yield a worker's batches of a stream; where a run goes on, what it has read is read again."""
+    """Yield a worker's batches of a stream; a resumed run skips the batches already read."""
     epoch = 0
     while True:
         stream = pictures.rows.shuffle(seed=epoch, buffer_size=10_000)
@@ -174,19 +175,19 @@ def read_in_turn(pictures: Pictures, batch: int, workers: Workers, step: int) ->
 
 
 def count_examples(pictures: Pictures) -> int:
-    """Return how many there are, where a stream says so."""
+    """Return the number of pictures, which a stream may not know."""
     if not isinstance(pictures.rows, datasets.IterableDataset):
         return len(pictures)
     split = (pictures.rows.info.splits or {}).get("train")
     if split is None or split.num_examples is None:
-        raise SystemExit("--examples: this stream does not say how many it has")
+        raise SystemExit("--examples is needed: this stream does not report its number of pictures")
     return split.num_examples
 
 
 def choose_numbers(
     args: argparse.Namespace, preset: Preset, workers: Workers, n_examples: int
 ) -> Numbers:
-    """Return a preset's numbers for so many workers and pictures, as far as options do not say."""
+    """Return a preset's numbers for these workers and pictures, with the options' changes."""
     share = preset.numbers.batch // (workers.size if preset.is_global else 1)
     numbers = replace(preset.numbers, batch=share).changed_by(args)
     steps_of_epoch = n_examples // (numbers.batch * workers.size)
@@ -207,13 +208,13 @@ def list_batches(pictures: Pictures, workers: Workers, *, streaming: bool) -> It
 
 
 def parse_options() -> argparse.Namespace:
-    """Return what the user wants."""
+    """Parse the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_options(parser)
     parser.add_argument("--preset", choices=list(PRESETS), default="cifar10")
     parser.add_argument("--data", help="a folder of pictures, or a name on the Hub")
-    parser.add_argument("--streaming", action="store_true", help="read while training")
-    parser.add_argument("--examples", type=int, help="to train on, where a stream does not say")
+    parser.add_argument("--streaming", action="store_true", help="read pictures while training")
+    parser.add_argument("--examples", type=int, help="of a stream with an unknown number")
     parser.add_argument("--loaders", type=int, default=0, help="processes that read pictures")
     parser.add_argument("--randaugment", action="store_true", help="needs torchvision")
     args = parser.parse_args()
@@ -223,7 +224,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the validation accuracy."""
     args = parse_options()
     preset = PRESETS["tiny" if args.tiny else args.preset]
     workers = Workers()

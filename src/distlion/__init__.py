@@ -16,7 +16,7 @@ from distlion.aggregation import (
 )
 from distlion.checkpoint import load_checkpoint, save_checkpoint
 from distlion.crew import Crew, CrewSampler
-from distlion.exchange import AllGather, AllReduce, ParameterServer
+from distlion.exchange import AllGather, AllReduce, ParameterServer, RecursiveDoubling
 from distlion.optim import (
     ClipNorm,
     DistributedLion,
@@ -49,6 +49,7 @@ __all__ = [
     "Nodes",
     "ParameterServer",
     "QuantizedVote",
+    "RecursiveDoubling",
     "ResidualVote",
     "ScaledVote",
     "StochasticVote",

@@ -13,8 +13,8 @@ class DistlionError(Exception):
     """Base class of every exception that distlion raises.
 
     Attributes:
-        is_recoverable: Whether all workers raise it alike and know that they are at the same
-            place, so that the same optimizer may be called again.
+        is_recoverable: Whether all workers raise it alike and are known to be at the same step, so
+            that the same optimizer may be called again.
     """
 
     is_recoverable = False
@@ -33,11 +33,11 @@ class KernelBackendError(DistlionError, RuntimeError):
 
 
 class DeviceError(DistlionError, RuntimeError):
-    """A GPU failed in a step; torch's own error, which says how, is the cause of this one."""
+    """A GPU failed in a step; torch's own error, with the details, is the cause of this one."""
 
 
 class MissingDependencyError(DistlionError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 class DataError(DistlionError, ValueError):
@@ -48,8 +48,8 @@ class UnwrittenRunError(DistlionError, OSError):
     """A run has ended, and a file of its folder cannot be written.
 
     Attributes:
-        record: The run's record, for whoever has another place for it.
-        is_record_written: Whether ``record.json`` was written all the same.
+        record: The run's record, for a caller that can save it elsewhere.
+        is_record_written: Whether ``record.json`` was written nevertheless.
     """
 
     def __init__(self, message: str, *, record: Any, is_record_written: bool) -> None:
@@ -79,7 +79,7 @@ class ConcurrentCallError(DistlionError, RuntimeError):
 
 
 class StepError(DistlionError, RuntimeError):
-    """A step was abandoned; parameters, momenta and step counter are those of before it.
+    """A step was abandoned; parameters, momenta and step counter are as before it.
 
     Errors of construction and of comparisons carry the number of the step that comes next.
 
@@ -107,7 +107,7 @@ class StepError(DistlionError, RuntimeError):
 
     @property
     def committed_step(self) -> int | None:
-        """Number of steps that this worker has committed: those before ``step``."""
+        """Number of steps that this worker has committed, equal to ``step``."""
         return self.step
 
 
@@ -120,11 +120,11 @@ class StepTimeoutError(StepError):
 
 
 class EpochOverError(StepError):
-    """Members of a crew change, so that workers leave the epoch together before they vote on."""
+    """Members of a crew change; all workers leave the epoch together before the next vote."""
 
 
 class StepMismatchError(StepError):
-    """Workers are at different steps, because one left out, repeated or swapped a call."""
+    """Workers are at different steps, because one skipped, repeated or swapped a call."""
 
 
 class ConfigMismatchError(StepError):
@@ -132,7 +132,7 @@ class ConfigMismatchError(StepError):
 
 
 class CorruptFrameError(StepError):
-    """Bytes arrived that are not what was sent."""
+    """Received bytes differ from the bytes sent."""
 
 
 class NonFiniteError(StepError):
@@ -140,7 +140,7 @@ class NonFiniteError(StepError):
 
 
 class StepInputError(StepError, InvalidArgumentError):
-    """A parameter, momentum, gradient or hyperparameter is not what a step can compute with."""
+    """A parameter, momentum, gradient or hyperparameter is unusable for a step."""
 
 
 class SparseGradientError(StepError):
@@ -165,6 +165,18 @@ class AbsentGradientsWarning(UserWarning):
 
 class LostUpdatesWarning(UserWarning):
     """A learning rate is too small to move most parameters of 16 bits."""
+
+
+class DisagreeingWorkersWarning(UserWarning):
+    """Workers have disagreed with the majority of the others for many looks.
+
+    Attributes:
+        workers: Their ranks in the voting group; with nodes, the numbers of their nodes.
+    """
+
+    def __init__(self, message: str, *, workers: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.workers = workers
 
 
 class NetlabError(DistlionError, RuntimeError):

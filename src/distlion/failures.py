@@ -22,7 +22,7 @@ from distlion.errors import (
 
 
 class Status(IntEnum):
-    """The state of a step that a header reports; of several, the highest stands."""
+    """The state of a step that a header reports; of several, the highest counts."""
 
     OK = 0
     EPOCH_OVER = 1
@@ -55,7 +55,7 @@ class Failure(NamedTuple):
         error: Its class.
         words: Its message, with names of details in braces.
         is_recoverable: Whether all workers know that nothing was committed anywhere, so that the
-            optimizer may go on: true of all that concerns inputs of one step only.
+            optimizer can go on: true for all errors in the inputs of one step.
     """
 
     error: type[StepError]
@@ -63,8 +63,8 @@ class Failure(NamedTuple):
     is_recoverable: bool = False
 
 
-# A call of step() that one rank left out shows in none of them: numbers count committed steps, so
-# that it takes part one batch later, and is missed at the end, by a timeout.
+# None of them shows that one rank skipped a call of step(): numbers count committed steps, so it #
+# takes part one batch later, and the others time out at the end.
 FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
     Status.EPOCH_OVER: Failure(
         EpochOverError,
@@ -123,7 +123,7 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
     ),
     "left": Failure(
         PeerLostError,
-        "{what}: {who} left, and is waited for no more; look at its log{note}; nothing was "
+        "{what}: {who} left, and is no longer waited for; look at its log{note}; nothing was "
         "committed here",
     ),
     "silent": Failure(
@@ -148,7 +148,7 @@ GIVEN_UP = (
     "{what}: the other workers heard nothing of this one for too long, and gave it up; nothing was "
     "committed here"
 )
-"""In place of the words of a failed transfer, on the rank that the others blame for it."""
+"""The message of a failed transfer on the rank that the others blame for it."""
 
 
 def make_error(
@@ -167,8 +167,8 @@ def make_error(
         rank: This rank.
         step: The step that was abandoned; None for an optimizer that does not count.
         culprits: Ranks that caused it.
-        words: In place of those of the table.
-        **details: For the words; ``who`` stands for ``culprits`` unless it is given.
+        words: Message that replaces the table's; None for the table's.
+        **details: Details in the message; ``who`` defaults to the names of ``culprits``.
     """
     failure = FAILURES[seen]
     details.setdefault("who", name_ranks(culprits) if culprits else "a worker")

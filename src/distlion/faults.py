@@ -1,4 +1,4 @@
-"""Fault points: where tests make a chosen rank fail at a chosen step. Inert until armed.
+"""Fault points, at which tests make a chosen rank fail at a chosen step. Inert until armed.
 
 Example:
     >>> fault = arm(rank=1, step=5, point="after_encode", action=lambda optimizer: os.abort())
@@ -41,29 +41,29 @@ class Fault:
 
 
 armed: list[Fault] = []
-"""What a caller looks at before it calls ``fire``, which costs a step nothing then."""
+"""The armed faults; callers of ``fire`` test this first, so that steps pay nothing."""
 
 
 def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None]) -> Fault:
     """Arm ``action`` for one rank, step and point of this process.
 
     Args:
-        rank: Rank in the voting group; while an epoch of a crew is formed, the number of the worker
-            in the crew.
+        rank: Rank in the voting group; while a crew forms an epoch, the number of the worker in the
+            crew.
         step: Step, counted from 0.
         point: "before_step" (nothing has happened), "after_encode" (votes packed, checks of the
             gradients still to come), "framed" (a checksummed chunk is about to be sent; ``action``
             gets its bytes, a uint8 tensor), "counted" (this rank has received and counted votes;
             ``action`` gets a header), "before_commit" (all replies are in), "after_commit",
             "checkpoint" (each place where a crash may leave files that are being saved; ``action``
-            gets its name). While an epoch is formed: "arrive" (this worker is about to say that it
-            is there), "roster" (all know who is), "connect" (they are connected), "broadcast" (they
-            have compared settings and copied parameters), "load" (nothing can fail any more, and
-            what has come is about to be kept). At the other points ``action`` gets the optimizer.
-        action: Called once each time that rank, step and point meet.
+            gets its name). While an epoch is formed: "arrive" (this worker is about to announce
+            itself), "roster" (all know the members), "connect" (they are connected), "broadcast"
+            (they have compared settings and copied parameters), "load" (nothing can fail any more,
+            and received state is about to be kept). At other points ``action`` gets the optimizer.
+        action: Function called each time that rank, step and point match.
 
     Returns:
-        The fault, whose ``fired`` a test must check.
+        The fault; tests must check its ``fired``.
 
     Raises:
         InvalidArgumentError: There is no such point.
@@ -83,7 +83,7 @@ def disarm_all() -> None:
 
 
 def fire(*, rank: int, step: int, point: Point, subject: object) -> None:
-    """Run the faults armed for this rank, step and point; ``subject`` is what they may break."""
+    """Run the faults armed for this rank, step and point; they may break ``subject``."""
     for fault in armed:
         if (fault.rank, fault.step, fault.point) == (rank, step, point):
             fault.fired += 1

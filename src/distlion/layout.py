@@ -1,9 +1,9 @@
-"""Where an element lives on the wire, and how many bytes travel: words, blocks, shards, buckets.
+"""The layout of elements on the wire, and its sizes: words, blocks, shards, buckets.
 
 A parameter is a flat row of elements, padded to whole words of 64. Parameters that share a rule, a
 dtype and a device lie one after the other in a *bucket*, which is padded to ``n_shards`` equal
-*shards* of whole *blocks*; shard i is counted by its *owner*. A vote of several bits an
-element is cut into bit *planes*.
+*shards* of whole *blocks*; shard i is counted by its *owner*. A vote of several bits per element is
+cut into bit *planes*.
 
     word    64 elements of one parameter: element j is bit j % 64, lowest first, of word j // 64
     block   8 words (512 elements, 64 bytes) of each plane in turn
@@ -33,7 +33,7 @@ PLANE_BYTES = 8 * BLOCK_WORDS
 ALIGN_BYTES = 64
 """Parts of a chunk begin at multiples of this."""
 HEADER_BYTES = 64
-"""Of the header that every chunk begins with."""
+"""Bytes of the header that every chunk begins with."""
 SCALE_ELEMENTS = 256
 """Elements of an int8 row that share a scale; shards are a multiple of it."""
 
@@ -42,12 +42,17 @@ _COUNT_BYTES, _TALLY_BYTES, FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 4, 8
 
 
 def count_words(n_elements: int) -> int:
-    """Count the words that ``n_elements`` elements of one parameter fill, perhaps in part."""
+    """Count the words for ``n_elements`` elements of one parameter; the last may be partial."""
     return -(-n_elements // WORD_ELEMENTS)
 
 
+def count_sum_planes(vote_planes: int, n_votes: int) -> int:
+    """Count the bits of a sum of votes, each from 0 to 2^p - 1."""
+    return (n_votes * ((1 << vote_planes) - 1)).bit_length()
+
+
 def pad_bytes(n_bytes: int) -> int:
-    """Round up to where the next part of a chunk begins."""
+    """Round up to the start of the next part of a chunk."""
     return -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -55,12 +60,12 @@ class Slot(NamedTuple):
     """The place of one parameter; the C++ core reads its fields by position.
 
     Attributes:
-        name: What errors call it.
+        name: Its name in errors.
         n_elements: Number of elements.
         first_word: Its first word among all trainable parameters in group order. Coins are drawn by
             this number, so that they depend neither on buckets nor on shards.
         bucket_word: Its first word inside its bucket.
-        first_bit: The bit of its first word that its first element has: a shard may begin anywhere.
+        first_bit: The bit of its first element in its first word: a shard may begin anywhere.
     """
 
     name: str
@@ -71,7 +76,7 @@ class Slot(NamedTuple):
 
     @property
     def n_words(self) -> int:
-        """Number of words, the last one perhaps partly spare."""
+        """Number of words; the last one may be partly empty."""
         return count_words(self.n_elements)
 
 
@@ -82,8 +87,8 @@ class Bucket:
     Attributes:
         index: Number of the bucket, in the order in which buckets are exchanged.
         members: For each slot, the position of its parameter among the trainable ones.
-        slots: Their places, in the order in which they are packed.
-        n_shards: Into how many parts it is cut, each of which has an owner that counts it.
+        slots: The places of the parameters, in packing order.
+        n_shards: Number of shards, each counted by its owner.
     """
 
     index: int
@@ -115,12 +120,12 @@ class Bucket:
         """Size its votes and replies on the wire.
 
         Args:
-            vote_planes: Bits an element on the way up.
-            reply_planes: Bits an element on the way down.
-            has_counts: Whether replies say how many workers voted for each parameter.
+            vote_planes: Bits per element of a vote.
+            reply_planes: Bits per element of a reply.
+            has_counts: Whether replies carry the number of votes for each parameter.
             has_tally: Whether votes can be counted in parts.
-            n_scales: Numbers of a vote for each parameter.
-            n_reply_scales: Numbers of a reply for each parameter.
+            n_scales: Scales per parameter in a vote.
+            n_reply_scales: Scales per parameter in a reply.
         """
         scales_bytes = pad_bytes(FLOAT_BYTES * n_scales * len(self.slots))
         reply_scales_bytes = pad_bytes(FLOAT_BYTES * n_reply_scales * len(self.slots))
@@ -143,8 +148,7 @@ class ChunkShape:
     Attributes:
         n_params: Parameters of the bucket.
         payload_bytes: Bytes of votes or of a reply; a multiple of 64.
-        has_counts: Whether it says for each parameter how many workers voted, rather than whether
-            any did.
+        has_counts: Whether it carries the number of votes for each parameter, rather than one bit.
     """
 
     n_params: int
@@ -181,7 +185,7 @@ class BucketShape:
         n_params: Parameters.
         vote_bytes: Bytes of a vote on one shard, its scales included.
         reply_bytes: Bytes of the reply on one shard, its scales included.
-        has_counts: Whether replies say how many workers voted for each parameter.
+        has_counts: Whether replies carry the number of votes for each parameter.
         tally_bytes: Bytes of a partial count of one shard; None where votes have no partial counts.
         scales_bytes, reply_scales_bytes: Bytes of the scales at the end of a vote, and of a reply.
     """
@@ -217,17 +221,23 @@ class BucketShape:
 
     @functools.cached_property
     def tally_chunk(self) -> ChunkShape:
-        """Sizes of a chunk with a partial count of one shard, and how many it counts.
+        """Sizes of a chunk with a partial count of one shard and its number of votes.
 
         Raises:
             InvalidArgumentError: These votes cannot be counted in parts.
         """
         if self.tally_bytes is None:
             raise InvalidArgumentError(
-                "this pattern counts votes in parts, and these are floats, which are added in "
-                "rank order. Expected votes of integers: use a rule that has them, or AllReduce()"
+                "this pattern counts votes in parts, and these are floats, which are added in rank "
+                "order. Expected votes of integers: use a rule that has them, or AllReduce()"
             )
         return ChunkShape(self.n_params, self.tally_bytes, has_counts=True)
+
+    def sum_chunk(self, n_votes: int) -> ChunkShape:
+        """Return sizes of the headers of so many votes and their sum; raises as ``tally_chunk``."""
+        plane_bytes = self.n_shards * self.tally_chunk.payload_bytes // (8 * _TALLY_BYTES)
+        planes = count_sum_planes(self.n_shards * self.vote_bytes // max(1, plane_bytes), n_votes)
+        return ChunkShape(self.n_params, HEADER_BYTES * n_votes + planes * plane_bytes, n_votes > 1)
 
 
 @dataclass(frozen=True)
@@ -235,8 +245,8 @@ class NodeShape:
     """Sizes of the chunks that the ranks of a node exchange for one bucket.
 
     Attributes:
-        gradients: A rank's gradients, as far as one part has them.
-        replies: The reply on one part, padded to that of the largest part.
+        gradients: A rank's gradients for one part.
+        replies: The reply on one part, padded to the largest part's.
     """
 
     gradients: ChunkShape
@@ -244,7 +254,7 @@ class NodeShape:
 
 
 def place_parameters(names: Sequence[str], sizes: Sequence[int]) -> tuple[Slot, ...]:
-    """Give every trainable parameter its global words, in group order; no place in a bucket yet."""
+    """Give every trainable parameter its global words, in group order, but no bucket yet."""
     ends = itertools.accumulate((count_words(size) for size in sizes), initial=0)
     places = zip(names, sizes, ends, strict=False)
     return tuple(Slot(name, size, word, 0) for name, size, word in places)
@@ -262,13 +272,13 @@ def fill_buckets(
 
     Args:
         slots: All trainable parameters.
-        kinds: What must be equal within a bucket, for each slot. Buckets come in the order in which
+        kinds: The kind of each slot, equal within a bucket. Buckets come in the order in which
             kinds appear.
         n_shards: Shards of a bucket.
-        bucket_elements: A bucket takes no further parameter once it would hold more elements
-            than this. A parameter is never cut: a larger one has a bucket of its own.
-        backwards: Take parameters from the last to the first, as their gradients arrive, and let
-            buckets come in the order in which that completes them.
+        bucket_elements: Most elements of several parameters in a bucket. A parameter is never cut:
+            a larger one has a bucket of its own.
+        backwards: Take parameters from the last to the first, as their gradients arrive, and order
+            buckets by their completion.
     """
     by_kind: dict[Hashable, list[int]] = {}
     positions = range(len(slots))
@@ -299,7 +309,7 @@ def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> Bucket
     Args:
         n_elements: n, elements that move in one exchange.
         n_workers: N.
-        dtype: What momenta are rounded to on the way up: float32, bfloat16 or int8.
+        dtype: Dtype of the momenta that are sent: float32, bfloat16 or int8.
     """
     shard = -(-n_elements // (SCALE_ELEMENTS * n_workers)) * SCALE_ELEMENTS
     scale_bytes = FLOAT_BYTES * shard // SCALE_ELEMENTS if dtype is torch.int8 else 0
@@ -313,20 +323,20 @@ def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> Bucket
 
 
 def shape_numbers(n_numbers: int) -> ChunkShape:
-    """Size the chunk of so many doubles."""
+    """Size a chunk of ``n_numbers`` doubles."""
     return ChunkShape(0, pad_bytes(_DOUBLE_BYTES * n_numbers))
 
 
 def shape_node(
     n_params: int, parts: Sequence[Bucket], part_shapes: Sequence[BucketShape], dtype: torch.dtype
 ) -> NodeShape:
-    """Size what the ranks of a node exchange for one bucket.
+    """Size the chunks that the ranks of a node exchange for one bucket.
 
     Args:
         n_params: Parameters of the bucket.
         parts: For each rank of the node, the bucket of the pieces that it votes for.
         part_shapes: Their sizes between nodes.
-        dtype: That of the gradients.
+        dtype: Dtype of the gradients.
     """
     most_elements = max(sum(slot.n_elements for slot in part.slots) for part in parts)
     return NodeShape(
@@ -345,10 +355,10 @@ def take_part(
     """Return the bucket of the pieces that one part has of another bucket.
 
     Args:
-        bucket: Of whole parameters.
-        pieces: (start, stop) of each part, for all trainable parameters. Those that are not empty
-            start at multiples of 64.
-        part: Which part.
+        bucket: The bucket of whole parameters.
+        pieces: (start, stop) of each part, for all trainable parameters. Nonempty pieces start at
+            multiples of 64.
+        part: Number of the part.
         n_shards: Shards of the new bucket.
     """
     members, slots = [], []
@@ -363,7 +373,7 @@ def take_part(
 
 
 def repack(bucket: Bucket, slots: Sequence[Slot]) -> Bucket:
-    """Return a bucket of the same members, of which this rank has other sizes, perhaps 0."""
+    """Return a bucket of the same members with this rank's sizes, which may be 0."""
     return Bucket(bucket.index, bucket.members, _pack(slots), bucket.n_shards)
 
 

@@ -1,4 +1,4 @@
-"""Signals that wait: what their handlers raise comes when something that must be whole is over."""
+"""Deferred signals: exceptions of their handlers wait for the end of an atomic block."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ logger = logging.getLogger("distlion")
 
 
 class Deferral:
-    """What signal handlers have raised while nothing could be interrupted.
+    """The exceptions of signal handlers during a block that must not be interrupted.
 
     Args:
-        what: What is not interrupted, for the log.
-        gives_way: Whether the second exception comes at once.
+        what: Name of the block, for the log.
+        gives_way: Whether a second exception is raised at once.
 
     Attributes:
         error: The first exception of a handler; None before.
@@ -33,8 +33,8 @@ class Deferral:
         self.error: BaseException | None = None
 
     def begin(self) -> None:
-        """Keep from now on what handlers raise."""
-        # The order of numbers: Ctrl-C, which comes most, waits from the start.
+        """Keep exceptions of handlers from now on."""
+        # In order of numbers, so that Ctrl-C, the most frequent one, is deferred first.
         for number in signal.Signals:
             handler = signal.getsignal(number)
             if callable(handler):
@@ -43,8 +43,8 @@ class Deferral:
                 signal.signal(number, keeping)
 
     def end(self) -> None:
-        """Give signals back to their handlers."""
-        # First: a signal may cut the loop short, and what it leaves in place must not keep errors.
+        """Return signals to their own handlers."""
+        # First: a signal may cut the loop short, and wrappers left in place must not keep errors.
         self._is_over = True
         for number, (handler, keeping) in self._before.items():
             if signal.getsignal(number) is keeping:  # a handler may have chosen another one
@@ -74,16 +74,16 @@ class Deferral:
 
 @contextmanager
 def deferred_signals(what: str, *, gives_way: bool = True) -> Iterator[Deferral]:
-    """Let what signal handlers raise, such as KeyboardInterrupt, wait for the end of the block.
+    """Defer exceptions of signal handlers, such as KeyboardInterrupt, to the end of the block.
 
     Handlers run when their signals come. The first exception that one of them raises is raised when
-    the block has ended, also where the block raises another one. Python runs handlers on the main
+    the block has ended, even if the block raises another one. Python runs handlers on the main
     thread: on other threads this does nothing.
 
     Args:
-        what: What is not interrupted, for the log.
-        gives_way: Whether a second exception is raised at once. What is short, and leaves processes
-            behind if it is cut short, does not give way.
+        what: Name of the block, for the log.
+        gives_way: Whether a second exception is raised at once. A short block that would leave
+            processes behind if it were cut short does not give way.
     """
     deferral = Deferral(what, gives_way=gives_way)
     if threading.current_thread() is not threading.main_thread():

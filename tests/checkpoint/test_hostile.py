@@ -51,26 +51,26 @@ def refuse(folder: Path, match: str) -> None:
 @pytest.mark.parametrize("name", ["process-00000", "worker-00000", "model-00000"])
 def test_a_pickle_is_no_tensor_file_and_is_not_run(folder: Path, name: str) -> None:
     forge(folder, f"{name}.safetensors", pickle.dumps(Evil()))
-    refuse(folder, f"{name}.safetensors is no safetensors file")
+    refuse(folder, f"{name}.safetensors is not a safetensors file")
 
 
 def test_a_zip_that_torch_would_load_is_refused(folder: Path) -> None:
     torch.save({"a": torch.zeros(3)}, "state.pt")
     forge(folder, "worker-00001.safetensors", Path("state.pt").read_bytes())
-    refuse(folder, "worker-00001.safetensors is no safetensors file")
+    refuse(folder, "worker-00001.safetensors is not a safetensors file")
 
 
 def test_a_zip_bomb_is_refused(folder: Path) -> None:
     with zipfile.ZipFile("bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
         bomb.writestr("data.pkl", bytes(1 << 26))
     forge(folder, "worker-00001.safetensors", Path("bomb.zip").read_bytes())
-    refuse(folder, "worker-00001.safetensors is no safetensors file")
+    refuse(folder, "worker-00001.safetensors is not a safetensors file")
 
 
 @pytest.mark.parametrize("length", [1 << 62, 1 << 40, 200_000_000, 0])
 def test_a_header_of_a_forged_length_is_refused(folder: Path, length: int) -> None:
     forge(folder, "worker-00002.safetensors", length.to_bytes(8, "little") + b"{}" * 64)
-    refuse(folder, "worker-00002.safetensors is no safetensors file")
+    refuse(folder, "worker-00002.safetensors is not a safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_manifest_that_names_other_files_is_refused(folder: Path, name: str) -
     files = {**read_manifest(folder).files, name: FileRecord(1, "0" * 64)}
     manifest = replace(read_manifest(folder), files=files)
     (folder / "manifest.json").write_bytes(manifest.encode())
-    refuse(folder, "manifest.json was damaged, or is no manifest .a file named")
+    refuse(folder, "manifest.json was damaged, or is not a manifest .a file named")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_link_in_place_of_a_checkpoint_is_refused(folder: Path, tmp_path: Path
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     refuse(tmp_path, "is missing")
-    refuse(folder, "no folder of a checkpoint")
+    refuse(folder, "not the folder of a checkpoint")
 
 
 def test_a_pipe_in_place_of_a_file_is_refused(folder: Path) -> None:

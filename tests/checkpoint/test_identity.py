@@ -112,7 +112,7 @@ def test_a_folder_whose_owner_cannot_be_told_is_refused(tmp_path: Path) -> None:
     other = Run()
     other.train(0, 2)
     before = list_files(tmp_path)
-    with pytest.raises(CheckpointError, match=r"cannot be told whose.*overwrite=True"):
+    with pytest.raises(CheckpointError, match=r"owner is unknown.*overwrite=True"):
         other.save(tmp_path)
     assert list_files(tmp_path) == before
     other.save(tmp_path, overwrite=True)

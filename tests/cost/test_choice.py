@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from distlion.cost import (
     exchange_seconds,
 )
 from distlion.cost.choice import stream_seconds
-from distlion.exchange import PATTERNS, AllGather, AllReduce, ParameterServer
+from distlion.exchange import PATTERNS, AllGather, AllReduce, ParameterServer, RecursiveDoubling
 from distlion.layout import BucketShape
 from distlion.transport import ByteCount
 
@@ -20,7 +21,8 @@ patterns = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=repr)
 
 
 def make_shape(n_shards, vote_bytes=64, reply_bytes=64, n_params=1):
-    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, has_counts=False)
+    tally_bytes = 32 * vote_bytes  # of votes of one bit
+    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, False, tally_bytes)
 
 
 @patterns
@@ -102,6 +104,14 @@ def test_tiny_bucket_of_three_takes_one_round_less_by_another_pattern():
 def test_equal_seconds_go_to_the_first_of_the_registry():
     first = next(iter(PATTERNS.values()))
     assert choose_exchange(make_shape(1), LinkModel(1e-4, 1e9)) == first
+
+
+def test_floats_take_a_pattern_that_does_not_count_in_parts():
+    # Many workers, and a link on which only messages count: few of them are worth any bytes.
+    shape = make_shape(1000, 64, 64)
+    link = LinkModel(latency_s=1e-9, rate_bit_per_s=1e15, message_s=1.0)
+    assert choose_exchange(shape, link) == RecursiveDoubling()
+    assert not choose_exchange(replace(shape, tally_bytes=None), link).counts_in_parts
 
 
 def test_a_pattern_of_the_registry_is_a_choice(monkeypatch):

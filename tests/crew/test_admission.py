@@ -162,7 +162,7 @@ def test_what_is_no_ask_is_left_out_and_logged(
     store.set("asking", listed)
     assert list_asks(store) == []
     assert len(caplog.records) == n_left_out
-    assert "in another form than ours" in caplog.text
+    assert "in an unknown format" in caplog.text
     made = put_ask(store, 3, make_member(7), is_ready=False)
     assert list_asks(store) == [made]
 

@@ -68,7 +68,7 @@ def assert_equal(left: Result, right: Result) -> None:
 def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -> None:
     sync = MomentumSync(every=4, select=select)
     variants: dict[str, dict[str, Any]] = {
-        **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS.items()},
+        **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS_OF_ALL_RULES.items()},
         "diagnosed": {"exchange": AllReduce(), "diagnose_every": 5},
         "auto": {"exchange": "auto"},
         "overlap": {"exchange": AllReduce(), "overlap": True, "bucket_elements": 4600},

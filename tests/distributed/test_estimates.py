@@ -24,7 +24,9 @@ N_WORKERS, STEPS, AT = 3, 8, 4
 SHAPES = {"p0": (70, 33), "p1": (5,), "p2": (4200,)}
 RULE = distlion.FeedbackVote()
 HYPER = {"lr": 1e-2, "weight_decay": 0.1, "aggregation": RULE}
-PATTERNS = pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
+PATTERNS = pytest.mark.parametrize(
+    "pattern", matrix.PATTERNS_OF_ALL_RULES.values(), ids=matrix.PATTERNS_OF_ALL_RULES
+)
 
 
 def train(optimizer: Any, params: dict[str, nn.Parameter], rank: int, begin: int, end: int) -> None:

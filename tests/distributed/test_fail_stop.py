@@ -30,6 +30,7 @@ TIMEOUT_S = 2.0
 ALL_REDUCE = {"exchange": distlion.AllReduce()}
 ALL_GATHER = {"exchange": distlion.AllGather()}
 PARAMETER_SERVER = {"exchange": distlion.ParameterServer()}
+DOUBLING = {"exchange": distlion.RecursiveDoubling()}
 OVERLAP = {"exchange": distlion.AllReduce(), "overlap": True, "bucket_elements": 1024}
 NODES = {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(size=2)}
 REPLIES_ARE_IN = ("before_commit", "after_commit")
@@ -61,6 +62,9 @@ KILLED_ELSEWHERE = {
     "server's worker": killed("framed", options=PARAMETER_SERVER),
     "the server, counted": killed("counted", victim=0, options=PARAMETER_SERVER),
     "the server, before the reply": killed("framed", 2, victim=0, options=PARAMETER_SERVER),
+    "doubling, before its votes": killed("framed", victim=0, options=DOUBLING),
+    "doubling, in a later round": killed("framed", 2, victim=0, options=DOUBLING),
+    "doubling, counted": killed("counted", options=DOUBLING),
     "overlap, first bucket": killed("framed", options=OVERLAP),
     "overlap, a later bucket": killed("counted", 2, options=OVERLAP),
     "nodes, before its votes": killed("framed", world_size=4, options=NODES),
@@ -82,6 +86,7 @@ QUICK = (
     {
         "rank 0, before its reply",
         "all-gather, counted",
+        "doubling, in a later round",
         "server's worker",
         "the server, before the reply",
         "overlap, a later bucket",

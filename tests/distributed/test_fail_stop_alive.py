@@ -145,7 +145,7 @@ def assert_others_hear_who_left(reports: list[Report], expected_step: int) -> No
         report = reports[rank]
         assert report.kind == "PeerLostError", report.text
         assert report.culprits == (1,)
-        assert "rank 1 left, and is waited for no more" in report.text
+        assert "rank 1 left, and is no longer waited for" in report.text
         assert f"step {ACCIDENT_STEP} failed (Interrupted)" in report.text
         assert report.counter == expected_step
         assert_stopped(report)

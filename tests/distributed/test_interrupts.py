@@ -206,7 +206,7 @@ def test_an_interrupted_step_is_committed_by_all_and_the_others_hear_who_left(na
     assert victim.kind == raised, victim.text
     assert other.kind == "PeerLostError", other.text
     assert other.culprits == (VICTIM,)
-    assert "rank 1 left, and is waited for no more" in other.text
+    assert "rank 1 left, and is no longer waited for" in other.text
     assert raised in other.text
     assert victim.counter == other.counter == ACCIDENT_STEP + 1
     assert victim.final == other.final == other.digests[ACCIDENT_STEP + 1]

@@ -76,7 +76,7 @@ def test_every_rule_gives_the_bits_of_the_oracle() -> None:
 
 def test_every_pattern_gives_the_bits_of_the_oracle() -> None:
     rules = [distlion.ScaledVote(), distlion.EstimateVote()]
-    cases = [*itertools.product(rules, matrix.PATTERNS.values())]
+    cases = [*itertools.product(rules, matrix.PATTERNS_OF_ALL_RULES.values())]
     check_cases(
         [rule for rule, _ in cases],
         [{"aggregation": rule, "exchange": pattern} for rule, pattern in cases],

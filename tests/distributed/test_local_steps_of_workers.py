@@ -88,7 +88,7 @@ def test_every_rule_gives_the_bits_of_the_oracle() -> None:
 def test_every_pattern_gives_the_bits_of_the_oracle() -> None:
     cases = [
         (rule, pattern)
-        for pattern in matrix.PATTERNS.values()
+        for pattern in matrix.PATTERNS_OF_ALL_RULES.values()
         for rule in (distlion.ScaledVote(), distlion.ResidualVote(2), distlion.EstimateVote())
     ]
     check_cases(

@@ -200,4 +200,4 @@ def save_apart(rank: int, world_size: int, folder: str) -> Caught | None:
 
 def test_workers_that_are_a_call_apart_save_no_checkpoint(tmp_path: Path) -> None:
     for found in run_workers(save_apart, N_WORKERS, str(tmp_path)):
-        assert_raised(found, errors.CheckpointError, "local steps differ from those of rank 0")
+        assert_raised(found, errors.CheckpointError, "local steps differ from rank 0's")

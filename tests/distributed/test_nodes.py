@@ -52,7 +52,7 @@ def case_of(rule: Aggregation, name: str) -> Case:
 
 CASES = {name: case_of(matrix.RULES[name], name) for name in matrix.first_of_each_class()}
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS.items()},
+    **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS_OF_ALL_RULES.items()},
     "auto": {"exchange": "auto"},
     "overlap": {"overlap": True, "bucket_elements": 5000},
     "abstain": {"nonfinite": "abstain"},

@@ -387,4 +387,4 @@ def test_a_norm_counts_what_tensor_parallelism_leaves_whole_once():
 
 def test_momenta_that_ranks_of_a_worker_hold_copies_of_are_not_synchronized():
     for *_, refused in clipped_beside_tensor_parallelism():
-        assert "2 ranks of each worker hold the same of norm.weight" in refused
+        assert "2 ranks of each worker hold copies of norm.weight" in refused

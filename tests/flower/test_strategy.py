@@ -239,7 +239,7 @@ def test_a_second_start_with_other_arrays_begins_anew(caplog: pytest.LogCaptureF
     strategy = flower.Votes(fraction_evaluate=0.0, momentum=0.9)
     first = strategy.start(InProcessGrid(train, 3), make_arrays(), num_rounds=2)
     again = strategy.start(InProcessGrid(train, 3), make_arrays(), num_rounds=2)
-    assert "the arrays are not those of the last round: momentum begins with 0" in caplog.text
+    assert "the arrays differ from the last round's: momentum begins with 0" in caplog.text
     assert_equal(again.arrays, {name: first.arrays[name].numpy().ravel() for name in SHAPES})
     assert [outcome.round for outcome in strategy.outcomes] == [0, 1, 0, 1]
 

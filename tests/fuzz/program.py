@@ -98,7 +98,7 @@ def draw_setup(random: Random, *, is_real: bool) -> Setup:
         options=_draw_options(random, dtype=dtype, overlap=overlap, is_real=is_real),
         network={
             "overlap": random.choice((True, "auto")) if overlap else False,
-            "exchange": random.choice(("auto", *matrix.PATTERNS)),
+            "exchange": random.choice(("auto", *matrix.PATTERNS_OF_ALL_RULES)),
             "check_every": random.choice((None, 1, 3, 1000)),
         }
         if is_real

@@ -33,7 +33,7 @@ ALIKE = {"03_accelerate.py": 1, "04_lightning.py": 1, "05_fabric.py": 1, "08_fsd
 
 def shorten(code: str) -> str:
     """Leave out what a formatter may change."""
-    return re.sub(r"\s", "", code)
+    return re.sub(r",\)", ")", re.sub(r"\s", "", code))
 
 
 def write_table() -> str:

@@ -21,7 +21,7 @@ variants = pytest.importorskip("distlion.kernels.gpu.variants")
 VARIANTS = list(variants.list_variants())
 QUICK = ("encode signs, float32, momentum float32", "commit signs, bfloat16, momentum bfloat16")
 MOST_INSTRUCTIONS = 25
-# Two momenta or parameters that are rounded by integers: see docs/how-to/gpu.md.
+# Two momenta or parameters that are rounded by integers: see docs/reference/gpu.md.
 ROUNDED_TWICE = {"bfloat16, momentum float32": 26, "bfloat16, momentum bfloat16": 33}
 
 
@@ -114,7 +114,7 @@ def test_the_table_of_the_docs_is_that_of_the_records() -> None:
     def list_rows(text: str) -> list[str]:
         return [line for line in text.splitlines() if re.match(r"\| .*\d \|$", line)]
 
-    shown = list_rows((BENCHMARKS.parent / "docs/how-to/gpu.md").read_text())
+    shown = list_rows((BENCHMARKS.parent / "docs/reference/gpu.md").read_text())
     recorded = list_rows((BENCHMARKS / "results/gpu_instructions.md").read_text())
     assert len(shown) > 10
     assert set(shown) <= set(recorded)

@@ -9,6 +9,7 @@ from planted_clients import CLIENTS
 from planted_core import CORE
 from planted_crews import CREW_MUTATIONS
 from planted_device import DEVICE
+from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
 from planted_files import FILES
 from planted_inputs import INPUTS
@@ -23,6 +24,7 @@ from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
+from planted_reliability import RELIABILITY
 from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
@@ -36,6 +38,7 @@ EVERYWHERE = (
     *MISUSES,
     *LOSSES,
     *PROTOCOL,
+    *DOUBLED,
     *TRIAL,
     *FEEDBACK,
     *STATES,
@@ -55,5 +58,6 @@ EVERYWHERE = (
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
     *LOCAL_PARTS,
+    *RELIABILITY,
     *WEIGHTS,
 )

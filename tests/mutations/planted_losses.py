@@ -62,8 +62,8 @@ LOSSES = (
     ),
     Mutation(
         "loss: absent gradients are not warned of",
-        "optim/distributed_lion.py",
-        "wants_digest or not any(vote.reply.present.any() for vote in votes)",
+        "session/session.py",
+        "wants_digest or not any(reply.present.any() for reply in replies)",
         "wants_digest",
         ABSENT,
     ),

@@ -79,7 +79,7 @@ CHANGES = {
     "shape .3,. is in the inner optimizer alone": add_to_inner,
     "was trained when LocalSteps was made, and is frozen": freeze,
     "shape .2,. was frozen when this optimizer was made": unfreeze,
-    "parameter 1 of group 0, shape .5,. is in the inner optimizer no more": remove,
+    "parameter 1 of group 0, shape .5,. is no longer in the inner optimizer": remove,
 }
 
 

@@ -13,9 +13,16 @@ import matrix
 from distlion.aggregation import Aggregation
 from distlion.optim import Diagnosis
 from distlion.options.diagnostics import ABSENT, diagnose
+from distlion.options.reliability import count_agreement
 from drawn import set_grads
 
 BETA1 = 0.9
+
+
+def compare(step: int, name: str, rows: list[list[float]], updates: list[int]) -> Diagnosis | None:
+    """Diagnose with the counts of the same directions."""
+    counts = count_agreement([row[: len(updates)] for row in rows])
+    return diagnose(step, name, rows, updates, counts=counts)
 
 
 def test_margin_ties_agreement_and_dispersion_of_three_coordinates() -> None:
@@ -23,7 +30,7 @@ def test_margin_ties_agreement_and_dispersion_of_three_coordinates() -> None:
     rows = [[1.0, -2.0, 0.5, 1.0, 0.0, 0.0], [3.0, 1.0, 0.0, 0.0, 1.0, 0.0],
             [-1.0, -1.0, -0.5, 0.0, 0.0, 1.0]]  # fmt: skip
 
-    found = diagnose(4, "weight", rows, updates=[1, 1, 1])
+    found = compare(4, "weight", rows, updates=[1, 1, 1])
 
     # Sums of signs: 1, -1, 0; of directions: 3, -2, 0.
     assert found == Diagnosis(
@@ -33,22 +40,25 @@ def test_margin_ties_agreement_and_dispersion_of_three_coordinates() -> None:
         ties=pytest.approx(1 / 3),
         agreement=0.5,
         dispersion=pytest.approx(1 / 3),
+        # Others' sums of signs: 0, 0, -1; 0, -2, 0; 2, 0, 1. Elements of both: 1 wrong, 1, 2.
+        agreement_of=(0.0, 0.0, 0.0),
     )
 
 
 def test_absent_workers_do_not_vote_but_have_momenta() -> None:
     rows = [[1.0, 1.0], [ABSENT, 1.0], [1.0, 1.0]]
 
-    found = diagnose(0, "weight", rows, updates=[1])
+    found = compare(0, "weight", rows, updates=[1])
 
     assert found is not None
     assert (found.margin, found.ties, found.agreement) == (1.0, 0.0, 1.0)
+    assert found.agreement_of == (1.0, None, 1.0)
     assert found.dispersion == pytest.approx(1.0)
 
 
 def test_nothing_is_said_where_nobody_votes() -> None:
-    assert diagnose(0, "weight", [[ABSENT, 1.0]] * 2, updates=[1]) is None
-    assert diagnose(0, "weight", [[], []], updates=[]) is None
+    assert compare(0, "weight", [[ABSENT, 1.0]] * 2, updates=[1]) is None
+    assert compare(0, "weight", [[], []], updates=[]) is None
 
 
 @pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)

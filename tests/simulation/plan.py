@@ -14,6 +14,8 @@ from distlion.aggregation.registry import RULES
 from distlion.exchange import PATTERNS
 from simulation.network import Delays
 
+OF_ALL_RULES = sorted(name for name, each in PATTERNS.items() if not each.counts_in_parts)
+"""Patterns that carry votes of every rule, and momenta."""
 Kind = Literal["die", "stop", "cut", "damage", "late", "leave", "settings", "give up"]
 MESSAGE_FAULTS = ("die", "stop", "cut", "damage")
 """Faults that strike at a message; the others strike at a call of ``step()``."""
@@ -173,7 +175,7 @@ def _draw_options(chance: random.Random, size: int) -> dict[str, Any]:
     return {
         "lr": 1e-2,
         "weight_decay": chance.choice((0.0, 0.1)),
-        "exchange": "auto" if is_auto else PATTERNS[chance.choice(sorted(PATTERNS))],
+        "exchange": "auto" if is_auto else PATTERNS[chance.choice(OF_ALL_RULES)],
         "nodes": distlion.Nodes(size=2) if in_nodes else None,
         "momentum_sync": _draw_sync(chance),
         "overlap": overlap,

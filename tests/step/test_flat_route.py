@@ -25,8 +25,7 @@ CASES = {
     f"{rule_name}, {pattern_name}": (rule, pattern)
     for rule_name, rule in {**matrix.LISTED, **matrix.DELTA_RULES}.items()
     for pattern_name, pattern in {**matrix.PATTERNS, "two-levels": TwoLevels()}.items()
-    # Which counts in parts, as floats cannot be.
-    if pattern_name != "two-levels" or rule.vote_format.has_partial_sums
+    if matrix.carries(pattern, rule)
 }
 
 

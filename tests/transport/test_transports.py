@@ -33,6 +33,13 @@ def make_row(seed: int, *shape: int) -> Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
 
 
+class Nothing:
+    """The transfer of a member that takes no part."""
+
+    def wait(self) -> None:
+        pass
+
+
 def use(transport: Transport) -> Iterator[tuple[str, Transfer, Tensor]]:
     """Begin every collective; yield what it is called, its transfer, and what it overwrites."""
     n, seed = transport.n_members, 10 * transport.ranks[transport.rank]
@@ -48,6 +55,14 @@ def use(transport: Transport) -> Iterator[tuple[str, Transfer, Tensor]]:
     row = transport.empty(9)
     chunks = make_row(seed, n, 9) if first else None
     yield "scatter", transport.scatter(row, chunks, step=1), row
+    for first_of_two in range(n - 1):  # the two give each other what differs in length
+        place, peer = transport.rank - first_of_two, 2 * first_of_two + 1 - transport.rank
+        if place in (0, 1):
+            transport.connect(peer)
+            row = transport.empty((5, 0)[place])
+            yield "swap", transport.swap(row, make_row(seed, (0, 5)[place]), peer=peer, step=1), row
+        else:
+            yield "no swap", Nothing(), transport.empty(0)
     row = make_row(seed, 11)
     yield "broadcast", transport.broadcast(row, step=1, source=n - 1), row
     sizes = [2 * ((transport.rank + member) % n) for member in range(n)]
@@ -115,7 +130,7 @@ def test_both_carry_the_same_bytes_and_count_them_alike() -> None:
             for (name, count, out), (_, other_count, other_out) in zip(found, wanted, strict=True):
                 assert torch.equal(out, other_out), name
                 assert count == other_count, name
-        assert len(later_seen) == (7 if rank in STAYS.ids else 0)
+        assert len(later_seen) == (8 if rank in STAYS.ids else 0)
 
 
 def test_in_memory_who_has_not_begun_is_named() -> None:

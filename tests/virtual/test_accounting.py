@@ -7,6 +7,7 @@ import torch
 
 import distlion
 from distlion import MomentumSync
+from distlion.errors import InvalidArgumentError
 from drawn import set_grads
 from virtual_steps import do_step, make_cluster
 
@@ -44,3 +45,18 @@ def test_momenta_of_a_step_that_is_skipped_are_not_sent() -> None:
     assert cluster.committed_step == 1
     assert cluster.up_bits_per_parameter == pytest.approx((2 * 1 + 32) / 2)
     assert cluster.down_bits_per_parameter == pytest.approx((2 * 1 + 32) / 2)
+
+
+def test_traffic_is_that_of_the_pattern_that_was_asked_for() -> None:
+    doubling, rule = distlion.RecursiveDoubling(), distlion.MajorityVote()
+    cluster, params = make_cluster(5, aggregation=rule, exchange=doubling)
+    do_step(cluster, params, 0)
+    (route,) = cluster._layout.routes
+    plan = doubling.plan(rule.shape(route.bucket, 5), 4)
+    assert cluster.traffic.last_sent_bytes == plan.sent_bytes > 0
+    assert cluster.traffic.last_messages == plan.messages == 1
+
+
+def test_votes_that_the_pattern_cannot_carry_are_refused_at_construction() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"RecursiveDoubling\(\).*FullPrecision"):
+        make_cluster(4, aggregation=distlion.FullPrecision(), exchange=distlion.RecursiveDoubling())

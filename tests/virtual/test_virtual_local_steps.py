@@ -252,7 +252,7 @@ def test_bits_count_scales_both_ways() -> None:
         ({"outer_betas": (0.9, 0.99)}, "belongs to outer='lion'"),
         ({"every": 1, "delay": 1}, "delay=1: with every=1"),
         ({"outer": "lion", "outer_lr": 0.1, "outer_momentum": 0.9}, "belongs to outer='sgd'"),
-        ({"aggregation": distlion.MajorityVote()}, "say how far elements move"),
+        ({"aggregation": distlion.MajorityVote()}, "carry a step length"),
         (
             {"aggregation": distlion.ScaledVote(), "outer": "lion", "outer_lr": 0.1},
             "are signs alone",

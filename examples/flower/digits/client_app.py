@@ -11,7 +11,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train where the server's parameters are, and vote on how far that led."""
+    """Train from the server's parameters, and vote on the result."""
     config, node = context.run_config, context.node_config
     arrays = message.content["arrays"]
     model = task.make_model()

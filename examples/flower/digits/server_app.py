@@ -1,4 +1,4 @@
-"""The server: it counts votes, and measures the model on digits that no client has."""
+"""The server: it counts votes, and evaluates the model on digits that no client has."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The model, the data of each client, and what a client does between two votes."""
+"""The model, the data of each client, and a client's local steps between two votes."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""What a worker sends, how votes combine, what comes back: one file for each rule."""
+"""Rules of the vote: the encoding of votes, their count and the reply; one file for each rule."""
 
 from distlion.aggregation.average import Average
 from distlion.aggregation.base import Aggregation

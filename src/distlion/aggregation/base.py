@@ -1,4 +1,4 @@
-"""What every rule says: how a worker's direction becomes a vote, and how votes become a reply."""
+"""The interface of all rules: encode a worker's direction as a vote, and count votes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distlion.vote import BucketVote, Roster
 
 
 class Aggregation(ABC):
-    """A rule: what a worker sends, how votes combine, what comes back.
+    """A rule: the encoding of votes, their count and the reply.
 
-    Rules are frozen dataclasses; a rule's ``repr`` rebuilds it. Tensors are packed as
-    ``distlion.layout`` says, (blocks, planes, 8) int64. A rule that remembers names what a worker
-    keeps in ``worker_state``, and ``start`` returns what keeps it for one bucket.
+    Rules are frozen dataclasses; a rule's ``repr`` rebuilds it. Tensors are packed as in
+    ``distlion.layout``, (blocks, planes, 8) int64. A rule with state names a worker's tensors in
+    ``worker_state``; ``start`` returns an object that keeps them for one bucket.
     """
 
     worker_state: ClassVar[tuple[str, ...]] = ()
@@ -37,30 +37,30 @@ class Aggregation(ABC):
     @property
     @abstractmethod
     def vote_planes(self) -> int:
-        """Bits an element on the way up."""
+        """Bits per element of a vote."""
 
     @abstractmethod
     def reply_planes(self, n_votes: int) -> int:
-        """Bits an element on the way down, where an element can get so many votes."""
+        """Bits per element of a reply to ``n_votes`` votes at most."""
 
     @property
     @abstractmethod
     def vote_format(self) -> VoteFormat:
-        """How a vote encodes a direction."""
+        """The format in which a vote encodes a direction."""
 
     @property
     @abstractmethod
     def reply_format(self) -> ReplyFormat:
-        """How a reply encodes S."""
+        """The format in which a reply encodes S."""
 
     @property
     def n_scales(self) -> int:
-        """Numbers that a vote says of each parameter, behind its bits."""
+        """Number of scales per parameter that a vote carries after its bits."""
         return 0
 
     @property
     def n_reply_scales(self) -> int:
-        """Numbers that a reply says of each parameter in a shard: how far S reaches; 0 or 1."""
+        """Number of step lengths per parameter and shard that a reply carries, 0 or 1."""
         return 0
 
     def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
@@ -68,7 +68,7 @@ class Aggregation(ABC):
         return BucketVote(self, bucket, roster)
 
     def shape(self, bucket: Bucket, n_votes: int) -> BucketShape:
-        """Size a bucket's votes and replies on the wire, where an element can get so many votes."""
+        """Size a bucket's votes and replies on the wire, for ``n_votes`` votes on an element."""
         return bucket.shape(
             vote_planes=self.vote_planes,
             reply_planes=self.reply_planes(n_votes),

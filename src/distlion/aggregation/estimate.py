@@ -1,4 +1,4 @@
-"""``FeedbackVote`` on deltas: its reply says how far."""
+"""``FeedbackVote`` on deltas, with a step length in the reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distlion.aggregation.feedback import FeedbackVote
 
 @dataclass(frozen=True)
 class EstimateVote(FeedbackVote):
-    """Vote on deltas by what all votes have said of them so far, as ``FeedbackVote``, and how far.
+    """Vote on deltas by error feedback, as ``FeedbackVote``, and move by the estimates' mean size.
 
     Equation:
         h_i, q_i and S as for ``FeedbackVote``, of the delta d_i in place of c_i
@@ -26,9 +26,9 @@ class EstimateVote(FeedbackVote):
         UnsupportedTypeError: ``bits`` is not an integer.
 
     Notes:
-        State, abstention and coins are those of ``FeedbackVote``; n is the number of workers. Each
-        owner of a shard measures what it counts, so that a parameter that lies in two shards, or on
-        several ranks of a worker, moves by two scales.
+        State, abstention and coins are as in ``FeedbackVote``; n is the number of workers. Each
+        shard's owner measures its own elements, so a parameter in two shards, or on two ranks of a
+        worker, moves by two scales.
     """
 
     bits: int = 1

@@ -1,4 +1,4 @@
-"""One or two bits up, one bit down: votes on what the others do not know of a direction yet."""
+"""One or two bits up, one bit down: votes on the part of a direction not transmitted yet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ESTIMATE = "estimate"
 
 @dataclass(frozen=True)
 class FeedbackVote(Aggregation):
-    """Move every element with the sign of what all votes have said so far, by error feedback.
+    """Move every element by the sign of the summed estimates of directions, by error feedback.
 
     Equation:
         d_i = c_i - h_i,  c_i = beta1 * m_i + (1 - beta1) * g_i
@@ -40,12 +40,12 @@ class FeedbackVote(Aggregation):
                   the elements of which it says the same
         (EF21, arXiv:2106.05203, with scaled signs for its compressor, on Lion's directions)
 
-    The estimate h_i is what worker i's votes have said of its direction. It follows the direction
-    step by step, so that the sum of all estimates follows that of global Lion, also where workers
-    see different data, on which a majority vote stops learning.
+    The estimate h_i sums what worker i's votes have transmitted of its direction. It tracks the
+    direction step by step, so the sum of all estimates tracks global Lion. This also holds where
+    workers see different data, on which a majority vote stops learning.
 
     Args:
-        bits: 1 or 2. Two were on a par with a majority vote on evenly shared data too.
+        bits: 1 or 2. Two also matched a majority vote on evenly shared data.
 
     Raises:
         InvalidArgumentError: ``bits`` is out of range.
@@ -54,11 +54,11 @@ class FeedbackVote(Aggregation):
     Notes:
         A vote carries ``bits`` float32 scales for each parameter; with ``nodes``, and of sharded
         parameters, for each piece. Every worker keeps its estimate beside its momentum, in float32
-        and in ``state[param]["estimate"]``. Who counts keeps those of all workers for what it
-        counts: with ``AllReduce`` as many elements again, with ``AllGather`` and on the server of
-        ``ParameterServer`` N times as many; that copy is exchanged anew, in 32 bits, when a
-        state is loaded. What a worker that abstains has said before still counts. An element whose
-        d_i is exactly 0 says plus or minus by its worker's coin, a sum of exactly 0 by everybody's.
+        and in ``state[param]["estimate"]``. A rank that counts keeps all workers' estimates of its
+        elements: with ``AllReduce`` as many elements again, with ``AllGather`` and on the server of
+        ``ParameterServer`` N times as many. That copy is exchanged anew, in 32 bits, when a state
+        is loaded. The estimate of a worker that abstains still counts. Where d_i is exactly 0 its
+        worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
     worker_state: ClassVar[tuple[str, ...]] = (_ESTIMATE,)
@@ -97,7 +97,7 @@ class FeedbackVote(Aggregation):
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
-        """Write the bits of a first vote, before which all estimates are 0, without its scales."""
+        """Write the bits of a first vote, with all estimates 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, device=out.device)
         nothing = [make_worker_state(self, segment.param)[_ESTIMATE] for segment in segments]
         return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
@@ -106,20 +106,20 @@ class FeedbackVote(Aggregation):
         """Write the reply to estimates after a vote.
 
         ``votes`` are 32 planes of float32 values: the estimates of all workers, or their sum in
-        rank order as that of one.
+        rank order as a single row.
         """
         count_estimates(kernels, votes, coins.tie, out=out)
 
 
 class FeedbackBucket(ScalingVote):
-    """One bucket: the estimates of all workers where they are counted, and those of a draft.
+    """The vote on one bucket, with all workers' estimates where this rank counts, and a draft.
 
-    A worker's own estimates are in the optimizer's state, which it hands in with every vote.
+    A worker's own estimates are in the optimizer's state, which it passes in with every vote.
     """
 
     def __init__(self, rule: FeedbackVote, bucket: Bucket, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
-        # (estimate, what it is after the vote) of each parameter.
+        # (estimate, its value after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
         # (workers, elements counted here) float32; None before the first vote is counted.
         self._everybody: Tensor | None = None
@@ -134,7 +134,7 @@ class FeedbackBucket(ScalingVote):
         *,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
-        """Encode what estimates lack of directions: for each shard its bits, and all scales."""
+        """Encode the directions minus their estimates: each shard's bits, and all scales."""
         estimates = [state[_ESTIMATE] for state in kept]
         votes, slots = self._make_votes(device), self.bucket.slots
         scales = torch.zeros(len(slots), self.rule.n_scales, device=device)
@@ -183,7 +183,7 @@ class FeedbackBucket(ScalingVote):
                 estimate.copy_(after)
         if self._note_votes is not None:
             self._note_votes()
-        # Until the next step they would hold a copy of the estimates, and everybody's votes.
+        # Otherwise they would hold a copy of the estimates and all votes until the next step.
         self._drafted, self._note_votes = (), None
 
     def hear(self, told: Tensor) -> None:

@@ -25,10 +25,10 @@ class FullPrecision(Aggregation):
         arXiv:2411.16462), although no momentum is exchanged
 
     Args:
-        dtype: What directions are rounded to on the way up: torch.float32 or torch.bfloat16.
+        dtype: Dtype of the directions that are sent: torch.float32 or torch.bfloat16.
 
     Raises:
-        InvalidArgumentError: ``dtype`` is another one.
+        InvalidArgumentError: ``dtype`` is neither.
     """
 
     dtype: torch.dtype = torch.float32

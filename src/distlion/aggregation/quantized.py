@@ -1,4 +1,4 @@
-"""A few bits up, one bit down: votes that say how sure a worker is."""
+"""A few bits up, one bit down: votes with a quantized magnitude."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class QuantizedVote(Aggregation):
 
     Args:
         bits: p, 1 to 8. One bit is bitwise identical to ``MajorityVote()``.
-        norm: Which scale. The direction has long tails, so that its maximum rounds nearly
-            everything to the lowest level; the mean keeps the information.
+        norm: Scale of a vote, "l1" or "linf". Directions have long tails, so the maximum rounds
+            nearly all elements to the lowest level; the mean keeps the information.
         step: Width of a level in units of s, > 0; None takes ``DEFAULT_STEPS``, see
-            docs/explanation/algorithms.md.
+            docs/explanation/more-bits.md.
 
     Raises:
         InvalidArgumentError: A value is out of range.
         UnsupportedTypeError: ``bits`` is not an integer.
 
     Notes:
-        No scale travels: only the sign of the sum counts, and no worker can outshout the others.
+        No scale is sent: only the sign of the sum counts, and no worker can outvote the others.
         Ties and directions of exactly 0 take the coins of ``MajorityVote``.
     """
 

@@ -1,4 +1,4 @@
-"""The rules by name: what a command line takes, and what a checkpoint holds."""
+"""The rules by name, as command lines and checkpoints give them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NamedRule:
     Attributes:
         rule: The rule.
         description: A phrase for help and reports.
-        listed: Whether a table of all rules shows it; the others lie between those that it shows.
+        listed: Whether a table of all rules shows it; unlisted rules lie between listed ones.
     """
 
     rule: Aggregation
@@ -38,7 +38,7 @@ class NamedRule:
 
 
 LONGEST_RULE = 200
-"""Characters of a rule's ``repr`` in a file: what is longer is not even parsed."""
+"""Most characters of a rule's ``repr`` in a file; longer text is not even parsed."""
 
 RULES: dict[str, NamedRule] = {
     "majority": NamedRule(MajorityVote(), "majority vote, random tie-breaking"),
@@ -83,9 +83,9 @@ SCALED_RULES: dict[str, Aggregation] = {
     **{f"residual-{bits}": ResidualVote(bits) for bits in range(1, MOST_BITS + 1)},
     **{f"estimate-{bits}": EstimateVote(bits) for bits in range(1, MOST_BITS + 1)},
 }
-"""Every rule whose reply says how far, which ``LocalSteps`` votes with; known to checkpoints."""
+"""Every rule with a step length in its reply, for ``LocalSteps``; known to checkpoints."""
 
-# What ast and the rules raise on text that is none of ours, absurdly nested text included.
+# Raised by ast and the rules on foreign text, absurdly nested text included.
 REFUSALS = (
     ValueError,
     SyntaxError,
@@ -99,12 +99,12 @@ REFUSALS = (
 
 
 def list_rule_names() -> list[str]:
-    """Return the names for help and messages; those with a number of bits are one, with a P."""
+    """Return the names for help and messages; rules of several bits are one name, with a P."""
     return list(dict.fromkeys(re.sub(r"-\d\b", "-P", name) for name in RULES))
 
 
 def list_worker_state() -> list[str]:
-    """Return what rules may keep of a parameter, by its name in the optimizer's state."""
+    """Return the keys of a parameter's state that rules may use."""
     return list(dict.fromkeys(key for rule in _list_rules() for key in rule.worker_state))
 
 
@@ -121,7 +121,7 @@ def parse_rule(text: str) -> Aggregation:
     if len(text) > LONGEST_RULE:
         raise CheckpointError(
             f"an aggregation rule of {len(text):,} characters, beginning with "
-            f"{text[:40]!r}, is none of ours; expected {LONGEST_RULE} at most"
+            f"{text[:40]!r}, is not a rule; expected {LONGEST_RULE} at most"
         )
     classes = {type(rule).__name__: type(rule) for rule in _list_rules()}
     try:

@@ -1,4 +1,4 @@
-"""One or two bits up, one down, and how far: what a vote did not say stays for the next one."""
+"""One or two bits up, one bit and a step length down; votes carry rounding errors forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESIDUAL = "residual"
 
 @dataclass(frozen=True)
 class ResidualVote(FeedbackVote):
-    """Vote on deltas and on what earlier votes rounded away of them.
+    """Vote on deltas plus the parts of them that earlier votes rounded away.
 
     Equation:
         r_i = d_i + e_i;  q_i = sign(r_i) * a_i;  e_i <- d_i - (q_i - e_i)
@@ -40,10 +40,10 @@ class ResidualVote(FeedbackVote):
         UnsupportedTypeError: ``bits`` is not an integer.
 
     Notes:
-        Each worker keeps e_i in float32, in ``state[param]["residual"]``; who counts keeps nothing.
-        A worker that abstains says nothing and keeps its residual. A vote carries ``bits`` float32
-        scales for each parameter, a reply one for each parameter and shard. An r_i that is exactly
-        0 says plus or minus by its worker's coin, a sum of exactly 0 by everybody's.
+        Each worker keeps e_i in float32, in ``state[param]["residual"]``; counting keeps no state.
+        A worker that abstains sends nothing and keeps its residual. A vote carries ``bits`` float32
+        scales for each parameter, a reply one for each parameter and shard. Where r_i is exactly 0
+        its worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
     worker_state: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
@@ -60,18 +60,18 @@ class ResidualVote(FeedbackVote):
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
-        """Write the bits of a first vote, before which nothing was left, without its scales."""
+        """Write the bits of a first vote, with all residuals 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, device=out.device)
         nothing = make_zeros(segments, device=out.device)
         return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
 
 
 class _ResidualBucket(ScalingVote):
-    """One bucket, and what a draft leaves unsaid; the worker's own is in the optimizer's state."""
+    """The vote on one bucket, with a draft's residuals; others are in the optimizer's state."""
 
     def __init__(self, rule: ResidualVote, bucket: Bucket, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
-        # (residual, what it is after the vote) of each parameter.
+        # (residual, its value after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
 
     def encode(
@@ -86,7 +86,7 @@ class _ResidualBucket(ScalingVote):
         residuals = [state[_RESIDUAL] for state in kept]
         votes, slots = self._make_votes(device), self.bucket.slots
         scales = torch.zeros(len(slots), self.rule.n_scales, device=device)
-        # As an estimate of what has been said too much: ops know d - h.
+        # The negative residual takes the place of an estimate h, as ops compute d - h.
         excess = [-residual for residual in residuals]
         finite = kernels.encode_rests(
             segments, excess, coins.zero, out=votes, scales=scales[: len(segments)]

@@ -1,4 +1,4 @@
-"""One bit up, one bit down, and how far: majority votes on deltas."""
+"""One bit up, one bit and a step length down: majority votes on deltas."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ScaledVote(Aggregation):
         (signSGD with majority vote, arXiv:1810.05291, with the scale of scaled signs,
         arXiv:1901.09847, and without error feedback)
 
-    Only ``LocalSteps`` takes this rule: its deltas have a magnitude that matters.
+    Only ``LocalSteps`` takes this rule: the magnitude of its deltas matters.
 
     Notes:
         A vote carries one float32 for each parameter, a reply one for each parameter and shard.
-        Both means are over the workers present. A d_i that is exactly 0 votes by its worker's coin,
-        a tie is broken by everybody's.
+        Both means are over the workers present. A d_i that is exactly 0 votes by its worker's coin;
+        a common coin breaks ties.
     """
 
     @property
@@ -83,7 +83,7 @@ class ScaledVote(Aggregation):
 
 
 class ScaledBucket(ScalingVote):
-    """One bucket of signs that are counted one by one, and of scales whose mean is the reply's."""
+    """The vote on one bucket: signs are counted one by one; the reply has the mean scale."""
 
     rule: ScaledVote
 
@@ -117,7 +117,7 @@ class ScaledBucket(ScalingVote):
 
 
 def mean_scales(scales: Tensor, present: Tensor) -> Tensor:
-    """Average the scales of those present, added in double in rank order.
+    """Average the scales of the workers present, added in double in rank order.
 
     Args:
         scales: (votes, n_params) float32.

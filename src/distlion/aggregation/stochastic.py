@@ -1,4 +1,4 @@
-"""One bit up whose probability says the rest: stochastic signs of deltas."""
+"""One bit up, with a probability that encodes the magnitude: stochastic signs of deltas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlion.kernels import Coins, Kernels, Segment, encode_lots
 
 @dataclass(frozen=True)
 class StochasticVote(ScaledVote):
-    """Vote plus with a probability that grows with the delta, so that small ones say little.
+    """Vote plus with a probability that grows with the delta, so that small deltas count little.
 
     Equation:
         P(vote_i = 1) = (1 + d_i / max |d_i|) / 2, to 16 bits; the maximum is over the parameter
@@ -23,8 +23,8 @@ class StochasticVote(ScaledVote):
     Only ``LocalSteps`` takes this rule.
 
     Notes:
-        Sizes on the wire, the workers that count and ties are those of ``ScaledVote``. Chance is a
-        coin of the seed, the step, the worker and the element's number, equal on every machine.
+        Sizes on the wire, the workers that count and ties are as in ``ScaledVote``. Randomness
+        comes from the seed, the step, the worker and the element's number, equal on every machine.
     """
 
     def encode_scaled(

@@ -1,4 +1,4 @@
-"""Two bits up, two bits down: the papers' formula itself, with its zeros."""
+"""Two bits up, two bits down: exactly the papers' formula, including zeros."""
 
 from __future__ import annotations
 

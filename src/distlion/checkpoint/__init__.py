@@ -1,4 +1,4 @@
-"""Every worker's state: saved whole, checked, re-mapped when the number of workers changes."""
+"""Every worker's state: saved completely, checked, remapped if the number of workers changes."""
 
 from distlion.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from distlion.checkpoint.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Processes that do something together, or not at all: each says what kept it from its part."""
+"""Steps that all processes take together or not at all: each reports its problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlion.errors import CheckpointError, ReplicaMismatchError
 from distlion.session import Gather
 
 RECORD_BYTES = 4096
-"""Of each record, so that what travels has one size."""
+"""Size of each record, so that all messages have one size."""
 
 _PROBLEM_CHARACTERS = 1500
 
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 def attempt(part: Callable[[], _Made]) -> tuple[_Made | None, CheckpointError | None]:
-    """Do a part, and return the result, or what went wrong in it."""
+    """Do a part, and return its result or its error."""
     try:
         return part(), None
     except CheckpointError as error:
@@ -39,9 +39,9 @@ class CheckpointBarrier:
     """Let all processes of a save or load agree before any goes on.
 
     Args:
-        gather: Connects them.
-        process: The number of this one.
-        call: What they are at, for errors.
+        gather: Function that exchanges records between them.
+        process: The number of this process.
+        call: Name of their call, for errors.
     """
 
     def __init__(self, gather: Gather, *, process: int, call: str) -> None:
@@ -51,14 +51,14 @@ class CheckpointBarrier:
         self._rounds = 0
 
     def share(self, problem: Exception | None, **facts: Any) -> list[dict[str, Any]]:
-        """Hear from all processes what they found, unless one of them has a problem.
+        """Share facts with all processes, unless one of them has a problem.
 
         Args:
-            problem: What keeps this one from going on; None for nothing.
-            facts: What JSON can hold, short.
+            problem: Reason why this process cannot go on; None for no reason.
+            facts: Short values that JSON can hold.
 
         Returns:
-            The facts of each.
+            The facts of each process.
 
         Raises:
             CheckpointError: Some process has a problem; on all of them.
@@ -86,7 +86,7 @@ class CheckpointBarrier:
         """Make the error that all processes raise."""
         who = f"rank{'s' if len(culprits) > 1 else ''} {', '.join(map(str, culprits))}"
         error = CheckpointError(f"[rank {self._process}] {self._call} failed on {who}: {said}")
-        # All raise it, and none has changed anything but files.
+        # All raise it, and none has changed anything except files.
         error.is_recoverable = True
         return error
 
@@ -98,15 +98,15 @@ class CheckpointBarrier:
         """Compare something that must be equal on all processes.
 
         Raises:
-            CheckpointError: It is not; names those that differ from the first; on all processes.
+            CheckpointError: It is not; names the processes that differ from the first; on all.
         """
         sums = [row["sum"] for row in self.share(None, sum=sha256(text.encode()).hexdigest())]
         culprits = [number for number, each in enumerate(sums) if each != sums[0]]
         if culprits:
-            raise self.refuse(culprits, f"{what} differ from those of rank 0")
+            raise self.refuse(culprits, f"{what} differ from rank 0's")
 
     def refuse_replicas(self, names: Sequence[str], *, step: int) -> ReplicaMismatchError:
-        """Say that parameters which all processes share are not equal."""
+        """Make the error for shared parameters that differ between processes."""
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return ReplicaMismatchError(
             f"{self._call}: replicas differ in {listed}; a checkpoint of them would hide it. "

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: collected from model and optimizer, before anything is written."""
+"""The contents of a checkpoint, collected from model and optimizer before anything is written."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from distlion.optim import WORKER_KEY, LocalSteps, VotingBase, list_kept
 from distlion.session import MomentumOwnership
 
 OUTSIDE = "parameter outside of the model: "
-"""Before the number of an optimizer's parameter that the model does not have."""
+"""Prefix to the number of an optimizer's parameter that the model does not have."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What one process has to save.
+    """The state that one process has to save.
 
     Attributes:
         step: Steps committed.
         model: Tensors of the model's state by name, each storage once.
-        replicated: Those of them that the optimizer keeps equal on all processes.
+        replicated: Names of the tensors that the optimizer keeps equal on all processes.
         tree: All else, as JSON; its tensors are in ``tensors``.
-        tensors: By name.
-        momenta: For each worker that is kept here, its momenta by name, and what rules keep.
+        tensors: Tensors of the tree by name.
+        momenta: For each worker that is kept here, its momenta and the rules' state by name.
     """
 
     step: int
@@ -43,11 +43,11 @@ class Contents:
 
     @property
     def layout_digest(self) -> str:
-        """SHA-256 of the optimizer's parameters: names, shapes, dtypes."""
+        """Return the SHA-256 of the optimizer's parameters: names, shapes, dtypes."""
         return digest_layout(self.tree["layout"])
 
     def snapshot(self) -> Contents:
-        """Copy all tensors to host memory, so that training may go on."""
+        """Copy all tensors to host memory, so that training can go on."""
         return replace(
             self,
             model=_copy(self.model),
@@ -68,10 +68,10 @@ def collect(
     ownership: MomentumOwnership,
     local: LocalSteps | None = None,
 ) -> Contents:
-    """Collect what this process has to save; ``local`` takes local steps around the optimizer.
+    """Collect the state that this process has to save, with ``local`` around the optimizer or None.
 
     Raises:
-        CheckpointError: Something of it cannot be saved; the state is between two steps.
+        CheckpointError: Some of it cannot be saved, or the state is between two steps.
     """
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ def collect(
         momenta[ownership.workers[0]] |= rows
         common = replace_by_common(model, local, entries)
     voted = list_params(optimizer)
-    # A tied weight has several names, of which one is that of its entry.
+    # A tied weight has several names; its entry has one of them.
     named = list(model.named_parameters(remove_duplicate=False))
     known, trained = {param for _, param in named}, set(voted)
     replicated = {name for name, param in named if param in trained and name in entries} | common
@@ -118,7 +118,7 @@ def list_params(optimizer: VotingBase) -> list[Tensor]:
 
 
 def _strip_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out what a load finds anew: parameters and names, and whose momenta these are."""
+    """Drop what a load finds again by itself: parameters, names, and the momenta's owner."""
     dropped = {"params", "param_names", WORKER_KEY}
     return [{key: group[key] for key in group if key not in dropped} for group in groups]
 
@@ -126,7 +126,7 @@ def _strip_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _split_model(
     model: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """Return a model's tensors, names that stand for others of them, and what is no tensor."""
+    """Return a model's tensors, the aliases among their names, and all that is not a tensor."""
     entries: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     others: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def _split_model(
 def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
     """List the optimizer's parameters in order: [name, shape, dtype, dtype of the momentum].
 
-    The last one is None for a parameter that has never been trained, and has no momentum.
+    The last one is None for a parameter that was never trained and so has no momentum.
     """
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     layout = []
@@ -167,7 +167,7 @@ def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
 
 
 def digest_layout(layout: list[list[Any]]) -> str:
-    """Digest what ``describe_layout`` returns, for the manifest."""
+    """Digest the result of ``describe_layout``, for the manifest."""
     return sha256(repr(layout).encode()).hexdigest()
 
 

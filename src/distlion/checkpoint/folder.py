@@ -1,14 +1,14 @@
 """The folder of a run's checkpoints: names, atomic renames, and which one is the latest.
 
 - ``latest``: the name of the newest complete checkpoint, with its sum
-- ``step-000000001000/``: complete, since it got this name when all of it was on the disk
+- ``step-000000001000/``: complete, as it gets this name once all of it is on the disk
 
   - ``manifest.json``: size and SHA-256 of each file
-  - ``model-00000.safetensors``: what is equal on all processes; each writes a share
-  - ``process-00000.safetensors``: what one process has of its own: buffers, groups, extra
+  - ``model-00000.safetensors``: tensors that are equal on all processes; each writes a share
+  - ``process-00000.safetensors``: the state of one process: buffers, groups, extra
   - ``worker-00000.safetensors``: the momenta of one worker
 
-- ``partial-step-...``: under way, or left by a crash; nobody reads it
+- ``partial-step-...``: under way, or left by a crash; never read
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LATEST_BYTES = 64
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Flush the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -43,7 +43,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a new file, and have it on the disk when this returns.
+    """Write a new file and flush it to the disk.
 
     Raises:
         CheckpointError: The disk refuses.
@@ -65,15 +65,15 @@ def list_complete(root: Path) -> list[str]:
 
 def _order(name: str) -> tuple[int, int]:
     match = _COMPLETE.fullmatch(name)
-    assert match is not None  # whoever calls has looked
+    assert match is not None  # callers have checked
     return int(match[1]), int(match[2] or 0)
 
 
 def choose_name(root: Path, step: int) -> str:
     """Choose the name of a new checkpoint.
 
-    A step that was saved before, by a run that was then resumed from an earlier one, keeps its
-    folder, and the new one gets a number.
+    If the step was saved before, by a run that then resumed from an earlier one, the old folder
+    stays and the new one gets a number.
     """
     plain = f"step-{step:012d}"
     taken = [_order(name)[1] for name in list_complete(root) if _order(name)[0] == step]
@@ -81,7 +81,7 @@ def choose_name(root: Path, step: int) -> str:
 
 
 def write_pointer(partial: Path, name: str) -> None:
-    """Write what is to become ``latest`` beside a folder, while a full disk can still be borne.
+    """Write the future ``latest`` beside a folder, while a full disk does no harm yet.
 
     Raises:
         CheckpointError: The disk refuses.
@@ -94,12 +94,12 @@ def _pointer_of(partial: Path) -> Path:
 
 
 def publish(partial: Path, name: str, reached: Callable[[str], None]) -> Path:
-    """Give a folder whose files are all on the disk its name, and make it the latest.
+    """Give a complete folder its final name, and make it the latest.
 
     Args:
         partial: The folder.
         name: Its name from now on.
-        reached: Called at each place where a crash may leave the folders.
+        reached: Function called at each place where a crash may leave the folders.
 
     Raises:
         CheckpointError: The disk refuses.
@@ -120,25 +120,25 @@ def publish(partial: Path, name: str, reached: Callable[[str], None]) -> Path:
 
 
 def discard(partial: Path) -> None:
-    """Remove what a save that failed has written."""
+    """Remove the files of a failed save."""
     shutil.rmtree(partial, ignore_errors=True)
     with contextlib.suppress(OSError):
         _pointer_of(partial).unlink(missing_ok=True)
 
 
 def encode_latest(name: str) -> bytes:
-    """Write a name with a sum: a flipped bit must not make it that of another step."""
+    """Write a name with a checksum: a flipped bit must not turn it into another step's."""
     return f"{name} {zlib.crc32(name.encode()):08x}\n".encode()
 
 
 def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection[Path]) -> None:
-    """Remove what crashed saves left, and all but the newest complete checkpoints.
+    """Remove leftovers of crashed saves, and all but the newest complete checkpoints.
 
-    What cannot be removed is left, with a line in the log: the new checkpoint is there.
+    A folder that cannot be removed stays, with a line in the log: the new checkpoint is safe.
 
     Args:
         root: The run's folder.
-        keep_last: How many to keep; None for all.
+        keep_last: Number of checkpoints to keep; None for all.
         own: The newest, which stays.
         under_way: Folders that saves of this process are still writing to.
     """
@@ -150,11 +150,11 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
                 discard(root / name)
         if keep_last is None:
             return
-        # By their age: a run that was resumed from an earlier step leaves later steps behind it.
+        # By age: a run that resumed from an earlier step leaves folders of later steps.
         others = [root / name for name in list_complete(root) if name != own.name]
         others.sort(key=lambda folder: folder.stat().st_mtime_ns)
         for folder in others[: max(0, len(others) - keep_last + 1)]:
-            # Nobody may take a folder that is half removed for a checkpoint.
+            # A folder that is half removed must not look like a checkpoint.
             hidden = root / f"{PARTIAL}{folder.name}"
             os.rename(folder, hidden)
             discard(hidden)
@@ -165,8 +165,8 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
 def _describe_absence(path: Path) -> str:
     if not path.exists():
         return (
-            f"the folder {path} does not exist; expected that of a run's checkpoints or of one "
-            "checkpoint, step-.... Check the name, and that this machine has the folder"
+            f"the folder {path} does not exist; expected the folder of a run's checkpoints or of "
+            "one checkpoint, step-.... Check the name, and that this machine has the folder"
         )
     if not path.is_dir():
         return f"{path} is a file; expected the folder of a run's checkpoints or of one checkpoint"
@@ -186,7 +186,7 @@ def find_checkpoint(path: Path) -> Path:
         if not os.path.lexists(path):
             raise CheckpointError(_describe_absence(path))
         if path.is_symlink() or not path.is_dir():
-            raise CheckpointError(f"{path} is no folder of a checkpoint")
+            raise CheckpointError(f"{path} is not the folder of a checkpoint")
         return path
     point = path / LATEST
     if not os.path.lexists(point):

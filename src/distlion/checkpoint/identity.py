@@ -1,4 +1,4 @@
-"""Which optimizer a folder of checkpoints belongs to, and who may go on from there."""
+"""The owner of a folder of checkpoints, and the optimizers that may continue it."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _loaded: weakref.WeakKeyDictionary[VotingBase, frozenset[str]] = weakref.WeakKey
 def identify(optimizer: VotingBase) -> str:
     """Return an optimizer's identity: 32 hex digits, drawn when it is first asked for.
 
-    Processes draw their own; that of the first one counts for all of them.
+    Each process draws one; the first process's counts for all of them.
     """
     return _own.setdefault(optimizer, os.urandom(16).hex())
 
 
 def list_loaded(optimizer: VotingBase) -> frozenset[str]:
-    """Return the identities after which an optimizer may go on, since it has loaded from there.
+    """Return the identities that an optimizer may continue, because it loaded their checkpoints.
 
-    What it saves has its own identity, so that of several that loaded one checkpoint only one goes
-    on in the folder.
+    It saves under its own identity, so that of several optimizers that loaded one checkpoint only
+    one continues in the folder.
     """
     return _loaded.get(optimizer, frozenset())
 
 
 def note_loaded(optimizer: VotingBase, identities: frozenset[str]) -> None:
-    """Set what ``list_loaded`` returns; "" stands for checkpoints of format 1, of nobody."""
+    """Set the result of ``list_loaded``; "" stands for checkpoints of format 1, without owner."""
     _loaded[optimizer] = identities - {""}
 
 
 def read_newest(root: Path) -> Manifest | None:
-    """Return the newest manifest of a folder that can be read; None where there is no checkpoint.
+    """Return the newest readable manifest of a folder; None where there is no checkpoint.
 
     Raises:
-        CheckpointError: There are checkpoints, and no manifest of them can be read.
+        CheckpointError: There are checkpoints, but none has a readable manifest.
     """
     names = list_complete(root) if root.is_dir() else []
     found: list[Path] = [root / name for name in reversed(names)]
     try:
         found.insert(0, find_checkpoint(root))
-    except CheckpointError:  # no pointer, or a damaged one: the numbers of steps tell
+    except CheckpointError:  # no pointer, or a damaged one: look at the numbers of steps
         pass
     for folder in found:
         try:
@@ -57,6 +57,6 @@ def read_newest(root: Path) -> Manifest | None:
     if not found:
         return None
     raise CheckpointError(
-        f"{root} holds checkpoints, and it cannot be told whose they are ({problem}). Choose "
-        "another folder, or give overwrite=True to take this one over"
+        f"{root} holds checkpoints, and their owner is unknown ({problem}). Choose another "
+        "folder, or give overwrite=True to take this one over"
     )

@@ -28,14 +28,14 @@ CALL = "load_checkpoint()"
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What came back beside model, optimizer and scheduler.
+    """The result of a load, apart from model, optimizer and scheduler.
 
     Attributes:
         path: The checkpoint's folder.
         step: Steps committed.
-        workers: Whose momenta it holds.
-        extra: What this worker gave to ``save_checkpoint``; where their number has changed, what
-            the worker gave that stood at this one's place.
+        workers: Number of workers whose momenta it holds.
+        extra: The ``extra`` that this worker gave to ``save_checkpoint``, or, if the number of
+            workers changed, the one from the worker in this one's place.
     """
 
     path: Path
@@ -54,25 +54,25 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Load what ``save_checkpoint`` saved; every worker must call it.
 
-    Every file is compared with its size and SHA-256 before it is parsed, and no code in it is run.
-    Nothing is changed before all workers have everything.
+    Every file's size and SHA-256 are checked before it is parsed, and no code in it is run. Nothing
+    is changed before all workers have read everything.
 
     Args:
-        path: The folder of a run's checkpoints, for the latest, or that of one checkpoint.
+        path: The folder of a run's checkpoints, for the latest, or the folder of one checkpoint.
         model: Overwritten.
-        optimizer: Overwritten; with the parameters and the seed of the one that was saved.
+        optimizer: Overwritten; it must have the saved optimizer's parameters and seed.
         scheduler: Overwritten, if given.
-        on_world_change: What workers begin with where their number is another than the saved one:
-            "map", each the mean momentum of its neighbourhood; "mean", all the same mean; "reset",
-            zeros; "error" refuses.
+        on_world_change: Momenta to begin with if the number of workers has changed. "map" gives
+            each worker the mean of its neighborhood, "mean" gives all workers the same mean,
+            "reset" gives zeros, "error" refuses.
 
     Returns:
         The step, and this worker's ``extra``.
 
     Raises:
-        CheckpointError: On some worker a file is missing, cut off or damaged, or what it holds does
+        CheckpointError: On some worker a file is missing, truncated or damaged, or its contents do
             not fit; names it; on every rank, with nothing changed.
-        ConfigMismatchError: Another worker is at another call; on every rank.
+        ConfigMismatchError: Another worker is at a different call; on every rank.
         InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
 
     Equation:
@@ -96,11 +96,11 @@ class Loading:
     """The load of one optimizer, in three parts; all its workers do each of them, or none.
 
     Args:
-        model, optimizer, scheduler, on_world_change: Of ``load_checkpoint``.
-        stack: Closes files.
+        model, optimizer, scheduler, on_world_change: As for ``load_checkpoint``.
+        stack: Stack that closes files.
 
     Raises:
-        InvalidArgumentError, UnsupportedTypeError: As of ``load_checkpoint``.
+        InvalidArgumentError, UnsupportedTypeError: As for ``load_checkpoint``.
     """
 
     def __init__(
@@ -121,17 +121,17 @@ class Loading:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process keeps the momenta of all workers."""
+        """True if this process keeps the momenta of all workers."""
         return self._ownership.n_processes == 1
 
     def check(self, find: Callable[[], Path]) -> None:
-        """Compare all files that the processes need with their sums; nothing is changed.
+        """Check the sums of all files that the processes need; nothing is changed.
 
         Args:
-            find: Returns the folder, or raises what keeps this process from the load.
+            find: Function that returns the folder, or raises if this process cannot load.
 
         Raises:
-            CheckpointError: A process was kept from it, or a file is missing or damaged; on all.
+            CheckpointError: A process cannot load, or a file is missing or damaged; on all.
         """
         ownership = self._ownership
         with ownership.meeting(CALL):
@@ -150,10 +150,10 @@ class Loading:
         """Parse all of it, and check that it fits; nothing is changed.
 
         Args:
-            problem: What kept this process from what it had to do since ``check``.
+            problem: Error of this process since ``check``; None for none.
 
         Raises:
-            CheckpointError: It does not, or some process has a problem; on all of them.
+            CheckpointError: It does not fit, or some process has a problem; on all of them.
         """
         parsed = None
         with self._ownership.meeting(CALL):
@@ -172,7 +172,7 @@ class Loading:
         self._parsed = parsed
 
     def apply(self) -> LoadedCheckpoint:
-        """Overwrite everything; whoever calls it restores it where that fails.
+        """Overwrite everything; the caller restores it if this fails.
 
         Raises:
             CheckpointError: Some process cannot; on all of them.
@@ -181,7 +181,7 @@ class Loading:
             _, problem = attempt(self._overwrite)
             self._ownership.agree(CALL, problem)
         self._before = self._optimizer.state_dict(), list_loaded(self._optimizer)
-        # Last, as it compares with all workers once more, and refuses on all of them.
+        # Last, as it compares with all workers once more and can fail on all of them.
         self._optimizer.load_state_dict(self._parsed.optimizer)
         reader = self._reader
         newest = read_newest(reader.folder.parent) or reader.manifest
@@ -192,7 +192,7 @@ class Loading:
         )
 
     def take_back(self) -> None:
-        """Load what the optimizer had before ``apply``, on all processes."""
+        """Restore the optimizer's state from before ``apply``, on all processes."""
         state, loaded = self._before
         self._optimizer.load_state_dict(state)
         note_loaded(self._optimizer, loaded)

@@ -1,4 +1,4 @@
-"""Checkpoints of workers with local steps: what lies beside the votes on their common point."""
+"""Checkpoints of workers with local steps: the state beside the votes on their common point."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from distlion.errors import CheckpointError
 from distlion.optim import LocalSteps, Progress, VotingBase, check_schedule
 
 LOCAL = "local"
-"""Of the tree: what is a worker's own, or equal on all, and no row of ``worker-...`` files."""
+"""Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
 
 BEGUN = "begun"
-"""Of the rows of a worker: where it was when a vote began whose outcome is still to be taken."""
+"""Prefix of a worker's rows: its parameters at the start of a vote whose outcome is pending."""
 
 Build = Callable[[str, torch.Size], Tensor | None]
-"""Return what this worker begins with of a tensor that each has; None where it begins anew."""
+"""A function that returns this worker's start value of a per-worker tensor, or None to reset."""
 
 
 def take_apart(optimizer: Any) -> tuple[Any, LocalSteps | None]:
-    """Return the optimizer that votes, and what takes local steps around it, if anything does."""
+    """Return the optimizer that votes, and the ``LocalSteps`` around it or None."""
     if isinstance(optimizer, LocalSteps):
         return optimizer.votes, optimizer
     return optimizer, None
 
 
 def describe_local(local: LocalSteps) -> str:
-    """Say where in its period a worker is, which must be equal on all."""
+    """Describe a worker's place in its period, which must be equal on all."""
     return local.progress.describe()
 
 
 def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
-    """List the objects beside the model that a load changes, to be put back where it fails."""
+    """List the objects beside the model that a load changes, to restore them if it fails."""
     kept: list[Any] = [votes.param_groups]
     if local is not None:
         kept += [vars(local), vars(local.inner), local.votes.outer_momentum.buffers]
@@ -44,7 +44,7 @@ def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
 
 
 def replace_by_common(model: nn.Module, local: LocalSteps, entries: dict[str, Tensor]) -> set[str]:
-    """Put the common point in the place of what this worker has come to; return the names."""
+    """Replace this worker's parameters by the common point; return their names."""
     common = dict(local.list_pairs())
     named = model.named_parameters(remove_duplicate=False)
     replaced = {name: param for name, param in named if param in common and name in entries}
@@ -60,15 +60,15 @@ def collect_local(
 
     Args:
         local: The optimizer.
-        tensors: Takes the tensors of the tree.
+        tensors: Dict that takes the tensors of the tree.
 
     Returns:
-        What is saved as it is; and of each parameter the worker's own values and those tensors of
-        its inner state that are like it, which another number of workers begins with as with
-        momenta.
+        The state that is saved unchanged; and for each parameter, the worker's values and the
+        tensors of its inner state that are like the parameter. These are remapped like momenta if
+        the number of workers changes.
 
     Raises:
-        CheckpointError: The inner state holds what cannot be saved.
+        CheckpointError: The inner state holds values that cannot be saved.
     """
     inner = local.inner.state_dict()
     params = [param for group in local.param_groups for param in group["params"]]
@@ -110,13 +110,13 @@ def _is_like(value: Any, param: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class ParsedLocal:
-    """All that is to be loaded beside the votes, once everybody has it.
+    """The state to load beside the votes, once all processes have read theirs.
 
     Attributes:
         own: This worker's values of each parameter, by its number; none where it begins anew.
-        progress: Where this worker goes on.
+        progress: This worker's place between votes.
         inner: The inner optimizer's state dict.
-        outer_momentum: In the order of the parameters that votes move.
+        outer_momentum: The outer momentum, in the order of the parameters that votes move.
     """
 
     own: Mapping[int, Tensor]
@@ -143,13 +143,13 @@ def parse_local(
     """Parse it, and check that it fits.
 
     Args:
-        tree: Of this worker's file.
+        tree: The tree of this worker's file.
         local: The optimizer.
-        read: Reads a tensor of the tree.
-        build: Reads and mixes rows.
+        read: Function that reads a tensor of the tree.
+        build: Function that reads and mixes rows.
 
     Raises:
-        CheckpointError: It does not fit, or the checkpoint is of another kind of optimizer.
+        CheckpointError: It does not fit, or another kind of optimizer saved the checkpoint.
     """
     if LOCAL not in tree:
         raise CheckpointError(
@@ -179,7 +179,7 @@ def parse_local(
                 break
             state[index][key] = value
     inner = {"state": state, "param_groups": saved["groups"]}
-    # Who begins anew at the common point has nothing to take.
+    # A worker that begins anew at the common point has nothing to take.
     progress = Progress(saved["local_step"], saved["steps_since_vote"])
     if begun:
         progress = progress._replace(turn=late, begun=[begun[param] for param in voting])
@@ -188,7 +188,7 @@ def parse_local(
 
 def _build(name: str, shape: torch.Size, build: Build) -> Tensor:
     value = build(name, shape)
-    assert value is not None  # as its other rows
+    assert value is not None  # like its other rows
     return value
 
 

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of, with the size and SHA-256 of each file."""
+"""The manifest: a list of a checkpoint's files, with size and SHA-256."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlion.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-"""Raised when files of another version could be misread.
+"""Version of the files, increased whenever another version could misread them.
 
 Format 1 had neither an identity nor, beside the groups, the number of parameters in each.
 """
@@ -30,22 +30,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a checkpoint.
+    """The contents of a checkpoint.
 
     Attributes:
-        format: Of the files.
+        format: Format of the files.
         distlion, torch: Versions that wrote it.
-        step: Steps that were committed.
-        workers: Whose momenta it holds.
+        step: Number of committed steps.
+        workers: Number of workers whose momenta it holds.
         node_size: Workers that voted as one.
-        processes: That wrote it.
-        seed: Of the optimizer's coins.
+        processes: Number of processes that wrote it.
+        seed: Seed of the optimizer's coins.
         layout: SHA-256 of the optimizer's parameters: names, shapes, dtypes.
-        leaders: For each process, the lowest one of those that wrote to the same folder: each
-            folder holds the whole model, in the parts that its processes wrote.
+        leaders: For each process, the lowest process that wrote to the same folder. Each folder
+            holds the whole model, in the parts that its processes wrote.
         files: Each file by name.
-        identity: Of the optimizer that saved it, and of all that went on from there; "" in format
-            1.
+        identity: Identity of the optimizer that saved it; "" in format 1.
     """
 
     format: int
@@ -63,21 +62,21 @@ class Manifest:
 
     @property
     def n_voters(self) -> int:
-        """Workers that voted; nodes, where there were some."""
+        """Number of workers that voted, or of nodes, if there were any."""
         return self.workers // self.node_size
 
     @property
     def n_bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files together."""
         return sum(record.n_bytes for record in self.files.values())
 
     @property
     def digest(self) -> str:
-        """Of all that it says."""
+        """Digest of the whole manifest."""
         return _sum_of(asdict(self))
 
     def encode(self) -> bytes:
-        """Write it as JSON in one form only, with its own sum, so that any damage shows."""
+        """Encode it as canonical JSON with its own checksum, so that any damage shows."""
         content = asdict(self)
         return _canonical({"content": content, "sha256": _sum_of(content)})
 
@@ -106,10 +105,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
-    """Parse what ``Manifest.encode`` wrote; ``path`` is named in errors.
+    """Parse the result of ``Manifest.encode``; errors name ``path``.
 
     Raises:
-        CheckpointError: It is not that.
+        CheckpointError: It is not a valid manifest.
     """
     try:
         if len(data) > _MOST_BYTES:
@@ -117,7 +116,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
         whole = json.loads(data)
         content = whole["content"]
         if _canonical(whole) != data or whole["sha256"] != _sum_of(content):
-            raise ValueError("its sum is another")
+            raise ValueError("its checksum differs")
         if content["format"] not in _READABLE:
             raise CheckpointError(
                 f"{path} is of format {content['format']!r}, written by distlion "
@@ -130,12 +129,12 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path} was damaged, or is no manifest ({error})") from error
+        raise CheckpointError(f"{path} was damaged, or is not a manifest ({error})") from error
     return manifest
 
 
 def _check(manifest: Manifest) -> None:
-    """Check what a forged manifest might say."""
+    """Check values that a forged manifest might hold."""
     least = {"step": 0, "workers": 1, "node_size": 1, "processes": 1, "seed": 0}
     for name, lowest in least.items():
         value = getattr(manifest, name)
@@ -158,7 +157,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _expect(manifest: Manifest) -> set[str]:
-    """Return the files that there must be; no more than there are, whatever the manifest says."""
+    """Return the files that there must be; never more than the manifest lists."""
     most = len(manifest.files) + 1
     return {f"worker-{number:05d}.safetensors" for number in range(min(manifest.workers, most))} | {
         f"process-{number:05d}.safetensors" for number in range(min(manifest.processes, most))

@@ -1,4 +1,4 @@
-"""Reading: one process's view of a checkpoint, parsed and compared with what is here."""
+"""Reading: one process's view of a checkpoint, parsed and compared with model and optimizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from distlion.session import MomentumOwnership
 
 @dataclass(frozen=True)
 class Parsed:
-    """All that is to be loaded, once everybody has it."""
+    """The state to load, once all processes have read theirs."""
 
     model: dict[str, Any]
     outside: dict[int, Tensor]
@@ -50,12 +50,12 @@ class Reader:
 
     Args:
         path: The run's folder, or the checkpoint's.
-        ownership: Whose momenta this process keeps.
-        on_world_change: What other workers begin with.
-        stack: Closes files.
+        ownership: The momenta that this process keeps.
+        on_world_change: The rule for another number of workers.
+        stack: Stack that closes files.
 
     Raises:
-        CheckpointError: Something that this process needs is missing or damaged.
+        CheckpointError: A file that this process needs is missing or damaged.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Reader:
         if self.manifest.seed != ownership.seed:
             raise CheckpointError(
                 f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
-                f"seed={ownership.seed}: ties would be broken otherwise; give the saved seed"
+                f"seed={ownership.seed}: ties would be broken differently; give the saved seed"
             )
         voters = sorted({worker // ownership.node_size for worker in ownership.workers})
         self._shares: dict[int, list[Share]] = {
@@ -84,7 +84,7 @@ class Reader:
             )
             for voter in voters
         }
-        # The process that stood where this one stands.
+        # The process that was in this one's place.
         twin = ownership.process * self.manifest.processes // ownership.n_processes
         self._own = self._open(f"process-{twin:05d}.safetensors")
         self._model = [self._open(name) for name in self._find_model_files()]
@@ -100,7 +100,7 @@ class Reader:
         return range(voter * size, (voter + 1) * size)
 
     def _find_model_files(self) -> list[str]:
-        """Return the files of those who wrote to one folder, which hold the whole model."""
+        """Return the model files that were written to one folder, which hold the whole model."""
         names: list[str] = []
         for leader in sorted(set(self.manifest.leaders)):
             names = [
@@ -126,10 +126,10 @@ class Reader:
         scheduler: Any | None,
         local: LocalSteps | None = None,
     ) -> Parsed:
-        """Parse everything, and check that it fits; ``local`` takes local steps around it.
+        """Parse everything, and check that it fits; ``local`` is around the optimizer, or None.
 
         Raises:
-            CheckpointError: It does not.
+            CheckpointError: It does not fit.
         """
         try:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
@@ -146,7 +146,7 @@ class Reader:
             )
         except CheckpointError:
             raise
-        # What a forged tree makes of indices, sizes and shapes fails in any way.
+        # Forged indices, sizes and shapes can raise any error.
         except Exception as error:
             raise CheckpointError(f"{self._own.path} is malformed ({error!r})") from error
         if scheduler is not None:
@@ -154,7 +154,7 @@ class Reader:
         return Parsed(saved, outside, state, schedule, extra, around)
 
     def _copy(self, name: str) -> Tensor:
-        """Read what the caller keeps: the file may be removed, and must not be mapped then."""
+        """Read a tensor for the caller to keep, unmapped, as the file may be removed."""
         return self._own.read(name).clone()
 
     def _check_layout(
@@ -162,7 +162,7 @@ class Reader:
     ) -> None:
         """Check that the optimizer has the saved parameters, in the saved groups.
 
-        A momentum may be on one side alone, of a parameter that was frozen there from the start.
+        A momentum may be missing on one side, for a parameter that was frozen there from the start.
         """
         saved, present = tree["layout"], describe_layout(model, optimizer)
         if len(saved) != len(present):
@@ -188,7 +188,7 @@ class Reader:
     def _check_division(
         self, tree: Mapping[str, Any], optimizer: VotingBase, names: Sequence[str]
     ) -> None:
-        """Check that each parameter is in the group whose lr and other settings it had."""
+        """Check that each parameter is still in the group whose lr and other settings it had."""
         present = [len(group["params"]) for group in optimizer.param_groups]
         # Format 1 holds the number of groups only.
         then = tree["division"] if self.manifest.format > 1 else present
@@ -209,10 +209,10 @@ class Reader:
         return found
 
     def _take_left_out(self, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-        """Take from the model what the checkpoint leaves to it.
+        """Take from the model the tensors that the checkpoint leaves out.
 
         Raises:
-            CheckpointError: It is not what the model had when the checkpoint was saved.
+            CheckpointError: They differ from the model's when the checkpoint was saved.
         """
         saved, present = tree.get("left_out", {}), model.state_dict()
         found = {name: present[name] for name in saved if isinstance(present.get(name), Tensor)}
@@ -220,8 +220,8 @@ class Reader:
         wrong = [name for name, digest in saved.items() if digests.get(name) != digest]
         if wrong:
             raise CheckpointError(
-                f"{self.folder} holds what was trained only, and {wrong[0]} (one of {len(wrong)}), "
-                "which was not, is not what it was then: begin with the same model"
+                f"{self.folder} holds trained tensors only, and {wrong[0]} (one of {len(wrong)}), "
+                "which was not trained, has changed since then: begin with the same model"
             )
         return found
 
@@ -264,11 +264,11 @@ class Reader:
         return {"state": state, "param_groups": joined}
 
     def _has(self, name: str) -> bool:
-        """Return whether some worker has saved a tensor, of those whose files are open here."""
+        """Return whether some worker whose file is open here has saved a tensor."""
         return any(name in file.names for files in self._momenta.values() for file in files)
 
     def _build(self, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
-        """Return what the workers of this process begin with of one tensor that each has."""
+        """Return the start value of a per-worker tensor for the workers of this process."""
         rows = []
         for shares in self._shares.values():
             momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
@@ -276,7 +276,7 @@ class Reader:
         return torch.stack(rows) if self._ownership.is_stacked else rows[0]
 
     def _build_own(self, name: str, shape: torch.Size) -> Tensor | None:
-        """Return what this rank begins with of a tensor that each rank has, in a node too."""
+        """Return the start value of a per-rank tensor, which each rank of a node has too."""
         (shares,) = self._shares.values()
         size = self.manifest.node_size
         place = self._ownership.workers[0] % self._ownership.node_size
@@ -290,7 +290,7 @@ class Reader:
         return mix_momenta(rows, shares) if shares else None
 
     def _join(self, voter: int, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
-        """Put a voter's tensor together: the ranks of a node have a piece of it each."""
+        """Assemble a voter's tensor: each rank of a node has a piece of it."""
         files = self._momenta[voter]
         whole = torch.cat([file.read(name).reshape(-1) for file in files])
         what = name.replace("exp_avg.", "momentum ")
@@ -313,7 +313,7 @@ def _say(parameter: Sequence[Any]) -> str:
 
 
 def _check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
-    """Check what ``model.load_state_dict`` would refuse halfway."""
+    """Check in advance what ``model.load_state_dict`` would refuse halfway."""
     present = model.state_dict()
     for where, names in (("checkpoint", present.keys() - saved), ("model", saved.keys() - present)):
         if names:

@@ -1,4 +1,4 @@
-"""What momenta other workers begin with: the rules for another number of them."""
+"""Rules that remap momenta if the number of workers changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Share = tuple[int, Fraction]
 
 
 def check_world_change(on_world_change: str) -> None:
-    """Raise InvalidArgumentError unless it is a rule."""
+    """Raise InvalidArgumentError unless it names a rule."""
     if on_world_change not in WORLD_CHANGES:
         raise InvalidArgumentError(
             f"on_world_change={on_world_change!r}: expected one of {', '.join(WORLD_CHANGES)}"
@@ -27,13 +27,13 @@ def check_world_change(on_world_change: str) -> None:
 
 
 def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> list[Share]:
-    """Say which saved momenta a voter begins with; nothing stands for zeros.
+    """List the saved momenta that a voter begins with; an empty list stands for zeros.
 
     Equation, from W = ``saved`` voters to W' = ``present``, for voter j:
         equal numbers   m'_j = m_j, under every rule
         "mean"          m'_j = (1 / W) sum_i m_i: keeps the direction of global Lion
         "map"           m'_j = the mean of the m_i over [j W / W', (j + 1) W / W'), voter i being
-                        the interval [i, i + 1): each neighbourhood keeps its own, and the mean of
+                        the interval [i, i + 1): each neighborhood keeps its own, and the mean of
                         all is unchanged
         "reset"         m'_j = 0
 
@@ -45,7 +45,7 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
     if rule == "error":
         raise CheckpointError(
             f"the checkpoint holds the momenta of {saved} workers, and now there are {present}; "
-            "say what they begin with: on_world_change='map' (each the mean of its neighbourhood), "
+            "say what they begin with: on_world_change='map' (each the mean of its neighborhood), "
             "'mean' (all the same mean) or 'reset' (zeros); with distlion train --on-world-change, "
             "with a VotingMixin the attribute of the class"
         )
@@ -63,7 +63,7 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
 
 
 def mix_momenta(momenta: Sequence[Tensor], shares: Sequence[Share]) -> Tensor:
-    """Return the weighted sum, added in float64 in voter order, in the momenta's own dtype."""
+    """Return the weighted sum in the momenta's dtype, added in float64 in voter order."""
     if len(shares) == 1:
         return momenta[0].clone()
     total = torch.zeros(momenta[0].shape, dtype=torch.float64)

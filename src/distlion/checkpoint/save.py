@@ -1,4 +1,4 @@
-"""Saving: what all processes agree on before each of them writes its part."""
+"""Saving: all processes agree before each of them writes its part."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class PendingCheckpoint:
     """A checkpoint that is complete, or is being written in the background.
 
     Args:
-        write: Writes it and returns its folder.
-        in_background: Whether a thread does.
+        write: Function that writes it and returns its folder.
+        in_background: Whether to run it on a thread.
     """
 
     def __init__(self, write: Callable[[], Path], *, in_background: bool) -> None:
@@ -59,7 +59,7 @@ class PendingCheckpoint:
         """Wait until it is complete, and return its folder.
 
         Raises:
-            CheckpointError: It could not be written; on every rank. Earlier ones are as they were.
+            CheckpointError: It could not be written; on every rank. Earlier ones are unchanged.
         """
         self.finish()
         if self._error is not None:
@@ -74,7 +74,7 @@ class PendingCheckpoint:
 
     @property
     def is_done(self) -> bool:
-        """Whether ``wait`` returns, or raises, at once."""
+        """True if ``wait`` returns or raises at once."""
         return self._thread is None or not self._thread.is_alive()
 
 
@@ -95,45 +95,45 @@ def save_checkpoint(
 ) -> PendingCheckpoint:
     """Save model, optimizer and every worker's momentum; every worker must call it, between steps.
 
-    The new checkpoint is a folder ``step-...`` in ``path``, which ``latest`` names once all files
-    of all workers are on the disk. At every instant, also of a crash, ``latest`` names a complete
-    one.
+    The new checkpoint is a folder ``step-...`` in ``path``; ``latest`` names it once all files of
+    all workers are on the disk. At every instant, even in a crash, ``latest`` names a complete
+    checkpoint.
 
     Args:
-        path: The folder of the run's checkpoints, one for each optimizer; made where it is missing.
-            Hosts may share it, or have one each, which then holds the momenta of their own workers.
-        model: Whose ``state_dict`` is saved: what is equal on all workers once, buffers that differ
-            for each. ``average_buffers`` makes them equal.
-        optimizer: ``DistributedLion``, ``VirtualCluster`` or ``LocalSteps``. Of the latter the
-            model's parameters are saved as the common point has them, and those of each worker,
-            with its inner state, beside its momenta.
-        scheduler: Whose ``state_dict`` is saved, if any.
-        extra: What else this worker wants back: numbers, strings, tensors, numpy arrays, and lists,
-            tuples and dicts of them; each worker its own, for example its place in the data.
+        path: The folder of the run's checkpoints, one for each optimizer; created if missing. Hosts
+            may share it or have one each, which then holds the momenta of their own workers.
+        model: The model to save: tensors equal on all workers once, buffers that differ for each
+            worker. ``average_buffers`` makes them equal.
+        optimizer: ``DistributedLion``, ``VirtualCluster`` or ``LocalSteps``. For ``LocalSteps`` the
+            model's parameters are saved from the common point. Each worker's own parameters and
+            inner state are saved beside its momenta.
+        scheduler: The scheduler to save, if any.
+        extra: Further state of this worker: numbers, strings, tensors, numpy arrays, and lists,
+            tuples and dicts of them. Each worker has its own, for example its place in the data.
         keep_last: Complete checkpoints to keep, this one included; None for all.
         async_: Copy everything to host memory, and write while training goes on. The next save or
-            load of the optimizer waits for it, and so does the end of the interpreter. What went
-            wrong is logged at once, and raised by ``wait()``.
-        only_trained: Leave out what the optimizer does not train and all workers have alike, such
-            as the base of an adapter; a load refuses a model that does not have the same.
-        overwrite: Take over a folder that belongs to another optimizer, whose checkpoints are then
-            earlier ones of this optimizer. False refuses it.
+            load of the optimizer and the exit of the interpreter wait for it. An error is logged at
+            once, and raised by ``wait()``.
+        only_trained: Leave out tensors that are not trained and equal on all workers, such as the
+            base of an adapter; a load refuses a model with other values.
+        overwrite: Take over a folder that belongs to another optimizer; its checkpoints then count
+            as earlier ones of this optimizer. False refuses it.
 
     Returns:
-        Its ``wait()`` returns the folder.
+        The pending checkpoint, whose ``wait()`` returns the folder.
 
     Raises:
-        CheckpointError: Some worker cannot write, something cannot be saved, which the error names,
-            or the folder belongs to another optimizer; on every rank. Training may go on.
+        CheckpointError: Some worker cannot write, a named value cannot be saved, or the folder
+            belongs to another optimizer; on every rank. Training can go on.
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
-        ConfigMismatchError: Another worker is at another call; on every rank.
+        ConfigMismatchError: Another worker is at a different call; on every rank.
         PeerLostError, StepTimeoutError: A worker is gone, or has not written its part within
             ``init_timeout_s``.
         InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
 
     Notes:
-        What was promised of a checkpoint after ``load_checkpoint`` on as many workers: the same
-        bits as without the interruption, as far as the caller's data and random numbers do so.
+        After ``load_checkpoint`` on as many workers, training is bitwise identical to a run without
+        the interruption, provided that the caller's data and random numbers are.
 
     Example:
         >>> distlion.save_checkpoint("runs/first", model, optimizer, scheduler, keep_last=3)
@@ -174,7 +174,7 @@ def save_checkpoint(
             overwrite=overwrite,
         )
         pending = PendingCheckpoint(writer.write, in_background=async_)
-        if async_:  # within: Ctrl-C, which comes at the end of the meeting, must not forget it
+        if async_:  # within: Ctrl-C at the end of the meeting must not lose it
             _pending[votes] = pending
     return pending
 
@@ -184,26 +184,26 @@ def prune_checkpoints(own: Path, optimizer: VotingBase | LocalSteps, *, keep_las
 
     Args:
         own: The newest, which stays.
-        optimizer: Whose they are; one process of those that share the folder removes them.
-        keep_last: How many to keep.
+        optimizer: Their optimizer; one of the processes that share the folder removes them.
+        keep_last: Number of checkpoints to keep.
     """
     if ownership_of(take_apart(optimizer)[0]).process in read_manifest(own).leaders:
         prune(own.parent, keep_last=keep_last, own=own, under_way=())
 
 
 def finish_pending(optimizer: VotingBase) -> None:
-    """Wait for a save in the background; who wants to know how it ended asks its ``wait()``."""
+    """Wait for a save in the background, and ignore its outcome, which ``wait()`` reports."""
     pending = _pending.get(optimizer)
     if pending is not None:
         pending.finish()
-        _pending.pop(optimizer, None)  # last: Ctrl-C while it is waited for must not forget it
+        _pending.pop(optimizer, None)  # last: Ctrl-C during the wait must not lose it
 
 
 def ownership_of(optimizer: object) -> MomentumOwnership:
-    """Return whose momenta an optimizer keeps.
+    """Return the ownership of the momenta that an optimizer keeps.
 
     Raises:
-        UnsupportedTypeError: It is none of ours that votes.
+        UnsupportedTypeError: It is not a voting optimizer of distlion.
     """
     if not isinstance(optimizer, VotingBase):
         raise UnsupportedTypeError(
@@ -215,10 +215,10 @@ def ownership_of(optimizer: object) -> MomentumOwnership:
 
 
 def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, int]:
-    """Digest those of the model's tensors that are equal on all processes.
+    """Digest the model's tensors that are equal on all processes.
 
     Raises:
-        ReplicaMismatchError: One that the optimizer keeps equal is not.
+        ReplicaMismatchError: A tensor that the optimizer keeps equal is not.
         CheckpointError: The models have different tensors.
     """
     shapes = [(name, tuple(each.shape), str(each.dtype)) for name, each in contents.model.items()]

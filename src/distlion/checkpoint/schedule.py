@@ -1,4 +1,4 @@
-"""Which states a scheduler takes over from a checkpoint."""
+"""Check of a scheduler's state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PLAIN = (int, float, str, list, tuple, Mapping, type(None))
 
 
 def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
-    """Check that a saved state sets nothing of a scheduler that is no part of its state.
+    """Check that a saved state changes only the state of a scheduler.
 
     Raises:
-        CheckpointError: There is none, or it would replace a method, or the optimizer.
+        CheckpointError: There is none, or it would replace a method or the optimizer.
     """
     if saved is None:
         raise CheckpointError(f"{folder} holds no scheduler's state; give scheduler=None")
@@ -33,7 +33,7 @@ def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
     ]
     if wrong:
         raise CheckpointError(
-            f"{folder} would replace the scheduler's {str(wrong[0])[:80]!r}, which is no part of "
+            f"{folder} would replace the scheduler's {str(wrong[0])[:80]!r}, which is not part of "
             "its state; expected what state_dict() returns"
         )
     for key in present.keys() & saved.keys():
@@ -46,13 +46,13 @@ def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
 
 
 def _is_alike(now: Any, then: Any) -> bool:
-    """Return whether one is a number, a list of such, or a dict where the other is."""
+    """Return whether both are numbers, both lists of alike items, or both dicts."""
     if _is_number(now):
         return _is_number(then)
     if isinstance(now, list | tuple):
         if not isinstance(then, list | tuple):
             return False
-        # Of other lengths, as milestones may be: each like the first one.
+        # Lengths may differ, as of milestones: each must be like the first one.
         alike = now if len(now) == len(then) else now[:1] * len(then)
         return all(map(_is_alike, alike, then))
     return isinstance(then, Mapping) if isinstance(now, Mapping) else True

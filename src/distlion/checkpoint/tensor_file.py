@@ -1,4 +1,4 @@
-"""One file of tensors in the safetensors format: written with its SHA-256, checked before read."""
+"""One file of tensors in safetensors format: hashed when written, checked before it is read."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _CHUNK_BYTES = 1 << 22
-# A link could lead out of the folder, and a pipe would be waited for.
+# A link could lead out of the folder, and a pipe would block.
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest says of a file.
+    """A manifest's record of a file.
 
     Attributes:
         n_bytes: Its size.
-        sha256: Of its bytes, in hexadecimal digits.
+        sha256: Digest of its bytes, in hexadecimal digits.
     """
 
     n_bytes: int
@@ -55,15 +55,15 @@ def write_tensors(
     tensors: Mapping[str, Tensor],
     reached: Callable[[str], None],
 ) -> FileRecord:
-    """Write a new file, and have it on the disk when this returns.
+    """Write a new file and flush it to the disk.
 
-    The safetensors library writes from a copy of all tensors, and its file would have to be read
-    again for the sum; here each tensor is hashed as it leaves.
+    The safetensors library writes from a copy of all tensors, and hashing would have to read its
+    file again; here each tensor is hashed as it is written.
 
     Args:
-        path: Must not exist.
-        tensors: Dense ones of any device and strides.
-        reached: Called at each place where a crash may leave the file.
+        path: Path of the file, which must not exist.
+        tensors: Dense tensors of any device and strides.
+        reached: Function called at each place where a crash may leave the file.
 
     Raises:
         CheckpointError: A tensor's dtype or layout cannot be written, or the disk refuses.
@@ -95,7 +95,7 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 
 def refuse_disk(path: Path, error: OSError) -> CheckpointError:
-    """Say what the disk did not do."""
+    """Make the error for a failed write."""
     return CheckpointError(f"{path} cannot be written: {error.strerror or error}")
 
 
@@ -120,17 +120,17 @@ def _encode_header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def check_file(path: Path, record: FileRecord) -> None:
-    """Check a file's size and sum before anything parses it.
+    """Check a file's size and SHA-256 before anything parses it.
 
     Raises:
-        CheckpointError: It is missing, no plain file, or not what was written; names it.
+        CheckpointError: It is missing, not a plain file, or not as written; names it.
     """
     digest = hashlib.sha256()
     try:
         with os.fdopen(os.open(path, READ_FLAGS), "rb") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise CheckpointError(f"{path} is no plain file")
+                raise CheckpointError(f"{path} is not a plain file")
             if state.st_size != record.n_bytes:
                 raise CheckpointError(
                     f"{path} has {state.st_size:,} bytes, {record.n_bytes:,} were written: it was "
@@ -141,11 +141,11 @@ def check_file(path: Path, record: FileRecord) -> None:
     except OSError as error:
         raise refuse_to_read(path, error) from error
     if digest.hexdigest() != record.sha256:
-        raise CheckpointError(f"{path} was damaged since it was written: its SHA-256 is another")
+        raise CheckpointError(f"{path} was damaged since it was written: its SHA-256 differs")
 
 
 def refuse_to_read(path: Path, error: OSError) -> CheckpointError:
-    """Say why a file cannot be read."""
+    """Make the error for a file that cannot be read."""
     hint = ""
     if isinstance(error, FileNotFoundError):
         hint = "; does every host see the folder, and was it written on this one?"
@@ -153,11 +153,11 @@ def refuse_to_read(path: Path, error: OSError) -> CheckpointError:
 
 
 class TensorFile:
-    """A file that was checked, open for reading.
+    """A checked file, open for reading.
 
     Args:
-        path: Where it is.
-        stack: Closes it.
+        path: Its path.
+        stack: Stack that closes it.
 
     Raises:
         CheckpointError: The safetensors package is missing, or refuses the file.
@@ -174,7 +174,7 @@ class TensorFile:
         try:
             self._file = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
         self.path = path
         self.names: set[str] = set(self._file.keys())
 
@@ -182,7 +182,7 @@ class TensorFile:
         """Read a tensor.
 
         Raises:
-            CheckpointError: There is none of that name, or it is of a type that torch lacks.
+            CheckpointError: The file has no such tensor, or torch lacks its type.
         """
         if name not in self.names:
             raise CheckpointError(f"{self.path} holds no {name!r}")

@@ -1,4 +1,4 @@
-"""Checkpoints that a framework loads with files of its own: checked first, loaded with them."""
+"""Checkpoints that a framework loads beside its own files: checked first, loaded with them."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def load_together(
     *kept: Any,
     on_world_change: WorldChange,
 ) -> _Rest:
-    """Load a model, what else a framework loads, and its optimizers, or nothing on all processes.
+    """Load a model, a framework's other state and its optimizers on all processes, or nothing.
 
-    1 check all files of all optimizers, 2 let the framework load its own, 3 parse ours and see that
-    they fit, 4 apply them.
+    1 check all files of all optimizers, 2 let the framework load its own, 3 parse the optimizers'
+    files and check that they fit, 4 apply them.
 
     Args:
-        model: Of all optimizers.
-        optimizers: Which the framework must not load.
-        load_rest: Loads the framework's files. It calls what it is given, with the folder of each
-            optimizer's checkpoint, before it changes anything.
-        kept: What else it changes; put back where some process fails.
-        on_world_change: Of ``load_checkpoint``.
+        model: The model of all optimizers.
+        optimizers: Optimizers, which the framework must not load.
+        load_rest: Function that loads the framework's files. Before it changes anything, it calls
+            its argument with the folder of each optimizer's checkpoint.
+        kept: Other objects that it changes; restored if some process fails.
+        on_world_change: As for ``load_checkpoint``.
 
     Returns:
-        What ``load_rest`` returned.
+        The result of ``load_rest``.
 
     Raises:
         CheckpointError: Some process cannot load; on every rank, with nothing changed.
@@ -76,7 +76,7 @@ def load_together(
 
 
 class _Gate:
-    """The place in a framework's load where nothing is changed yet, and all processes meet."""
+    """The point in a framework's load where all processes meet before anything is changed."""
 
     def __init__(self, loadings: Sequence[Loading]) -> None:
         self._loadings = loadings
@@ -94,10 +94,10 @@ class _Gate:
         self._is_passed = True
 
     def close(self, problem: CheckpointError | None) -> None:
-        """Raise what all processes raise; say what kept this one from meeting them.
+        """Raise the same error on all processes, also if this one has not met them.
 
         Args:
-            problem: What the framework's load ended with.
+            problem: Error of the framework's load; None for none.
         """
         if self._error is not None:
             raise self._error
@@ -127,16 +127,16 @@ def _apply(loadings: Sequence[Loading]) -> None:
 def check_checkpoints(find: Callable[[], Sequence[Path]], *, on_world_change: WorldChange) -> None:
     """Check all files of checkpoints before there are optimizers; every process must call it.
 
-    For frameworks that load a model before they make its optimizer. What only an optimizer can
-    tell, such as its parameters and seed, is checked by ``load_checkpoint``.
+    For frameworks that load a model before they make its optimizer. ``load_checkpoint`` does the
+    checks that need an optimizer, such as of parameters and seed.
 
     Args:
-        find: Returns the folders, or raises what keeps this process from the load.
-        on_world_change: Of ``load_checkpoint``.
+        find: Function that returns the folders, or raises if this process cannot load.
+        on_world_change: As for ``load_checkpoint``.
 
     Raises:
-        CheckpointError: Some process is kept from it, or a file that it needs is missing, damaged,
-            or of another number of workers; on every rank.
+        CheckpointError: Some process cannot load, or a file that it needs is missing, damaged, or
+            for another number of workers; on every rank.
     """
     together = dist.is_available() and dist.is_initialized()
     rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
@@ -167,8 +167,8 @@ def _read(
 
 def _gather(record: bytes) -> list[bytes]:
     group = dist.group.WORLD
-    assert group is not None  # whoever calls has looked
-    # Where the group carries no tensors of the CPU, they go through the accelerator.
+    assert group is not None  # callers have checked
+    # If the group cannot carry CPU tensors, they go through the accelerator.
     device = (
         torch.device("cpu")
         if carries_host_memory(group)

@@ -1,4 +1,4 @@
-"""Nested Python values as JSON beside tensors: what a file may hold without running any code."""
+"""Nested Python values as JSON beside tensors, so that reading a file runs no code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from distlion.errors import CheckpointError
 
 TAG = "$"
-# Plain numbers: an array of objects would be one of addresses.
+# Plain numbers: an array of objects would hold addresses.
 _DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 _SCALARS = (bool, int, float, str, type(None))
-# Of these a schedule's state is made; a restored Counter must count again.
+# Schedulers' states consist of these; a restored Counter must count again.
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "ordered": OrderedDict,
@@ -27,15 +27,15 @@ _MAPPING_NAMES: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter
 
 
 def encode_tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """Turn a value into what JSON holds, and put its tensors and arrays aside.
+    """Turn a value into JSON values, and put its tensors and arrays aside.
 
     Args:
-        value: None, numbers, strings, tensors, numpy arrays, and lists, tuples and dicts of such.
-        place: What errors call it by.
-        tensors: Takes the tensors, by number: two places may be called alike.
+        value: None, numbers, strings, tensors, numpy arrays, and lists, tuples and dicts of them.
+        place: Its name in errors.
+        tensors: Dict that takes the tensors, by number, as two places may have the same name.
 
     Raises:
-        CheckpointError: Something else is in it; names where.
+        CheckpointError: It holds anything else; names the place.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -73,14 +73,14 @@ def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
 
 
 def decode_tree(value: Any, read: Callable[[str], Tensor]) -> Any:
-    """Turn back what ``encode_tree`` made.
+    """Invert ``encode_tree``.
 
     Args:
-        value: As parsed from JSON.
-        read: Returns a tensor by its name.
+        value: The value parsed from JSON.
+        read: Function that returns a tensor by its name.
 
     Raises:
-        CheckpointError: It is not what ``encode_tree`` makes.
+        CheckpointError: ``encode_tree`` cannot have made it.
     """
     if type(value) in _SCALARS:
         return value

@@ -1,4 +1,4 @@
-"""Putting back what a load has changed, where it ends with an error."""
+"""Undo of a load's changes, if it ends with an error."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType),
     *(Optimizer, Dataset, Iterator, Thread, Logger),
 )
-"""Code, data, and what has a life of its own; optimizers see to their own state."""
+"""Types without a copy: code, data sets, live objects; optimizers restore their own state."""
 
 
 @contextmanager
 def all_or_nothing(*kept: Any) -> Iterator[None]:
-    """Put objects back as they were where what follows is left by an error.
+    """Restore objects if the block raises.
 
     Args:
-        kept: What may change: tensors, modules, schedulers, samplers, containers of them, and
-            objects of any other class, with all that can be reached from them. Random numbers of
-            the process are kept too.
+        kept: Objects that may change: tensors, modules, schedulers, samplers, containers of them,
+            and objects of any other class, with all that can be reached from them. The process's
+            random number generators are restored too.
 
     Notes:
         Every object is restored in place, from a copy of its attributes, elements or values. A
-        ``state_dict`` is no such copy: that of a LambdaLR has None in the place of functions.
+        ``state_dict`` is no such copy: a LambdaLR's has None in the place of functions.
     """
     before = _Copies(kept)
     try:
@@ -54,7 +54,7 @@ class _Copies:
     """
 
     def __init__(self, kept: tuple[Any, ...]) -> None:
-        # With the objects themselves, so that no other object can get the id of one of them.
+        # Holds the objects themselves, so that no other object can get one's id.
         self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], None]] = [*_keep_random_numbers()]
         # Lists instead of recursion: chains may be long.
@@ -75,7 +75,7 @@ class _Copies:
             put_back()
 
     def _copy(self, value: Any) -> list[Any]:
-        """Copy one object; return what it leads to."""
+        """Copy one object; return the objects that it refers to."""
         if isinstance(value, Tensor):
             self._undo.append(partial(_write, value, value.detach().clone()))
         elif isinstance(value, np.ndarray) and value.flags.writeable:
@@ -100,13 +100,13 @@ class _Copies:
 
 
 def _list_parts(module: nn.Module) -> list[Any]:
-    """List what a load of a module's state changes in it, but not in those inside of it."""
+    """List the parts of a module that a load of its state changes, without its submodules."""
     has_more = type(module).set_extra_state is not nn.Module.set_extra_state
     return [module._parameters, module._buffers, *([vars(module)] if has_more else [])]
 
 
 def _write(tensor: Tensor, values: Tensor) -> None:
-    if not torch.equal(tensor, values):  # or a gradient under way would be refused
+    if not torch.equal(tensor, values):  # or autograd would refuse a gradient under way
         tensor.copy_(values)
 
 

@@ -1,4 +1,4 @@
-"""Looking at a checkpoint without loading it."""
+"""Inspection of a checkpoint without loading it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distlion.errors import CheckpointError
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What was found.
+    """The findings on a checkpoint.
 
     Attributes:
-        folder: Of the checkpoint.
-        manifest: What it says of itself.
-        problems: One line for each file that is missing or damaged; empty where it is whole.
-        damaged: Their names, in the same order.
+        folder: The checkpoint's folder.
+        manifest: Its manifest.
+        problems: One line for each file that is missing or damaged; empty for an intact one.
+        damaged: Names of these files, in the same order.
     """
 
     folder: Path
@@ -33,7 +33,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
     """Compare every file of a checkpoint with its size and SHA-256.
 
     Args:
-        path: The folder of a run's checkpoints, for the latest, or that of one checkpoint.
+        path: The folder of a run's checkpoints, for the latest, or the folder of one checkpoint.
 
     Raises:
         CheckpointError: There is no checkpoint, or its manifest is damaged.
@@ -49,7 +49,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
 
 
 def inspect_checkpoint(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:
-    """Return a checkpoint's folder and manifest, without a look at its files.
+    """Return a checkpoint's folder and manifest, without reading its other files.
 
     Raises:
         CheckpointError: There is none, or its manifest is damaged.

@@ -1,4 +1,4 @@
-"""One process's part in writing a checkpoint, whose name comes when all parts are there."""
+"""One process's part in writing a checkpoint; the folder gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from distlion.errors import CheckpointError
 from distlion.session import MomentumOwnership
 
 TREE = "tree"
-"""The tensor of a file that holds its JSON, as bytes: a header has a limit."""
+"""Name of the tensor that holds a file's JSON as bytes, as headers are limited in size."""
 
 _under_way: set[Path] = set()
 
@@ -40,14 +40,14 @@ class Writer:
 
     Args:
         root: The run's folder.
-        contents: What this process has.
-        shared: Digests of those of the model's tensors that are equal everywhere.
-        ownership: Whose momenta are here.
-        barrier: All processes.
-        identity: Of the optimizer, as this process knows it.
-        loaded: Those after which it may go on in a folder.
+        contents: The state of this process.
+        shared: Digests of the model's tensors that are equal on all processes.
+        ownership: The momenta that are kept here.
+        barrier: Barrier of all processes.
+        identity: The optimizer's identity, as this process knows it.
+        loaded: The identities whose folder it may continue.
         keep_last: Complete checkpoints to keep; None for all.
-        only_trained: Whether to leave out what is shared and not trained.
+        only_trained: Whether to leave out shared tensors that are not trained.
         overwrite: Whether to take over the folder of another optimizer.
     """
 
@@ -86,7 +86,7 @@ class Writer:
         try:
             share(attempt(lambda: self._enter(folder))[1])
 
-            # 2 see who shares it: hosts may have a folder of this name each
+            # 2 see who shares it: each host may have its own folder of this name
             view, problem = attempt(lambda: self._see(folder))
             rows = share(problem, leader=None if view is None else view[0])
             leaders = [int(row["leader"]) for row in rows]
@@ -96,12 +96,12 @@ class Writer:
             written, problem = attempt(lambda: self._write_files(folder, view))
             files = dict(written or {})
             facts = {name: [each.n_bytes, each.sha256] for name, each in files.items()}
-            # The files of a process with many workers are known here, and may be too many to tell.
+            # A process with many workers knows its files, which may be too many to send.
             rows = share(problem, files=facts if self._ownership.n_processes > 1 else {})
             for row in rows:
                 files |= {name: FileRecord(*fact) for name, fact in row["files"].items()}
 
-            # 4 seal: from here on nothing needs room on the disk
+            # 4 seal: from here on nothing needs disk space
             name, problem = None, None
             if view[0] == process:
                 name, problem = attempt(lambda: self._seal(folder, view, leaders, files))
@@ -138,12 +138,12 @@ class Writer:
         self._reached("marked the folder")
 
     def _check_root(self) -> None:
-        """Refuse a folder that holds the checkpoints of another optimizer.
+        """Refuse a folder that holds another optimizer's checkpoints.
 
-        Those would be pruned, and whoever loads the latest would get either one's.
+        Saving would prune them, and the latest could be either optimizer's.
 
         Raises:
-            CheckpointError: It does.
+            CheckpointError: The folder is another optimizer's.
         """
         if self._overwrite:
             return
@@ -164,7 +164,7 @@ class Writer:
         return f"present-{process:05d}"
 
     def _see(self, folder: Path) -> list[int]:
-        """List the processes that write to this very folder, this one among them."""
+        """List the processes that write to this same folder, including this one."""
         return [
             process
             for process in range(self._ownership.n_processes)
@@ -194,7 +194,7 @@ class Writer:
         return records
 
     def _take_share(self, view: list[int]) -> dict[str, Tensor]:
-        """Take what this process writes of the shared tensors: about equal parts."""
+        """Return this process's share of the shared tensors, about equal between processes."""
         names = sorted(self._shared.keys() - self._left_out)
         shared = {name: self._contents.model[name] for name in names}
         load = dict.fromkeys(view, 0)

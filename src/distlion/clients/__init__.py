@@ -1,4 +1,4 @@
-"""Votes of clients: a server that keeps the parameters, and knows no network."""
+"""Votes of clients: ballots, and a server that keeps the parameters and uses no network."""
 
 from distlion.clients.ballot import RULES, Ballot, Call, cast_ballot
 from distlion.clients.metrics import average_metrics

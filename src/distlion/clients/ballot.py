@@ -1,4 +1,4 @@
-"""A client's part of a round: from how far it came to the bytes that it sends."""
+"""A client's part of a round: from its local steps to the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from distlion.vote import Roster
 RULES = ("stochastic", "majority", "residual")
 RESIDUAL = ResidualVote.worker_state[0]
 MOST_EXAMPLES = 1 << 53
-# A delta is a direction as it is: without a momentum before the vote.
+# A delta is a direction by itself, without a momentum before the vote.
 _COEFFICIENTS = Coefficients(beta1=0.0, beta2=0.0, lr=1.0, weight_decay=0.0)
 _ALONE = Roster.of(1)
 
@@ -40,13 +40,13 @@ class Call:
     """Facts of a round that each client gets with the parameters.
 
     Attributes:
-        round: Its number, from 0.
+        round: Number of the round, from 0.
         rule: One of ``RULES``.
-        spread: For "stochastic", the reach of a vote in units of the mean magnitude of a delta.
-        reach: For "stochastic", b of each parameter with elements; empty in the first round.
+        spread: Reach of a vote in units of the mean magnitude of a delta, for "stochastic".
+        reach: b of each parameter with elements, for "stochastic"; empty in the first round.
 
     Raises:
-        InvalidArgumentError: One is out of range, or of a wrong kind.
+        InvalidArgumentError: A value is out of range, or has a wrong type.
     """
 
     round: int
@@ -71,14 +71,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Ballot:
-    """A vote as a client sends it. On the server nothing of it is believed before it is checked.
+    """A client's vote, as sent. The server checks all of it before use.
 
     Attributes:
-        round, rule: Those of the call that it answers.
+        round, rule: Round and rule of the answered call.
         node: The client's number.
         n_examples: Number of examples that it has trained on.
-        payload: Bits and scales, as ``BucketVote.encode`` writes them.
-        checksum: Of all of these.
+        payload: Bits and scales in the format of ``BucketVote.encode``.
+        checksum: Checksum of all of these.
     """
 
     round: Any
@@ -105,11 +105,11 @@ def cast_ballot(
     coins: Coins,
     residuals: Sequence[Tensor] = (),
 ) -> Ballot:
-    """Vote on how far a client came.
+    """Vote on a client's deltas.
 
     Equation:
         "stochastic"  P(bit = 1) = (1 + clip(d / b, -1, 1)) / 2, to 16 bits: the sign of d + u, u
-                      uniform in (-b, b); b = reach, or spread * mean |d| where none is known yet
+                      uniform in (-b, b); b = reach, or spread * mean |d| in the first round
                       (z-SignFedAvg, arXiv:2302.02589, with z = infinity)
         "majority"    bit = sign(d), 0 by the client's coin
         "residual"    r = d + e; bit = sign(r), q = sign(r) * mean |r|; e <- r - q
@@ -117,17 +117,17 @@ def cast_ballot(
         scale         mean |d| of each parameter; mean |r| for "residual"
 
     Args:
-        call: The server's.
-        places: Of the parameters.
-        deltas: As ``find_deltas`` returns them.
+        call: The server's call.
+        places: Places of the parameters.
+        deltas: Deltas from ``find_deltas``.
         n_examples: Number of examples that the client has trained on, 1 or more.
         node: The client's number.
-        coins: The client's chance, of this round.
-        residuals: For "residual" e of each delta, float32 on the CPU, zeros at first. Overwritten.
+        coins: The client's random bits of this round.
+        residuals: e of each delta for "residual", float32 on the CPU, zeros at first. Overwritten.
 
     Raises:
         InvalidArgumentError: A number is out of range, or residuals are missing.
-        NonFiniteError: A delta is not finite; residuals are as before.
+        NonFiniteError: A delta is not finite; residuals are unchanged.
         UnsupportedTypeError: ``n_examples`` is not an integer.
     """
     n_examples = _check_examples(n_examples)
@@ -166,7 +166,7 @@ def cast_ballot(
 
 @dataclass(frozen=True)
 class _ReachingVote(ScaledVote):
-    """Stochastic signs whose reach the server has set, or ``spread`` mean magnitudes."""
+    """Stochastic signs with the server's reach, or with a reach of ``spread`` mean magnitudes."""
 
     spread: float = 1.0
     reach: tuple[float, ...] = ()
@@ -199,13 +199,13 @@ def _make_rule(call: Call, n_deltas: int) -> Aggregation:
     if call.reach and len(call.reach) != n_deltas:
         raise InvalidArgumentError(
             f"the server sent a reach for {len(call.reach)} parameters, and {n_deltas} are voted "
-            "on. Expected as many. Use the model that the server knows"
+            "on. Expected equal numbers. Use the server's model"
         )
     return _ReachingVote(call.spread, call.reach)
 
 
 def _check_examples(n_examples: int) -> int:
-    """Return a number of examples as Python's integer; numpy's are taken too."""
+    """Return a number of examples as a Python integer; numpy integers are accepted too."""
     try:
         number = operator.index(n_examples)
     except TypeError:
@@ -221,7 +221,7 @@ def _check_examples(n_examples: int) -> int:
 
 
 def _is_finite(number: object) -> bool:
-    """Return whether this is a number of 0 or more that is finite as a float32."""
+    """Return True for a number of 0 or more that is finite as a float32."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return False
     return 0 <= number <= FLOAT32_MAX

@@ -18,19 +18,19 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketShape
 from distlion.vote import Roster
 
 MOST_VOTES = 1 << 24
-"""So many votes have a sum that float32 holds exactly."""
+"""Largest number of votes with a sum that float32 represents exactly."""
 
 
 def weigh(examples: Sequence[int], *, max_weight: float) -> list[int]:
-    """Return how many votes each ballot counts as.
+    """Return each ballot's number of votes.
 
     Equation:
-        w_i = min(n_i, floor(max_weight * median n)), the lower median; where these sum to more
-        than 2^24, each is divided by one whole number, rounded down, and at least 1
+        w_i = min(n_i, floor(max_weight * median n)), the lower median. If these sum to more than
+        2^24, each is divided by one whole number and rounded down, to at least 1.
 
     Args:
-        examples: n of each ballot, 1 or more.
-        max_weight: 1 or more.
+        examples: Number n of examples of each ballot, 1 or more.
+        max_weight: Largest weight in units of the median, 1 or more.
     """
     most = math.floor(max_weight * find_median(examples))
     votes = [min(n, most) for n in examples]
@@ -41,7 +41,7 @@ def weigh(examples: Sequence[int], *, max_weight: float) -> list[int]:
 
 
 def find_median(numbers: Sequence[int]) -> int:
-    """Return the lower median, which fewer than half of the numbers cannot raise."""
+    """Return the lower median; fewer than half of the numbers cannot raise it."""
     return sorted(numbers)[(len(numbers) - 1) // 2]
 
 
@@ -49,7 +49,7 @@ class BallotCount:
     """Count the ballots of one round.
 
     Args:
-        places: Where elements lie.
+        places: Places of elements.
 
     Attributes:
         shape: Sizes of a vote.
@@ -69,14 +69,14 @@ class BallotCount:
     def mean_of_signs(
         self, ballots: Sequence[Ballot], votes: Sequence[int], reach: Sequence[float]
     ) -> list[Tensor]:
-        """Return what stochastic signs say.
+        """Return the outcome of stochastic signs.
 
         Equation:
             u = fl(fl(b / W) * T),  T = sum_i w_i s_i,  W = sum_i w_i, the division in double
 
         Args:
-            ballots: Those taken.
-            votes: w of each.
+            ballots: Ballots taken.
+            votes: Number w of votes of each.
             reach: b of each parameter.
 
         Returns:
@@ -89,7 +89,7 @@ class BallotCount:
     def majority(
         self, ballots: Sequence[Ballot], votes: Sequence[int], scales: Tensor, tie: Coin
     ) -> list[Tensor]:
-        """Return what a majority says: u = s * S, S = sign(sum_i w_i s_i), ties by the coin."""
+        """Return a majority's outcome: u = s * S, S = sign(sum_i w_i s_i), ties by the coin."""
         bucket = self._bucket
         out = torch.empty(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64)
         voters = torch.full((len(bucket.slots),), sum(votes), dtype=torch.int64)
@@ -108,15 +108,15 @@ class BallotCount:
     def mean_of_scaled_signs(
         self, ballots: Sequence[Ballot], votes: Sequence[int], largest: Tensor
     ) -> list[Tensor]:
-        """Return the mean of what clients have said, each by its own scale.
+        """Return the mean of the clients' signs, each with its own scale.
 
         Equation:
-            u = sum_i fl(w_i min(a_i, largest) / W) s_i, the coefficient in double, the sum in
-            float32 in the order given
+            u = sum_i fl(w_i min(a_i, largest) / W) s_i, with the coefficient in double and the sum
+            in float32, in the given order
 
         Args:
-            ballots: Those taken.
-            votes: w of each.
+            ballots: Ballots taken.
+            votes: Number w of votes of each.
             largest: (n_params,) float32, the largest scale that counts.
         """
         n_params = len(self._bucket.slots)
@@ -130,7 +130,7 @@ class BallotCount:
         return total
 
     def _tally(self, ballots: Sequence[Ballot], votes: Sequence[int]) -> Tensor:
-        """Return sum_i w_i s_i, (512 * blocks,) int32; integers, so that no order matters."""
+        """Return sum_i w_i s_i, (512 * blocks,) int32; integers add up exactly in any order."""
         n_elements = self._bucket.n_blocks * BLOCK_WORDS * WORD_ELEMENTS
         total = torch.zeros(n_elements, dtype=torch.int32)
         for ballot, n in zip(ballots, votes, strict=True):
@@ -138,13 +138,13 @@ class BallotCount:
         return total
 
     def _tally_one(self, packed: Tensor) -> Tensor:
-        """Read +1 and -1 of (1, blocks, 1, 8) int64, 0 between parameters."""
+        """Unpack (1, blocks, 1, 8) int64 to +1 and -1, with 0 between parameters."""
         present = torch.ones(1, len(self._bucket.slots), dtype=torch.bool)
         cast = BlockVotes(packed, present, self._bucket, 0)
         return tally_votes(cast, vote_format=VoteFormat.LEVEL)
 
     def _cut(self, elements: Tensor) -> list[Tensor]:
-        """Cut the elements of a bucket to those of each parameter."""
+        """Cut the elements of a bucket into each parameter's elements."""
         starts = [slot.bucket_word * WORD_ELEMENTS for slot in self._bucket.slots]
         return [
             elements[start : start + slot.n_elements]
@@ -153,10 +153,10 @@ class BallotCount:
 
 
 class _BallotReader(ScaledBucket):
-    """Reads the bits of a ballot: one of any rule here has the layout of a scaled vote."""
+    """A reader of ballots' bits: with every rule here, they have the layout of a scaled vote."""
 
     def read(self, ballot: Ballot) -> Tensor:
-        """Return them, (1, blocks, 1, 8) int64."""
+        """Return the bits, (1, blocks, 1, 8) int64."""
         row = torch.frombuffer(bytearray(ballot.payload), dtype=torch.uint8).view(1, -1)
         packed, _ = self._split_votes(row)
         return packed

@@ -1,4 +1,4 @@
-"""Numbers that clients report beside their votes."""
+"""Numbers that clients report with their votes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 
 def average_metrics(reported: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Average what all clients report, by weight.
+    """Return the weighted means of the numbers that all clients report.
 
     Args:
-        reported: For each client its weight, above 0, and its numbers.
+        reported: Weight, above 0, and numbers of each client.
 
     Returns:
-        The mean of each number that all of them report and that is finite on all.
+        The mean of each number that is reported, and finite, on all clients.
     """
     if not reported:
         return {}

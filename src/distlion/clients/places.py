@@ -19,9 +19,9 @@ class Places:
     """The parameters that are voted on, in an order that server and clients share.
 
     Attributes:
-        names: Their names.
-        shapes, dtypes: Of each.
-        bucket: Of those with elements: ``bucket.members`` holds their numbers.
+        names: Names of the parameters.
+        shapes, dtypes: Shape and dtype of each.
+        bucket: Bucket of the parameters with elements; ``bucket.members`` holds their numbers.
     """
 
     names: tuple[str, ...]
@@ -35,18 +35,18 @@ class Places:
 
         Raises:
             InvalidArgumentError: There is no element to vote on.
-            UnsupportedTypeError: A dtype has no votes.
+            UnsupportedTypeError: Votes do not support a dtype.
         """
         for name, param in params.items():
             if param.dtype not in DTYPES:
                 raise UnsupportedTypeError(
                     f"{name} is {param.dtype}; expected float32, bfloat16 or float16. Convert it, "
-                    "or leave it out of what is voted on"
+                    "or leave it out of the vote"
                 )
         slots = place_parameters(list(params), [param.numel() for param in params.values()])
         kinds = [None] * len(slots)
         n_elements = sum(slot.n_elements for slot in slots)
-        # Of no size that a parameter could exceed, words being padded.
+        # A bucket that no parameter exceeds, with the padding of words.
         most = n_elements + 64 * len(slots)
         buckets = fill_buckets(slots, kinds, n_shards=1, bucket_elements=most)
         if not buckets:
@@ -62,22 +62,22 @@ class Places:
 
     @property
     def n_elements(self) -> int:
-        """Elements that are voted on."""
+        """Number of elements that are voted on."""
         return sum(slot.n_elements for slot in self.bucket.slots)
 
 
 def find_deltas(
     places: Places, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Return how far each parameter came, as a step of descent: before - after, in float32.
+    """Return each parameter's delta, as a step of descent: before - after, in float32.
 
     Args:
-        places: Where they lie.
-        before: What the server has sent.
-        after: The same after local steps, on any device.
+        places: Places of the parameters.
+        before: Parameters from the server.
+        after: Parameters after local steps, on any device.
 
     Returns:
-        For each of ``places.bucket.members`` its delta, on the device of ``after``.
+        The delta of each of ``places.bucket.members``, on the device of ``after``.
 
     Raises:
         InvalidArgumentError: A parameter is missing, has another shape, or is the same tensor
@@ -90,7 +90,7 @@ def find_deltas(
             if name not in given:
                 raise InvalidArgumentError(
                     f"{label} lacks {name}, which the server has sent. Expected all of "
-                    f"{len(places.names)} names. Send the model that the server knows"
+                    f"{len(places.names)} names. Use the server's model"
                 )
             if given[name].shape != shape:
                 raise InvalidArgumentError(
@@ -99,8 +99,8 @@ def find_deltas(
                 )
         if before[name].data_ptr() == after[name].data_ptr():
             raise InvalidArgumentError(
-                f"{name} is one tensor before and after, so that its delta is 0. Give what the "
-                "server has sent for before, or clones made before the local steps"
+                f"{name} is one tensor before and after, so its delta is 0. Pass the server's "
+                "arrays as before, or clones made before the local steps"
             )
         end = after[name].detach()
         deltas.append(before[name].detach().to(end.device).float() - end.float())

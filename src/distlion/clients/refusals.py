@@ -1,4 +1,4 @@
-"""Why a ballot is not counted."""
+"""Reasons to refuse a ballot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlion.layout import FLOAT_BYTES, BucketShape
 
 
 class Refusal(Enum):
-    """Fault of a ballot, in the words of logs and counters."""
+    """The fault of a ballot, as named in logs and counters."""
 
     ERROR = "the client failed"
     MALFORMED = "it is not a ballot"
@@ -29,7 +29,7 @@ class Refusal(Enum):
 
 
 def read_scales(payload: bytes, shape: BucketShape, n_params: int) -> Tensor:
-    """Read the scales behind the bits of a payload of the right length: (n_params,) float32."""
+    """Read the scales after the bits of a payload with the right length: (n_params,) float32."""
     start = shape.vote_bytes - shape.scales_bytes
     tail = bytearray(payload[start : start + FLOAT_BYTES * n_params])
     return torch.frombuffer(tail, dtype=torch.float32)
@@ -38,14 +38,14 @@ def read_scales(payload: bytes, shape: BucketShape, n_params: int) -> Tensor:
 def find_fault(
     ballot: Ballot, call: Call, shape: BucketShape, n_params: int, *, max_scale: float
 ) -> Refusal | None:
-    """Return what is wrong with a ballot of a node that was asked, or None; raises nothing.
+    """Return the fault of a ballot from a node that was asked, or None; raise nothing.
 
     Args:
-        ballot: Of any content.
-        call: What was asked for.
+        ballot: Ballot of any content.
+        call: Call that it answers.
         shape: Sizes of a vote.
-        n_params: Parameters that have a scale.
-        max_scale: The largest scale that is believed.
+        n_params: Number of parameters with a scale.
+        max_scale: Largest scale that is accepted.
     """
     if not _is_integer(ballot.round) or ballot.round != call.round:
         return Refusal.ROUND

@@ -1,4 +1,4 @@
-"""The server of clients' votes: it keeps the parameters, and knows no network."""
+"""The server of clients' votes, which keeps the parameters and uses no network."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Outcome:
     """The outcome of a round.
 
     Attributes:
-        round: Its number, from 0.
-        committed: False for a void round, after which parameters and momentum are as before it:
-            too few ballots were taken, or a parameter would not stay finite.
-        taken: The nodes whose ballots were counted, in order.
-        votes: How many votes each of them had; empty for a void round.
-        lost: How many nodes were asked and sent nothing.
-        refused: How many ballots were not taken, by reason.
-        payload_bytes: Bytes of the votes that were counted.
+        round: Number of the round, from 0.
+        committed: False for a void round, which leaves parameters and momentum unchanged: too few
+            ballots were taken, or a parameter would not stay finite.
+        taken: Nodes of the counted ballots, in order.
+        votes: Number of votes of each of them; empty for a void round.
+        lost: Number of nodes that were asked and sent nothing.
+        refused: Number of ballots that were not taken, by reason.
+        payload_bytes: Bytes of the counted votes.
     """
 
     round: int
@@ -59,32 +59,32 @@ class _OpenRound:
 
 
 class VoteServer:
-    """Keep parameters that clients move by votes, round by round.
+    """A server that keeps parameters, which clients move by votes, round by round.
 
-    A round is atomic: ``finish`` commits all that was taken, or nothing. Ballots are checked as
-    they come, kept packed, and counted in the order of their nodes, so that the outcome depends on
-    no timing. What is wrong with a ballot is counted and logged, and never raised.
+    A round is atomic: ``finish`` commits all ballots taken, or nothing. Ballots are checked on
+    arrival, kept packed, and counted in the order of their nodes, so the outcome does not depend on
+    timing. Faults of a ballot are counted and logged, and never raised.
 
     Args:
-        params: Names and parameters; copied, to the CPU.
-        settings: How to count and to move.
+        params: Parameters by name; copied to the CPU.
+        settings: Settings of the count and of the step.
 
     Attributes:
-        places: Where elements lie.
-        params: The parameters, by name; written by ``finish``.
-        refused: Ballots of all rounds that were not taken, by reason.
+        places: Places of elements.
+        params: Parameters by name; written by ``finish``.
+        refused: Number of ballots that were not taken in all rounds, by reason.
 
     Raises:
         InvalidArgumentError: There is nothing to vote on.
         NonFiniteError: A parameter is not finite.
-        UnsupportedTypeError: A dtype has no votes.
+        UnsupportedTypeError: Votes do not support a dtype.
 
     Notes:
-        Memory: parameters, a momentum in float32, one bit an element of each ballot taken, and
-        up to 24 bytes an element while ballots are counted. None of it grows with rounds.
+        Memory holds the parameters, a momentum in float32, and one bit an element of each ballot
+        taken. Counting needs up to 24 bytes an element more. None of it grows with rounds.
         An array that half of the clients or more do not train has a median scale of 0. It does not
-        move while that is so, and a warning names it once. Any other rule would let one client
-        decide how far such an array moves.
+        move in such a round, and a warning names it once. With any other rule, a single client
+        could decide how far such an array moves.
     """
 
     def __init__(self, params: Mapping[str, Tensor], settings: ServerSettings) -> None:
@@ -105,7 +105,7 @@ class VoteServer:
 
     @property
     def next_round(self) -> int:
-        """Number of the round that begins next, void ones counted."""
+        """Number of the next round; void rounds count."""
         return self._next_round
 
     @property
@@ -122,17 +122,18 @@ class VoteServer:
         """Begin a round.
 
         Args:
-            nodes: The clients that are asked.
+            nodes: Clients to ask.
 
         Returns:
-            What they are to be told, beside ``params``.
+            The call to send to them with ``params``.
 
         Raises:
-            InvalidArgumentError: A round is in progress, or the rate of this one is out of range.
+            InvalidArgumentError: A round is in progress, or the rate of the new one is out of
+                range.
         """
         if self._open is not None:
             raise InvalidArgumentError(
-                f"begin() while round {self._open.call.round} is in progress. Call finish() before"
+                f"begin() while round {self._open.call.round} is in progress. Call finish() first"
             )
         settings = self.settings
         lr = settings.lr_of(self._next_round)
@@ -141,11 +142,11 @@ class VoteServer:
         return call
 
     def take(self, node: object, ballot: Ballot | Refusal) -> Refusal | None:
-        """Take what a node has sent, or say why not; raises nothing.
+        """Take a node's ballot, or return the reason to refuse it; raise nothing.
 
         Args:
-            node: The node that it came from, as the transport knows it.
-            ballot: What it sent; or what is wrong with that already.
+            node: Sender of the ballot, by the transport's knowledge.
+            ballot: The ballot, or a fault that is already known.
         """
         current = self._open
         if current is None:
@@ -164,14 +165,14 @@ class VoteServer:
         return fault
 
     def finish(self) -> Outcome:
-        """End the round: move the parameters by the ballots taken, or leave all as it was.
+        """End the round: move the parameters by the ballots taken, or leave all unchanged.
 
         Raises:
             InvalidArgumentError: No round is in progress.
         """
         current = self._open
         if current is None:
-            raise InvalidArgumentError("finish() without a round. Call begin() before")
+            raise InvalidArgumentError("finish() without a round. Call begin() first")
         self._open = None
         self._next_round += 1
         nodes = sorted(current.ballots)
@@ -197,7 +198,7 @@ class VoteServer:
         return outcome
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a server that goes on needs beside the parameters: tensors and numbers."""
+        """Return the server's state besides the parameters: tensors and numbers."""
         momentum = dict(zip(self._voted, self._momentum, strict=True))
         return {
             "round": self._next_round,
@@ -206,10 +207,10 @@ class VoteServer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; all of it, or nothing.
+        """Load the result of ``state_dict``: all of it, or nothing.
 
         Raises:
-            CheckpointError: It is of another model, not finite, or no such state.
+            CheckpointError: The state belongs to another model, is not finite, or is no such state.
         """
         try:
             number, reach = int(state["round"]), tuple(float(each) for each in state["reach"])
@@ -220,26 +221,26 @@ class VoteServer:
             finite = finite and all(bool(each.isfinite().all()) for each in momentum)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
-                f"the state of the server lacks something ({error!r}); expected what state_dict() "
-                "of a server of the same model returned"
+                f"the state of the server lacks something ({error!r}); expected the result of "
+                "state_dict() of a server with the same model"
             ) from error
         expected = [each.numel() for each in self._momentum]
         if sizes != expected or others or len(reach) not in (0, len(expected)) or number < 0:
             more = f" and also {', '.join(others)}" if others else ""
             raise CheckpointError(
-                f"the state of the server is of another model, with parameters of {sizes} "
+                f"the state of the server belongs to another model, with parameters of {sizes} "
                 f"elements{more}; expected {expected}"
             )
         if not finite:
             raise CheckpointError(
                 "the state of the server has a reach below 0 or a number that is not finite. "
-                "Expected what state_dict() returned. Load an older one"
+                "Expected the result of state_dict(). Load an older one"
             )
         self._next_round, self._reach = number, reach
         self._momentum = [each.reshape(-1).cpu().clone() for each in momentum]
 
     def _judge(self, current: _OpenRound, node: object, ballot: Ballot | Refusal) -> Refusal | None:
-        """Keep a ballot that is in order; return what is wrong with another."""
+        """Keep a valid ballot; return the fault of any other."""
         if type(node) is not int or node not in current.asked:
             return Refusal.NODE
         current.answered.add(node)
@@ -271,7 +272,7 @@ class VoteServer:
         """Compute the outcome of the votes, then move momentum and parameters by it.
 
         Returns:
-            None; or the name of a parameter that would not stay finite, and nothing has moved.
+            None, or the name of a parameter that would not stay finite; then nothing has moved.
         """
         settings, count = self.settings, self._count
         sent = count.read_scales(ballots)
@@ -286,7 +287,7 @@ class VoteServer:
         else:
             moves = count.mean_of_scaled_signs(ballots, votes, scales * settings.max_weight)
         moved = []
-        # Products and sums apart: fused, they would round otherwise elsewhere.
+        # Products and sums are separate: fused, they would round differently on other machines.
         for name, old, move in zip(self._voted, self._momentum, moves, strict=True):
             momentum, param = old * settings.momentum + move, self.params[name]
             after = param.float().reshape(-1) - momentum * current.lr
@@ -300,16 +301,16 @@ class VoteServer:
         return None
 
     def _warn_of_untrained(self, round_number: int, sent: Tensor, scales: Tensor) -> None:
-        """Name, once each, the parameters that some clients train, and half or more do not."""
+        """Warn once of each parameter that some clients train, and half or more do not."""
         stuck = ((scales == 0) & (sent > 0).any(0)).tolist()
         names = [name for name, is_so in zip(self._voted, stuck, strict=True) if is_so]
         new = [name for name in names if name not in self._untrained]
         self._untrained.update(new)
         if new:
             logger.warning(
-                "round %d: half of the clients or more did not train %s, so that it does not move. "
-                "Expected most clients to train what is voted on. Freeze it on all clients, or "
-                "train it on more of them",
+                "round %d: half of the clients or more did not train %s, so it does not move. "
+                "Expected most clients to train each array of the vote. Freeze it on all clients, "
+                "or train it on more of them",
                 round_number,
                 ", ".join(new),
             )
@@ -320,7 +321,7 @@ def _check_finite(params: Mapping[str, Tensor]) -> None:
         if not param.isfinite().all():
             raise NonFiniteError(
                 f"{name} is not finite before the first round. Expected finite parameters. Fix "
-                "it, or leave it out of what is voted on"
+                "it, or leave it out of the vote"
             )
 
 

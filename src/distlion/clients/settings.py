@@ -1,4 +1,4 @@
-"""How a server counts the votes of clients, and what it does with them."""
+"""Settings of the server of clients' votes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ class ServerSettings:
     """The settings of a server that counts clients' votes.
 
     Equation:
-        v <- momentum * v + u,  x <- x - lr * v,  u as the rule says, of the ballots taken
+        v <- momentum * v + u,  x <- x - lr * v,  u by the rule, from the ballots taken
         "stochastic"  u = b * sum_i w_i s_i / sum_i w_i, with one b for all clients: spread times
-                      the median of the clients' mean |d| in the last round; in the first, this one
+                      the median of the clients' mean |d| in the last round, or, in the first
+                      round, in that round itself
         "majority"    u = a * sign(sum_i w_i s_i), a the median of the clients' mean |d|
         "residual"    u = sum_i w_i a_i s_i / sum_i w_i, a_i the client's own scale, at most
                       max_weight times the median one
 
     Attributes:
-        rule: As above.
+        rule: One of the rules above.
         lr: Server rate, above 0; or a function of the round's number, from 0, that returns it. It
             may return 0, as schedules do at their ends.
-        momentum: In [0, 1).
-        spread: Of "stochastic", above 0. Larger ones are noisier, smaller ones biased.
-        weights: "examples": a client counts by its number of examples, up to ``max_weight`` times
-            the median one; "equal": all count alike.
-        max_weight: 1 or more.
-        min_replies: With fewer ballots taken, a round is void.
-        max_scale: A ballot with a larger scale is not taken.
-        seed: Of ties.
+        momentum: Momentum of the server, in [0, 1).
+        spread: Spread of "stochastic", above 0. Larger values are noisier, smaller ones biased.
+        weights: "examples" weights a client by its number of examples, up to ``max_weight`` times
+            the median one; "equal" weights all alike.
+        max_weight: Largest weight in units of the median, 1 or more.
+        min_replies: Smallest number of ballots taken; with fewer, a round is void.
+        max_scale: Largest scale of a ballot that is taken.
+        seed: Seed of ties.
 
     Raises:
         InvalidArgumentError: A number is out of range.
-        UnsupportedTypeError: A value is of a wrong kind.
+        UnsupportedTypeError: A value has a wrong type.
     """
 
     rule: Literal["stochastic", "majority", "residual"] = "stochastic"
@@ -81,8 +82,8 @@ class ServerSettings:
         """Return the server rate of a round.
 
         Raises:
-            InvalidArgumentError: It is not above 0, or below 0 where a function returns it.
-            UnsupportedTypeError: It is not a number.
+            InvalidArgumentError: The rate is not above 0, or a function returned one below 0.
+            UnsupportedTypeError: The rate is not a number.
         """
         given = self.lr(round_number) if callable(self.lr) else self.lr
         rate = check_number("lr", given)

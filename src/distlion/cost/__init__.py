@@ -1,4 +1,4 @@
-"""The link that votes cross: its model, its measurement, and the pattern that suits it."""
+"""The link that votes cross: its model, its measurement, and the choice of a pattern for it."""
 
 from distlion.cost.choice import (
     choose_exchange,

@@ -11,16 +11,16 @@ from distlion.exchange import PATTERNS, AllReduce, Exchange
 from distlion.layout import BucketShape
 
 LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS = 2, 8
-"""Fewer hide nothing; 12 were no faster than 8 at 100 Mbit/s."""
+"""Fewer buckets hide nothing; 12 were no faster than 8 at 100 Mbit/s."""
 
 BUCKET_S = 1.5e-3
-"""What a further bucket adds to a step, beside a backward pass that wants the same core: 1 to 4 ms
-where 2 hosts had a core each, in the network lab. It takes more of the processor
-(``Machine.bucket_s``), part of it while the step waits for the link anyway."""
+"""Seconds that a further bucket adds to a step, if backward needs the same core: 1 to 4 ms for 2
+hosts with a core each, under network emulation. It takes more processor time
+(``Machine.bucket_s``), but part of it while the step waits for the link anyway."""
 
 
 def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> float:
-    """Predict the seconds of one bucket's exchange, those of the busiest rank.
+    """Predict the seconds of one bucket's exchange, by its busiest rank.
 
     Equation:
         T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
@@ -33,9 +33,9 @@ def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> 
 
 
 def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buckets: int) -> float:
-    """Predict the seconds of the exchanges of ``n_buckets`` alike, of which several are under way.
+    """Predict the seconds of the exchanges of ``n_buckets`` equal buckets, with several under way.
 
-    While the replies of one bucket come back, the votes of the next ones leave.
+    While the replies of one bucket return, the votes of the next ones are sent.
 
     Equation:
         T = T_1 + (n - 1) T_n
@@ -47,12 +47,15 @@ def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buc
     return exchange_seconds(pattern, shape, link) + (n_buckets - 1) * further_s
 
 
-def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
-    """Choose the fastest pattern for a bucket; of equally fast ones the first of ``PATTERNS``.
+def choose_exchange(shape: BucketShape, link: LinkModel, *, weighted: bool = False) -> Exchange:
+    """Choose the fastest pattern that carries a bucket, perhaps with weighted votes.
+
+    Of equals it is the first of ``PATTERNS``.
 
     Ranks that give equal arguments get equal answers.
     """
-    return min(PATTERNS.values(), key=lambda pattern: exchange_seconds(pattern, shape, link))
+    able = [each for each in PATTERNS.values() if each.carries(shape, weighted=weighted)]
+    return min(able, key=lambda pattern: exchange_seconds(pattern, shape, link))
 
 
 def _busiest_seconds(
@@ -76,7 +79,7 @@ def _rank_seconds(
 
 
 def count_overlap_buckets(shapes: Sequence[tuple[BucketShape, LinkModel]]) -> int:
-    """Choose how many buckets to overlap with the backward pass, instead of a few large ones.
+    """Choose the number of buckets to overlap with the backward pass, instead of a few large ones.
 
     Equation:
         k = sqrt(T / L), of which at least 2 and at most 8

@@ -1,4 +1,4 @@
-"""A link in two numbers: what a round costs, and what a byte costs."""
+"""The model of a link in two numbers: the cost of a round, and the cost of a byte."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from distlion.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class LinkModel:
-    """What it takes to send bytes between the workers that vote.
+    """The time to send bytes between the workers that vote.
 
     Equation:
         T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
 
     Args:
-        latency_s: Seconds that a round (a message to a peer and its arrival, with what Gloo and the
-            kernel do for it) takes beyond its bytes; 0 or more.
+        latency_s: Seconds that a round (a message to a peer and its arrival, with the work of Gloo
+            and the kernel) takes beyond its bytes; 0 or more.
         rate_bit_per_s: Bits of payload that a host can send in a second; above 0.
-        full_duplex: Whether it can receive as many at the same time.
+        full_duplex: Whether it can receive at the same rate meanwhile.
         message_s: Seconds that every further message of a round takes; 0 or more. A measured
-            latency holds them already, since it was measured with all peers.
+            latency includes them already, as it was measured with all peers.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -53,11 +53,11 @@ class LinkModel:
         full_duplex: bool = True,
         mtu: int = ETHERNET_MTU,
     ) -> LinkModel:
-        """Model an Ethernet link by its nominal rate, of which headers take a share."""
+        """Model an Ethernet link by its nominal rate, less the share of headers."""
         return cls(latency_s, rate_bit_per_s * payload_share(mtu), full_duplex, message_s)
 
     def transfer_s(self, sent_bytes: float, received_bytes: float) -> float:
-        """Return the seconds to send and receive bytes at the same time, latency aside."""
+        """Return the seconds to send and receive bytes at the same time, without latency."""
         busy_bytes = max(sent_bytes, received_bytes)
         if not self.full_duplex:
             busy_bytes = sent_bytes + received_bytes

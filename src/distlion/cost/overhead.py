@@ -1,4 +1,4 @@
-"""What an Ethernet interface sees of a plan: the bytes of Gloo, TCP, IP and Ethernet around it."""
+"""The bytes of a plan on an Ethernet interface, with the overhead of Gloo, TCP, IP and Ethernet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distlion.transport import ByteCount
 ETHERNET_MTU = 1500
 
 GLOO_PREAMBLE_BYTES = 48
-"""Before every message, and all of a notice: six 64-bit fields (gloo/transport/tcp/pair.h)."""
+"""Before every message, or a whole notice: six 64-bit fields (gloo/transport/tcp/pair.h)."""
 
 NOTICES_TO_RECEIVER = 1
 """A sender announces each message (NOTIFY_SEND_READY, gloo/transport/tcp/pair.cc, Pair::send)."""
@@ -20,7 +20,7 @@ IP_TCP_BYTES = 20 + 32
 """IPv4 header, and TCP header with the timestamps that Linux sends by default."""
 
 ETHERNET_BYTES = 14
-"""Header that interface counters include; they leave out checksum, preamble and gap."""
+"""Header that interface counters include; they exclude checksum, preamble and gap."""
 
 LINE_BYTES = 24
 """Checksum (4), preamble (8) and gap (12) of a frame on a real line, which no counter shows."""
@@ -30,12 +30,12 @@ SEGMENTS_PER_ACK = 2
 
 
 def payload_share(mtu: int = ETHERNET_MTU) -> float:
-    """Return the share of a line's rate that is left for payload in full frames."""
+    """Return the share of a line's rate that full frames leave for payload."""
     return _segment_bytes(mtu) / (mtu + ETHERNET_BYTES + LINE_BYTES)
 
 
 def wire_bytes(plan: ByteCount, *, mtu: int = ETHERNET_MTU) -> int:
-    """Compute what an Ethernet interface counts as transmitted for a plan.
+    """Compute the bytes that an Ethernet interface counts as transmitted for a plan.
 
     Equation:
         stream = sent + messages * (48 + 48)             each message and its announcement
@@ -45,17 +45,17 @@ def wire_bytes(plan: ByteCount, *, mtu: int = ETHERNET_MTU) -> int:
         mss is ``mtu`` less 52 bytes of IP and TCP headers.
 
     Args:
-        plan: What one rank hands to the network. As many messages are taken to arrive as leave.
+        plan: The traffic of one rank. As many messages are assumed to arrive as are sent.
         mtu: Bytes of an IP packet on this link.
 
     Raises:
-        InvalidArgumentError: ``mtu`` leaves no room for data.
+        InvalidArgumentError: ``mtu`` leaves no space for data.
 
     Notes:
         Segmentation offload makes interfaces count larger packets than the line carries; switch it
-        off before comparing. Connections, retransmissions and ARP are not in it, nor that Gloo's
-        all-gather halves its messages. Measured between 2 and 4 hosts at 100 Mbit/s and 1 Gbit/s:
-        within 2 % from 5 kB a message.
+        off before comparing. The result excludes connections, retransmissions and ARP, and ignores
+        that Gloo's all-gather halves its messages. Measured between 2 and 4 hosts at 100 Mbit/s and
+        1 Gbit/s: within 2 % from 5 kB a message.
     """
     segment_bytes = _segment_bytes(mtu)
     if not plan.messages:

@@ -1,4 +1,4 @@
-"""Measure the link between the workers that vote: together for the model, one by one for blame."""
+"""Measurement of the link between voters: together for the model, one by one to find slow ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from distlion.transport import Transport
 
 _TINY_BYTES = 64
 _TINY_TRIES = 9
-# Sent by a rank in the first exchange, which also drains what a rate limiter had saved up.
+# Sent by a rank in the first exchange, which also drains the credit of a rate limiter.
 _FIRST_BYTES = 192 * 1024
 _MAX_CHUNK_BYTES = 4 * 1024 * 1024
 _TARGET_NS = 5_000_000
 _TRIES = 3
-# One by one, long enough that what a rate limiter saves up in between is little.
+# One by one, long enough that a rate limiter's credit in between matters little.
 _ALONE_TARGET_S = 0.02
 
 ALONE = LinkModel(latency_s=0.0, rate_bit_per_s=1e15)
@@ -29,11 +29,11 @@ ALONE = LinkModel(latency_s=0.0, rate_bit_per_s=1e15)
 
 @dataclass(frozen=True)
 class LinkProbe:
-    """What a probe found; equal on all ranks.
+    """The result of a probe; equal on all ranks.
 
     Attributes:
         combined: The link when all ranks send at once, by the slowest of them.
-        ranks: The link of each rank when it alone exchanges with all others.
+        ranks: The link of each rank when only it exchanges with all others.
     """
 
     combined: LinkModel
@@ -46,7 +46,7 @@ class LinkProbe:
 
     @property
     def slowdown(self) -> float:
-        """How many times the rate of the median rank is that of the slowest."""
+        """The ratio of the median rank's rate to the slowest rank's."""
         rates = [model.rate_bit_per_s for model in self.ranks]
         return statistics.median(rates) / min(rates)
 
@@ -55,13 +55,13 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
     """Measure latency and rate with all ranks sending at once; every rank must call it.
 
     1 all-to-alls of 64 bytes: the fastest is the latency. 2 one of 192 KiB to all peers together. 3
-    three of a size that should take 5 ms, at least that of 2 and at most 4 MiB a peer: the rate is
-    that of the fastest. Each exchange takes the time of its slowest rank.
+    three of a size that should take 5 ms, at least as large as in 2 and at most 4 MiB a peer: the
+    fastest gives the rate. The time of an exchange is the slowest rank's.
 
-    The fastest counts because what else runs on a machine can only make an exchange slower.
+    The fastest counts because other processes on a machine can only make an exchange slower.
 
     Args:
-        link: The network; its count of bytes stays as it was.
+        link: The link; its count of bytes does not change.
         step: The step that errors name.
 
     Returns:
@@ -92,8 +92,8 @@ def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> Li
     """Take the highest latency and the lowest rate of all ranks' models; every rank calls it.
 
     Args:
-        link: All that must agree; its count of bytes stays as it was.
-        model: This rank's; None if it has none.
+        link: The link between the ranks that must agree; its count of bytes does not change.
+        model: This rank's model; None if it has none.
         step: The step that errors name.
 
     Returns:
@@ -114,15 +114,15 @@ def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> Li
 def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
     """Measure all ranks together, then each one while the others only answer it.
 
-    A slow rank makes every exchange slow, so that only measuring one by one shows which it is. With
-    two workers it is unknown. Takes as many rounds as there are ranks.
+    A slow rank slows down every exchange, so only a measurement one by one finds it. With two
+    workers it stays unknown. This takes as many rounds as there are ranks.
 
     Args:
         link: As for ``probe_link``.
         step: As for ``probe_link``.
 
     Raises:
-        PeerLostError: A peer's connection closed or it did not answer in time.
+        PeerLostError: A peer's connection closed.
         StepTimeoutError: A peer did not answer in time.
     """
     combined = probe_link(link, step=step)
@@ -178,8 +178,8 @@ def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int
 def _time_exchange(link: Transport, chunk_bytes: int, step: int) -> int:
     """Time one all-to-all of ``chunk_bytes`` to each peer, in nanoseconds.
 
-    All begin together, as large votes do: a worker that finds the other one ready sends at once,
-    and its own word of being ready waits behind its bytes (see ``Gloo``).
+    All begin together, as with large votes: otherwise a worker that finds the other one ready sends
+    at once, and its own announcement waits behind its bytes (see ``Gloo``).
     """
     chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
     received = torch.zeros_like(chunks)
@@ -188,7 +188,7 @@ def _time_exchange(link: Transport, chunk_bytes: int, step: int) -> int:
 
 
 def _time_alone(link: Transport, rank: int, chunk_bytes: int, step: int) -> int:
-    """Time an all-to-all in which only ``rank`` sends to all and all send to it alone."""
+    """Time an all-to-all in which only ``rank`` sends to all, and all send only to it."""
     is_alone = rank == link.rank
     sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.n_members)]
     chunks = torch.zeros(sum(sizes), dtype=torch.uint8)
@@ -216,6 +216,6 @@ def _measure(link: Transport, chunk_bytes: int, tries: int, step: int) -> list[i
 
 
 def _model(latency_ns: int, n_bytes: int, taken_ns: int) -> LinkModel:
-    """Turn nanoseconds into a model; noise may not leave less than half the time to the bytes."""
+    """Turn nanoseconds into a model; the bytes get at least half of the time, despite noise."""
     transfer_ns = max(taken_ns - latency_ns, taken_ns // 2, 1)
     return LinkModel(latency_ns / 1e9, 8e9 * n_bytes / transfer_ns)

@@ -1,4 +1,4 @@
-"""A crew: workers that train together while some are lost, return or join."""
+"""A crew: workers that train together while some of them are lost, return or join."""
 
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.crew import Crew

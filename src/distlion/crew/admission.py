@@ -1,11 +1,11 @@
-"""Admission: a worker asks those who train to let it in, and they do where an epoch ends.
+"""Admission: a worker asks the members that train to let it in, which they do between epochs.
 
     worker                          members
     asks ─────────────────────────► say now and then that they have seen it
     says that it is still there ──► leave their epoch at one step, and decide on the next one
     ◄────────────────────────────── the next epoch, with this worker in it
 
-All of it is a few keys in the store, so that others are held up for milliseconds. Where nobody has
+All of it takes a few keys in the store, so that members are held up for milliseconds. If nobody has
 seen it, the worker goes to the rendezvous.
 """
 
@@ -24,7 +24,7 @@ from distlion.errors import CrewError
 logger = logging.getLogger("distlion")
 
 SEEN_S = 2.0
-"""How long a worker waits for the next word that somebody trains."""
+"""Seconds that a worker waits for the next sign that somebody trains."""
 _POLL_S = 0.02
 _NUMBERS, _ASKING = "asks", "asking"
 
@@ -34,7 +34,7 @@ class Ask:
     """A worker that asks to be let in.
 
     Attributes:
-        number: Of all that were ever asked in the run.
+        number: Its number among all asks of the run.
         member: The worker.
     """
 
@@ -43,12 +43,12 @@ class Ask:
 
     @property
     def seen(self) -> str:
-        """The key of the last word that a member has seen this."""
+        """The key of the latest sign that a member has seen the ask."""
         return f"ask/{self.number}/seen"
 
     @property
     def ready(self) -> str:
-        """The key of the last word of theirs that the worker has heard: it is still there."""
+        """The key with which the worker acknowledges that sign, to show that it is still there."""
         return f"ask/{self.number}/ready"
 
     @property
@@ -58,14 +58,14 @@ class Ask:
 
 
 def ask(store: Any, own: Member) -> dict[str, Any] | None:
-    """Ask those who train to let this worker in, and wait for the next epoch.
+    """Ask the members that train to let this worker in, and wait for the next epoch.
 
     Args:
         store: The keys of the run.
         own: This worker.
 
     Returns:
-        What they have decided; None where nobody trains.
+        Their decision; None if nobody trains.
 
     Raises:
         CrewError: They train with other parameters or settings.
@@ -91,12 +91,12 @@ def ask(store: Any, own: Member) -> dict[str, Any] | None:
 
 
 def list_asks(store: Any) -> list[Ask]:
-    """Return all that have asked and have no answer yet."""
+    """Return all asks without an answer."""
     return _read(store.get(_ASKING)) if store.check([_ASKING]) else []
 
 
 def list_ready(store: Any, settings: int) -> list[Ask]:
-    """Return the askers that are ready and have the parameters and settings of the members."""
+    """Return the asks of workers that are ready and have the members' parameters and settings."""
     return [
         each
         for each in list_asks(store)
@@ -105,21 +105,21 @@ def list_ready(store: Any, settings: int) -> list[Ask]:
 
 
 def answer(store: Any, asks: Sequence[Ask], decision: dict[str, Any]) -> None:
-    """Tell these workers the next epoch, or by an empty decision that they are strangers."""
+    """Tell these workers the next epoch; an empty decision refuses them as strangers."""
     for each in asks:
         store.set(each.answer, json.dumps(decision))
     withdraw(store, asks)
 
 
 def withdraw(store: Any, asks: Sequence[Ask]) -> None:
-    """Take these off the list."""
+    """Remove these asks from the list."""
     if asks:
         gone = {each.number for each in asks}
         _change(store, lambda found: [each for each in found if each.number not in gone])
 
 
 def _change(store: Any, change: Callable[[list[Ask]], list[Ask]]) -> None:
-    """Change the list of those who ask, which others may change at the same time."""
+    """Change the list of asks, which others may change at the same time."""
     before = store.get(_ASKING).decode() if store.check([_ASKING]) else ""
     while True:
         after = json.dumps([asdict(each) for each in change(_read(before))])
@@ -130,7 +130,7 @@ def _change(store: Any, change: Callable[[list[Ask]], list[Ask]]) -> None:
 
 
 def _read(text: str | bytes) -> list[Ask]:
-    """Read those who ask; what cannot be read, as of another version, is left out and logged."""
+    """Read the asks; unreadable ones, as from another version, are skipped and logged."""
     asks = []
     try:
         listed = json.loads(text) if text else []
@@ -140,5 +140,5 @@ def _read(text: str | bytes) -> list[Ask]:
         try:
             asks.append(Ask(each["number"], Member(**each["member"])))
         except (KeyError, TypeError):
-            logger.warning("a worker asks the crew in another form than ours: %r", each)
+            logger.warning("a worker asks the crew in an unknown format: %r", each)
     return asks

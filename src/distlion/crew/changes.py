@@ -1,4 +1,4 @@
-"""Changes of a crew's members: said in the log with their reasons, and counted."""
+"""Changes of a crew's members: logged with their reasons, and counted."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _UNKNOWN = "did not come to this epoch"
 
 @dataclass(frozen=True)
 class CrewTraffic(Traffic):
-    """The traffic of a worker of a crew in all epochs, and how often members changed.
+    """The traffic of a crew's worker in all epochs, and the changes of members.
 
-    Bytes that form an epoch are in none of the figures; a newcomer's parameters are such bytes.
+    No figure includes the bytes that form an epoch, such as a newcomer's parameters.
 
     Attributes:
         members: Members of the last epoch that this worker was in.
-        epoch: Its number, which grows whenever members change; no pass over the data.
+        epoch: Its number, which grows whenever members change; not a pass over the data.
         epochs_formed: Epochs that this worker was in.
-        members_lost: Members of one of them that were missing in the next.
-        forming_s: Seconds in which this worker formed epochs and took no steps. They include its
-            wait for the others before its first step, and not the wait until a loss is noticed.
+        members_lost: Number of members that were in one of these epochs and not in the next.
+        forming_s: Seconds in which this worker formed epochs and took no steps. They include the
+            wait for the others before its first step, but not the time until a loss is noticed.
     """
 
     members: int = 0
@@ -68,8 +68,8 @@ class Changes:
         """Note why members of an epoch are lost.
 
         Args:
-            error: Names their ranks, if it is about a loss.
-            epoch: May be one that was not formed to the end.
+            error: The error; it names their ranks if it is about a loss.
+            epoch: The epoch, which may not have been formed completely.
         """
         if isinstance(error, (PeerLostError, StepTimeoutError)):
             reason = "silent" if isinstance(error, StepTimeoutError) else "connection closed"
@@ -77,7 +77,7 @@ class Changes:
                 self._reasons[epoch.members[rank].id] = reason
 
     def note_epoch(self, epoch: Epoch, *, seconds: float) -> None:
-        """Count an epoch that was formed, and say who left, who came, and why."""
+        """Count an epoch, and log the members that left or came, with reasons."""
         before, members = self._epoch, epoch.members
         left = [] if before is None else _list_missing(before.members, epoch)
         logger.info(
@@ -102,9 +102,9 @@ class Changes:
         self._reasons.clear()
 
     def say_goodbye(self, error: BaseException) -> None:
-        """Tell the others why this worker leaves them, before its connections close."""
+        """Tell the others why this worker leaves, before its connections close."""
         epoch = self._epoch
-        # A worker whom the store does not answer would wait for it once more.
+        # After a CrewError the store may not answer, and this would wait for it again.
         if epoch is None or isinstance(error, CrewError):
             return
         key = _name_goodbye(epoch.members[epoch.place].id)
@@ -112,7 +112,7 @@ class Changes:
             epoch.store.set(key, _shorten(f"{type(error).__name__}: {error}"))
 
     def _explain(self, identity: int) -> str:
-        """Say why a member of the epoch before is gone: its own words, or what was seen of it."""
+        """Explain why a member of the last epoch is gone, in its own words or from observation."""
         seen, key = self._reasons.get(identity, _UNKNOWN), _name_goodbye(identity)
         assert self._epoch is not None  # it was a member
         with suppress(DistError):  # a store that is gone is noticed where it is needed
@@ -127,7 +127,7 @@ def _name_goodbye(identity: int) -> str:
 
 
 def _shorten(said: str) -> str:
-    """Return words as a part of one line."""
+    """Shorten words to a part of one line."""
     return " ".join(said.split())[:_LONGEST_REASON]
 
 
@@ -137,7 +137,7 @@ def _list_missing(members: Sequence[Member], epoch: Epoch) -> list[int]:
 
 
 def _describe_arrivals(before: Epoch | None, epoch: Epoch) -> list[str]:
-    """Name who is new or missed an epoch; on a newcomer, who is there already too."""
+    """Describe the members that are new or return; on a newcomer, also those there before."""
     known = set() if before is None else {member.id for member in before.members}
     described = []
     for member in sorted(epoch.members, key=lambda member: member.id):

@@ -1,4 +1,4 @@
-"""The crew: the workers of a run, of which some may be lost while others join."""
+"""The crew: the workers of a run, some of which may be lost while others join."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Crew:
     """The workers of a run: some may be lost, return or join while the others train on.
 
     An *epoch* is a roster of workers and the process group made for them, which is the default
-    group of this process. Within an epoch all holds that holds for ``DistributedLion``. Between two
+    group of this process. Within an epoch everything is as in ``DistributedLion``. Between two
     epochs parameters are copied bit for bit from the most advanced worker.
 
     Args:
         endpoint: "host:port" of a store that outlives workers: ``distlion crew --port 29400``.
-        min_workers: The least that train, 2 or more; fewer wait for others. More than half of all
-            keep a network that falls apart from going on as two runs.
-        max_workers: The most.
+        min_workers: Fewest workers that train, 2 or more; fewer wait for others. With more than
+            half of all workers, a network that splits cannot continue as two runs.
+        max_workers: Most workers that train.
         run_id: Name of the run; runs with different names may share a store.
-        secret: Shared by the workers of this run; None: DISTLION_CREW_SECRET. It signs what workers
-            read from the store. Without one, anyone who reaches the store can run code here.
-        newcomers: The momentum that a newcomer begins with: "zeros", that of the "donor" from whom
-            it has its parameters, or the "mean" of all others.
+        secret: Secret of this run's workers; None: DISTLION_CREW_SECRET. It signs the data in the
+            store. Without a secret, anyone who reaches the store can run code here.
+        newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
+            parameters, or the "mean" of all others.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
 
     Raises:
@@ -67,7 +67,7 @@ class Crew:
         CrewError: No store answers at the endpoint.
 
     Notes:
-        The store is the one thing that must live: without it all workers stop with a CrewError.
+        Only the store must stay alive: without it all workers stop with a CrewError.
 
     Example:
         >>> with distlion.Crew("head:29400", min_workers=3) as crew:
@@ -101,7 +101,7 @@ class Crew:
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
         if not secret:
             logger.warning(
-                "the crew has no secret: whoever reaches %s can run code on all workers; set %s "
+                "the crew has no secret: anyone who reaches %s can run code on all workers; set %s "
                 "to the same random words on all of them",
                 endpoint,
                 SECRET_VARIABLE,
@@ -131,7 +131,7 @@ class Crew:
 
     @property
     def id(self) -> int:
-        """The number of this worker, which nobody else of the run gets."""
+        """The number of this worker, unique in the run."""
         return self._id
 
     @property
@@ -139,7 +139,7 @@ class Crew:
         """The present epoch.
 
         Raises:
-            CrewError: None was formed yet.
+            CrewError: No epoch was formed yet.
         """
         if self._epoch is None:
             raise CrewError("the crew has formed no epoch yet; make its optimizer first")
@@ -147,7 +147,7 @@ class Crew:
 
     @property
     def place(self) -> int:
-        """The place of this worker among the present members; its rank."""
+        """The place of this worker among the present members, which is its rank."""
         return self.epoch.place
 
     @property
@@ -179,10 +179,10 @@ class Crew:
             *args: As for ``DistributedLion``.
             carry: By name, objects whose state a newcomer takes from the most advanced worker, such
                 as a learning-rate scheduler; all workers give the same names.
-            buffers: Tensors that a newcomer takes from it too, ``model.buffers()``.
-            **options: As for ``DistributedLion``, but for ``process_group``, ``nodes`` and
-                ``momentum_sync``. ``init_timeout_s`` is 30 unless it is given: a member that falls
-                silent while an epoch is formed is waited for so long.
+            buffers: Tensors that a newcomer takes from it too, such as ``model.buffers()``.
+            **options: As for ``DistributedLion``, except ``process_group``, ``nodes`` and
+                ``momentum_sync``. ``init_timeout_s`` defaults to 30: the wait for a member that
+                falls silent while an epoch is formed.
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.
@@ -206,16 +206,17 @@ class Crew:
     ) -> CrewLocalSteps:
         """Make the ``LocalSteps`` of this worker, and wait until the first epoch is formed.
 
-        Members change at votes. Survivors vote again with the deltas that they still have. Who is
-        new, or behind, takes the common point, the outer momentum and the numbers of steps from the
-        most advanced worker, has no say in that vote, and begins a period with the others.
+        Members change at votes. Survivors vote again with the deltas that they still have. A worker
+        that is new, or has missed votes, takes the common point, the outer momentum and the step
+        counts from the most advanced worker. It abstains from that vote, and begins a period with
+        the others.
 
         Args:
-            inner: As for ``LocalSteps``; that of a newcomer begins without state.
+            inner: As for ``LocalSteps``; a newcomer's inner optimizer begins without state.
             carry: As for ``optimizer``.
             buffers: Likewise.
-            **options: As for ``LocalSteps``, but for ``process_group``, ``nodes`` and ``delay``.
-                ``step_timeout_s`` has to cover how far apart workers come to a vote.
+            **options: As for ``LocalSteps``, except ``process_group``, ``nodes`` and ``delay``.
+                ``step_timeout_s`` must cover the time between workers' arrivals at a vote.
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.
@@ -236,41 +237,41 @@ class Crew:
     def carry(self, **carried: Carried) -> None:
         """Let newcomers take the state of these objects from the most advanced worker.
 
-        A newcomer makes its scheduler when its optimizer has joined; it takes its state here.
+        A newcomer makes its scheduler after its optimizer has joined; this call loads its state.
         """
         has_taken = self.carried.add(carried)
         optimizer = None if self._optimizer is None else self._optimizer()
         if has_taken and optimizer is not None:
-            optimizer.take_donor_groups()  # a new scheduler has begun with its first rate
+            optimizer.take_donor_groups()  # a new scheduler has set its first rate
 
     def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
 
         Args:
-            epoch: The last epoch that it was whole in.
-            step: Steps that its parameters have seen.
-            calls: Local steps that it has counted; 0 where every step is a vote.
-            settings: Digest of what must be equal on all.
+            epoch: The last epoch that it completed.
+            step: Number of steps in its parameters.
+            calls: Number of its local steps; 0 where every step is a vote.
+            settings: Digest of the settings that must be equal on all.
         """
         return describe_self(self._id, epoch=epoch, step=step, calls=calls, settings=settings)
 
     def find_next(
         self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
     ) -> Epoch:
-        """Find the next epoch: among survivors, by asking those who train, or at the rendezvous.
+        """Find the next epoch: among survivors, by asking the members, or at the rendezvous.
 
         Args:
             own: This worker.
-            lost: Ranks of those who are known to be lost, in the epoch that was found last.
-            patience_s: Seconds in which the others come after this worker.
+            lost: Ranks, in the epoch found last, of workers known to be lost.
+            patience_s: Seconds within which the others follow this worker.
 
         Raises:
             CrewError: The store is gone, or the others train with other settings than this worker.
             TooFewError: Too few came to the rendezvous in time.
-            FormingError: Somebody who came to it is gone again.
+            FormingError: A worker that came to it is gone again.
         """
         before, self._previous, found = self._previous, None, None
-        # Members that fail twice may reach the store and not each other: then others are needed.
+        # Members that fail twice may reach the store but not each other, and then need others.
         is_over = self._lookout.pause() or self.patience.failures > 1
         if before is not None and not is_over:
             found = follow(
@@ -293,10 +294,10 @@ class Crew:
         return found
 
     def _ask(self, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
-        """Ask those who train to let this worker in, where others have begun an epoch without it.
+        """Ask the members to let this worker in, if others have begun an epoch without it.
 
         Returns:
-            The epoch, and the last number that had begun: a later one ends the wait for a round.
+            The epoch, and the number of the last one begun: a later one ends the wait for a round.
 
         Raises:
             CrewError: They train with other settings.
@@ -306,21 +307,21 @@ class Crew:
             last = self._rendezvous.find_last_begun()
             is_outside = last > own.epoch and last not in self._tried
             if is_outside or (before is not None and is_left_out(before, own)):
-                # With one that they do not reach, the others would form epochs in vain for ever.
+                # With an unreachable member, the others would try to form epochs forever.
                 self._ended.wait(self.patience.find_pause_s())
-                logger.info("worker %d asks those who train to let it in", self._id)
+                logger.info("worker %d asks the members to let it in", self._id)
                 decision = ask(self._rendezvous.store, own)
                 if decision is not None:
                     return read_decision(self._rendezvous, decision, own), last
         return None, last
 
     def enter(self, epoch: Epoch, *, seconds: float, longest_operation_s: float) -> None:
-        """Note that an epoch was formed, and say who left, who came, and why.
+        """Note that an epoch was formed, and log the members that left or came, with reasons.
 
         Args:
             epoch: The epoch.
-            seconds: How long it took.
-            longest_operation_s: How long an operation on a process group may take.
+            seconds: Seconds that it took.
+            longest_operation_s: Limit of an operation on a process group, in seconds.
         """
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
@@ -333,11 +334,11 @@ class Crew:
             self._rendezvous.publish(epoch.describe())
 
     def sit_out(self, epoch: Epoch) -> None:
-        """Let the others form an epoch without this worker, if it may be what keeps them from it.
+        """Let the others form an epoch without this worker, in case it is the obstacle.
 
-        Workers that reach the store and not each other would form an epoch in vain for ever. From
-        the second time on one of them stays away for a while, each time for longer. Nobody knows
-        whom the others do not reach, so that they take turns, which the store counts.
+        Workers that reach the store but not each other would try to form an epoch forever. From the
+        second failure on, one of them stays away for a while, longer each time. Nobody knows which
+        worker is unreachable, so they take turns, which the store counts.
         """
         ids, store = sorted(member.id for member in epoch.members), self._rendezvous.store
         self.patience.failures += 1
@@ -353,9 +354,9 @@ class Crew:
                 store.add(_TURNS, 1)
 
     def finish(self) -> None:
-        """Wait until all members have come to their end; one that lags gets its last step here.
+        """Wait until all members have finished; a lagging member gets its last step here.
 
-        One that is alone at its end warns, after ``wait_timeout_s``.
+        A member that is alone at the end logs a warning after ``wait_timeout_s``.
 
         Raises:
             CrewError: The store is gone.
@@ -369,13 +370,13 @@ class Crew:
                 optimizer.catch_up()
         except DistError as error:
             raise CrewError(
-                f"the store is gone ({error}): this worker has come to its end, and does not know "
-                "of the others"
+                f"the store is gone ({error}): this worker has finished, and cannot know "
+                "whether the others have"
             ) from error
         except CrewError as error:
             if not isinstance(error.__cause__, TooFewError):
                 raise
-            logger.warning("worker %d has come to its end, the last of all: %s", self._id, error)
+            logger.warning("worker %d has finished, the last of all: %s", self._id, error)
         self._ended.set()
         self._rendezvous.close()
 
@@ -388,7 +389,7 @@ class Crew:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Finish; after an error leave, so that the others go on without this worker."""
+        """Finish, or after an error leave, so that the others go on without this worker."""
         if error is None:
             self.finish()
         else:

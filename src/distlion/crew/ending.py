@@ -1,4 +1,4 @@
-"""The end of a run: a member waits for the others to come to theirs."""
+"""The end of a run: a member waits for the others to finish."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ logger = logging.getLogger("distlion")
 
 
 def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
-    """Wait; False where somebody was lost, failed in its last step, or says nothing any more.
+    """Wait; return False if a member was lost, failed in its last step, or fell silent.
 
-    Nobody waits for a member in a step any more, so that its own word has to tell that it is there:
-    of one that computes, it comes from its lookout.
+    Nobody waits for a member in a step any more, so each must show that it is alive; while it
+    computes, its lookout does.
 
     Args:
-        epoch: The present one.
-        optimizer: Of this worker.
+        epoch: The present epoch.
+        optimizer: This worker's optimizer.
     """
     limit_s = optimizer.silence_s
     heard: dict[str, tuple[bytes, float]] = {}
@@ -34,7 +34,7 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
             if each not in heard or heard[each][0] != word:
                 heard[each] = word, now_s
             elif now_s - heard[each][1] > limit_s:
-                logger.warning("worker %s says nothing; the others end without it", each)
+                logger.warning("worker %s is silent; the others end without it", each)
                 return False
         time.sleep(0.05)
     return True

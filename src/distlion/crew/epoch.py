@@ -2,11 +2,11 @@
 
     round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► round
 
-The workers of a round of the rendezvous tell each other what they have, and are ordered alike: the
-most advanced first. Where one of them is lost, the others have agreed on whom (``PeerWatch``), and
-where one asks to be let in, all have left the epoch at the same step. So those who are left decide
-on the next epoch among themselves, in milliseconds, and once more where it could not be formed.
-Too few of them go back to the rendezvous, which takes seconds.
+The workers of a round of the rendezvous tell each other their state, and are ordered alike: the
+most advanced first. If one of them is lost, the others have agreed on which (``PeerWatch``). If one
+asks to be let in, all have left the epoch at the same step. So the remaining members decide on the
+next epoch among themselves, in milliseconds, and again if it could not be formed. If they are too
+few, they go back to the rendezvous, which takes seconds.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from distlion.transport import drop_store, keep, keep_store, watch_peers
 from distlion.vote import Roster
 
 QUICK_S = 1.5
-"""How long the members of an epoch wait for each other once they know that it has ended."""
+"""Seconds that the members of an epoch wait for each other once they know that it has ended."""
 FACTS_S = 10.0
-"""How long the workers of a round wait for what each of them has."""
+"""Seconds that the workers of a round wait for each other's state."""
 CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
-"""How long connections may take, and for each member more: one that has died meanwhile is waited
-for. All are ready when it begins."""
+"""Seconds for connections, and more for each member. All are ready at the start, so a longer wait
+is for a member that has died meanwhile."""
 _POLL_S = 0.005
 _EPOCHS, _IDS, _DECISION, _MISSING = "epochs", "ids", "decision", "missing"
 
@@ -46,11 +46,11 @@ class Epoch:
     """Members between two changes of membership.
 
     Attributes:
-        number: Greater than that of every epoch before.
-        members: In the order of their ranks, the most advanced first.
+        number: Its number, greater than all earlier ones.
+        members: The members in the order of their ranks, the most advanced first.
         place: This worker's rank.
-        store: A part of the store that this epoch has for itself.
-        guests: Ranks of those who have asked the others to be let in.
+        store: This epoch's own part of the store.
+        guests: Ranks of the members that asked the others to be let in.
     """
 
     number: int
@@ -66,14 +66,14 @@ class Epoch:
         return Roster(ids, ids, (1,) * len(ids), self.number)
 
     def describe(self) -> str:
-        """Say in a line who is there."""
+        """Describe the members in one line."""
         names = ", ".join(map(str, self.members))
         where, size = f"epoch {self.number} at step {self.members[0].step}", len(self.members)
         return f"{where}, {size} workers: {names}"
 
     @property
     def has_newcomers(self) -> bool:
-        """True if some member brings nothing."""
+        """True if some member is a newcomer without state."""
         return any(member.epoch == 0 for member in self.members)
 
     @property
@@ -95,35 +95,35 @@ class Epoch:
 
     @property
     def is_behind(self) -> bool:
-        """True if this worker has other parameters than the first one."""
+        """True if this worker's parameters are older than the first one's."""
         return self.members[self.place].progress != self.members[0].progress
 
     @property
     def takes_parameters(self) -> bool:
-        """True if this worker gets the first one's: it is behind, or nobody has trained yet."""
+        """True if this worker takes the first one's: its own are older, or nobody trained yet."""
         return self.is_behind or (self.place > 0 and not self.members[0].epoch)
 
 
 def take_id(store: Any) -> int:
-    """Return a number that no other worker of the run gets."""
+    """Return a number that is unique in the run."""
     return int(store.add(_IDS, 1)) - 1
 
 
 def meet(
     rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float, last: int
 ) -> Epoch:
-    """Form an epoch of all who come to the next round of the rendezvous.
+    """Form an epoch of all workers that come to the next round of the rendezvous.
 
     Args:
-        rendezvous: Where workers meet.
+        rendezvous: The rendezvous.
         own: This worker.
-        min_workers: The least that train.
-        limit_s: How long to wait for them.
+        min_workers: Fewest workers that train.
+        limit_s: Seconds to wait for them.
         last: The number of the last epoch that had begun, as this worker knows.
 
     Raises:
         TooFewError: They did not come in time, or others train.
-        FormingError: Somebody who came is gone again, or cannot take part.
+        FormingError: A worker that came is gone again, or cannot take part.
         CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
     """
     found = rendezvous.join(limit_s, last)
@@ -140,15 +140,15 @@ def meet(
     except RuntimeError as error:
         raise FormingError(str(error)) from error
     if not number:
-        raise OthersTrainError("others train, and have not let in those who met")
+        raise OthersTrainError("others train, and have not let these workers in")
     members = leave_out_strangers(members, own)
     if len(members) < min_workers:
-        raise FormingError("too few are left who train with the same settings")
+        raise FormingError("too few workers are left with the same settings")
     return _make(rendezvous.store, number, members, own)
 
 
 def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
-    """Return whether all are new while others live that have trained: they must not begin anew."""
+    """Return True if all are new and others that have trained live, so that they must not begin."""
     are_new = all(member.epoch == 0 for member in members)
     return are_new and rendezvous.find_last_begun() > 0 and rendezvous.is_somebody_alive()
 
@@ -156,7 +156,7 @@ def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
 def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
     """Exclude workers whose parameters or settings differ from those that train.
 
-    Before the first epoch all are kept, and the handshake says what differs.
+    Before the first epoch all are kept, and the handshake reports differences.
 
     Raises:
         CrewError: This worker is left out.
@@ -179,22 +179,22 @@ def follow(
     min_workers: int,
     until_s: float,
 ) -> Epoch | None:
-    """Form the epoch after another one: of its members that are left, and of those who ask.
+    """Form the next epoch from the remaining members and the workers that ask to join.
 
     The first worker to see all members decides. After a timeout the first one decides with those
-    present. Each epoch has one that follows it, whoever decides. A member that comes too late
-    asks to be let in, which costs the others little.
+    present. Each epoch has only one successor, whoever decides. A member that comes too late asks
+    to be let in, which costs the others little.
 
     Args:
-        rendezvous: Its store keeps the decision.
+        rendezvous: The rendezvous; its store keeps the decision.
         before: The epoch that is over, or could not be formed.
         own: This worker, as it is now.
-        lost: Ids of those who are known to be lost.
-        min_workers: The least that train.
-        until_s: When to stop waiting, by the monotonic clock.
+        lost: Ids of workers known to be lost.
+        min_workers: Fewest workers that train.
+        until_s: End of the wait, by the monotonic clock.
 
     Returns:
-        The epoch; None where too few are there, or others have decided without this worker.
+        The epoch; None if too few are there, or others have decided without this worker.
     """
     left = [member.id for member in before.members if member.id not in lost]
     if own.id not in left or len(left) < min_workers:
@@ -210,7 +210,7 @@ def follow(
         if not store.check([_DECISION]) and len(there) >= min_workers:
             _decide(rendezvous, before, [json.loads(store.get(key)) for key in there])
         if not store.check([_DECISION]):
-            store.delete_key(f"next/{own.id}")  # others that come later shall not count on it
+            store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
             if not store.check([_DECISION]):
                 return None
         decision = json.loads(store.get(_DECISION))
@@ -220,12 +220,12 @@ def follow(
 
 
 def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
-    """Decide on the next epoch, unless somebody has; tell those who have asked that they are in.
+    """Decide on the next epoch, unless it is decided; tell the workers that asked that they are in.
 
     Args:
-        rendezvous: Its store has those who ask.
+        rendezvous: The rendezvous; its store holds the asks.
         before: The epoch that is over.
-        records: What each of those who are there has said.
+        records: The record of each worker that is there.
     """
     settings = before.members[before.place].settings
     asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
@@ -242,7 +242,7 @@ def call_roll(epoch: Epoch) -> None:
     """Wait until all members have come to form an epoch; all find the same ones missing, or none.
 
     Raises:
-        MissingError: Some did not come in time, as the first one found that waited in vain.
+        MissingError: Some did not come in time, as found by the first member that timed out.
     """
     store, ids = epoch.store, [member.id for member in epoch.members]
     store.set(f"here/{ids[epoch.place]}", "")
@@ -256,7 +256,7 @@ def call_roll(epoch: Epoch) -> None:
 
 
 def is_left_out(before: Epoch, own: Member) -> bool:
-    """Return whether those who were in an epoch with this worker have decided on one without it."""
+    """Return whether this worker's last fellow members have decided on an epoch without it."""
     if not before.store.check([_DECISION]):
         return False
     records = json.loads(before.store.get(_DECISION))["members"]
@@ -264,7 +264,7 @@ def is_left_out(before: Epoch, own: Member) -> bool:
 
 
 def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
-    """Make the epoch that was decided on; None if this worker is not in it."""
+    """Make the epoch of a decision; return None if this worker is not in it."""
     members = [Member(**record) for record in decision["members"]]
     if own.id not in [member.id for member in members]:
         return None
@@ -293,11 +293,11 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     """Make the default process group of an epoch.
 
     Args:
-        epoch: All its members call it.
-        timeout_s: The longest that an operation on the group may take.
+        epoch: The epoch; all its members must call this.
+        timeout_s: Limit of an operation on the group.
 
     Raises:
-        FormingError: Somebody did not come to make it.
+        FormingError: A member did not come to make it.
     """
     store = PrefixStore("group", epoch.store)
     try:
@@ -323,8 +323,8 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
 def _forget_group() -> None:
     """Let torch number groups from 0 again.
 
-    It counts those that did not come about, too, and where it looks for the others in the store
-    depends on the number: a worker that failed before would never meet one that did not.
+    torch also counts groups that failed, and its keys in the store depend on the number: a worker
+    with a failure would never meet one without.
     """
     alone = dist.HashStore()  # type: ignore[attr-defined]
     with _same_excepthook():
@@ -334,7 +334,7 @@ def _forget_group() -> None:
 
 @contextmanager
 def _same_excepthook() -> Iterator[None]:
-    """Keep the hook of exceptions, in front of which torch puts another one for each group."""
+    """Restore the exception hook, which torch wraps for each new group."""
     before = sys.excepthook
     try:
         yield
@@ -343,7 +343,7 @@ def _same_excepthook() -> Iterator[None]:
 
 
 def disconnect(*, has_failed: bool) -> None:
-    """Give the default process group up."""
+    """Give up the default process group."""
     group = dist.group.WORLD
     if group is None:
         return

@@ -1,4 +1,4 @@
-"""Hyperparameters that a worker which is behind takes from the most advanced one."""
+"""Hyperparameters that a newcomer or lagging worker takes from the most advanced one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distlion.errors import CrewError
 from distlion.optim import WORKER_KEY
 
 _OWN = ("params", "param_names", "aggregation", WORKER_KEY)
-"""Keys of what does not change while training goes on."""
+"""Keys that do not change during training."""
 
 
 def describe_groups(
     groups: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the hyperparameters of all groups, as numbers; without some keys."""
+    """Return the hyperparameters of all groups, as numbers, without some keys."""
     return [
         {
             key: value.item() if isinstance(value, Tensor) else value
@@ -33,7 +33,7 @@ def check_groups(own: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, 
     """Check that another worker has as many groups as this one.
 
     Raises:
-        CrewError: It has another number.
+        CrewError: It has a different number of groups.
     """
     if len(given) != len(own):
         raise CrewError(
@@ -43,10 +43,10 @@ def check_groups(own: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, 
 
 
 def take_groups(own: Sequence[dict[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
-    """Write hyperparameters that another worker has described into this one's groups.
+    """Write another worker's hyperparameters into this one's groups.
 
     Raises:
-        CrewError: It has another number of groups.
+        CrewError: It has a different number of groups.
     """
     check_groups(own, given)
     for group, values in zip(own, given, strict=True):

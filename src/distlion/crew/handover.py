@@ -1,4 +1,4 @@
-"""Handover: what the most advanced worker gives those who are behind, beside its parameters."""
+"""Handover of state, apart from parameters, from the most advanced worker to the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def give(store: Any, state: Any) -> None:
     """Give the others a state, through the store of an epoch.
 
     Raises:
-        CrewError: It holds what cannot be carried.
+        CrewError: It holds a value that cannot be carried.
     """
     text = encode_state(state).encode()
     pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
@@ -30,9 +30,9 @@ def take(store: Any, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
     """Wait for the state that is given, and return it.
 
     Args:
-        store: Of the epoch.
-        limit_s: How long to wait.
-        is_over: Whether somebody was lost meanwhile.
+        store: The epoch's store.
+        limit_s: Seconds to wait.
+        is_over: Function that returns whether somebody was lost meanwhile.
 
     Raises:
         FormingError: It does not come.
@@ -47,6 +47,6 @@ def take(store: Any, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
 
 
 def clear(store: Any) -> None:
-    """Delete what was given, once all have it."""
+    """Delete the given state, once all have it."""
     for number in range(int(store.get(_NAME))):
         store.delete_key(f"{_NAME}/{number}")

@@ -1,4 +1,4 @@
-"""A store that is silent: torch waits for its answers for ever, so connections to it are cut."""
+"""A guard against a silent store: torch would wait for it forever, so connections are cut."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _OPEN_FILES = "/dev/fd"
 class Lifeline:
     """Cut all connections to a store once it has been silent for too long.
 
-    A thread asks the store over a connection of its own, where answers have a limit. Pending and
-    later requests on all connections then fail: an answer that came too late would be taken for
-    the answer to another question.
+    A thread asks the store over a connection of its own, with a time limit. After the cut, pending
+    and later requests on all connections fail: a late answer would be taken for the answer to
+    another request.
 
     Args:
-        connect: Makes a connection.
-        limit_s: How long the store may be silent. While this process is stopped no time passes.
+        connect: Function that makes a connection.
+        limit_s: Seconds that the store may be silent, without time in which this process is
+            stopped.
     """
 
     def __init__(self, connect: Callable[[], Any], limit_s: float) -> None:
@@ -46,7 +47,7 @@ class Lifeline:
             )
         for each in self._sockets:
             limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
-            # A wait that has such a limit begins anew when a stopped process goes on.
+            # A wait with this limit begins anew when a stopped process continues.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         listen = partial(_ask, asked, self._sockets, self._ended)
         run_in_background(listen, self._ended, "distlion lifeline")
@@ -65,12 +66,12 @@ class Lifeline:
         return made
 
     def end(self) -> None:
-        """Let the store go."""
+        """Disconnect from the store."""
         self._ended.set()
 
 
 def _list_sockets() -> set[tuple[int, int]]:
-    """List numbers and inodes of this process's sockets; none where the system does not tell."""
+    """List numbers and inodes of this process's sockets; none if the system does not list them."""
     found = set()
     with suppress(FileNotFoundError):
         for name in os.listdir(_OPEN_FILES):

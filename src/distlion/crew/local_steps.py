@@ -26,18 +26,18 @@ At = Literal["", "step", "vote"]
 """The call in which workers vote: none, ``step()`` or ``vote()``."""
 
 _OF_THE_MACHINE = ("foreach", "fused", "capturable", "differentiable")
-"""Keys of torch's optimizers that say how a step is computed here."""
+"""Keys of torch's optimizers that depend on this machine."""
 
 
 class CrewCommonPoint(CrewLion, CommonPoint):
-    """The common point of a crew: who is behind takes it, and the outer state, from the first.
+    """The common point of a crew; lagging workers take it and the outer state from the first one.
 
     Args:
         crew: Its workers.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         votes: The votes of this worker.
         inner: Its inner optimizer.
-        *args: Of the common point.
+        *args: As for ``CommonPoint``.
         **options: Likewise.
     """
 
@@ -56,7 +56,7 @@ class CrewCommonPoint(CrewLion, CommonPoint):
 
     @property
     def patience_s(self) -> float:
-        # The others may still take local steps; who does not come to a vote is silent.
+        # The others may still take local steps; a worker that misses a vote counts as silent.
         return self.silence_s
 
     @property
@@ -93,21 +93,21 @@ class CrewCommonPoint(CrewLion, CommonPoint):
 
 
 class CrewVotes(LocalVotes):
-    """Vote again where members have changed, with the deltas that this worker still has.
+    """Vote again after a change of members, with the deltas that this worker still has.
 
     Args:
         crew: Its workers.
         buffers: Tensors that a newcomer takes from the most advanced worker.
-        inner: Takes the local steps.
-        schedule: When votes begin.
+        inner: The optimizer that takes the local steps.
+        schedule: The schedule of votes.
         *args: As for ``LocalVotes``.
         **options: Likewise.
 
     Attributes:
-        at: The call in which this worker votes, or the others do that it is to join.
+        at: The call in which this worker votes, or in which the others vote that it is to join.
 
     Raises:
-        InvalidArgumentError: Votes are to travel while local steps go on.
+        InvalidArgumentError: The schedule has a delay.
     """
 
     def __init__(
@@ -132,20 +132,20 @@ class CrewVotes(LocalVotes):
         super().__init__(inner, schedule, *args, make=make, **options)
 
     def describe(self) -> dict[str, Any]:
-        """Return where this worker is, for those who are behind."""
+        """Describe this worker's place, for lagging workers."""
         return {"calls": self.period.calls, "since": self.period.since, "at": self.at}
 
     def take(self, given: Mapping[str, Any]) -> None:
-        """Go on where the most advanced worker is; nothing is left to vote on of this worker's."""
+        """Take the most advanced worker's place; this worker's deltas are dropped."""
         calls: int = given["calls"]
-        # The others are in step(): a call of this worker's has to be theirs, unless it is in one.
+        # The others are in step(): this worker's next call must join it, unless it is in one.
         is_first = given["at"] == "step" and self.at != "step"
         self.period.set_progress(calls - is_first, given["since"])
         self._abstains, self._is_first = True, is_first
         self.at = given["at"]
 
     def begin_anew(self) -> None:
-        """Begin a period at the common point, which this worker has just taken."""
+        """Begin a period at the common point that this worker has just taken."""
         self._begin_anew(self.pairs.pairs)
 
     def join(self) -> None:
@@ -176,14 +176,14 @@ class CrewVotes(LocalVotes):
         self._begin_anew(self.pairs.pairs)
 
     def _vote_at(self, at: At) -> At:
-        """Vote until it is done, whoever is lost or comes meanwhile.
+        """Vote until the vote succeeds, whatever members are lost or join meanwhile.
 
         Returns:
-            The call that the others were in at the end: another one, if this worker fell behind.
+            The call that the others were in at the end, which differs if this worker fell behind.
         """
         self.at = at
         try:
-            while self.at and not self._is_first:  # or this call has nothing left to vote on
+            while self.at and not self._is_first:  # else this call has nothing left to vote on
                 if self._cast_vote() and (self.at == "step" or not any(self.period.since)):
                     break
             return self.at
@@ -195,9 +195,9 @@ class CrewVotes(LocalVotes):
 class CrewLocalSteps(LocalSteps):
     """A ``LocalSteps`` whose workers may change at a vote; ``Crew.local_steps`` makes it.
 
-    A newcomer's first ``step()`` is the one in which the others have let it in: it takes part in
-    their vote with nothing to say, leaves its gradient out, and returns None. ``step()`` and
-    ``vote()`` raise CrewError too, where too few workers are left or the store is gone.
+    A newcomer's first ``step()`` is the one in which the others have let it in. It abstains from
+    their vote, ignores its gradient, and returns None. ``step()`` and ``vote()`` also raise
+    CrewError if too few workers are left or the store is gone.
 
     Args:
         crew: Its workers.
@@ -211,14 +211,14 @@ class CrewLocalSteps(LocalSteps):
     def __init__(
         self, crew: Crew, inner: Optimizer, *, buffers: Iterable[Tensor] = (), **options: Any
     ) -> None:
-        # No attribute: a load that fails puts back all that can be reached from one.
+        # Not an attribute: a load that fails restores everything reachable from attributes.
         self._open_votes = partial(CrewVotes, crew, buffers)  # type: ignore[method-assign]
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         super().__init__(inner, **options)
 
     @property
     def point(self) -> CrewCommonPoint:
-        """The common point, which is formed anew in place where members change."""
+        """The common point, which is formed anew in place when members change."""
         assert isinstance(self._votes.common, CrewCommonPoint)
         return self._votes.common
 

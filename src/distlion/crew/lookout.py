@@ -1,4 +1,4 @@
-"""The lookout: sees who wants to join while this worker trains, and shows that it is there."""
+"""The lookout: finds workers that want to join, and shows that this worker is alive."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from distlion.errors import CrewError
 from distlion.transport import let_go_of_failed, run_in_background
 
 LOOK_S = 0.25
-"""Between two looks into the store."""
+"""Seconds between two looks into the store."""
 _GONE_S = 10.0
-"""One that asks and has said nothing for so long is gone."""
+"""Seconds of silence after which a worker that asks counts as gone."""
 
 
 class Lookout:
-    """A thread that looks into the store now and then, while an epoch is there.
+    """A thread that looks into the store at intervals during an epoch.
 
     Args:
-        rendezvous: Its store.
+        rendezvous: The rendezvous, for its store.
         identity: The number of this worker.
 
     Attributes:
-        ended: Set to end the thread.
+        ended: Event that ends the thread.
     """
 
     def __init__(self, rendezvous: Rendezvous, identity: int) -> None:
@@ -45,7 +45,7 @@ class Lookout:
 
     @property
     def wants_change(self) -> bool:
-        """True if the epoch has to end: somebody wants to join, or others train without this one.
+        """True if the epoch must end: a worker wants to join, or others train without this one.
 
         Raises:
             CrewError: The store is gone.
@@ -55,11 +55,11 @@ class Lookout:
         return self._is_asked or self._is_left_behind
 
     def watch(self, epoch: Epoch, *, longest_operation_s: float) -> None:
-        """Look on for the members of this epoch.
+        """Begin to look, on behalf of this epoch's members.
 
         Args:
-            epoch: It has just been formed.
-            longest_operation_s: How long connections of an epoch before it may be in use.
+            epoch: The epoch that was just formed.
+            longest_operation_s: Seconds that connections of an earlier epoch may still be in use.
         """
         with self._changing:
             self._epoch, self._longest_operation_s = epoch, longest_operation_s
@@ -67,7 +67,7 @@ class Lookout:
             self._is_asked = self._is_left_behind = False
 
     def pause(self) -> bool:
-        """Let nobody in: this worker has left its epoch.
+        """Stop letting workers in, as this worker has left its epoch.
 
         Returns:
             Whether others had begun an epoch without this worker.
@@ -106,10 +106,10 @@ class Lookout:
         let_go_of_failed(since_s=self._longest_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:
-        """Answer those who ask to be let in.
+        """Answer the workers that ask to be let in.
 
         Returns:
-            Whether there is a place for one who is still there.
+            Whether there is a place for a worker that is still there.
         """
         store, own, now_s = self._rendezvous.store, epoch.members[epoch.place], time.monotonic()
         asks = list_asks(store)

@@ -1,4 +1,4 @@
-"""A worker of a crew, as the others see it."""
+"""A worker of a crew as seen by the others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Member:
     """A worker of a crew.
 
     Attributes:
-        id: Its number, which nobody else gets.
-        epoch: The last epoch that it was whole in; 0 for a newcomer.
-        step: Steps that its parameters have seen.
-        calls: Local steps that it has counted; 0 where every step is a vote.
+        id: Its unique number.
+        epoch: The last epoch that it completed; 0 for a newcomer.
+        step: Number of steps in its parameters.
+        calls: Number of its local steps; 0 where every step is a vote.
         settings: Digest of its parameters' kinds and of its settings.
-        host: Where it runs, for logs.
-        pid: Its process there.
+        host: Its host, for logs.
+        pid: Its process number there.
     """
 
     id: int
@@ -35,7 +35,7 @@ class Member:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """How far it is: parameters of a later epoch stand, whatever their step."""
+        """Its progress, for comparison: a later epoch wins, whatever the step."""
         return self.epoch, self.step, self.calls
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The optimizer of a crew: a ``DistributedLion`` that is formed anew in place."""
+"""The optimizer of a crew: a ``DistributedLion`` that is rebuilt in place."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ logger = logging.getLogger("distlion")
 
 REFUSED = {
     "process_group": "the crew makes a process group for each epoch",
-    "nodes": "a node would have to leave and come as a whole",
+    "nodes": "a node would have to leave and join as a whole",
     "momentum_sync": "the momenta that are averaged would change with the members",
 }
 INIT_TIMEOUT_S = 30.0
-"""For each collective while an epoch is formed; a silent member is waited for so long."""
+"""Seconds for each collective that forms an epoch, and so the wait for a silent member."""
 _LOST = (PeerLostError, StepTimeoutError)
 
 
@@ -106,32 +106,32 @@ class CrewLion(DistributedLion):
 
     @property
     def patience_s(self) -> float:
-        """Seconds in which the others notice that an epoch is over, after this worker."""
+        """Seconds within which the others notice the end of an epoch after this worker."""
         return QUICK_S
 
     @property
     def _n_calls(self) -> int:
-        """Local steps that this worker has counted; 0 where every step is a vote."""
+        """Number of this worker's local steps; 0 where every step is a vote."""
         return 0
 
     @property
     def has_lost_somebody(self) -> bool:
-        """True if some member is gone, or could not go on, since the epoch was formed."""
+        """True if some member is gone, or failed, since the epoch was formed."""
         group = self._session.ranks.process_group
         return group is not None and watch_peers(group).alarmed.is_set()
 
     @property
     def silence_s(self) -> float:
-        """How long a member may be silent."""
+        """Seconds that a member may be silent."""
         return self._settings.step_timeout_s
 
     @property
     def traffic(self) -> CrewTraffic:
-        """Bytes and messages of this worker in all epochs, its members and their changes."""
+        """Bytes and messages of this worker in all epochs, and the changes of members."""
         return replace(self._crew.changes.counted, **asdict(super().traffic))
 
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
-        """Do one step, or form the next epoch where members change.
+        """Do one step, or form the next epoch when members change.
 
         Args:
             closure: Re-evaluates the model; run once.
@@ -143,7 +143,7 @@ class CrewLion(DistributedLion):
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
-            StepError: As ``DistributedLion``, of what has nothing to do with members.
+            StepError: As ``DistributedLion``, for errors that do not concern members.
         """
         if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
             self.form(self._lost, patience_s=self.patience_s)
@@ -161,11 +161,11 @@ class CrewLion(DistributedLion):
             if self.committed_step == before:
                 self.form(self._lost, patience_s=self.patience_s)
                 return False
-            # The step was committed, and what follows it failed: the next call forms an epoch.
+            # The step was committed, and a later part failed: the next call forms an epoch.
         return True
 
     def _gather_inputs(self) -> StepInputs:
-        """Say in the header of a vote that somebody waits: so all leave the epoch at one step."""
+        """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
         inputs = super()._gather_inputs()
         if not self._crew.wants_change:
             return inputs
@@ -173,7 +173,7 @@ class CrewLion(DistributedLion):
         return replace(inputs, header=header)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients; where votes have left already and a worker is lost, the next step forms.
+        """Reset gradients; if votes are sent and a worker is lost, the next step forms an epoch.
 
         Args:
             set_to_none: As in ``torch.optim.Optimizer``.
@@ -186,11 +186,11 @@ class CrewLion(DistributedLion):
             Optimizer.zero_grad(self, set_to_none)
 
     def form(self, lost: Collection[int], *, patience_s: float = QUICK_S) -> None:
-        """Form the next epoch; all members do.
+        """Form the next epoch; all members must call it.
 
         Args:
             lost: Ranks in the present epoch that all others found to be gone.
-            patience_s: Seconds in which the others come after this worker.
+            patience_s: Seconds within which the others follow this worker.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
@@ -212,11 +212,11 @@ class CrewLion(DistributedLion):
                 self._fire_forming("roster")
                 self._enter(epoch)
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
-                # A store that is gone is found so where the next epoch is looked for.
+                # The search for the next epoch finds out if the store is gone.
                 crew.patience.check(error)
                 lost, patience_s = _find_lost(error), QUICK_S
                 if epoch is not None:
-                    # If nobody is known to be gone, newcomers may be why it was not formed.
+                    # If nobody is known to be gone, newcomers may be the reason for the failure.
                     lost = lost or epoch.guests
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                     crew.changes.note_loss(error, epoch)
@@ -231,17 +231,17 @@ class CrewLion(DistributedLion):
             return
 
     def catch_up(self) -> None:
-        """Take part in what the others are at, where this worker has come in between."""
+        """Join the others' current call, if this worker came in the middle of one."""
 
     def leave(self) -> None:
         """Close the connections of this worker, which the others notice at once."""
         self._let_go()
 
     def _set_back(self, error: ReplicaMismatchError) -> None:
-        """Make this worker a newcomer if it left the majority and replicas are repaired.
+        """Make this worker a newcomer if it differs from the majority and replicas are repaired.
 
         Raises:
-            ReplicaMismatchError: Replicas are not repaired, or none is known to be right.
+            ReplicaMismatchError: Replicas are not repaired, or no majority is known.
         """
         if self._settings.on_divergence != "repair" or not error.culprits:
             raise error
@@ -255,11 +255,11 @@ class CrewLion(DistributedLion):
             faults.fire(rank=self._crew.id, step=step, point=point, subject=self)
 
     def _digest_settings(self) -> int:
-        """Digest what must be equal on all members, and does not change from step to step."""
+        """Digest the settings that must be equal on all members in all steps."""
         return self._take_fingerprint(self._list_trainable()).digest([], [])
 
     def _let_go(self) -> None:
-        """Leave the connections of the present epoch."""
+        """Drop the connections of the present epoch."""
         before = self._session
         self._lost = ()
         self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
@@ -267,7 +267,7 @@ class CrewLion(DistributedLion):
 
     @torch.no_grad()
     def _enter(self, epoch: Epoch) -> None:
-        """Become one of the members of an epoch: with its hyperparameters, then its parameters."""
+        """Become a member of an epoch: take its hyperparameters, then its parameters."""
         call_roll(epoch)
         workers = connect(epoch, timeout_s=self._settings.init_timeout_s)
         limit_s = epoch.connect_timeout_s
@@ -292,7 +292,7 @@ class CrewLion(DistributedLion):
             for group, values in zip(self.param_groups, kept, strict=True):
                 group.update(values)
             raise
-        # Nothing can fail any more that others take part in.
+        # From here on nothing that involves others can fail.
         self._fire_forming("load")
         lifecycle = self._session.lifecycle
         with deferred_signals("forming an epoch"):
@@ -307,14 +307,14 @@ class CrewLion(DistributedLion):
                 handover.clear(epoch.store)
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
-        """Meet the others; return what is to be overwritten here, and by what."""
+        """Meet the others; return pairs of a tensor to overwrite and its new values."""
         session, step = self._session, self.committed_step
         for group in (*self.param_groups, self.defaults):
             group[WORKER_KEY] = name_worker(session)
         self._fixed.note(self.param_groups)
         names = self._param_names()
         own = [param.detach() for param in names]
-        # What comes late in an epoch that was given up must not reach parameters.
+        # Late messages of an epoch that was given up must not reach parameters.
         new = [param.clone() for param in own] if epoch.takes_parameters else own
         trained = self._list_trainable()
         lines = self._take_fingerprint(trained).list_lines(self.param_groups)
@@ -331,7 +331,7 @@ class CrewLion(DistributedLion):
         return taken
 
     def _list_buffers(self) -> list[Tensor]:
-        """List what a worker that is behind takes from the first one, beside parameters."""
+        """List the tensors besides parameters that a lagging worker takes from the first one."""
         return self._buffers
 
     def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
@@ -339,24 +339,24 @@ class CrewLion(DistributedLion):
         return pairs if epoch.is_behind else []
 
     def _describe_state(self) -> dict[str, Any]:
-        """Return what the first worker gives those who are behind, beside tensors."""
+        """Return the state, apart from tensors, that the first worker gives lagging workers."""
         return {
             "groups": describe_groups(self.param_groups),
             "carried": self._crew.carried.describe(),
         }
 
     def _take_given(self, given: Mapping[str, Any]) -> None:
-        """Take what has to be known before tensors come; where this raises, nothing was taken."""
+        """Take the state that is needed before tensors come; if this raises, nothing was taken."""
         self._take_groups(given["groups"])
 
     def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
-        """Keep what this worker was given, if it is behind; tensors are in place."""
+        """Keep the state that a lagging worker was given; tensors are in place."""
         if epoch.is_behind:
             self._donor_groups = given["groups"]
             self._crew.carried.take(given["carried"])
 
     def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
-        """Return a momentum for each parameter of a newcomer, from members that have one."""
+        """Return a newcomer's momenta, from members that have them."""
         members = epoch.members
         sources = [rank for rank, member in enumerate(members) if member.epoch]
         if self._crew.newcomers == "donor":
@@ -377,11 +377,11 @@ class CrewLion(DistributedLion):
         return row.to(tensor.device)
 
     def take_donor_groups(self) -> None:
-        """Take again the hyperparameters that this worker was given when it joined."""
+        """Restore the hyperparameters that this worker was given when it joined."""
         self._take_groups(self._donor_groups)
 
     def _take_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take the hyperparameters of the most advanced worker, the number of its step too."""
+        """Take the hyperparameters and the step number of the most advanced worker."""
         take_groups(self.param_groups, groups)
         self._known_step = self.committed_step
 
@@ -389,6 +389,6 @@ class CrewLion(DistributedLion):
 def _find_lost(error: Exception) -> tuple[int, ...]:
     """Return the ranks that all others know to be gone.
 
-    Of damaged bytes, the one that was sent them may be the only one to know.
+    Only the receiver of damaged bytes may know of them, so these name nobody here.
     """
     return error.culprits if isinstance(error, (MissingError, *_LOST)) else ()

@@ -1,4 +1,4 @@
-"""Patience: how long a worker waits for an epoch, and when it gives up."""
+"""Patience: the limits of a worker's wait for an epoch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from distlion.errors import CrewError
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _SHORTEST_WAIT_S = 15.0, 60.0, 0.1
 
-# Longer than the others need: torch takes a worker out 6 s after its last word.
+# Longer than the others need: torch removes a worker 6 s after its last heartbeat.
 _PAUSE_S = 10.0
 
 
 class Patience:
-    """Of a worker that has no epoch.
+    """The patience of a worker without an epoch.
 
     Args:
         limit_s: Seconds until it gives up.
 
     Attributes:
-        failures: Epochs in a row that it was to be in and that were not formed.
+        failures: Number of epochs in a row that failed to form with it.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -34,7 +34,7 @@ class Patience:
         self._wait_s = _FIRST_WAIT_S
 
     def next_wait_s(self) -> float:
-        """Return how long to wait at the rendezvous until the next look at whether others train.
+        """Return the wait at the rendezvous until the next check whether others train.
 
         It grows, so that a worker does not leave just before enough have come.
         """
@@ -44,9 +44,9 @@ class Patience:
         return max(min(wait_s, self._since_s + self._limit_s - now_s), _SHORTEST_WAIT_S)
 
     def find_pause_s(self) -> float:
-        """Return how long to leave the others alone: not after one failure, longer each time.
+        """Return the time to leave the others alone: 0 after one failure, then longer each time.
 
-        Half of the time that is left remains to try again.
+        At least half of the time left remains for new attempts.
         """
         if self.failures < 2:
             return 0.0
@@ -56,13 +56,13 @@ class Patience:
         return max(0.0, min(wanted_s, left_s / 2))
 
     def check(self, error: Exception) -> None:
-        """Go on after an epoch was not formed, for as long as there is time.
+        """Allow another attempt after an epoch was not formed, as long as there is time.
 
         Args:
-            error: Why it was not.
+            error: The reason why it was not formed.
 
         Raises:
-            CrewError: There is none left.
+            CrewError: No time is left.
         """
         now_s = time.monotonic()
         self._since_s = now_s if self._since_s is None else self._since_s

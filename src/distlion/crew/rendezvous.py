@@ -43,35 +43,35 @@ logger = logging.getLogger("distlion")
 DEFAULT_PORT = 29400
 KEEP_ALIVE_S = 1
 MISSED_KEEP_ALIVES = 6
-"""A worker that has said nothing for so many intervals is taken out: it may be busy, or starved."""
+"""Intervals of silence after which a worker is removed; it may just be busy, or starved."""
 LAST_CALL_S = 1.5
-"""Workers that wait look once a second, so that all of them come within this time."""
+"""Seconds within which all waiting workers come, as they look once a second."""
 CONNECT_S = 5
-"""How long a store may be silent."""
+"""Seconds that a store may be silent."""
 _NAME_SERVERS_S = 30
-"""torch asks for the name of each address that it connects to: how long it may wait for that."""
+"""Seconds for torch's lookup of the name of each address that it connects to."""
 _TRY_S = 0.1
 _ROLL_BACK_S = 2.0
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
-"""Workers say several times in this time that they live."""
+"""Seconds within which workers show several times that they are alive."""
 _BEGUN, _ALIVE = "begun", "alive"
 NOW = "now"
-"""Key of a line on the present members."""
+"""Key of a line about the present members."""
 _TAG_BYTES = hashlib.sha256().digest_size
 
 
 def name_run(run_id: str) -> str:
-    """Return what all keys of a run begin with."""
+    """Return the prefix of all keys of a run."""
     return f"distlion/{run_id}"
 
 
 class FormingError(Exception):
-    """Somebody was lost while an epoch was formed."""
+    """A worker was lost while an epoch was formed."""
 
 
 class TooFewError(FormingError):
-    """Too few came to the rendezvous in time."""
+    """Too few workers came to the rendezvous in time."""
 
 
 class OthersTrainError(FormingError):
@@ -91,14 +91,14 @@ class MissingError(FormingError):
 
 
 class SignedBackend(RendezvousBackend):
-    """The state of a rendezvous, signed: torch unpickles it, which runs what a stranger wrote.
+    """The signed state of a rendezvous: torch unpickles it, which would run a stranger's code.
 
         stored = HMAC-SHA256(key, state) | state
 
     Args:
-        backend: Keeps the bytes.
-        key: Known to the workers of this run alone.
-        before: Called before each request; torch makes one a second while it waits.
+        backend: The backend that keeps the bytes.
+        key: Key that only the workers of this run know.
+        before: Function called before each request; torch makes one a second while it waits.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class SignedBackend(RendezvousBackend):
 
 
 def _find_keep_alive() -> dict[str, int]:
-    """Return how often workers say that they live; torch 2.6 does not let itself be told."""
+    """Return the settings of torch's heartbeats; torch 2.6 does not take them."""
     wanted = {"keep_alive_interval": KEEP_ALIVE_S, "keep_alive_max_attempt": MISSED_KEEP_ALIVES}
     known = inspect.signature(DynamicRendezvousHandler.from_backend).parameters
     return {name: value for name, value in wanted.items() if name in known}
@@ -156,8 +156,8 @@ class Round:
     """A round of the rendezvous: the workers that came to it.
 
     Attributes:
-        store: A part of the store that this round has for itself.
-        place: The place of this worker among those who came.
+        store: This round's own part of the store.
+        place: The place of this worker among the workers that came.
         size: Their number.
     """
 
@@ -172,12 +172,12 @@ class Rendezvous:
     Args:
         endpoint: "host:port" of the store.
         run_id: Name of the run.
-        secret: Shared by the workers of the run.
-        min_workers: The least that a round takes.
-        max_workers: The most; with so many it does not wait for more.
+        secret: Secret of the workers of the run.
+        min_workers: Fewest workers in a round.
+        max_workers: Most workers in a round; with so many it does not wait for more.
 
     Attributes:
-        store: The keys of this run, over a connection for this worker's own questions.
+        store: The keys of this run, over a connection for this worker's own requests.
 
     Raises:
         CrewError: No store answers at the endpoint.
@@ -197,10 +197,10 @@ class Rendezvous:
         began_s = time.monotonic()
         self._await_store()
         self._lifeline = Lifeline(self._connect, CONNECT_S)
-        # A read that waits keeps others off its connection, so that heartbeats have their own.
+        # A read that waits blocks its connection, so heartbeats have their own.
         self.store = PrefixStore(name_run(run_id), self._lifeline.connect())
         self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
-        # Otherwise each round's first worker would open a port for a store that is not needed.
+        # Otherwise each round's first worker would open a port for a needless store.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._heartbeats, self._rounds = self._lifeline.connect(), self._lifeline.connect()
         if (took_s := time.monotonic() - began_s) > CONNECT_S:
@@ -224,7 +224,7 @@ class Rendezvous:
             SignedBackend(backend, self._key, self._look_at_others),
             self._min_workers,
             self._max_workers,
-            # Hosts in containers may have one name and one process number.
+            # Containers may share one host name and one process number.
             local_addr=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
             timeout=RendezvousTimeout(
                 join=timedelta(seconds=limit_s),
@@ -235,10 +235,10 @@ class Rendezvous:
         return made
 
     def _await_store(self) -> None:
-        """Wait until somebody listens at the endpoint.
+        """Wait until a store listens at the endpoint.
 
         Raises:
-            CrewError: Nobody does.
+            CrewError: None does.
         """
         address = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
         until_s = time.monotonic() + CONNECT_S
@@ -272,14 +272,14 @@ class Rendezvous:
         """Wait for the next round, and take part in it.
 
         Args:
-            limit_s: How long to wait.
+            limit_s: Seconds to wait.
             last: The number of the last epoch that had begun, as this worker knows.
 
         Raises:
             TooFewError: Fewer than ``min_workers`` came.
             OthersTrainError: Others have begun an epoch meanwhile.
-            FormingError: The first of those who came is gone again.
-            CrewError: Somebody else writes to the store, or the store is gone.
+            FormingError: The first worker that came is gone again.
+            CrewError: A stranger writes to the store, or the store is gone.
         """
         try:
             if self._handler is None:
@@ -296,11 +296,11 @@ class Rendezvous:
             raise TooFewError(self._few) from error
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             raise CrewError(
-                f"the run is over: the workers of {self._run_id!r} have come to their end; another "
-                "run needs another run_id, or a store that was started again"
+                f"the run is over: the workers of {self._run_id!r} have finished; another run "
+                "needs another run_id, or a restarted store"
             ) from error
         except DistStoreError as error:
-            # All wait here for what the first one says of itself, which nobody needs.
+            # All wait here for the first one's address, which nobody needs.
             raise FormingError(str(error)) from error
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(
@@ -312,13 +312,13 @@ class Rendezvous:
         return Round(found.store, found.rank, found.world_size)
 
     def _look_at_others(self) -> None:
-        """While this worker waits, give up once others have begun an epoch, or time is over."""
+        """Give up this worker's wait once others have begun an epoch, or time is over."""
         before = self._begun_before
         if before is None or threading.get_ident() != self._joining_thread:
-            return  # torch's heartbeats begin while the round's first worker is still waited for
+            return  # torch's heartbeats begin before the round's first worker has come
         if self.find_last_begun() != before:
             raise OthersTrainError("others train")
-        if time.monotonic() > self._join_until_s:  # torch's limit is that of the first round
+        if time.monotonic() > self._join_until_s:  # torch has the first round's limit
             raise TooFewError(self._few)
 
     def note_begun(self, number: int) -> None:
@@ -327,11 +327,11 @@ class Rendezvous:
             self.store.compare_set(_BEGUN, str(found) if found else "", str(number))
 
     def say_alive(self, word: str) -> None:
-        """Say that a worker lives that has trained."""
+        """Show that a worker that has trained is alive."""
         self.store.set(_ALIVE, word)
 
     def is_somebody_alive(self) -> bool:
-        """Wait for the next word of a worker that has trained; False where none comes."""
+        """Wait for the next sign of a worker that has trained; return False if none comes."""
         if not self.store.check([_ALIVE]):
             return False
         before, until_s = self.store.get(_ALIVE), time.monotonic() + ALIVE_S
@@ -342,9 +342,9 @@ class Rendezvous:
         return False
 
     def find_last_begun(self) -> int:
-        """Return the number of the last epoch that has begun: others may have been given and not.
+        """Return the number of the last epoch that has begun, 0 before the first one.
 
-        0 before the first one.
+        Later numbers may be given, but unused.
         """
         return int(self.store.get(_BEGUN)) if self.store.check([_BEGUN]) else 0
 
@@ -353,27 +353,27 @@ class Rendezvous:
         return self._max_workers - n_members
 
     def publish(self, now: str) -> None:
-        """Show the present members to whoever looks on."""
+        """Publish the present members for observers."""
         with suppress(RuntimeError):  # a store that is gone is noticed where it is needed
             self.store.set(NOW, now)
 
     def leave(self) -> None:
-        """Be out of the present round: nobody waits for this worker until it joins again.
+        """Leave the present round: nobody waits for this worker until it joins again.
 
-        torch keeps a worker in its round while it lives, and the next round begins without it only
-        once it says nothing any more.
+        torch keeps a worker in its round while it sends heartbeats, and begins the next round
+        without it only once they stop.
         """
-        self._handler = None  # it ends its heartbeats when it is let go of
+        self._handler = None  # its heartbeats end with the object
 
     def end(self) -> None:
-        """Leave, and ask the store nothing any more."""
+        """Leave, and disconnect from the store."""
         self.leave()
         self._lifeline.end()
 
     def close(self) -> None:
-        """End the run: nobody can join any more."""
+        """End the run, so that nobody can join any more."""
         try:
-            # One who was let in by the others has none yet.
+            # A worker that the others let in has none yet.
             (self._handler or self._make_handler(CONNECT_S)).shutdown()
         finally:
             self._lifeline.end()

@@ -1,4 +1,4 @@
-"""Which examples each member of a crew takes: none twice, and none left out."""
+"""Examples for each member of a crew: none is used twice, and none left out."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 class CrewSampler:
-    """Deal examples out to the members of a crew, whoever they are at the time.
+    """Deal out examples to the present members of a crew.
 
     All members share one cursor in one order of the examples. In a step worker ``place`` of
-    ``size`` takes the ``place``-th ``batch_size`` of them; ``advance`` moves the cursor by
-    ``size * batch_size``. Members that change take the examples again of a step that was not
-    committed, at their new places: no example of an epoch of the data is seen twice or left out.
-    The last step of an epoch goes on with the first examples of the next one.
+    ``size`` takes the ``place``-th ``batch_size`` of them; ``advance`` moves the cursor by ``size *
+    batch_size``. After a change, members take the examples of an uncommitted step again, at their
+    new places: no example of an epoch of the data is seen twice or left out. The last step of an
+    epoch continues with the first examples of the next one.
 
     Args:
         crew: The members.
         n_examples: Examples in all.
         batch_size: Examples of each worker in a step.
-        seed: Of the order.
-        name: The crew carries it by this name, which must be unique.
+        seed: Seed of the order.
+        name: Unique name by which the crew carries the sampler.
 
     Attributes:
         cursor: Examples dealt out so far.
@@ -39,7 +39,7 @@ class CrewSampler:
         crew.carry(**{name: self})
 
     def take(self) -> list[int]:
-        """Return the numbers of this worker's examples in the next step."""
+        """Return the numbers of this worker's examples for the next step."""
         first = self.cursor + self._crew.place * self._batch_size
         return [self._find(first + offset) for offset in range(self._batch_size)]
 
@@ -59,5 +59,5 @@ class CrewSampler:
         return {"cursor": self.cursor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a cursor."""
+        """Load a cursor."""
         self.cursor = int(state_dict["cursor"])

@@ -14,16 +14,16 @@ _TIMEOUT_S = 10
 
 
 def start_store(port: int, *, host: str = "0.0.0.0") -> Any:
-    """Start a store in this process, which ends with what is returned.
+    """Start a store in this process; it ends with the returned object.
 
     Args:
-        port: Where it listens; 0 for any that is free.
+        port: Port on which it listens; 0 for any free one.
         host: The address by which this process itself reaches it.
 
     Raises:
         CrewError: The port is taken.
     """
-    # torch asks a name server for each worker that connects, and all others wait for the answer.
+    # torch asks a name server about each worker that connects, and all others wait meanwhile.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Who sends which bytes to whom, over a process group: one file for each pattern."""
+"""Patterns in which workers exchange votes over a process group: one file for each."""
 
 from distlion.exchange.all_gather import AllGather
 from distlion.exchange.all_reduce import AllReduce
@@ -29,6 +29,7 @@ from distlion.exchange.numbers import (
     plan_sample,
 )
 from distlion.exchange.parameter_server import ParameterServer
+from distlion.exchange.recursive_doubling import RecursiveDoubling
 from distlion.exchange.registry import PATTERNS, list_patterns, parse_pattern
 from distlion.exchange.verdict import (
     Verdict,
@@ -56,6 +57,7 @@ __all__ = [
     "NodeFrames",
     "ParameterServer",
     "PartialReducer",
+    "RecursiveDoubling",
     "Reducer",
     "Reply",
     "Verdict",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,17 +27,18 @@ from distlion.transport import ByteCount, Transport, all_gather_rounds
 
 @dataclass(frozen=True)
 class AllGather(Exchange):
-    """Gather everybody's votes and count all shards at every rank.
+    """Gather all workers' votes and count all shards at every rank.
 
     Notes:
         Each rank sends its votes to N - 1 others: N - 1 bits a parameter for one-bit votes. Worth
         it for tiny buckets, where one round costs less than two, and at N = 2, where it sends no
-        more than ``AllReduce``. There is no reply in which one rank could tell the others that
-        bytes were damaged on the way to it alone: that rank raises ``CorruptFrameError`` by itself,
-        and the others lose it in their next step.
+        more than ``AllReduce``. With no reply, a rank cannot tell the others of bytes damaged on
+        the way to it alone: that rank raises ``CorruptFrameError`` by itself, and the others lose
+        it in their next step.
     """
 
-    transfers: ClassVar[int] = 1
+    def count_transfers(self, n_workers: int) -> int:
+        return 1
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1
@@ -89,7 +89,7 @@ def write_whole_vote(link: Transport, shape: BucketShape, ballot: Ballot) -> Ten
 def count_whole_votes(
     received: Tensor, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
 ) -> Reply:
-    """Check everybody's chunks, (workers, n) uint8, and count all shards."""
+    """Check all workers' chunks, (workers, n) uint8, and count all shards."""
     chunks = read_chunks(link.kernels, received, shape.whole_vote_chunk, ballot.header)
     if faults.armed:
         fire_counted(link, ballot.header)

@@ -1,9 +1,8 @@
-"""Every rank counts its own shard: traffic for each rank does not grow with the number of ranks."""
+"""Every rank counts its own shard: traffic per rank does not grow with the number of ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -35,7 +34,8 @@ class AllReduce(Exchange):
         all-reduce).
     """
 
-    transfers: ClassVar[int] = 2
+    def count_transfers(self, n_workers: int) -> int:
+        return 2
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         peers = shape.n_shards - 1

@@ -1,4 +1,4 @@
-"""What every pattern says: who sends which bytes to whom."""
+"""The interface of all exchange patterns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from distlion import faults
+from distlion.errors import InvalidArgumentError
 from distlion.exchange.frame import Header
 from distlion.exchange.verdict import Verdict
 from distlion.layout import BucketShape
@@ -17,14 +18,14 @@ from distlion.transport import ByteCount, Transport
 
 T = TypeVar("T")
 Exchanging = Generator[None, None, T]
-"""An exchange, which yields once its bytes are under way, and returns what came back."""
+"""An exchange, which yields once its bytes are under way, and returns the result."""
 
 
 class PartialReducer(Protocol):
-    """What a pattern that passes on partial counts (a tree, a hierarchy) needs of a rule.
+    """A rule as seen by a pattern that passes on partial counts (a tree, a hierarchy).
 
-    The votes of any workers can be counted apart: however they are split, ``settle`` of what
-    ``combine`` makes of their tallies is the reply that ``Reducer.reduce`` gives to all votes.
+    Votes of any workers can be counted separately: however they are split, ``combine`` of their
+    tallies and then ``settle`` give the reply of ``Reducer.reduce`` to all votes.
     """
 
     def tally(
@@ -60,8 +61,32 @@ class PartialReducer(Protocol):
 
         Args:
             tally: (n_shards * tally_bytes,) uint8.
-            n_present: (n_params,) int64 on the CPU: how many voted for each parameter.
+            n_present: (n_params,) int64 on the CPU: number of votes for each parameter.
             first_shard: The shard that ``tally`` begins with.
+
+        Returns:
+            (n_shards * reply_bytes,) uint8.
+        """
+        ...
+
+    def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
+        """Turn one worker's votes on all shards into a packed sum, of one vote.
+
+        Args:
+            votes: (n_shards * vote_bytes,) uint8.
+            present: (n_params,) bool on the CPU.
+
+        Returns:
+            (n,) uint8, as many bytes as ``BucketShape.sum_chunk`` has beside the header.
+        """
+        ...
+
+    def add_sums(self, first: Tensor, second: Tensor, n_votes: int) -> Tensor:
+        """Add two packed sums into one of ``n_votes`` votes, both parts together."""
+        ...
+
+    def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
+        """Turn the packed sum of all votes into the reply; ``n_present`` as for ``settle``.
 
         Returns:
             (n_shards * reply_bytes,) uint8.
@@ -70,11 +95,11 @@ class PartialReducer(Protocol):
 
 
 class Reducer(Protocol):
-    """What a pattern needs of a rule: votes in, reply out, both opaque."""
+    """A rule as seen by a pattern: votes in, reply out, both opaque."""
 
     @property
     def parts(self) -> PartialReducer | None:
-        """How to count in parts; None where ``BucketShape.tally_chunk`` refuses."""
+        """The count in parts; None where ``BucketShape.tally_chunk`` refuses."""
         ...
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
@@ -113,7 +138,7 @@ class Ballot:
     Attributes:
         header: Header of its votes; ``kind`` is VOTE.
         votes: (n_shards, vote_bytes) uint8 in host memory.
-        present: (n_params,) bool on the CPU: what it votes for.
+        present: (n_params,) bool on the CPU: the parameters that it votes for.
     """
 
     header: Header
@@ -123,16 +148,16 @@ class Ballot:
 
 @dataclass(frozen=True)
 class Reply:
-    """What comes back.
+    """The result of an exchange.
 
     Attributes:
-        verdict: What went wrong, if anything: then nothing may be committed.
-        present: (n_params,) int64 on the CPU: how many voted for each parameter; where the rule
-            does not need the number, whether any did.
+        verdict: Errors, if any; after an error nothing may be committed.
+        present: (n_params,) int64 on the CPU: number of votes for each parameter; where the rule
+            does not need the number, whether there was any.
         payload: (n_shards, reply_bytes) uint8 in host memory; without meaning unless
             the verdict is OK.
         gradient_digests: Digest of each rank's raw gradients, where headers carried one; empty
-            where the pattern does not bring them back.
+            where the pattern does not return them.
     """
 
     verdict: Verdict
@@ -142,14 +167,14 @@ class Reply:
 
 
 class Cost(NamedTuple):
-    """The cost of one exchange between several workers, beside its bytes.
+    """The cost of one exchange between several workers, apart from its bytes.
 
     Attributes:
         rounds: Rounds of messages, one after the other.
         both_ways: Whether the busiest rank sends and receives at the same time.
         frames_written: Chunks that the busiest rank frames.
-        frames_read: Chunks that it checks.
-        counted_bytes: Bytes of votes that it counts.
+        frames_read: Chunks that the busiest rank checks.
+        counted_bytes: Bytes of votes that the busiest rank counts.
     """
 
     rounds: int
@@ -160,7 +185,7 @@ class Cost(NamedTuple):
 
 
 class Exchange(ABC):
-    """A pattern: which bytes go to whom.
+    """A pattern, which sends bytes between ranks.
 
     Patterns never look into a payload, and all of them return the same bits. They are frozen
     dataclasses without state; a pattern's ``repr`` rebuilds it.
@@ -169,25 +194,60 @@ class Exchange(ABC):
     model reads ``cost``. Ranks other than the first and the last may not be busier.
     """
 
-    transfers: ClassVar[int]
-    """Number of transfers that an exchange waits for."""
+    counts_in_parts: ClassVar[bool] = False
+    """Whether it passes on partial counts, which votes of floats do not have."""
+
+    counts_weights: ClassVar[bool] = True
+    """Whether a vote may count several times, as workers' weights say."""
+
+    @abstractmethod
+    def count_transfers(self, n_workers: int) -> int:
+        """Count the transfers that an exchange waits for; every rank yields as often."""
+
+    def carries(self, shape: BucketShape, *, weighted: bool = False) -> bool:
+        """Return whether votes of such a bucket, perhaps with weights, can travel by it."""
+        if weighted and not self.counts_weights:
+            return False
+        return shape.tally_bytes is not None or not self.counts_in_parts
+
+    def check_carries(self, shape: BucketShape, rule: object) -> None:
+        """Check that votes by a rule can travel by this pattern.
+
+        Raises:
+            InvalidArgumentError: They are not integers, and it counts in parts.
+        """
+        if not self.carries(shape):
+            raise InvalidArgumentError(
+                f"exchange={self!r} counts votes in parts, and those of {rule!r} are floats or "
+                "have scales, whose sums depend on their order. Expected a rule whose votes are "
+                "integers, such as MajorityVote(); or pass exchange=AllReduce()"
+            )
+
+    def list_peers(self, n_workers: int, rank: int) -> list[int]:
+        """List the ranks that ``rank`` swaps with, in an order in which all can connect."""
+        return []
 
     @abstractmethod
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
-        """Declare what ``exchange`` on ``rank`` will hand to the network for one bucket."""
+        """Declare the bytes that ``exchange`` on ``rank`` sends for one bucket."""
+
+    def plan_total(self, shape: BucketShape) -> int:
+        """Return the bytes that all ranks together hand to the network for one bucket."""
+        last = shape.n_shards - 1
+        return self.plan(shape, 0).sent_bytes + last * self.plan(shape, last).sent_bytes
 
     @abstractmethod
     def cost(self, shape: BucketShape) -> Cost:
-        """Declare what one bucket of several workers costs beside its bytes."""
+        """Declare the cost of one bucket of several workers, apart from its bytes."""
 
     @abstractmethod
     def exchange(
         self, link: Transport, shape: BucketShape, ballot: Ballot, reducer: Reducer
     ) -> Exchanging[Reply]:
-        """Send one bucket's votes and bring back the reply; every rank calls it, in the same order.
+        """Send one bucket's votes and return the reply; every rank calls it, in the same order.
 
-        A generator, so that several take turns: it yields in each round, once its bytes are under
-        way. A worker that found an error takes part all the same, and says so in its header.
+        A generator, so that several can take turns: it yields in each round, once its bytes are
+        under way. A worker that found an error still takes part, and reports it in its header.
 
         Raises:
             PeerLostError: A peer's connection closed.
@@ -196,13 +256,13 @@ class Exchange(ABC):
 
 
 def fire_framed(link: Transport, header: Header, chunks: Tensor) -> None:
-    """Let a test break bytes that are about to leave; called where ``faults.armed`` only."""
+    """Let a test corrupt bytes before they are sent; called only where ``faults.armed``."""
     faults.fire(rank=link.ranks[link.rank], step=header.step, point="framed", subject=chunks)
 
 
 def fire_counted(link: Transport, header: Header) -> None:
-    """Let a test fail a rank that has everybody's votes, whose reply nobody has yet.
+    """Let a test fail a rank that has all votes, before anybody has its reply.
 
-    Called where ``faults.armed`` only.
+    Called only where ``faults.armed``.
     """
     faults.fire(rank=link.ranks[link.rank], step=header.step, point="counted", subject=header)

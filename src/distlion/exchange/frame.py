@@ -1,4 +1,4 @@
-"""What stands before every chunk on the wire: who sends what, in which step, and a checksum.
+"""The header of every chunk on the wire: its sender, content, step and checksum.
 
     chunk = header (64 B) | presence bitmap (padded to 64 B) | counts (replies that need them;
     padded to 64 B) | payload
@@ -19,7 +19,7 @@
     47  spare             1   0
     48  culprit           4   -1: nobody
     52  position          4   -1: no parameter in particular
-    56  epoch             4   of the roster of those who vote
+    56  epoch             4   of the roster of voters
     60  checksum          4   CRC-32 of all the rest, the payload included
 
 Frames detect accidents: a rank that left out a step, other settings, flipped bits. They are no
@@ -50,7 +50,7 @@ CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)
 DIGEST = struct.Struct("<q")
 SCALE = struct.Struct("<d")
-# The same as numpy reads it, many at once.
+# The same for numpy, which reads many at once.
 HEADER_TYPE = np.dtype(
     [
         ("magic", "<u4"),
@@ -75,22 +75,24 @@ MAX_WORKERS = (1 << 16) - 1
 
 
 class ChunkKind(IntEnum):
-    """What a chunk carries."""
+    """The content of a chunk."""
 
     VOTE = 1
     REPLY = 2
     GRADIENT = 3
     """A worker's gradients, to the ranks of its node."""
     FINITE = 4
-    """Which parameters are finite on a rank, to the ranks of its node."""
+    """The parameters that are finite on a rank, to the ranks of its node."""
     NODE_REPLY = 5
     """The reply on one rank's part, to the ranks of its node."""
     NORM = 6
-    """Of a gradient, as far as one rank has it."""
+    """The norm of one rank's part of a gradient."""
     SAMPLE = 7
-    """Of a worker's momenta or directions, a few elements of each parameter."""
+    """A few elements of each parameter of a worker's momenta or directions."""
     VERDICT = 8
-    """What a rank heard from its peers, to the other ranks of its worker."""
+    """A rank's findings from its peers, to the other ranks of its worker."""
+    SUM = 9
+    """The headers of some workers' votes, and the sum of these votes."""
 
 
 WORST_STATUS = int(max(Status))
@@ -102,22 +104,21 @@ class Header:
     """The fields of a header.
 
     Attributes:
-        kind: What the chunk carries.
+        kind: The content of the chunk.
         step: The sender's step.
-        bucket: The bucket it belongs to.
+        bucket: The bucket that it belongs to.
         sender: Rank of the sender in the group that the chunk crosses.
         settings: Digest, unsigned 64 bits, of layout and hyperparameters of this step.
-        status: What the sender found.
-        culprit: Rank, among all workers, where it was found; -1 for nobody.
-        position: Of the parameter that an error concerns, among the trainable ones; -1 for none in
-            particular.
-        cancelled_by_all: With CANCELLED, whether everybody that the sender has heard gave the step
-            up.
+        status: The sender's finding.
+        culprit: Rank, among all workers, that caused it; -1 for nobody.
+        position: Number of the parameter that an error concerns, among the trainable ones; -1 for
+            none in particular.
+        cancelled_by_all: With CANCELLED, whether every worker that the sender has heard from gave
+            the step up.
         gradient_digest: Digest, signed 64 bits, of the sender's raw gradients; 0 where none is
             wanted. GRADIENT chunks do not carry it.
-        epoch: Of the roster of those who vote; see ``vote.Roster``.
-        grad_scale: What the gradients of a GRADIENT chunk are to be multiplied by. Other kinds do
-            not carry it.
+        epoch: Epoch of the roster of voters; see ``vote.Roster``.
+        grad_scale: Factor for the gradients of a GRADIENT chunk. Other kinds do not carry it.
     """
 
     kind: ChunkKind
@@ -136,13 +137,13 @@ class Header:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk that has arrived and was found whole.
+    """A chunk that has arrived intact.
 
     Attributes:
         header: Its header.
-        present: (n_params,) int64 on the CPU: how many voted for each parameter (0 or 1 without
+        present: (n_params,) int64 on the CPU: number of votes for each parameter (0 or 1 without
             counts).
-        payload: (payload_bytes,) uint8, a view of what arrived.
+        payload: (payload_bytes,) uint8, a view of the received bytes.
     """
 
     header: Header
@@ -165,7 +166,7 @@ def write_chunk(
         out: (shape.n_bytes,) uint8. Overwritten.
         shape: Its sizes.
         header: Its header.
-        present: (n_params,) integers or bool on the CPU: how many vote for each parameter.
+        present: (n_params,) integers or bool on the CPU: number of votes for each parameter.
         payload: (payload_bytes,) uint8.
     """
     write_chunks(kernels, out.unsqueeze(0), shape, header, present, payload)
@@ -202,7 +203,7 @@ def write_chunks(
 
 
 def _pack_fields(header: Header, n_bytes: int) -> bytes:
-    """Pack all of a header but its checksum."""
+    """Pack all of a header except its checksum."""
     is_gradient = header.kind is ChunkKind.GRADIENT
     return FIELDS.pack(
         MAGIC,
@@ -223,7 +224,7 @@ def _pack_fields(header: Header, n_bytes: int) -> bytes:
 
 
 def _pack_presence(shape: ChunkShape, present: Tensor) -> bytes:
-    """Pack the bitmap, and the counts where there are some."""
+    """Pack the bitmap, and the counts if there are any."""
     numbers = present.numpy().astype("<u2")
     bitmap = np.packbits(numbers != 0, bitorder="little").tobytes()
     counts = numbers.tobytes() if shape.has_counts else b""
@@ -236,10 +237,10 @@ class Chunks:
 
     Attributes:
         fields: (members,) of ``HEADER_TYPE``.
-        whole: (members,) bool: whether it is what that member must have sent.
-        agree: Whether all are whole, without error, of one step and of one settings.
-        present: (members, n_params) int64 on the CPU: how many voted for each parameter.
-        payloads: (members, payload_bytes) uint8, a view of what arrived.
+        whole: (members,) bool: whether the chunk is intact and as expected from that member.
+        agree: Whether all are whole and without error, with the same step and settings.
+        present: (members, n_params) int64 on the CPU: number of votes for each parameter.
+        payloads: (members, payload_bytes) uint8, a view of the received bytes.
     """
 
     fields: np.ndarray[Any, Any]
@@ -254,53 +255,66 @@ class Chunks:
     def __getitem__(self, member: int) -> Chunk | None:
         if not self.whole[member]:
             return None
-        return Chunk(self._header(member), self.present[member], self.payloads[member])
+        return Chunk(_read_header(self.fields[member]), self.present[member], self.payloads[member])
 
     def __iter__(self) -> Iterator[Chunk | None]:
         return (self[member] for member in range(len(self)))
 
-    def _header(self, member: int) -> Header:
-        fields = self.fields[member]
-        is_gradient = fields["kind"] == ChunkKind.GRADIENT
-        return Header(
-            kind=ChunkKind(fields["kind"]),
-            step=int(fields["step"]),
-            bucket=int(fields["bucket"]),
-            sender=int(fields["sender"]),
-            settings=int(fields["settings"]),
-            status=Status(fields["status"]),
-            culprit=int(fields["culprit"]),
-            position=int(fields["position"]),
-            cancelled_by_all=bool(fields["cancelled_by_all"]),
-            gradient_digest=0 if is_gradient else int(fields["gradients"]),
-            grad_scale=self.grad_scales[member] if is_gradient else 1.0,
-            epoch=int(fields["epoch"]),
-        )
-
     @property
     def gradient_digests(self) -> tuple[int, ...]:
-        """The digest of raw gradients in each header; of chunks that carry one."""
+        """The digest of raw gradients in each header, for chunks that carry one."""
         return tuple(self.fields["gradients"].tolist())
 
     @property
     def grad_scales(self) -> tuple[float, ...]:
-        """The scale in each header; of GRADIENT chunks."""
+        """The scale in each header, for GRADIENT chunks."""
         return tuple(self.fields["gradients"].copy().view("<f8").tolist())
 
     def find_lost(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Find those whose chunk is damaged, by their ``ranks``."""
+        """Find the members with a damaged chunk, by their ``ranks``."""
         return tuple(rank for rank, whole in zip(ranks, self.whole, strict=True) if not whole)
 
 
+def _read_header(fields: np.void) -> Header:
+    is_gradient = fields["kind"] == ChunkKind.GRADIENT
+    gradients = fields["gradients"]
+    return Header(
+        kind=ChunkKind(fields["kind"]),
+        step=int(fields["step"]),
+        bucket=int(fields["bucket"]),
+        sender=int(fields["sender"]),
+        settings=int(fields["settings"]),
+        status=Status(fields["status"]),
+        culprit=int(fields["culprit"]),
+        position=int(fields["position"]),
+        cancelled_by_all=bool(fields["cancelled_by_all"]),
+        gradient_digest=0 if is_gradient else int(gradients),
+        grad_scale=float(gradients.view("<f8")) if is_gradient else 1.0,
+        epoch=int(fields["epoch"]),
+    )
+
+
+def pack_headers(headers: Sequence[Header]) -> Tensor:
+    """Write headers as a payload, (64 * headers,) uint8; the chunk around them has a checksum."""
+    rows = b"".join(_pack_fields(header, 0) + NO_CHECKSUM for header in headers)
+    return torch.frombuffer(bytearray(rows), dtype=torch.uint8)
+
+
+def unpack_headers(raw: Tensor) -> list[Header]:
+    """Read what ``pack_headers`` wrote."""
+    rows = np.ascontiguousarray(raw.cpu().numpy()).view(HEADER_TYPE)
+    return [_read_header(row) for row in rows]
+
+
 def read_chunk(kernels: Kernels, chunk: Tensor, shape: ChunkShape, like: Header) -> Chunk | None:
-    """Check a chunk and take it apart; None where it is not what the sender must have sent.
+    """Check and split a chunk; return None if it is not what the sender must have sent.
 
     Args:
         kernels: The arithmetic where ``chunk`` lies.
         chunk: (n,) uint8.
         shape: Its sizes.
-        like: A header of the kind, bucket, epoch and sender that it must be of. Step, settings and
-            status are left to the caller: a chunk that carries an error is whole.
+        like: A header with the kind, bucket, epoch and sender that are expected. The caller checks
+            step, settings and status: a chunk that carries an error is whole.
     """
     if chunk.numel() != shape.n_bytes:
         return None
@@ -315,14 +329,14 @@ def read_chunks(
     *,
     senders: Sequence[int] | None = None,
 ) -> Chunks:
-    """Check chunks and take them apart.
+    """Check and split chunks.
 
     Args:
         kernels: The arithmetic where ``raw`` lies.
         raw: (chunks, shape.n_bytes) uint8.
         shape: Their sizes.
-        like: A header of the kind, bucket and epoch that each must be of.
-        senders: Who must have sent each; None for one from each member of a link, in order.
+        like: A header with the kind, bucket and epoch that are expected.
+        senders: Expected sender of each; None for one from each member of a link, in order.
     """
     fronts = np.ascontiguousarray(raw[:, : shape.front_bytes].cpu().numpy())
     fields = np.ascontiguousarray(fronts[:, :HEADER_BYTES]).view(HEADER_TYPE)[:, 0]
@@ -354,7 +368,7 @@ def read_chunks(
 
 
 def _read_presence(bodies: np.ndarray[Any, Any], shape: ChunkShape) -> Tensor:
-    """(members, bytes) -> (members, n_params) int64."""
+    """Unpack (members, bytes) into (members, n_params) int64."""
     if shape.has_counts:
         counts = np.ascontiguousarray(bodies[:, shape.bitmap_bytes :]).view("<u2")
         present = counts[:, : shape.n_params]

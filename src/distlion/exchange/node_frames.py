@@ -27,12 +27,12 @@ from distlion.transport import Transport
 
 @dataclass(frozen=True)
 class NodeGradients:
-    """What the ranks of a node sent of their gradients; without meaning after an error.
+    """The gradients received from the ranks of a node; without meaning after an error.
 
     Attributes:
-        present: (ranks, n_params) bool on the CPU: who has a gradient of which parameter.
-        payloads: (ranks, payload_bytes) uint8: each one's pieces of this rank's part.
-        grad_scales: What each one's gradients are to be multiplied by.
+        present: (ranks, n_params) bool on the CPU: the parameters with a gradient, per rank.
+        payloads: (ranks, payload_bytes) uint8: each rank's pieces of this rank's part.
+        grad_scales: Factor for each rank's gradients.
     """
 
     present: Tensor
@@ -45,7 +45,7 @@ class NodeFrames:
     """The transfers among the ranks of a node for one bucket.
 
     Attributes:
-        link: These ranks, each of which votes for one part.
+        link: The link between these ranks, each of which votes for one part.
         shape: Sizes of the chunks.
     """
 
@@ -55,16 +55,16 @@ class NodeFrames:
     def scatter_gradients(
         self, payloads: Iterable[Tensor], present: Tensor, header: Header, *, grad_scale: float
     ) -> tuple[Header, NodeGradients]:
-        """Send each rank its part of this rank's gradients, and take theirs of this rank's part.
+        """Send each rank its part of this rank's gradients, and receive the others' for this part.
 
         Args:
             payloads: For each rank, (gradients.payload_bytes,) uint8; one at a time is held.
             present: (n_params,) bool on the CPU.
-            header: This rank's.
-            grad_scale: What its gradients are to be multiplied by; ranks may differ in it.
+            header: This rank's header.
+            grad_scale: Factor for its gradients; ranks may differ in it.
 
         Returns:
-            The header, with the worst that was found, and what came.
+            The header, with the worst error found, and the received gradients.
         """
         chunk_shape = self.shape.gradients
         chunks = self.link.empty(self.link.n_members, chunk_shape.n_bytes)
@@ -80,11 +80,11 @@ class NodeFrames:
         return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
 
     def share_reply(self, reply: Reply, header: Header) -> Reply:
-        """Give the reply on this rank's part to the node, and take those on the others'.
+        """Send the reply on this rank's part to the node, and receive the replies on the others.
 
         Returns:
-            ``present`` is (ranks, most pieces) and ``payload`` (ranks, most bytes): what is beyond
-            a part's own has no meaning.
+            ``present`` is (ranks, most pieces) and ``payload`` (ranks, most bytes); entries beyond
+            a part's own have no meaning.
         """
         chunk_shape, verdict = self.shape.replies, reply.verdict
         present = torch.zeros(chunk_shape.n_params, dtype=torch.int64)
@@ -104,7 +104,7 @@ class NodeFrames:
         return Reply(Verdict.of(header), nothing, self.link.empty(0))
 
     def _join(self, read: Chunks) -> Verdict:
-        """Draw one verdict out of those of all parts, equal on all ranks of the node."""
+        """Join the verdicts of all parts into one, equal on all ranks of the node."""
         lost = read.find_lost(self.link.ranks)
         if lost:
             return Verdict(Status.CORRUPT, lost)
@@ -117,12 +117,12 @@ def gather_flags(link: Transport, flags: Tensor, header: Header) -> tuple[Header
     """Gather a flag for each parameter of a bucket from every rank of one worker.
 
     Args:
-        link: These ranks.
+        link: The link between these ranks.
         flags: (n_params,) bool on the CPU.
-        header: This rank's.
+        header: This rank's header.
 
     Returns:
-        The header, with the worst that was found, and (ranks, n_params) bool on the CPU.
+        The header, with the worst error found, and (ranks, n_params) bool on the CPU.
     """
     nothing = torch.empty(0, dtype=torch.uint8)
     shape = ChunkShape(flags.numel(), 0)
@@ -131,24 +131,24 @@ def gather_flags(link: Transport, flags: Tensor, header: Header) -> tuple[Header
 
 
 def share_verdict(link: Transport, verdict: Verdict, header: Header, *, n_voters: int) -> Verdict:
-    """Let the ranks of one worker find together: the worst of their verdicts, on all of them.
+    """Share verdicts among the ranks of one worker, and return the worst on all of them.
 
     Args:
-        link: These ranks.
-        verdict: What this rank has heard from its peers in other workers.
-        header: This rank's.
-        n_voters: Workers; a rank knows culprits among those it votes with, and among these.
+        link: The link between these ranks.
+        verdict: This rank's verdict from its peers in other workers.
+        header: This rank's header.
+        n_voters: Number of workers; a rank knows culprits among its fellow voters and these.
     """
     own = with_verdict(header, verdict)
     shape = ChunkShape(0, verdict_bytes(n_voters + link.n_members))
     payload = encode_verdict(verdict, shape.payload_bytes)
     read = _gather(link, shape, ChunkKind.VERDICT, own, torch.zeros(0), payload)
     found = judge_chunks(read, link.ranks)
-    # A header names one culprit; payloads of ranks that found the same name the others.
+    # A header names one culprit; payloads of ranks with the same finding name the others.
     alike = [part for part in read if part is not None and part.header.status is found.status]
     named = {rank for part in alike for rank in decode_verdict(part.header, part.payload).culprits}
     culprits = tuple(sorted({*found.culprits, *named}))
-    # Peers at other steps are told apart by who heard them.
+    # Peers at other steps are known to the rank that heard them.
     return replace(found, culprits=culprits, steps=verdict.steps or found.steps)
 
 

@@ -19,7 +19,7 @@ from distlion.transport import ByteCount, Transport
 
 
 def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
-    """Declare what each worker hands to the network for ``gather_numbers``."""
+    """Declare the bytes that each worker sends in ``gather_numbers``."""
     peers = n_workers - 1
     n_bytes = peers * shape_numbers(n_numbers).n_bytes
     return ByteCount(n_bytes, n_bytes, peers)
@@ -28,7 +28,7 @@ def plan_numbers(n_numbers: int, n_workers: int) -> ByteCount:
 def gather_numbers(
     link: Transport, numbers: Sequence[float], header: Header, *, kind: ChunkKind
 ) -> tuple[Header, list[tuple[float, ...]]]:
-    """Gather as many numbers from every member, in order; nothing from whom they got damaged."""
+    """Gather numbers from every member, in order; a member with a damaged chunk has none."""
     data = struct.pack(f"<{len(numbers)}d", *numbers)
     shape = shape_numbers(len(numbers))
     payload = torch.from_numpy(
@@ -48,23 +48,23 @@ def gather_numbers(
 
 
 def plan_sample(n_numbers: int, n_workers: int) -> ByteCount:
-    """Declare what each worker hands to ``link`` in ``gather_sample``."""
+    """Declare the bytes that each worker sends over ``link`` in ``gather_sample``."""
     return plan_numbers(n_numbers, n_workers) + plan_numbers(0, n_workers)
 
 
 def gather_sample(
     link: Transport, inside: Transport | None, numbers: Sequence[float], header: Header
 ) -> tuple[Header, list[tuple[float, ...]]]:
-    """Gather a sample, so that all know of damage to it: 1 gather, 2 report, 3 report in nodes.
+    """Gather a sample and report damage to all: 1 gather, 2 report, 3 report in nodes.
 
     Args:
-        link: Between those who vote.
+        link: The link between the voters.
         inside: The ranks of this node, each of which has another sample; None without nodes.
-        numbers: This worker's.
+        numbers: This worker's numbers.
         header: Its header.
 
     Returns:
-        The header, with the worst that anybody found; the numbers of each, in rank order.
+        The header, with the worst error that anybody found; each worker's numbers, in rank order.
     """
     # 1 gather
     header, rows = gather_numbers(link, numbers, header, kind=ChunkKind.SAMPLE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,12 +33,13 @@ class ParameterServer(Exchange):
 
     Notes:
         The server of Distributed Lion (arXiv:2404.00438, Algorithm 1); the first rank is a worker
-        too. It sends and receives N - 1 times what every other rank does, so that its link is the
-        bottleneck: use ``AllReduce``, unless that rank has by far the fastest link. A reply that is
-        damaged on the way to a single rank is known to that rank alone, as with ``AllGather``.
+        too. It sends and receives N - 1 times as much as every other rank, so its link is the
+        bottleneck: use ``AllReduce``, unless that rank has by far the fastest link. If a reply is
+        damaged on the way to a single rank, only that rank knows, as with ``AllGather``.
     """
 
-    transfers: ClassVar[int] = 2
+    def count_transfers(self, n_workers: int) -> int:
+        return 2
 
     def plan(self, shape: BucketShape, rank: int) -> ByteCount:
         vote_bytes, reply_bytes = shape.whole_vote_chunk.n_bytes, shape.whole_reply_chunk.n_bytes
@@ -80,20 +80,20 @@ class ParameterServer(Exchange):
         reply = link.empty(shape.whole_reply_chunk.n_bytes)
         replies = None
         if counted is not None:
-            _write_reply(reply, counted, link, shape, ballot.header)
+            write_whole_reply(reply, counted, link, shape, ballot.header)
             replies = reply.expand(shape.n_shards, -1).contiguous()
         reply_under_way = link.scatter(reply, replies, step=step)
         yield
         reply_under_way.wait()
-        return counted or _read_reply(reply, link, shape, ballot.header)
+        return counted or read_whole_reply(reply, link, shape, ballot.header, sender=SERVER)
 
 
-def _write_reply(
+def write_whole_reply(
     out: Tensor, counted: Reply, link: Transport, shape: BucketShape, own: Header
 ) -> None:
-    """Write the reply; where there was an error, what the server heard takes the payload's place.
+    """Write the reply; after an error, the counter's verdict takes the payload's place.
 
-    Digests of gradients stay with the server: there is no room for those of all ranks.
+    Digests of gradients stay with the rank that counted: a reply has no space for all of them.
     """
     chunk_shape, payload = shape.whole_reply_chunk, counted.payload.flatten()
     header = replace(own, kind=ChunkKind.REPLY, gradient_digest=0)
@@ -105,11 +105,14 @@ def _write_reply(
         fire_framed(link, header, out)
 
 
-def _read_reply(raw: Tensor, link: Transport, shape: BucketShape, own: Header) -> Reply:
-    like = replace(own, kind=ChunkKind.REPLY, sender=SERVER)
+def read_whole_reply(
+    raw: Tensor, link: Transport, shape: BucketShape, own: Header, *, sender: int
+) -> Reply:
+    """Read the reply that ``write_whole_reply`` wrote on another member of the link."""
+    like = replace(own, kind=ChunkKind.REPLY, sender=sender)
     chunk = read_chunk(link.kernels, raw, shape.whole_reply_chunk, like)
     if chunk is None:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
-        return Reply(Verdict(Status.CORRUPT, (link.ranks[SERVER],)), nothing, raw)
+        return Reply(Verdict(Status.CORRUPT, (link.ranks[sender],)), nothing, raw)
     verdict = decode_verdict(chunk.header, chunk.payload)
     return Reply(verdict, chunk.present, chunk.payload.view(shape.n_shards, -1))

@@ -1,4 +1,4 @@
-"""All patterns, by the names that commands take: the one list of them."""
+"""The only list of all patterns, by the names that commands take."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from distlion.exchange.all_gather import AllGather
 from distlion.exchange.all_reduce import AllReduce
 from distlion.exchange.base import Exchange
 from distlion.exchange.parameter_server import ParameterServer
+from distlion.exchange.recursive_doubling import RecursiveDoubling
 
 PATTERNS: dict[str, Exchange] = {
     "all-reduce": AllReduce(),
     "all-gather": AllGather(),
     "parameter-server": ParameterServer(),
+    "recursive-doubling": RecursiveDoubling(),
 }
 """A new pattern is one file, its test, and one line here.
 
@@ -21,15 +23,15 @@ patterns "auto" takes the first.
 
 
 def list_patterns() -> str:
-    """List the patterns as one writes them in Python, for errors."""
+    """List the patterns as Python expressions, for errors."""
     return ", ".join(map(repr, PATTERNS.values()))
 
 
 def parse_pattern(name: str) -> Exchange:
-    """Return the pattern of a name. "auto" is none: whoever takes it handles it before.
+    """Return the pattern of a name. The caller handles "auto", which is not a pattern.
 
     Raises:
-        InvalidArgumentError: No pattern is called so.
+        InvalidArgumentError: No pattern has this name.
     """
     if name not in PATTERNS:
         raise InvalidArgumentError(f"pattern {name!r}: expected one of {', '.join(PATTERNS)}")

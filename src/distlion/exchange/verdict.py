@@ -1,4 +1,4 @@
-"""What the chunks of an exchange say together: the worst that was found, and who is to blame."""
+"""The verdict of an exchange: the worst error in its chunks, and the ranks to blame."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _STEP = struct.Struct("<iq")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the headers of an exchange say together; equal on ranks that read the same headers.
+    """The joint finding of an exchange's headers; equal on ranks that read the same headers.
 
     Attributes:
         status: The worst finding.
         culprits: Ranks to blame, among all workers; empty where that is unknown.
-        position: Of the parameter concerned, among the trainable ones; -1 for none in particular.
-        cancelled_by_all: With CANCELLED, whether everybody gave the step up.
-        steps: Rank and step of everybody who was heard.
+        position: Number of the parameter concerned, among the trainable ones; -1 for none.
+        cancelled_by_all: With CANCELLED, whether every worker gave the step up.
+        steps: Rank and step of every worker that was heard.
     """
 
     status: Status
@@ -40,7 +40,7 @@ class Verdict:
 
     @classmethod
     def of(cls, header: Header) -> Verdict:
-        """Say what one header says, as the end of an exchange."""
+        """Make a verdict of one header, as at the end of an exchange."""
         if header.status is Status.OK:
             return cls(Status.OK)
         culprits = (header.culprit,) if header.culprit >= 0 else ()
@@ -55,7 +55,7 @@ def with_error(
     position: int = -1,
     cancelled_by_all: bool = False,
 ) -> Header:
-    """Put an error into a header, unless it holds a graver one, or one that was found earlier."""
+    """Put an error into a header, unless it holds a graver or earlier one."""
     if status <= header.status:
         return header
     return replace(
@@ -68,7 +68,7 @@ def with_error(
 
 
 def with_error_of(header: Header, other: Header) -> Header:
-    """Put the error of another header into a header, as ``with_error`` does."""
+    """Put another header's error into a header, as ``with_error`` does."""
     return with_error(
         header,
         other.status,
@@ -79,7 +79,7 @@ def with_error_of(header: Header, other: Header) -> Header:
 
 
 def with_verdict(header: Header, verdict: Verdict) -> Header:
-    """Let a header say what a verdict says, of whose culprits it has room for the first."""
+    """Put a verdict into a header, which holds the first culprit only."""
     return replace(
         header,
         status=verdict.status,
@@ -90,7 +90,7 @@ def with_verdict(header: Header, verdict: Verdict) -> Header:
 
 
 def encode_verdict(verdict: Verdict, n_bytes: int) -> Tensor:
-    """Write what a header has no room for as a payload: all culprits, and all steps.
+    """Write as a payload what does not fit into a header: all culprits and all steps.
 
         number of culprits (4 B), of steps (4 B) | culprits (4 B each) | rank (4 B), step (8 B) each
 
@@ -109,15 +109,15 @@ def encode_verdict(verdict: Verdict, n_bytes: int) -> Tensor:
 
 
 def verdict_bytes(n_named: int) -> int:
-    """Return the bytes of a payload that has room for so many culprits, and for their steps."""
+    """Return the bytes of a payload for ``n_named`` culprits and as many steps."""
     return pad_bytes(_LENGTHS.size + n_named * (_CULPRIT.size + _STEP.size))
 
 
 def decode_verdict(header: Header, payload: Tensor) -> Verdict:
-    """Read a verdict off a chunk that ``with_verdict`` and ``encode_verdict`` made.
+    """Read the verdict in a chunk made by ``with_verdict`` and ``encode_verdict``.
 
     Args:
-        header: Its header; where it is without error, the payload is something else.
+        header: Its header; without an error, the payload holds something else.
         payload: (n_bytes,) uint8.
     """
     if header.status is Status.OK:
@@ -132,7 +132,7 @@ def decode_verdict(header: Header, payload: Tensor) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """Join verdicts: the gravest, of equally grave ones the first, with what all of them name."""
+    """Join verdicts: the first of the gravest, with the culprits and steps of all equal ones."""
     worst = max(verdicts, key=attrgetter("status"))
     if worst.status is Status.OK:
         return worst
@@ -146,7 +146,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
-    """Put the worst of what was received, one chunk from each of ``ranks``, into a header."""
+    """Put the worst error in the received chunks, one from each of ``ranks``, into a header."""
     if chunks.agree:  # this rank's own chunk is one of them
         return own
     for lost in chunks.find_lost(ranks):
@@ -169,7 +169,7 @@ def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
 
 
 def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
-    """Draw the verdict out of one chunk from each member of a link, whose ``ranks`` are given."""
+    """Judge one chunk from each member of a link; ``ranks`` are the members' ranks."""
     if chunks.agree:
         return Verdict(Status.OK)
     lost = chunks.find_lost(ranks)
@@ -179,7 +179,7 @@ def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
 
 
 def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
-    """Draw the verdict out of one header from each member of a link, whose ``ranks`` are given."""
+    """Judge one header from each member of a link; ``ranks`` are the members' ranks."""
     worst = max(header.status for header in headers)
     steps = tuple(zip(ranks, (header.step for header in headers), strict=True))
     for status, values in (
@@ -194,7 +194,7 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
     first = next((header for header in blamed if header.culprit == culprits[0]), None)
     return Verdict(
         worst,
-        tuple(culprit for culprit in culprits if culprit >= 0),  # -1: unknown to who found it
+        tuple(culprit for culprit in culprits if culprit >= 0),  # -1: unknown to the finder
         position=first.position if first else -1,
         cancelled_by_all=all(header.cancelled_by_all for header in headers),
         steps=steps,
@@ -202,5 +202,5 @@ def judge(headers: Sequence[Header], ranks: Sequence[int]) -> Verdict:
 
 
 def minority(values: Sequence[object]) -> tuple[int, ...]:
-    """Find the ranks that differ from more than half of all; none without such a majority."""
+    """Find the ranks whose value differs from the majority's; none without a majority."""
     return find_minority(dict(enumerate(values)))

@@ -1,1 +1,1 @@
-"""Bridges to what else trains: a few dozen lines each, imported by name."""
+"""Bridges to training frameworks: one small module each, imported by name."""

@@ -31,33 +31,33 @@ check_version("accelerate", major=1, extra="accelerate")
 from accelerate import Accelerator  # noqa: E402, once its version is known
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 
-# The optimizers too: a script needs one line to import what it changes.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingAccelerator"]
 
 FOLDER = "distlion"
-"""Inside of the folder that ``save_state`` writes; those of further optimizers get a number."""
+"""Folder inside the one that ``save_state`` writes; further optimizers add a number to it."""
 
 
 class VotingAccelerator(Accelerator):  # type: ignore[misc]
-    """An Accelerator under which every worker keeps its gradients and momentum, and they vote.
+    """An Accelerator for workers that keep their gradients and momentum, and vote.
 
     Args:
-        args, kwargs: Of ``Accelerator``.
-        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where
-            ``load_state`` finds another number of them. "error" refuses.
+        args, kwargs: Arguments of ``Accelerator``.
+        on_world_change: Momenta with which workers begin if ``load_state`` finds another number
+            of them, as in ``distlion.load_checkpoint``. "error" refuses.
 
     Raises:
         MissingDependencyError: accelerate has another major version.
         UnsupportedTypeError: An optimizer does not vote, or Accelerate is set up to
             shard the model.
-        ProcessGroupError: Accelerate does not know of the processes that there are.
-        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
+        ProcessGroupError: Accelerate counts other processes than the process group has.
+        CheckpointError: As in ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
         The model is not wrapped in DistributedDataParallel. With overlap, ``accumulate``
         and ``no_sync`` hold back votes; ``clip_grad_norm_`` clips each worker by its own norm.
-        ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` wants it.
-        Workers of ``LocalSteps`` vote before ``save_state``; before an evaluation call ``vote()``.
+        ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` needs it.
+        Workers of ``LocalSteps`` vote before ``save_state``; call ``vote()`` before an evaluation.
 
     Example:
         >>> accelerator = VotingAccelerator()
@@ -77,7 +77,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 "in its own way; VotingAccelerator needs plain data parallelism"
             )
         if dist.is_initialized() and dist.get_world_size() != self.num_processes:
-            # It would deal the same data to all, and save as if each were alone.
+            # Accelerate would give all processes the same data, and each would save on its own.
             raise ProcessGroupError(
                 f"Accelerate counts {self.num_processes} processes, and the process group has "
                 f"{dist.get_world_size()}; on CPUs give VotingAccelerator(cpu=True)"
@@ -114,7 +114,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Accumulate gradients: with overlap, no vote leaves during backward in here."""
+        """Accumulate gradients: in this context, overlap sends no votes during backward."""
         with ExitStack() as stack:
             for each in self._voting:
                 stack.enter_context(hold_back(each.voter))
@@ -124,15 +124,15 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         """Let workers of ``LocalSteps`` vote, so that all have the same parameters.
 
         Every process must call it, for example before an evaluation and at the end of a run.
-        ``DistributedLion`` votes in each step, and is left alone.
+        ``DistributedLion`` votes in each step and needs nothing here.
         """
         vote_on_deltas(each.voter for each in self._voting)
 
     def log_votes(self, step: int | None = None) -> None:
-        """Log what voting was like since the last call to the trackers of ``init_trackers``.
+        """Log measurements of the votes since the last call to the trackers of ``init_trackers``.
 
         Args:
-            step: As of ``log``. The names of further optimizers have their number.
+            step: Number of the step, as in ``log``. Names of further optimizers have their number.
         """
         for number, meter in enumerate(self._meters):
             prefix = f"{PREFIX}-{number}" if number else PREFIX
@@ -141,9 +141,9 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 self.log(numbers, step=step)
 
     def save_state(self, *args: Any, **kwargs: Any) -> str:
-        """Save as Accelerate does; when it returns, all processes have written their files.
+        """Save as Accelerate does, and return once all processes have written their files.
 
-        Workers with local steps vote before: Accelerate saves one model for all.
+        Workers with local steps vote first: Accelerate saves one model for all.
         """
         self.vote()
         folder: str = super().save_state(*args, **kwargs)
@@ -151,10 +151,10 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         return folder
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
-        """Load as Accelerate does, and every worker's momentum; all of it, or nothing on any rank.
+        """Load Accelerate's state and every worker's momentum: all of it, or nothing on any rank.
 
         Raises:
-            CheckpointError: Some process cannot load some file; on every rank, with nothing
+            CheckpointError: A process cannot load a file; raised on every rank, with nothing
                 changed.
         """
         step, load = self.step, super().load_state
@@ -177,7 +177,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     @contextmanager
     def _loading_no_optimizer(self, check: Check) -> Iterator[None]:
-        """Keep Accelerate from loading rank 0's momenta, and check first, before other hooks."""
+        """Keep Accelerate from loading rank 0's momenta, and run the check before other hooks."""
         hook = self.register_load_state_pre_hook(
             lambda models, folder: check(self._name_folders(folder))
         )
@@ -191,7 +191,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
     def _save_votes(self, models: list[nn.Module], weights: Any, folder: str) -> None:
         for each, path in zip(self._voting, self._name_folders(folder), strict=True):
-            # Accelerate saves the model, over whatever another run has left in the folder.
+            # Accelerate saves the model, and replaces files of another run in the folder.
             model = nn.ModuleList(models)
             save_checkpoint(path, model, each.voter, keep_last=1, only_trained=True, overwrite=True)
 
@@ -201,9 +201,9 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
 
 
 class _VotingOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
-    """An optimizer that Accelerate takes for one of its own."""
+    """An optimizer that Accelerate treats as its own."""
 
     def __init__(self, voter: Voter, device_placement: bool, scaler: Any) -> None:
         super().__init__(voter, device_placement=device_placement, scaler=scaler)
         self.voter = voter
-        self._is_accelerate_prepared = True  # it is not to be wrapped again
+        self._is_accelerate_prepared = True  # so that it is not wrapped again

@@ -1,4 +1,4 @@
-"""Momenta of all workers in a folder beside the one file that a framework writes."""
+"""Momenta of all workers, in a folder beside the single file of a framework."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from distlion.errors import CheckpointError
 from distlion.integrations.frameworks import Voter
 
 KEY = "distlion"
-"""In the framework's file: for each optimizer, the checkpoint that belongs to it."""
+"""Key in the framework's file, for the checkpoint of each optimizer."""
 
 _KEPT = 2
-"""The newest, and the one before it: a file may still be written in the background."""
+"""Number of kept checkpoints: the newest, and one before it while a file is still written."""
 
 
 def name_companion(path: str | os.PathLike[str]) -> Path:
-    """Name the folder that belongs to a file; a link has that of the file it leads to.
+    """Return the folder of a file's momenta; a link has its target's folder.
 
     Raises:
         CheckpointError: The file is not on a file system.
@@ -47,22 +47,22 @@ def saving_votes(
 ) -> Iterator[None]:
     """Save every worker's momentum, before the framework writes the file that names it.
 
-    Earlier ones are removed once the file is written: until then, the file that it replaces names
-    one of them. A file that could not be written removes none.
+    Earlier momenta are removed once the file is written: until then, the file that it replaces
+    names some of them. If the file cannot be written, none are removed.
 
     Args:
-        checkpoint: What the framework is going to save, the model included. Gets an entry.
-        path: Its file.
-        model: Whose trained parameters the optimizers have.
-        optimizers: By names that they keep.
-        barrier: Waits for all ranks, of which one writes the file.
+        checkpoint: The framework's data to save, with the model. An entry is added.
+        path: The framework's file.
+        model: Model with the optimizers' trained parameters.
+        optimizers: Optimizers by names that never change.
+        barrier: Function that waits for all ranks; one of them writes the file.
 
     Raises:
-        CheckpointError: Some worker cannot write; on every rank.
+        CheckpointError: A worker cannot write; raised on every rank.
     """
     folder, saved = name_companion(path), {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
-        # The framework replaces its file, whichever run has written it.
+        # The framework replaces its file, even another run's.
         pending = save_checkpoint(
             folder / str(number), model, optimizer, only_trained=True, overwrite=True
         )
@@ -78,17 +78,17 @@ def find_votes(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> d
     """Return the folder of each optimizer's checkpoint, by the name under which it was saved.
 
     Args:
-        checkpoint: What the framework has read.
-        path: Its file.
+        checkpoint: The framework's data as read.
+        path: The framework's file.
 
     Raises:
-        CheckpointError: It does not say where they are.
+        CheckpointError: The data do not name the folders.
     """
     names = checkpoint.get(KEY)
     if not isinstance(names, Mapping):
         raise CheckpointError(
-            f"{path} does not say where the momenta of all workers are, as a checkpoint does that "
-            "was saved under a VotingStrategy; the file alone has those of rank 0"
+            f"{path} does not name the folder with the momenta of all workers, as a checkpoint "
+            "saved under a VotingStrategy does; the file alone has only rank 0's momenta"
         )
     folder = name_companion(path)
     return {name: folder / str(place) for name, place in names.items()}

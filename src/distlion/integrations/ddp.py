@@ -12,20 +12,20 @@ from distlion.errors import UnsupportedTypeError
 
 
 def disable_all_reduce(model: DistributedDataParallel) -> None:
-    """Let every rank of a DDP model keep its own gradients.
+    """Make every rank of a DDP model keep its own gradients.
 
-    Call it once, right after wrapping. DDP is then as it is inside of its own ``no_sync()``, which
-    may still be used: backward leaves gradients where autograd puts them, so that overlap
-    works and nothing is copied into buckets. Buffers, such as BatchNorm's statistics, are still
-    broadcast before every forward pass that follows one with gradients, inside ``no_sync()`` too.
+    Call it once, right after wrapping. DDP then behaves as inside its own ``no_sync()``, which may
+    still be used. Backward leaves gradients where autograd puts them, so overlap works and nothing
+    is copied into buckets. Buffers, such as BatchNorm's statistics, are still broadcast before
+    every forward pass that follows one with gradients, inside ``no_sync()`` too.
 
     Args:
         model: The wrapped model.
 
     Raises:
-        UnsupportedTypeError: The model is not wrapped in DistributedDataParallel, or in one with
-            ``static_graph=True`` or ``mixed_precision``, which need the all-reduce, or with
-            ``delay_all_reduce_named_params``, whose all-reduce cannot be switched off.
+        UnsupportedTypeError: The model is not wrapped in DistributedDataParallel. Or the wrapper
+            has ``static_graph=True`` or ``mixed_precision``, which need the all-reduce, or
+            ``delay_all_reduce_named_params`` with an all-reduce that cannot be switched off.
 
     Example:
         >>> model = DistributedDataParallel(model)
@@ -47,14 +47,14 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
             "mixed_precision= of DDP restores the gradients' dtype in its all-reduce; use "
             "torch.autocast, or do not wrap the model"
         )
-    # A hook on a parameter, which looks neither at no_sync() nor at a communication hook.
+    # DDP averages these in hooks on the parameters, which ignore no_sync() and communication hooks.
     if getattr(model, "_delay_all_reduce_params", ()):
         raise UnsupportedTypeError(
             "delay_all_reduce_named_params= makes DDP average these gradients in a hook of their "
             "own, which cannot be switched off; wrap the model without it"
         )
-    # For those who set the attribute below again, as some trainers do for the last micro-batch:
-    # gradients pass through buckets then, and stay local all the same.
+    # Some trainers set the attribute below again for the last micro-batch: gradients then pass
+    # through buckets, and this hook keeps them local.
     model.register_comm_hook(None, _keep_local)
     model.require_backward_grad_sync = False
     model.register_forward_hook(_keep_buffers_alike)
@@ -67,5 +67,5 @@ def _keep_local(state: object, bucket: GradBucket) -> torch.futures.Future[Tenso
 
 
 def _keep_buffers_alike(model: DistributedDataParallel, inputs: Any, output: Any) -> None:
-    """Ask for the broadcast that DDP drops together with the all-reduce."""
+    """Request the broadcast that DDP drops together with the all-reduce."""
     model.require_forward_param_sync = torch.is_grad_enabled()

@@ -29,29 +29,29 @@ from distlion.optim import DistributedLion, LocalSteps
 check_version("lightning", major=2, extra="lightning")
 from lightning.fabric.strategies import DDPStrategy  # noqa: E402, once its version is known
 
-# The optimizers too: a script needs one line to import what it changes.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingStrategy"]
 
 
 class VotingStrategy(DDPStrategy):  # type: ignore[misc]
-    """A strategy under which every worker keeps its gradients and momentum, and they vote.
+    """A strategy for workers that keep their gradients and momentum, and vote.
 
     Args:
-        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where a run is
-            resumed on another number of them. "error" refuses.
-        kwargs: Of ``DDPStrategy``.
+        on_world_change: Momenta with which workers begin if a run is resumed on another number of
+            them, as in ``distlion.load_checkpoint``. "error" refuses.
+        kwargs: Arguments of ``DDPStrategy``.
 
     Raises:
         MissingDependencyError: lightning has another major version.
         UnsupportedTypeError: An optimizer does not vote.
-        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
+        CheckpointError: As in ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
         The module is not wrapped in DistributedDataParallel. ``no_backward_sync`` holds back votes
-        under overlap; ``clip_gradients`` clips each worker by its own norm. Beside a
-        checkpoint ``NAME``, workers' momenta are in the folder ``NAME.distlion``, without which an
-        optimizer does not load. Workers of ``LocalSteps`` vote before they are saved; before an
-        evaluation call ``vote()`` of the optimizer.
+        under overlap; ``clip_gradients`` clips each worker by its own norm. The workers' momenta of
+        a checkpoint ``NAME`` are in the folder ``NAME.distlion`` beside it; an optimizer does not
+        load without them. Workers of ``LocalSteps`` vote before they are saved. Call the
+        optimizer's ``vote()`` before an evaluation.
 
     Example:
         >>> fabric = lightning.Fabric(strategy=VotingStrategy(), devices=2)
@@ -63,16 +63,16 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         super().__init__(**kwargs)
         self._on_world_change = on_world_change
         self._voters: list[Voter] = []
-        # Fabric reads this; that of its DDPStrategy wants a wrapped module.
+        # Fabric reads this attribute; the one of its DDPStrategy needs a wrapped module.
         self._backward_sync_control = _HoldVotes(self._voters)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """Leave a module as it is; what DistributedDataParallel does at first is done."""
+        """Leave a module unwrapped, but copy buffers and frozen parameters from rank 0."""
         broadcast_rest(module)
         return module
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Take an optimizer, which must vote; its momenta follow parameters that were moved."""
+        """Return an optimizer, which must vote, with its momenta on its parameters' devices."""
         voter = check_votes(optimizer, type(self).__name__)
         if isinstance(voter, DistributedLion):
             voter.load_state_dict(voter.state_dict())
@@ -80,10 +80,10 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         return optimizer
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save the momenta of all workers, then what Fabric saves, which names them.
+        """Save the momenta of all workers, then Fabric's file, which names them.
 
-        Workers with local steps vote before, though their optimizer is not saved with a module:
-        Fabric saves one model for all.
+        Workers with local steps vote first, even if only the module is saved: Fabric saves one
+        model for all.
         """
         modules, voters = _sort(state)
         if any(True for _ in modules.children()):
@@ -99,12 +99,12 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def load_checkpoint(
         self, path: Any, state: Any = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Load what Fabric saved, and the momenta of all workers; all of it, or nothing.
+        """Load Fabric's file and the momenta of all workers: all of it, or nothing.
 
-        In the file are the momenta of rank 0, which are not loaded.
+        The file holds rank 0's momenta, which are not loaded.
 
         Raises:
-            CheckpointError: Some process cannot load; on every rank, with nothing changed.
+            CheckpointError: A process cannot load; raised on every rank, with nothing changed.
         """
         if isinstance(state, Optimizer):
             raise CheckpointError(
@@ -119,7 +119,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         others = {name: each for name, each in state.items() if name not in voters}
 
         def load_rest(check: Check) -> dict[str, Any]:
-            # Fabric loads in this order, and our entry first.
+            # Fabric loads in this order, so our entry is first.
             ordered = {KEY: _CheckFirst(path, voters, check), **others}
             try:
                 loaded: dict[str, Any] = load(path, ordered, *args, **kwargs)
@@ -143,13 +143,13 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 class _CheckFirst:
-    """What Fabric takes for a thing to load: it is given the names of the folders, and checks."""
+    """An entry that Fabric loads: it gets the names of the folders, and checks them."""
 
     def __init__(self, path: Any, voters: dict[str, Voter], check: Check) -> None:
         self._path, self._voters, self._check = path, voters, check
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing, as there is nothing to save."""
+        """Return nothing: there is no state to save."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -160,14 +160,14 @@ class _CheckFirst:
 
 
 class _HoldVotes:
-    """What Fabric asks for when gradients accumulate."""
+    """Fabric's control for the accumulation of gradients."""
 
     def __init__(self, voters: list[Voter]) -> None:
         self._voters = voters
 
     @contextmanager
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> Iterator[None]:
-        """Hold back votes of all optimizers, where it is enabled."""
+        """Hold back votes of all optimizers if ``enabled``."""
         with ExitStack() as stack:
             for voter in self._voters if enabled else ():
                 stack.enter_context(hold_back(voter))
@@ -175,7 +175,7 @@ class _HoldVotes:
 
 
 def _sort(state: dict[str, Any]) -> tuple[nn.Module, dict[str, Voter]]:
-    """Return the modules and the optimizers of what is to be saved or loaded."""
+    """Return the modules and the optimizers of a state to save or load."""
     modules = [each for each in state.values() if isinstance(each, nn.Module)]
     optimizers = {name: each for name, each in state.items() if isinstance(each, Optimizer)}
     voters = {name: check_votes(each, "Fabric") for name, each in optimizers.items()}

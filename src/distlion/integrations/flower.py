@@ -37,67 +37,72 @@ from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from distlion.integrations import flower_records as records  # noqa: E402
 
 logger = logging.getLogger("distlion")
-# Flower shows what its strategies log there, and nothing else below a warning.
+# Flower shows its strategies' messages on this logger; on others it shows only warnings.
 _shown = logging.getLogger("flwr")
 
 MOST_OUTCOMES = 1000
 
 _Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 _MOST_NODES = 1 << 63
-"""Coins are keyed by 63 bits of a node's number."""
+"""Bound of a node's number: 63 bits of it key the coins."""
 
 
 class Votes(FedAvg):  # type: ignore[misc]
-    """Train by votes of clients: about one bit for each parameter on the way up.
+    """Train by clients' votes: about one uplink bit for each parameter.
 
-    The server keeps the parameters and a momentum. Each round it sends the parameters to some
-    nodes, in full precision; they train on data of their own and answer with ``vote``.
+    The server keeps the parameters and a momentum. In each round it sends the parameters to some
+    nodes, in full precision. They train on data of their own and answer with ``vote``.
 
     Equation:
-        v <- momentum * v + u,  x <- x - lr * v,  u as the rule says, of the replies taken
+        v <- momentum * v + u,  x <- x - lr * v,  u by the rule, from the replies taken
         "stochastic"  u = b * sum_i w_i s_i / sum_i w_i,  s_i = sign(d_i + noise), noise uniform in
                       (-b, b); b is ``spread`` times the median of the clients' mean |d| in the last
                       round, one for each parameter and for all clients
                       (z-SignFedAvg, arXiv:2302.02589, with z = infinity)
         "majority"    u = a * sign(sum_i w_i s_i),  s_i = sign(d_i), a the median mean |d|
-        "residual"    u = sum_i w_i a_i s_i / sum_i w_i of d_i and what earlier votes rounded away,
-                      which each client keeps; for sites that take part in most rounds
+        "residual"    u = sum_i w_i a_i s_i / sum_i w_i of d_i and the part of earlier deltas that
+                      votes rounded away; each client keeps that part; for sites that take part in
+                      most rounds
 
     Args:
-        rule: As above.
+        rule: One of the rules above.
         lr: Server rate, or a function of the round's number, from 0, that returns it.
-        momentum: In [0, 1).
-        spread: Of "stochastic", above 0. Larger ones are noisier, smaller ones biased.
-        weights: "examples": a client counts by its number of examples, up to ``max_weight`` times
-            the median one; "equal": all count alike.
-        max_weight: 1 or more.
-        min_replies: With fewer replies taken, a round is void: parameters and momentum stay.
-        max_scale: A reply with a mean |d| beyond it is not taken.
-        seed: Of ties.
-        options: Those of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``,
+        momentum: Momentum of the server, in [0, 1).
+        spread: Spread of "stochastic", above 0. Larger values are noisier, smaller ones biased.
+        weights: "examples" weights a client by its number of examples, up to ``max_weight`` times
+            the median one; "equal" weights all alike.
+        max_weight: Largest weight in units of the median, 1 or more.
+        min_replies: Smallest number of replies taken. With fewer, a round is void: parameters and
+            momentum stay.
+        max_scale: Largest mean |d| of a reply that is taken.
+        seed: Seed of ties.
+        options: Options of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``,
             ``min_train_nodes``, ``fraction_evaluate`` and so on. ``weighted_by_key`` has to be
             "num-examples", which ``vote`` writes.
 
     Attributes:
-        outcomes: Of the last 1,000 rounds, in order: which nodes were counted, and what was
-            refused and why.
+        outcomes: Outcomes of the last 1,000 rounds, in order: counted nodes, and refused replies
+            with their reasons.
 
     Raises:
-        InvalidArgumentError: A number is out of range, or a key is not to be chosen.
+        InvalidArgumentError: A number is out of range, or a key cannot be chosen.
         MissingDependencyError: On import: flwr is missing, or has another major version.
         NonFiniteError: In ``start``: an array is not finite.
-        UnsupportedTypeError: A value is of a wrong kind; in ``start``, an array is complex, or has
-            a dtype of floats other than float32 and float16.
+        UnsupportedTypeError: A value has a wrong type; in ``start``, an array is complex, or has a
+            float dtype other than float32 and float16.
 
     Notes:
-        Arrays of integers, such as BatchNorm's counters, stay as ``initial_arrays`` has them.
-        Replies that failed, or are of another round, rule, length, dtype or node, second ones, and
-        those with a scale that is not finite or too large, are not taken: counted in ``outcomes``
-        and in Flower's log, and each is logged with its reason under "distlion". None of them
-        raises.
-        Metrics of training are averaged by votes, those of evaluation by numbers of examples, if
-        all clients report a number that is finite. Lists need a ``train_metrics_aggr_fn`` or
-        ``evaluate_metrics_aggr_fn``, which gets the replies that were taken.
+        Integer arrays, such as BatchNorm's counters, keep their ``initial_arrays``.
+
+        Invalid replies are not taken: failed ones, second ones, replies of another round, rule,
+        length, dtype or node, and replies with a scale that is too large or not finite. They are
+        counted in ``outcomes`` and in Flower's log, and each is logged with its reason under
+        "distlion". None of them raises.
+
+        Metrics of training are averaged by votes, and metrics of evaluation by numbers of
+        examples, if all clients report a finite number. Lists need a ``train_metrics_aggr_fn`` or
+        ``evaluate_metrics_aggr_fn``, which gets the replies taken.
+
         An array that half of the clients or more do not train does not move, and a warning names
         it: see ``VoteServer``.
 
@@ -148,12 +153,12 @@ class Votes(FedAvg):  # type: ignore[misc]
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Begin a round: draw nodes, and send them parameters and what to vote on."""
+        """Begin a round: draw nodes, and send them the parameters and the call for a vote."""
         server = self._server
         if server is None or arrays is not self._arrays:
             server = self._server = self._make_server(arrays)
         elif server.in_progress:
-            self.outcomes.append(server.finish())  # of a start() that was given up
+            self.outcomes.append(server.finish())  # of an abandoned start()
         messages = list(super().configure_train(server_round, arrays, config, grid))
         call = server.begin(message.metadata.dst_node_id for message in messages)
         for message in messages:
@@ -163,7 +168,7 @@ class Votes(FedAvg):  # type: ignore[misc]
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """End a round: count what is in order; None for the parameters of a void round.
+        """End a round: count the valid replies; return None for the parameters of a void round.
 
         Raises:
             InvalidArgumentError: No round has begun.
@@ -191,7 +196,7 @@ class Votes(FedAvg):  # type: ignore[misc]
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Average the metrics of those that have evaluated, by their numbers of examples."""
+        """Average the metrics of the evaluating clients by their numbers of examples."""
         arrived, taken, examples = list(replies), [], []
         self._check_and_log_replies(arrived, is_train=False, validate=False)
         for reply in arrived:
@@ -207,7 +212,9 @@ class Votes(FedAvg):  # type: ignore[misc]
         return _average(taken, examples, self._evaluate_metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later run goes on with, beside the arrays: momentum, reach, round.
+        """Return the state with which a later run continues, besides the arrays.
+
+        It has the momentum, the reach and the round.
 
         Raises:
             InvalidArgumentError: No round has begun.
@@ -219,34 +226,34 @@ class Votes(FedAvg):  # type: ignore[misc]
         return self._server.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``start`` go on from a state; its ``initial_arrays`` are those saved then.
+        """Let the next ``start`` continue from a state; its ``initial_arrays`` are the saved ones.
 
-        ``start`` raises CheckpointError where the state is of another model.
+        ``start`` raises CheckpointError if the state belongs to another model.
         """
         self._loaded, self._server = state, None
 
     def _make_server(self, arrays: ArrayRecord) -> VoteServer:
-        """Begin with arrays that are not those of the last round."""
+        """Make a server for arrays that differ from the last round's."""
         server = VoteServer(records.read_arrays(arrays), self.settings)
         if self._loaded is not None:
             server.load_state_dict(self._loaded)
         elif self._server is not None:
-            logger.warning("the arrays are not those of the last round: momentum begins with 0")
+            logger.warning("the arrays differ from the last round's: momentum begins with 0")
         self._arrays, self._loaded = arrays, None
         return server
 
 
 def _check_keys(strategy: FedAvg) -> None:
-    """Refuse names of records that would be ignored, or overwritten by ours."""
+    """Refuse names of records that would be ignored, or that our record would overwrite."""
     if strategy.weighted_by_key != records.EXAMPLES:
         raise InvalidArgumentError(
             f"weighted_by_key={strategy.weighted_by_key!r}: expected {records.EXAMPLES!r}, which "
-            "vote() writes. Leave it out"
+            "vote() writes. Omit it"
         )
     for name in ("arrayrecord_key", "configrecord_key"):
         if getattr(strategy, name) == records.KEY:
             raise InvalidArgumentError(
-                f"{name}={records.KEY!r}: this record says what to vote on. Use another name"
+                f"{name}={records.KEY!r}: this record holds the call for a vote. Use another name"
             )
 
 
@@ -259,7 +266,7 @@ def _describe(outcome: Outcome) -> str:
 def _average(
     taken: Sequence[RecordDict], weights: Sequence[int], function: _Aggregate | None
 ) -> MetricRecord | None:
-    """Average what clients report, by weight or by a function of the user's."""
+    """Average the clients' reports, by weight or by the user's function."""
     if function is not None:
         return function(list(taken), records.EXAMPLES) if taken else None
     numbers = [records.read_metrics(content)[0] for content in taken]
@@ -280,27 +287,27 @@ def vote(
     """Return a client's reply: one bit for each parameter, and a scale for each array.
 
     Args:
-        message: The server's.
-        before: The arrays before local steps: those of the message. Tensors and numpy arrays by
-            name are taken too.
-        after: The same after local steps, such as ``model.state_dict()``; names that the server did
+        message: The server's message.
+        before: Arrays before local steps, from the message. Tensors and numpy arrays by name work
+            too.
+        after: Arrays after local steps, such as ``model.state_dict()``; names that the server did
             not send are left out.
         num_examples: Number of examples of this client, 1 or more.
-        context: The client app's, for rule "residual": what votes have rounded away stays in its
-            state, in 32 bits.
+        context: The client app's context, for rule "residual": its state keeps the part of deltas
+            that votes have rounded away, in 32 bits.
         metrics: Numbers for the server to average, or lists of them for a function of its own.
-        seed: Of the client's chance, for experiments; None draws one that nobody knows. A server
-            that knows it knows the noise.
+        seed: Seed of the client's random bits, for experiments; None draws a secret one. A server
+            that knows the seed knows the noise.
 
     Returns:
         The reply, to be returned by the client app.
 
     Raises:
-        InvalidArgumentError: An array is missing, has another shape or is the same before and
-            after, the message has no call for a vote, or ``context`` is missing.
+        InvalidArgumentError: An array is missing, has another shape or is the same object before
+            and after. Or the message has no call for a vote, or ``context`` is missing.
         NonFiniteError: A delta is not finite.
-        UnsupportedTypeError: ``num_examples`` is no integer, or an array or a metric is of a wrong
-            kind. Any error leaves what the client keeps as it was.
+        UnsupportedTypeError: ``num_examples`` is no integer, or an array or a metric has a wrong
+            type. Any error leaves the client's state unchanged.
 
     Example:
         >>> @app.train()
@@ -331,7 +338,7 @@ def vote(
 
 
 def _check_context(call: Call, context: Context | None) -> Context | None:
-    """Return the context where something is kept in it, None where nothing is.
+    """Return the context if the rule keeps something in it, else None.
 
     Raises:
         InvalidArgumentError: It is missing.
@@ -340,7 +347,7 @@ def _check_context(call: Call, context: Context | None) -> Context | None:
         return None
     if context is None:
         raise InvalidArgumentError(
-            "rule 'residual' keeps what votes have rounded away in the state of the client. "
+            "rule 'residual' keeps the rounding residual of votes in the state of the client. "
             "Expected context=. Pass the context of the client app to vote()"
         )
     return context

@@ -1,4 +1,4 @@
-"""Votes in Flower's messages: records in, records out."""
+"""Conversion between votes and the records of Flower's messages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from distlion.clients import Ballot, Call, Places, Refusal
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
 KEY = "distlion"
-"""Of the records in messages and in a client's state that are ours."""
+"""Key of our records in messages and in a client's state."""
 PAYLOAD, METRICS, EXAMPLES = "vote", "metrics", "num-examples"
 STYPE = "distlion.vote"
-"""Says that the bytes of an array are packed votes, so that nobody parses them as numpy's."""
+"""Type of an array with packed votes as its bytes, so that nobody parses them as numpy's."""
 _MOST = 1 << 63
 
 
 def write_call(call: Call, message: Message) -> None:
-    """Say in a message what to vote on."""
+    """Write the call for a vote into a message."""
     message.content[KEY] = ConfigRecord(
         {
             "round": call.round,
@@ -43,17 +43,18 @@ def write_call(call: Call, message: Message) -> None:
 
 
 def read_call(message: Message) -> tuple[Call, dict[str, Tensor]]:
-    """Read what a message asks for, and the parameters in it.
+    """Return a message's call for a vote, and the parameters in it.
 
     Raises:
-        InvalidArgumentError: It asks for no vote, or has not one record of arrays.
+        InvalidArgumentError: The message has no call for a vote, or not exactly one record of
+            arrays.
     """
     content = message.content if message.has_content() else RecordDict()
     asked = content.get(KEY)
     if not isinstance(asked, ConfigRecord):
         raise InvalidArgumentError(
-            "the message does not ask for a vote. Expected one of a server whose strategy is "
-            "distlion.integrations.flower.Votes. Use it there"
+            "the message does not ask for a vote. Expected the message of a server with strategy "
+            "distlion.integrations.flower.Votes. Use this strategy there"
         )
     found = list(content.array_records.values())
     if len(found) != 1:
@@ -72,10 +73,10 @@ def read_call(message: Message) -> tuple[Call, dict[str, Tensor]]:
 
 
 def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
-    """Read the arrays that are voted on: all but those of integers and truth values.
+    """Read the arrays that are voted on: all but integers and booleans.
 
     Raises:
-        UnsupportedTypeError: One is of another kind, such as complex numbers.
+        UnsupportedTypeError: An array has another type, such as complex numbers.
     """
     values = {name: array.numpy() for name, array in arrays.items()}
     for name, value in values.items():
@@ -90,7 +91,7 @@ def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
 
 
 def write_arrays(params: Mapping[str, Tensor], before: ArrayRecord) -> ArrayRecord:
-    """Return a record of the parameters, in which other arrays are as before."""
+    """Return a record of the parameters, with all other arrays unchanged."""
     return ArrayRecord(
         {
             name: Array(params[name].numpy()) if name in params else array
@@ -102,15 +103,16 @@ def write_arrays(params: Mapping[str, Tensor], before: ArrayRecord) -> ArrayReco
 def as_tensors(
     given: ArrayRecord | Mapping[str, Any], wanted: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return those of some arrays that are wanted, as tensors.
+    """Return the wanted ones of some arrays, as tensors.
 
     Raises:
-        UnsupportedTypeError: One is no tensor, numpy array or Flower array, or not of floats.
+        UnsupportedTypeError: A wanted one is no tensor, numpy array or Flower array, or has no
+            floats.
     """
     tensors = {}
     for name in wanted:
         if name not in given:
-            continue  # whoever needs it says that it is missing
+            continue  # the code that needs it reports it missing
         value = given[name]
         if isinstance(value, Array):
             value = value.numpy()
@@ -126,7 +128,7 @@ def as_tensors(
 
 
 def write_reply(message: Message, ballot: Ballot, metrics: Mapping[str, Any]) -> Message:
-    """Return the reply with a ballot, and with numbers to be averaged.
+    """Return the reply with a ballot, and with numbers to average.
 
     Raises:
         InvalidArgumentError: The metrics name another number of examples.
@@ -154,7 +156,7 @@ def _write_metrics(metrics: Mapping[str, Any], n_examples: int) -> MetricRecord:
     if numbers.get(EXAMPLES, n_examples) != n_examples:
         raise InvalidArgumentError(
             f"metrics have {EXAMPLES}={numbers[EXAMPLES]!r}; expected num_examples={n_examples}. "
-            "Leave it out of metrics"
+            "Omit it from metrics"
         )
     try:
         return MetricRecord({**numbers, EXAMPLES: n_examples})
@@ -166,7 +168,7 @@ def _write_metrics(metrics: Mapping[str, Any], n_examples: int) -> MetricRecord:
 
 
 def read_ballot(reply: Message) -> Ballot | Refusal:
-    """Read a reply of any content; raises nothing, and believes nothing."""
+    """Read a reply of any content; raise nothing, and trust nothing."""
     if reply.has_error():
         return Refusal.ERROR
     if not reply.has_content():
@@ -199,7 +201,7 @@ def read_ballot(reply: Message) -> Ballot | Refusal:
 def read_metrics(content: RecordDict | None) -> tuple[dict[str, float], int]:
     """Read the single numbers that a reply reports, and its number of examples; 0 for none.
 
-    As in Flower, they are those of the first record of metrics, of any name.
+    As in Flower, the first record of metrics counts, whatever its name.
     """
     found = [] if content is None else list(content.metric_records.values())
     if not found:
@@ -215,10 +217,10 @@ def read_metrics(content: RecordDict | None) -> tuple[dict[str, float], int]:
 
 
 def recall(context: Context | None, places: Places) -> list[Tensor]:
-    """Return what a client's votes have rounded away so far; nothing without a context.
+    """Return the residuals of a client's votes so far; nothing without a context.
 
     Raises:
-        InvalidArgumentError: The client's state is of another model.
+        InvalidArgumentError: The client's state belongs to another model.
     """
     if context is None:
         return []
@@ -234,14 +236,14 @@ def recall(context: Context | None, places: Places) -> list[Tensor]:
         if value is None or value.shape != shape or value.dtype is not torch.float32:
             raise InvalidArgumentError(
                 f"the state of this client has no residual for {name} of shape {tuple(shape)}: it "
-                f"is of another model. Delete context.state[{KEY!r}] to begin anew"
+                f"belongs to another model. Delete context.state[{KEY!r}] to begin anew"
             )
         residuals.append(value)
     return residuals
 
 
 def keep(context: Context, places: Places, residuals: Sequence[Tensor]) -> None:
-    """Keep what votes have rounded away in a client's state, in 32 bits."""
+    """Keep the residuals of votes in a client's state, in 32 bits."""
     names = [places.names[number] for number in places.bucket.members]
     kept = {name: Array(each.numpy()) for name, each in zip(names, residuals, strict=True)}
     context.state[KEY] = ArrayRecord(kept)

@@ -1,4 +1,4 @@
-"""What bridges to frameworks share: versions, optimizers that vote, and models that begin alike."""
+"""Common parts of bridges: package versions, optimizers that vote, equal initial models."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def check_version(package: str, *, major: int, extra: str) -> None:
     """Refuse a package that is missing, or has another major version.
 
     Args:
-        package: As in a package registry.
-        major: What its names were checked with.
-        extra: Of distlion, which brings it.
+        package: Name in a package registry.
+        major: Major version with which the bridge was tested.
+        extra: Extra of distlion that installs it.
 
     Raises:
-        MissingDependencyError: It is, or has.
+        MissingDependencyError: The package is missing, or has another major version.
     """
     advice = f"pip install 'distlion[{extra}]'"
     try:
@@ -39,25 +39,25 @@ def check_version(package: str, *, major: int, extra: str) -> None:
 
 
 Voter = DistributedLion | LocalSteps
-"""An optimizer that votes, in each step or every few of them."""
+"""An optimizer that votes, in each step or every few steps."""
 
 
 def check_votes(optimizer: Any, where: str) -> Voter:
-    """Return an optimizer that votes, out of what a framework wraps it in.
+    """Return an optimizer that votes, without its framework's wrapper.
 
     Args:
-        optimizer: What the user made.
-        where: Who averages no gradients for it.
+        optimizer: The user's optimizer.
+        where: Name of the bridge, which averages no gradients.
 
     Raises:
-        UnsupportedTypeError: It does not vote: replicas would drift apart.
+        UnsupportedTypeError: It does not vote: replicas would diverge.
     """
     while not isinstance(optimizer, Voter):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             raise UnsupportedTypeError(
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
-                "averages no gradients, so that replicas would drift apart; make it a "
+                "averages no gradients, so replicas would diverge; make it a "
                 "distlion.DistributedLion or a distlion.LocalSteps"
             )
         optimizer = inner
@@ -65,21 +65,21 @@ def check_votes(optimizer: Any, where: str) -> Voter:
 
 
 def hold_back(voter: Voter) -> AbstractContextManager[None]:
-    """Return a context in which no vote leaves during backward; local steps have none there."""
+    """Return a context without votes during backward; local steps never vote there."""
     return voter.no_sync() if isinstance(voter, DistributedLion) else nullcontext()
 
 
 def vote_on_deltas(optimizers: Iterable[Any]) -> None:
-    """Let workers with local steps vote out of turn, so that all have the same parameters.
+    """Let workers with local steps vote now, so that all have the same parameters.
 
     Frameworks save one model for all, and evaluate a part of the data on each worker. Every worker
     must call it.
 
     Args:
-        optimizers: What votes; those that vote in each step are left alone.
+        optimizers: Optimizers; those that vote in each step are skipped.
 
     Raises:
-        StepError, ProcessGroupError: As ``LocalSteps.vote``.
+        StepError, ProcessGroupError: As in ``LocalSteps.vote``.
     """
     for optimizer in optimizers:
         if isinstance(optimizer, LocalSteps):
@@ -88,26 +88,26 @@ def vote_on_deltas(optimizers: Iterable[Any]) -> None:
 
 @contextmanager
 def naming_what_is_loaded(framework: str) -> Iterator[None]:
-    """Say in an error of a load that a framework had loaded the model before it.
+    """Add to an error of a load that the framework had already loaded the model.
 
     Args:
-        framework: Its name.
+        framework: Name of the framework.
     """
     try:
         yield
     except CheckpointError as error:
         error.args = (
-            f"{error}. {framework} has loaded the model and its own state by now, and the "
-            "optimizer is as it was. Make the model anew before it is trained",
+            f"{error}. {framework} has already loaded the model and its own state, and the "
+            "optimizer is unchanged. Rebuild the model before training",
         )
         raise
 
 
 @torch.no_grad()
 def broadcast_rest(model: nn.Module) -> None:
-    """Copy buffers and frozen parameters from rank 0, as DistributedDataParallel does at first.
+    """Copy buffers and frozen parameters from rank 0, as DistributedDataParallel does initially.
 
-    Parameters that are trained are copied when the optimizer is made.
+    The optimizer's constructor copies the trained parameters.
     """
     if not dist.is_initialized():
         return

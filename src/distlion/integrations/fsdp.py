@@ -1,4 +1,4 @@
-"""FSDP2 beside a voting optimizer: gradients are reduced within a worker, and never across."""
+"""FSDP2 beside a voting optimizer: gradients are reduced within a worker, never between workers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from distlion.errors import UnsupportedTypeError
 
 
 def disable_all_reduce(model: nn.Module) -> None:
-    """Let an FSDP2 model on a 2D mesh reduce-scatter gradients, and no more.
+    """Make an FSDP2 model on a 2D mesh reduce-scatter gradients, without an all-reduce.
 
-    ``fully_shard(model, mesh=mesh["shard"])`` needs no such call. It is for frameworks that insist
-    on ``fully_shard(model, mesh=mesh)`` with the dims (replicate, shard), after which every worker
-    would vote with the mean gradient of all. Call it once all modules are sharded.
-    ``set_requires_all_reduce(False)`` is something else: it keeps gradients back, to accumulate.
+    ``fully_shard(model, mesh=mesh["shard"])`` needs no such call. The call is for frameworks that
+    insist on ``fully_shard(model, mesh=mesh)`` with the dims (replicate, shard). Without it, every
+    worker would vote with the mean gradient of all. Call it once all modules are sharded.
+    ``set_requires_all_reduce(False)`` is different: it holds gradients back to accumulate them.
 
     Args:
-        model: Sharded over a mesh with a replicate dim.
+        model: Model sharded over a mesh with a replicate dim.
 
     Raises:
-        UnsupportedTypeError: It is not, or this torch keeps the group elsewhere.
+        UnsupportedTypeError: The model is not, or this torch keeps the group elsewhere.
 
     Notes:
-        It replaces FSDP's replicate group, which torch has no public way to do, by a group of this
-        rank alone. Tested with torch 2.13.
+        The call replaces FSDP's replicate group by a group of this rank alone. torch has no public
+        way to do that. Tested with torch 2.13.
 
     Example:
         >>> for block in model.blocks:
@@ -49,7 +49,7 @@ def disable_all_reduce(model: nn.Module) -> None:
 
 
 def _list_groups(module: nn.Module) -> list[Any]:
-    """List the parameter groups of a module that ``fully_shard`` was applied to."""
+    """List the parameter groups of a module after ``fully_shard``."""
     if not hasattr(module, "_get_fsdp_state"):
         return []
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
@@ -62,5 +62,5 @@ def _say_why(model: nn.Module, meshes: list[Any]) -> str:
     if meshes:
         return "parts of which are sharded over a mesh without a replicate dim, which is right"
     if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
-        return f"whose groups torch {torch.__version__} keeps where they were not found"
+        return f"whose groups were not found in torch {torch.__version__}"
     return "which is not sharded by FSDP2"

@@ -39,32 +39,32 @@ from lightning.pytorch.callbacks import Callback  # noqa: E402, once its version
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
-# The optimizers too: a script needs one line to import what it changes.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VoteMonitor", "VotingStrategy"]
 
 _OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}
 
 
 class VotingStrategy(DDPStrategy):  # type: ignore[misc]
-    """A strategy under which every worker keeps its gradients and momentum, and they vote.
+    """A strategy for workers that keep their gradients and momentum, and vote.
 
     Args:
-        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where a run is
-            resumed on another number of them. "error" refuses.
-        kwargs: Of ``DDPStrategy``, but those that concern its averaging of gradients.
+        on_world_change: Momenta with which workers begin if a run is resumed on another number of
+            them, as in ``distlion.load_checkpoint``. "error" refuses.
+        kwargs: Arguments of ``DDPStrategy``, except for its averaging of gradients.
 
     Raises:
         MissingDependencyError: lightning has another major version.
         UnsupportedTypeError: An optimizer does not vote.
         InvalidArgumentError: An argument concerns the averaging of gradients.
-        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
+        CheckpointError: As in ``distlion.save_checkpoint`` and ``load_checkpoint``; on every rank.
 
     Notes:
         The module is not wrapped in DistributedDataParallel. Accumulation holds back votes under
-        overlap; ``gradient_clip_val`` clips each worker by its own norm. Beside a
-        checkpoint ``NAME.ckpt``, workers' momenta are in the folder ``NAME.ckpt.distlion``, without
-        which it does not resume. Workers of ``LocalSteps`` vote before each validation, before they
-        are saved, and at the end of a fit.
+        overlap; ``gradient_clip_val`` clips each worker by its own norm. The workers' momenta of a
+        checkpoint ``NAME.ckpt`` are in the folder ``NAME.ckpt.distlion`` beside it; a run does not
+        resume without them. Workers of ``LocalSteps`` vote before each validation, before they are
+        saved, and at the end of a fit.
 
     Example:
         >>> trainer = lightning.Trainer(strategy=VotingStrategy(), devices=2)
@@ -82,11 +82,11 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     @property
     def voters(self) -> list[Voter]:
-        """The optimizers, without what Lightning puts around them."""
+        """The optimizers, without Lightning's wrappers."""
         return [check_votes(optimizer, type(self).__name__) for optimizer in self.optimizers]
 
     def configure_ddp(self) -> None:
-        """Leave the module as it is; what DistributedDataParallel does at first is done."""
+        """Leave the module unwrapped, but copy buffers and frozen parameters from rank 0."""
         broadcast_rest(self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
@@ -97,7 +97,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Accumulate gradients: with overlap, no vote leaves during backward in here."""
+        """Accumulate gradients: in this context, overlap sends no votes during backward."""
         with ExitStack() as stack:
             for voter in self.voters:
                 stack.enter_context(hold_back(voter))
@@ -114,7 +114,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         self._vote()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return what Lightning saves of the module, once workers with local steps have voted."""
+        """Return the module's state for Lightning, after a vote of workers with local steps."""
         self._vote()
         saved: dict[str, Any] = super().lightning_module_state_dict()
         return saved
@@ -126,7 +126,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Save the momenta of all workers, then what Lightning saves, which names them."""
+        """Save the momenta of all workers, then Lightning's file, which names them."""
         votes: AbstractContextManager[None] = nullcontext()
         if "optimizer_states" in checkpoint:
             voters = dict(enumerate(self.voters))
@@ -136,10 +136,10 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
             super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load what Lightning saved; to resume, check all workers' momenta before anything is.
+        """Load Lightning's file; to resume, check all workers' momenta before loading anything.
 
         Raises:
-            CheckpointError: Some worker cannot resume from it; on every rank, with nothing changed.
+            CheckpointError: A worker cannot resume from it; on every rank, with nothing changed.
         """
         load = partial(super().load_checkpoint, checkpoint_path, *args, **kwargs)
         checkpoint: dict[str, Any] = {}
@@ -156,7 +156,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         return checkpoint
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the momenta of all workers; in the file there are those of rank 0."""
+        """Load the momenta of all workers, not rank 0's momenta from the file."""
         voters, folders = dict(enumerate(self.voters)), checkpoint.get(KEY, {})
         with naming_what_is_loaded("Lightning"):
             check_names(folders, voters)
@@ -175,7 +175,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 class VoteMonitor(Callback):  # type: ignore[misc]
-    """Log what voting was like to the Trainer's loggers, each ``log_every_n_steps``.
+    """Log measurements of the votes to the Trainer's loggers, every ``log_every_n_steps`` steps.
 
     Example:
         >>> lightning.Trainer(strategy=VotingStrategy(), callbacks=[VoteMonitor()])
@@ -185,12 +185,12 @@ class VoteMonitor(Callback):  # type: ignore[misc]
         self._meters: list[VoteMeter] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to measure."""
+        """Begin measuring."""
         voters = [check_votes(each, type(self).__name__) for each in trainer.optimizers]
         self._meters = [VoteMeter(voter) for voter in voters]
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        """Log where the Trainer logs; the names of further optimizers have their number."""
+        """Log whenever the Trainer does; names of further optimizers have their number."""
         if trainer.global_step == 0 or trainer.global_step % trainer.log_every_n_steps:
             return
         for number, meter in enumerate(self._meters):
@@ -200,6 +200,6 @@ class VoteMonitor(Callback):  # type: ignore[misc]
                 logger.log_metrics(numbers, step=trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Let go of the optimizers."""
+        """Release the optimizers."""
         for meter in self._meters:
             meter.close()

@@ -1,6 +1,6 @@
-"""What voting costs and how far workers agree, where people look: TensorBoard, Weights & Biases.
+"""The cost of votes and the agreement of workers, logged to TensorBoard or Weights & Biases.
 
-The packages are those of the caller, who hands over a writer or a run; none is imported here.
+The caller imports the package and hands over a writer or a run; none is imported here.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from distlion.options import Diagnosis
 __all__ = ["VoteLog", "VoteMeter", "log_to_tensorboard", "log_to_wandb"]
 
 PREFIX = "votes"
-"""Of every name, so that dashboards put them side by side."""
+"""Prefix of every name, so that dashboards group them."""
 
 _OF_DIAGNOSES = ("margin", "ties", "agreement", "dispersion")
 
 
 class ScalarWriter(Protocol):
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``, or one with its methods."""
+    """The method needed of ``torch.utils.tensorboard.SummaryWriter``, or of one like it."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Note a number."""
+        """Log a number."""
         ...
 
 
 class Run(Protocol):
-    """What is used of a run of ``wandb.init``."""
+    """The methods needed of a run of ``wandb.init``."""
 
     def define_metric(self, name: str, *, step_metric: str) -> Any:
-        """Say against what a metric is drawn."""
+        """Set the x axis of a metric."""
         ...
 
     def log(self, data: dict[str, Any]) -> Any:
-        """Note numbers."""
+        """Log numbers."""
         ...
 
 
@@ -47,7 +47,7 @@ class VoteMeter:
     """Measure the steps of an optimizer from now on.
 
     Args:
-        optimizer: Whose steps; it gets two hooks, until ``close``.
+        optimizer: Optimizer to measure; it gets two hooks, until ``close``.
 
     Example:
         >>> meter = VoteMeter(optimizer)
@@ -68,20 +68,20 @@ class VoteMeter:
         self._interval_s: list[float] = []
 
     def read(self) -> dict[str, float]:
-        """Return what the steps since the last call were like.
+        """Return measurements of the steps since the last call.
 
         Returns:
-            ``step_s``: mean seconds in ``optimizer.step()``, waiting for others included.
-            ``interval_s``: mean seconds from the end of one to the end of the next.
-            ``sent_bytes``: of this worker, in the last step. ``sent_bytes_total``: in all.
-            ``bits_per_parameter``: sent in the last step for each trainable element.
-            ``members``, ``epoch``, ``epochs_formed``, ``members_lost``, ``forming_s``: as of
+            ``step_s``: mean seconds in ``optimizer.step()``, including waits for other workers.
+            ``interval_s``: mean seconds from the end of one step to the end of the next.
+            ``sent_bytes``: this worker's bytes in the last step. ``sent_bytes_total``: in all
+            steps. ``bits_per_parameter``: bits sent in the last step for each trainable element.
+            ``members``, ``epoch``, ``epochs_formed``, ``members_lost``, ``forming_s``: as in
             ``distlion.crew.CrewTraffic``; only in a crew, where ``step_s`` includes the seconds of
             forming an epoch.
             ``grad_norm``: ``optimizer.grad_norm`` of the last step; only with ``clip_norm``.
             ``margin``, ``ties``, ``agreement``, ``dispersion``: means over parameters of the last
-            diagnosis (``distlion.Diagnosis``); only with ``diagnose_every``, once for each. Empty
-            where there was no step.
+            diagnosis (``distlion.Diagnosis``); only with ``diagnose_every``, once for each
+            diagnosis. The result is empty if there was no step.
         """
         if not self._step_s:
             return {}
@@ -90,7 +90,7 @@ class VoteMeter:
             "interval_s": statistics.fmean(self._interval_s),
             **self._optimizer.traffic.list_scalars(),
         }
-        grad_norm = getattr(self._optimizer, "grad_norm", None)  # local steps are the inner's own
+        grad_norm = getattr(self._optimizer, "grad_norm", None)  # ``LocalSteps`` has none
         if grad_norm is not None:
             numbers["grad_norm"] = grad_norm
         self._step_s.clear()
@@ -98,7 +98,7 @@ class VoteMeter:
         return numbers | self._read_diagnosis()
 
     def close(self) -> None:
-        """Take the hooks away; a second call does nothing."""
+        """Remove the hooks; a second call does nothing."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -126,17 +126,17 @@ class VoteMeter:
 
 
 Emit = Callable[[int, Mapping[str, float]], None]
-"""Called with the number of committed steps, and numbers by name with the prefix."""
+"""Called with the number of committed steps, and numbers by prefixed name."""
 
 
 class VoteLog:
-    """Hand what ``VoteMeter`` measures to a logger every few steps; a context manager.
+    """A context manager that hands the numbers of ``VoteMeter`` to a logger every few steps.
 
     Args:
-        optimizer: Whose steps.
+        optimizer: Optimizer to measure.
         emit: The logger.
-        every: Steps of this optimizer from one call of ``emit`` to the next.
-        prefix: Of all names; another one for each of several optimizers.
+        every: Steps of this optimizer between calls of ``emit``.
+        prefix: Prefix of all names; use a different one for each of several optimizers.
 
     Raises:
         InvalidArgumentError: ``every`` is below 1.
@@ -151,7 +151,7 @@ class VoteLog:
         self._every, self._prefix = every, prefix
         self._since = 0
         self._meter = VoteMeter(optimizer)
-        # After the meter's, so that the step that is logged has been measured.
+        # After the meter's hook, so that the logged step has been measured.
         self._handle = optimizer.register_step_post_hook(self._count)
 
     def __enter__(self) -> VoteLog:
@@ -166,7 +166,7 @@ class VoteLog:
         self.close()
 
     def close(self) -> None:
-        """Log what was not logged yet, and let go of the optimizer; its writer stays open."""
+        """Log the remaining steps and release the optimizer; the writer stays open."""
         self._log()
         self._handle.remove()
         self._meter.close()
@@ -187,13 +187,13 @@ class VoteLog:
 def log_to_tensorboard(
     optimizer: Voter, writer: ScalarWriter, *, every: int = 10, prefix: str = PREFIX
 ) -> VoteLog:
-    """Log to TensorBoard from the worker that calls this, which is mostly rank 0 alone.
+    """Log to TensorBoard from the calling worker, usually rank 0 alone.
 
     Args:
-        optimizer: Whose steps.
+        optimizer: Optimizer to measure.
         writer: A ``torch.utils.tensorboard.SummaryWriter``.
-        every: As of ``VoteLog``.
-        prefix: As of ``VoteLog``.
+        every: Steps between logs, as in ``VoteLog``.
+        prefix: Prefix of names, as in ``VoteLog``.
 
     Raises:
         InvalidArgumentError: ``every`` is below 1.
@@ -211,14 +211,14 @@ def log_to_tensorboard(
 
 
 def log_to_wandb(optimizer: Voter, run: Run, *, every: int = 10, prefix: str = PREFIX) -> VoteLog:
-    """Log to Weights & Biases from the worker that calls this, which is mostly rank 0 alone.
+    """Log to Weights & Biases from the calling worker, usually rank 0 alone.
 
     Args:
-        optimizer: Whose steps.
-        run: What ``wandb.init`` returned. Charts are drawn against ``PREFIX/committed_step``, so
-            that it does not matter when and how often others call ``run.log``.
-        every: As of ``VoteLog``.
-        prefix: As of ``VoteLog``.
+        optimizer: Optimizer to measure.
+        run: Run from ``wandb.init``. Charts are drawn against ``PREFIX/committed_step``, so
+            other calls of ``run.log`` do not matter.
+        every: Steps between logs, as in ``VoteLog``.
+        prefix: Prefix of names, as in ``VoteLog``.
 
     Raises:
         InvalidArgumentError: ``every`` is below 1.

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, and those of TRL that derive from it, with workers that vote.
+"""Hugging Face's Trainer, and TRL's trainers derived from it, with workers that vote.
 
 Tested with transformers 5.23, accelerate 1.15, trl 1.16 and peft 0.21.
 """
@@ -40,13 +40,13 @@ from distlion.integrations.frameworks import (
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion, LocalSteps
 
-# The optimizers too: a script needs one line to import what it changes.
+# The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingMixin"]
 
 EXTRA = "transformers"
 
 FOLDER = "distlion"
-"""Inside of each ``checkpoint-N`` of a Trainer."""
+"""Folder inside each ``checkpoint-N`` of a Trainer."""
 
 _OVERRIDDEN = (
     "create_accelerator_and_postprocess",
@@ -63,10 +63,10 @@ _OVERRIDDEN = (
 
 
 def check_trainer(trainer: type) -> None:
-    """Refuse a Trainer that would not call what is overridden here: votes would be lost silently.
+    """Refuse a Trainer without the methods overridden here: votes would be lost silently.
 
     Raises:
-        MissingDependencyError: It would not.
+        MissingDependencyError: The Trainer lacks one of them.
     """
     missing = [name for name in _OVERRIDDEN if not hasattr(trainer, name)]
     if missing:
@@ -77,7 +77,7 @@ def check_trainer(trainer: type) -> None:
         )
 
 
-# What is overridden here may be called otherwise in other major versions.
+# The overridden methods may have other names in other major versions.
 check_version("transformers", major=5, extra=EXTRA)
 check_version("accelerate", major=1, extra=EXTRA)
 from transformers import Trainer  # noqa: E402, once its version is known
@@ -85,31 +85,34 @@ from transformers import Trainer  # noqa: E402, once its version is known
 check_trainer(Trainer)
 
 
-# A Trainer itself, so that Python refuses to put it behind the Trainer, where it would do nothing.
+# A Trainer itself, so that Python refuses it after Trainer in a list of bases, where it would do
+# nothing.
 class VotingMixin(Trainer):  # type: ignore[misc]
-    """Put before a Trainer: every worker keeps its gradients and momentum, and they vote.
+    """A mixin to put before a Trainer: workers keep their gradients and momentum, and vote.
 
-    No DistributedDataParallel is put around the model. Checkpoints hold every worker's momentum, in
-    ``checkpoint-N/distlion``, and resume with them.
+    The model is not wrapped in DistributedDataParallel. Checkpoints hold every worker's momentum,
+    in ``checkpoint-N/distlion``, and runs resume with them.
 
     Attributes:
-        on_world_change: Of ``distlion.load_checkpoint``: what workers begin with where a run is
-            resumed on another number of them. "error" refuses.
+        on_world_change: Momenta with which workers begin if a run is resumed on another number of
+            them, as in ``distlion.load_checkpoint``. "error" refuses.
 
     Raises:
         MissingDependencyError: transformers, accelerate or TRL has another major version.
-        UnsupportedTypeError: The optimizer does not vote, or the model is sharded or
-            wrapped, by FSDP, DeepSpeed, DistributedDataParallel or another plugin.
-        InvalidArgumentError: Arguments contradict each other; names them.
-        CheckpointError: As of ``distlion.save_checkpoint`` and ``load_checkpoint``.
+        UnsupportedTypeError: The optimizer does not vote, or the model is sharded or wrapped by
+            FSDP, DeepSpeed, DistributedDataParallel or another plugin.
+        InvalidArgumentError: Arguments contradict each other; the message names them.
+        CheckpointError: As in ``distlion.save_checkpoint`` and ``load_checkpoint``.
 
     Notes:
-        Without "lr", the optimizer takes ``TrainingArguments.learning_rate``; the weight decay is
-        ``TrainingArguments.weight_decay``, for what the Trainer decays. With ``max_grad_norm`` the
-        Trainer clips each worker's gradients by their own norm. "grad_norm" in its logs is rank 0's
-        own, before clipping. Frozen parameters and buffers are each process's own.
+        Without "lr", the optimizer takes ``TrainingArguments.learning_rate``. The weight decay is
+        ``TrainingArguments.weight_decay``, for the parameters that the Trainer decays. With
+        ``max_grad_norm`` the Trainer clips each worker's gradients by their own norm. "grad_norm"
+        in its logs is rank 0's own, before clipping. Frozen parameters and buffers are not
+        synchronized.
+
         Local steps: ``optimizer_cls_and_kwargs=(LocalSteps, {"inner": torch.optim.AdamW, "every":
-        8})``, where "inner_options" are further arguments of the inner optimizer. Workers vote
+        8})``, where "inner_options" has further arguments of the inner optimizer. Workers vote
         before each evaluation, before they are saved, and at the end.
 
     Example:
@@ -128,7 +131,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
     _meter: VoteMeter | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Have an accelerator that neither wraps nor shards."""
+        """Create an accelerator that neither wraps nor shards the model."""
         if any(base.__module__.split(".")[0] == "trl" for base in type(self).__mro__):
             check_version("trl", major=1, extra=EXTRA)
         super().create_accelerator_and_postprocess()
@@ -142,14 +145,14 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer, with the Trainer's learning rate where it is given none."""
+        """Create the optimizer, by default with the Trainer's learning rate."""
         if self.optimizer is None and self.optimizer_cls_and_kwargs is not None:
             kind, given = self.optimizer_cls_and_kwargs
             decay = given.get("weight_decay", self.args.weight_decay)
             if decay != self.args.weight_decay and "params" not in given:
                 raise InvalidArgumentError(
-                    f"weight_decay={decay} in optimizer_cls_and_kwargs is overridden by that of "
-                    f"TrainingArguments, {self.args.weight_decay}: give it there"
+                    f"weight_decay={decay} in optimizer_cls_and_kwargs is overridden by "
+                    f"TrainingArguments.weight_decay, {self.args.weight_decay}: give it there"
                 )
             kind = _OverGroups if kind is LocalSteps else kind
             self.optimizer_cls_and_kwargs = kind, {"lr": self.args.learning_rate, **given}
@@ -161,25 +164,25 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     @property
     def voter(self) -> Voter:
-        """The optimizer, without what accelerate puts around it."""
+        """The optimizer, without accelerate's wrapper."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         if not isinstance(optimizer, Voter):
             raise UnsupportedTypeError(
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, so that "
-                "workers would part; give optimizer_cls_and_kwargs=(distlion.DistributedLion, "
+                "replicas would diverge; give optimizer_cls_and_kwargs=(distlion.DistributedLion, "
                 "{...}) or optimizers=(distlion.DistributedLion(...), None)"
             )
         return optimizer
 
     def _check_optimizer(self) -> None:
-        """Refuse what clipping by the Trainer would undo, or would be undone by."""
+        """Refuse options that conflict with the Trainer's clipping."""
         voter, norm = self.voter, self.args.max_grad_norm
         if isinstance(voter, LocalSteps):
-            return  # its inner steps take gradients as they are clipped
+            return  # its inner steps use the clipped gradients
         settings = voter.settings
         conflicts = {
             "overlap: votes leave before the norm is known": settings.overlap,
-            f"{settings.clip_norm!r}: it would see gradients that are clipped already": (
+            f"{settings.clip_norm!r}: it would see gradients that are already clipped": (
                 settings.clip_norm is not None
             ),
             'nonfinite="abstain": where one gradient of a worker is NaN, all of them become NaN': (
@@ -194,14 +197,14 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                 )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; workers with local steps end with a vote."""
+        """Train; workers with local steps vote at the end."""
         output = super().train(*args, **kwargs)
-        if not self.args.load_best_model_at_end:  # that model is equal on all workers already
+        if not self.args.load_best_model_at_end:  # that model is already equal on all workers
             self._vote()
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate; while they train, workers with local steps vote before."""
+        """Evaluate; during training, workers with local steps vote first."""
         if self.is_in_train:
             self._vote()
         metrics: dict[str, float] = super().evaluate(*args, **kwargs)
@@ -212,7 +215,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             vote_on_deltas([self.voter])
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute gradients; no vote leaves before the last of those that accumulate."""
+        """Compute gradients; votes wait for the last micro-batch of an accumulation."""
         if isinstance(model, DistributedDataParallel):
             raise UnsupportedTypeError(
                 "the model is wrapped in DistributedDataParallel, which averages gradients before "
@@ -226,8 +229,8 @@ class VotingMixin(Trainer):  # type: ignore[misc]
     def _get_grad_norm(
         self, model: nn.Module, grad_norm: Tensor | None = None
     ) -> Tensor | float | None:
-        # The Trainer's own clips by infinity to measure, which counts as a change of gradients and
-        # makes all of them NaN where one is.
+        # The Trainer's own method clips at infinity to measure. That counts as a change of
+        # gradients, and a single NaN makes all of them NaN.
         if grad_norm is None:
             grads = [param.grad for param in model.parameters() if param.grad is not None]
             scaler = getattr(self.accelerator, "scaler", None)
@@ -236,7 +239,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         return norm
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what the Trainer logs and, with the training loss, what voting was like."""
+        """Log as the Trainer does and, with the training loss, measurements of the votes."""
         if "loss" in logs and self._meter is not None:
             logs |= {f"{PREFIX}/{name}": value for name, value in self._meter.read().items()}
         super().log(logs, *args, **kwargs)
@@ -247,12 +250,12 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         super()._save_checkpoint(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # In the place of optimizer.pt, rank 0's, and scheduler.pt. What is trained is saved too: a
-        # Trainer reads its own file of the model by the names of tensors, which for some models
-        # (ViT, 5.23) are others than theirs, and goes on with a warning and without the weights.
+        # Replaces rank 0's optimizer.pt, and scheduler.pt. Trained parameters are saved too: a
+        # Trainer reads its own model file by tensor names, which differ from the model's for some
+        # models (ViT, 5.23). It would then continue with a warning and without the weights.
         folder = Path(output_dir, FOLDER)
         if self.accelerator.is_local_main_process:
-            # Of an earlier run, whose model was overwritten. Nobody writes before all have come.
+            # Of an earlier run with an overwritten model. No rank writes until all have come.
             shutil.rmtree(folder, ignore_errors=True)
         save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, only_trained=True)
 
@@ -263,7 +266,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # The Trainer's own loads rank 0's optimizer.pt.
+        # The Trainer's own method loads rank 0's optimizer.pt.
         if checkpoint is not None:
             with naming_what_is_loaded("The Trainer"):
                 load_checkpoint(
@@ -276,7 +279,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
 
 class _OverGroups(torch.optim.Optimizer):
-    """Makes ``LocalSteps`` over the groups of a Trainer, which calls a class of optimizers."""
+    """A class for the Trainer to call, which makes ``LocalSteps`` over its groups."""
 
     def __new__(
         cls,
@@ -287,11 +290,11 @@ class _OverGroups(torch.optim.Optimizer):
         inner_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Make the inner optimizer, and local steps of it.
+        """Make the inner optimizer, and ``LocalSteps`` over it.
 
         Raises:
-            InvalidArgumentError: There is no inner optimizer, or "inner_options" has what the
-                Trainer sets.
+            InvalidArgumentError: There is no inner optimizer, or "inner_options" has an argument
+                that the Trainer sets.
         """
         if inner is None:
             raise InvalidArgumentError(
@@ -320,8 +323,7 @@ class _OverGroups(torch.optim.Optimizer):
 def _find(folder: Path) -> Path:
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is missing, which distlion.save_checkpoint writes under a VotingMixin: the "
-            "momenta of all workers are not there. Begin with the weights of such a checkpoint, by "
-            "from_pretrained"
+            f"{folder} is missing, where a VotingMixin saves the momenta of all workers. To begin "
+            "with the weights alone, use from_pretrained"
         )
     return folder

@@ -15,6 +15,7 @@ from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
 from distlion.kernels.feedback import FLOAT_PLANES, count_estimates, tree_mean
 from distlion.kernels.lots import encode_lots, read_directions
+from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
@@ -31,12 +32,15 @@ __all__ = [
     "ReplyFormat",
     "Segment",
     "VoteFormat",
+    "add_sums",
     "check_denormals",
     "choose_kernels",
     "count_estimates",
     "encode_lots",
     "read_directions",
+    "settle_sum",
     "settle_tally",
+    "start_sum",
     "tally_votes",
     "tree_mean",
 ]

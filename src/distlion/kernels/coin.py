@@ -7,8 +7,7 @@ Equation:
     coin(w) = mix(key + (w + 1) * 0x9E3779B97F4A7C15): 64 bits, one for each element of word w
 
 Ties and zeros take t = step // 2 and the inverse of the coin at odd steps, so that an element
-about which nobody knows anything is back in its place after every second step, instead of walking
-away.
+without any information is back in its place after every second step, instead of drifting.
 
 Reference:
     splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -27,7 +26,7 @@ TIE_DOMAIN = 0
 ROUNDING_DOMAIN = 1
 ZERO_DOMAIN = 2
 LOT_DOMAIN = 1 << 63
-"""Beyond the zero coin of every voter, whose id is less than this."""
+"""Domain beyond every voter's zero coin, as ids are less than this."""
 
 
 def mix(value: int) -> int:
@@ -68,7 +67,7 @@ class Coins:
     Attributes:
         seed: The optimizer's seed, equal on all workers.
         step: The step, counted from 0.
-        voter: The worker's id among those who vote.
+        voter: The worker's id among the voters.
     """
 
     seed: int
@@ -77,22 +76,22 @@ class Coins:
 
     @property
     def tie(self) -> Coin:
-        """Decide ties; equal on all workers."""
+        """The coin that breaks ties; equal on all workers."""
         return self._paired(TIE_DOMAIN)
 
     @property
     def zero(self) -> Coin:
-        """Vote for directions that are 0; each worker has its own."""
+        """The coin that votes where directions are 0; each worker has its own."""
         return self._paired(ZERO_DOMAIN + self.voter)
 
     @property
     def rounding(self) -> Coin:
-        """Round stochastically; equal on all workers, so that replicas stay equal."""
+        """The coin of stochastic rounding; equal on all workers, so that replicas stay equal."""
         return Coin(derive_key(self.seed, self.step, ROUNDING_DOMAIN))
 
     @property
     def lot(self) -> Coin:
-        """Draw 16 bits an element, as ``rounding`` does; each worker has its own."""
+        """The coin of 16 bits per element, as for ``rounding``; each worker has its own."""
         return Coin(derive_key(self.seed, self.step, LOT_DOMAIN + self.voter))
 
     def _paired(self, domain: int) -> Coin:

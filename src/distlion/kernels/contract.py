@@ -1,4 +1,4 @@
-"""The ops of the arithmetic: signatures, shapes, dtypes, and what holds to the last bit.
+"""The ops of the arithmetic: signatures, shapes, dtypes, and bitwise definitions.
 
 Notation:
     g, m, x   gradient, momentum (``exp_avg``) and parameter of one element, widened to float32
@@ -15,7 +15,7 @@ Notation:
     One final rounding takes m' and x' to their storage dtype. S is the integer of the reply; n = 1,
     except for a reply of counts: n = workers present. No fused multiply-add, no division inside an
     op. Given equal inputs, every backend returns equal bits, whatever its instruction set and
-    number of threads; only which NaN comes out is not fixed. Whether c is finite is checked before
+    number of threads; only the bits of a NaN are not fixed. The check that c is finite comes before
     the mask of a cautious parameter, which would hide a NaN.
 
 Dtypes:
@@ -24,21 +24,21 @@ Dtypes:
 Coins:
     Element i of a slot has number k = 64 * first_word + first_bit + i among the coins, wherever its
     vote lies: a tie or a zero takes bit k % 64 of word k // 64. So a parameter that is cut anywhere
-    has the coins of the whole one.
+    keeps the coins of the whole one.
 
 Packed tensors:
     (blocks, planes, 8) int64 on the device of the parameters, contiguous; ``distlion.layout`` says
     which bit is whose. Spare bits, and the bits of parameters that a worker abstains for, are 0.
 
 Devices:
-    All tensors of a call are on one device, and so is what it returns: packed tensors, flags, sums,
-    digests, checksums. Only ``present`` is on the CPU, or a sequence of Python numbers. Without any
-    tensor given, what is returned has no elements and is on the CPU.
-    An op puts its work on the device's current stream and returns; it never waits for the device.
-    Who needs a result on the host reads it there, once for as many results as can wait together.
-    The one exception is ``checksums`` of ``reference.py``, which computes on the host.
+    All tensors of a call are on one device, and so are its results: packed tensors, flags, sums,
+    digests, checksums. Only ``present`` is on the CPU, or a sequence of Python numbers. If no
+    tensor is given, results have no elements and are on the CPU. An op puts its work on the
+    device's current stream and returns; it never waits for the device. A caller that needs results
+    on the host reads them there, as many as possible at once. The one exception is ``checksums`` of
+    ``reference.py``, which computes on the host.
 
-``reference.py`` defines the truth; ``dispatch.py`` chooses.
+``reference.py`` defines the correct result; ``dispatch.py`` chooses a backend.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ COIN_VECTORS: dict[tuple[int, int, int, str], tuple[int, int, int]] = {
 
 
 class ReplyFormat(Enum):
-    """How a reply encodes the integer S of an element."""
+    """Formats in which a reply encodes the integer S of an element."""
 
     SIGN = "sign"
     """One plane: S = +1 where the bit is 1, else -1."""
@@ -93,7 +93,7 @@ class Coefficients(NamedTuple):
         beta1, beta2: Weights of the momentum in the direction and in the new momentum, in [0, 1).
         lr: Learning rate.
         weight_decay: Decoupled weight decay.
-        grad_scale: What the raw gradient is multiplied by: 1, or 1 / the scale of a GradScaler.
+        grad_scale: Factor for the raw gradient: 1, or 1 / the scale of a GradScaler.
         cautious: Mask elements whose direction and gradient differ in sign (arXiv:2411.16085).
     """
 
@@ -106,7 +106,7 @@ class Coefficients(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One parameter as the ops see it: three tensors, its place and its hyperparameters.
+    """One parameter in the form for the ops: three tensors, its place and its hyperparameters.
 
     Attributes:
         slot: Its place in the bucket and among the coins.
@@ -125,16 +125,16 @@ class Segment(NamedTuple):
 
 
 class Kernels(CountingKernels, Protocol):
-    """What a backend implements. Encoding only reads its segments; ``out`` is overwritten whole.
+    """The ops of a backend. Encoding only reads its segments; ``out`` is overwritten completely.
 
-    The ops that votes are counted by stand in ``counting.py``.
+    The ops that count votes are in ``counting.py``.
     """
 
     def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
-        """Read once what several ops need of the same segments, such as ``encode`` and ``commit``.
+        """Read segments once for several ops, such as ``encode`` and ``commit``.
 
         Returns:
-            The same segments; good as long as their tensors keep their places.
+            The same segments; valid as long as their tensors keep their addresses.
         """
         ...
 
@@ -149,7 +149,7 @@ class Kernels(CountingKernels, Protocol):
             bit = 1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its element
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             zero: The worker's coin for directions that are exactly 0.
             out: (blocks, 1, 8) int64.
 
@@ -163,7 +163,7 @@ class Kernels(CountingKernels, Protocol):
         """Encode directions as -1, 0, 1: a sign plane (1 where c > 0) and a non-zero plane.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             out: (blocks, 2, 8) int64.
 
         Returns:
@@ -193,9 +193,9 @@ class Kernels(CountingKernels, Protocol):
             ..., 1, divides by the true count and is rounded to float32 once.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             zero: The worker's coin for directions that are exactly 0.
-            norm: Which s.
+            norm: Norm of s.
             step: Width of a level in units of s, > 0.
             out: (blocks, p, 8) int64: the sign plane, then a from its lowest bit.
 
@@ -210,7 +210,7 @@ class Kernels(CountingKernels, Protocol):
         """Write the directions themselves, rounded to ``dtype``.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             dtype: float32 or bfloat16.
             out: (blocks, 32 or 16, 8) int64, whose bytes are the 512 values of each block in order.
 
@@ -228,7 +228,7 @@ class Kernels(CountingKernels, Protocol):
         out: Tensor,
         scales: Tensor,
     ) -> Tensor:
-        """Encode what estimates lack of directions.
+        """Encode the rests of directions, which their estimates lack.
 
         Equation:
             d = fl(c - h);  the sign bit is 1 if d > 0, 0 if d < 0, and the zero coin's if d = 0
@@ -241,7 +241,7 @@ class Kernels(CountingKernels, Protocol):
             to float32 once.
 
         Args:
-            segments: Those of one bucket, in order.
+            segments: Segments of one bucket, in order.
             estimates: For each segment h, n elements float32, contiguous, of any shape. Read only.
             zero: The worker's coin for rests that are exactly 0.
             out: (blocks, 1 or 2, 8) int64.
@@ -264,12 +264,12 @@ class Kernels(CountingKernels, Protocol):
         """Apply a reply and update the momentum: ``apply_reply``, then ``update_momentum``.
 
         Args:
-            segments: Those of one bucket, in order; ``param`` and ``exp_avg`` are written.
-            present: For each segment, how many workers voted (COUNT), or whether any did. Where it
-                is 0, parameter and momentum are left alone; where the segment has no gradient, the
-                momentum is.
+            segments: Segments of one bucket, in order; ``param`` and ``exp_avg`` are written.
+            present: For each segment, the number of votes (COUNT), or whether there was any. If it
+                is 0, parameter and momentum do not change; if the segment has no gradient, the
+                momentum does not change.
             reply: (blocks, planes, 8) int64 of the whole bucket.
-            reply_format: How it encodes S.
+            reply_format: The format in which it encodes S.
             rounding: Coin for bfloat16 parameters; None rounds to nearest even. Element j takes 16
                 bits of word k // 4, those from bit 16 (k % 4) on, where k is its number among the
                 coins; they are added below the kept mantissa, then truncated.
@@ -285,33 +285,33 @@ class Kernels(CountingKernels, Protocol):
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        """Write x' and leave the momentum; arguments as ``commit``."""
+        """Write x' and leave the momentum unchanged; arguments as for ``commit``."""
         ...
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
-        """Write m' and leave the parameter; arguments as ``commit``."""
+        """Write m' and leave the parameter unchanged; arguments as for ``commit``."""
         ...
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         """Do a step of plain Lion: S = sign(c), 0 where c = 0.
 
-        Segments without gradient are left alone.
+        Segments without a gradient do not change.
         """
         ...
 
     def check_finite(self, segments: Sequence[Segment]) -> Tensor:
-        """Return what the encoders return, (n_segments,) bool, without encoding."""
+        """Return the flags of the encoders, (n_segments,) bool, without encoding."""
         ...
 
     def digests(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Digest the bits of each of some tensors.
+        """Digest the bits of each tensor.
 
         Equation:
             mix(n + sum over j of mix(u_j + (j + 1) * 0x9E3779B97F4A7C15)) modulo 2^64, u_j the bits
             of element j of n as an unsigned integer
 
         Args:
-            tensors: k of them, contiguous, of any shape and of any dtype of 1, 2 or 4 bytes.
+            tensors: k contiguous tensors of any shape and of any dtype of 1, 2 or 4 bytes.
 
         Returns:
             (k,) int64 on the device of the tensors.
@@ -336,13 +336,13 @@ class Kernels(CountingKernels, Protocol):
         ...
 
     def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
-        """Compute the CRC-32 (IEEE 802.3, as zlib) of each of some rows.
+        """Compute the CRC-32 (IEEE 802.3, as zlib) of each row.
 
         Args:
             rows: (k, n) uint8, each row contiguous; rows may lie apart, since a frame holds header
                 and payload in one piece. They are not copied on the CPU.
-            starts: What each row goes on from, in [0, 2^32): (k,) int64, or one for all. 0 where
-                nothing comes before the row.
+            starts: The CRC that each row continues, in [0, 2^32): (k,) int64, or one for all; 0 to
+                begin a new one.
 
         Returns:
             (k,) int64 in [0, 2^32), on the device of the rows.

@@ -1,6 +1,6 @@
-"""The ops that votes are counted by: the part of ``contract.Kernels`` that sees no segments.
+"""The ops that count votes: the part of ``contract.Kernels`` without segments.
 
-Notation and what holds for all ops stand in ``contract.py``.
+``contract.py`` has the notation and the rules for all ops.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class BlockVotes(NamedTuple):
     """The votes of some workers on some blocks of a bucket.
 
     Attributes:
-        packed: (workers, blocks, planes, 8) int64, where they are counted.
-        present: (workers, n_params) on the CPU: bool, who votes for which parameter of the bucket;
-            or uint8, how many times each vote counts, 0 for absent. Floats are added so often.
-        bucket: Where parameters lie.
+        packed: (workers, blocks, planes, 8) int64, on the device where they are counted.
+        present: (workers, n_params) on the CPU: bool, the votes cast for each parameter; or uint8,
+            the number of times that each vote counts, 0 for none. Floats are added as often.
+        bucket: The layout of the parameters.
         first_block: The bucket's block that ``packed`` begins with.
     """
 
@@ -33,7 +33,7 @@ class BlockVotes(NamedTuple):
 
 
 class CountingKernels(Protocol):
-    """What a backend implements of them. ``out`` is overwritten whole."""
+    """The counting ops of a backend. ``out`` is overwritten completely."""
 
     def count_signs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
         """Take the majority of signs.
@@ -43,7 +43,7 @@ class CountingKernels(Protocol):
             coin, S = 0.
 
         Args:
-            votes: Of 1 plane.
+            votes: Votes of 1 plane.
             tie: The coin, or None for S = 0.
             out: (blocks, 1, 8) int64 with a coin (SIGN), (blocks, 2, 8) without (TERNARY).
         """
@@ -57,7 +57,7 @@ class CountingKernels(Protocol):
         ...
 
     def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
-        """Count the +1 votes of those present.
+        """Count the +1 votes of the workers present.
 
         Arguments as ``count_signs``; ``out`` has the planes of a COUNT.
         """
@@ -85,12 +85,12 @@ class CountingKernels(Protocol):
         votes: Tensor,
         scales: Tensor,
     ) -> list[Tensor]:
-        """Return a worker's estimates after its vote; those without a vote as they are.
+        """Return a worker's estimates after its vote; estimates without a vote are unchanged.
 
         Args:
             estimates: For each parameter h, as ``encode_rests``.
             slots: Their places in the bucket.
-            present: For which of them the worker votes.
+            present: For each parameter, whether the worker votes.
             votes: (blocks, 1 or 2, 8) int64 of the whole bucket.
             scales: (n_params, 1 or 2) float32.
 
@@ -106,7 +106,7 @@ class CountingKernels(Protocol):
 
         Args:
             estimates: (workers, 512 blocks) float32: h of each worker; 0 between parameters.
-            votes: Of 1 or 2 planes.
+            votes: Votes of 1 or 2 planes.
             scales: (workers, n_params, 1 or 2) float32.
             out: As ``estimates``, contiguous; may be the same tensor. Overwritten.
         """

@@ -1,8 +1,8 @@
 """The C++ core: the ops of ``contract.py`` for tensors on the CPU, whole buckets per call.
 
-Bitwise identical to ``reference.py``, with every instruction set and number of threads; which NaN
-comes out where one went in is not fixed. Calls use up to ``torch.get_num_threads()`` threads and
-release the GIL. Its source is in ``csrc/``.
+Bitwise identical to ``reference.py``, with every instruction set and number of threads, except for
+the bits of NaNs. Calls use up to ``torch.get_num_threads()`` threads and release the GIL. Its
+source is in ``csrc/``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError as error:
     ) from error
 
 INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())
-"""Those that this machine runs, the plainest first."""
+"""Instruction sets that this machine runs, the most basic first."""
 
 
 class CpuKernels:
@@ -41,8 +41,8 @@ class CpuKernels:
     Raises:
         InvalidArgumentError: The machine does not run it; from an op: a tensor has another dtype,
             size or device than the contract says, or one of a segment, an estimate, ``out``, or a
-            row of ``checksums`` is not contiguous. (Votes, replies and what else is only read are
-            copied where need be.)
+            row of ``checksums`` is not contiguous. (Votes, replies and other read-only tensors are
+            copied if necessary.)
     """
 
     def __init__(self, instruction_set: str | None = None) -> None:
@@ -230,7 +230,7 @@ class CpuKernels:
 
 
 class _Gathered(tuple[Segment, ...]):
-    """Segments with what the core has read of them."""
+    """Segments with the core's table of them."""
 
     table: SegmentTable
 
@@ -262,7 +262,7 @@ def _is_bfloat16(dtype: torch.dtype) -> bool:
 def note_writes(
     segments: Sequence[Segment], present: Sequence[int], *, param: bool, exp_avg: bool
 ) -> None:
-    """Tell autograd, which refuses to differentiate through what has changed since."""
+    """Tell autograd of writes, as it refuses to differentiate through changed tensors."""
     written: list[Tensor] = []
     for index, segment in enumerate(segments):
         if not present[index]:

@@ -1,4 +1,4 @@
-"""The one place that chooses kernels. It never falls back: what is missing is an error."""
+"""The only place that chooses kernels. It never falls back: a missing backend is an error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from distlion.kernels import reference
 from distlion.kernels.contract import Kernels
 
 ENVIRONMENT_VARIABLE = "DISTLION_KERNELS"
-"""Names the backend that is wanted: "cpu", the C++ core, "triton", or "reference", plain torch."""
+"""Variable with the wanted backend: "cpu" (C++ core), "triton", or "reference" (plain torch)."""
 
 AVAILABLE = {"cpu": ("cpu", "reference", "triton"), "cuda": ("triton", "reference")}
-"""For each type of device, the default first. Elsewhere there is plain torch only."""
+"""Backends for each type of device, the default first. Other types have plain torch only."""
 
 
 def choose_kernels(device: torch.device) -> Kernels:
@@ -28,10 +28,9 @@ def choose_kernels(device: torch.device) -> Kernels:
     The default is the C++ core on the CPU, Triton on CUDA, and plain torch elsewhere.
 
     Raises:
-        KernelBackendError: The core was not built, Triton is missing, ``DISTLION_KERNELS`` names
-            none that exists for the device (Triton works on tensors of the CPU only where
-            ``TRITON_INTERPRET=1``, and there on no others), or the machine stores numbers big end
-            first.
+        KernelBackendError: The core was not built, Triton is missing, ``DISTLION_KERNELS`` names no
+            backend for the device, or the machine is big-endian. Triton takes only CPU tensors with
+            ``TRITON_INTERPRET=1``, and no CPU tensors without.
     """
     available = AVAILABLE.get(device.type, ("reference",))
     wanted = os.environ.get(ENVIRONMENT_VARIABLE, available[0])
@@ -72,13 +71,13 @@ def _load_triton(device_type: str) -> Kernels:
 
 
 def check_denormals(devices: Iterable[torch.device] = ()) -> None:
-    """Refuse a process that flushes denormal numbers to zero: its replica would drift away.
+    """Refuse a process that flushes denormal numbers to zero, as its replica would diverge.
 
     Args:
-        devices: Where parameters are; the host is looked at too, where momenta are averaged.
+        devices: Devices of parameters; the host, which averages momenta, is checked too.
 
     Raises:
-        KernelBackendError: It does.
+        KernelBackendError: It flushes them.
     """
     for device in {torch.device("cpu"), *devices}:
         tiny = torch.full((1,), torch.finfo(torch.float32).tiny, device=device)

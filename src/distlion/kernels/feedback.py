@@ -1,4 +1,4 @@
-"""Votes with error feedback: on what others do not know yet. Plain torch, on any device.
+"""Votes with error feedback, on the part not transmitted yet. Plain torch, on any device.
 
 The reference takes its ops from here; a backend may have faster ones.
 
@@ -8,7 +8,7 @@ Notation:
     q   what a vote says of the rest, c - h; afterwards the estimate is fl(h + q)
 
 Every sum of many elements is a tree of fixed shape, in double, and all else is done element by
-element, so that all backends and devices return equal bits here too.
+element. So all backends and devices return equal bits here too.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from distlion.kernels.words import (
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 
 FLOAT_PLANES = 32
-"""Planes of packed float32 values: those of a block, one after the other."""
+"""Planes of packed float32 values, a block's values one after the other."""
 
 
 class EncodeDirections(Protocol):
-    """The op of a backend."""
+    """A backend's op ``encode_directions``."""
 
     def __call__(
         self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
@@ -57,7 +57,7 @@ def encode_rests_by(
     out: Tensor,
     scales: Tensor,
 ) -> Tensor:
-    """Do what ``contract.Kernels.encode_rests`` says, with directions by a backend's own op."""
+    """Implement ``contract.Kernels.encode_rests``, with directions from a backend's own op."""
     n_planes = out.shape[1]
     directions = out.new_empty(out.shape[0], FLOAT_PLANES, BLOCK_WORDS)
     finite = encode_directions(segments, dtype=torch.float32, out=directions)
@@ -77,8 +77,8 @@ def encode_rests_by(
             is_large = sizes >= mean
             words.append(pack(is_large))
             found = [_mean_of(sizes, ~is_large), _mean_of(sizes, is_large)]
-        # Not a branch, which would wait for the device. Estimates may be so far off that c - h, of
-        # a finite c, is beyond the range of a float.
+        # Not a branch, which would wait for the device. Estimates may be so far off that c - h #
+        # exceeds the range of a float, even for a finite c.
         is_finite = finite[index] & mean.isfinite()
         finite[index] = is_finite
         for plane, row in enumerate(words):
@@ -95,7 +95,7 @@ def add_steps(
     votes: Tensor,
     scales: Tensor,
 ) -> list[Tensor]:
-    """Do what ``counting.CountingKernels.add_steps`` says."""
+    """Implement ``counting.CountingKernels.add_steps``."""
     planes, after = split_planes(votes), list(estimates)
     for index, estimate in enumerate(estimates):
         slot = slots[index]
@@ -106,7 +106,7 @@ def add_steps(
 
 
 def add_steps_of_all(estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor) -> None:
-    """Do what ``counting.CountingKernels.add_steps_of_all`` says."""
+    """Implement ``counting.CountingKernels.add_steps_of_all``."""
     packed, present, bucket, first_block = votes
     planes, after = split_planes(packed), out.copy_(estimates)
     for index, slot in enumerate(bucket.slots):
@@ -122,7 +122,7 @@ def add_steps_of_all(estimates: Tensor, votes: BlockVotes, scales: Tensor, *, ou
 
 
 class PlainFeedback(ABC):
-    """The ops of votes with error feedback, for a backend that has none of its own."""
+    """The ops of votes with error feedback, for a backend without its own."""
 
     @abstractmethod
     def encode_directions(
@@ -163,8 +163,8 @@ def count_estimates(kernels: Kernels, estimates: BlockVotes, tie: Coin, *, out: 
 
     Args:
         kernels: The arithmetic of sums, in float32 and in rank order.
-        estimates: Of 32 planes, whose bytes are 512 values of each block. An absent worker's
-            estimate counts as it is; of a parameter that nobody votes for, all bits are 0.
+        estimates: Votes of 32 planes, whose bytes are 512 values of each block. An absent worker's
+            estimate still counts; for a parameter without votes, all bits are 0.
         tie: The coin.
         out: (blocks, 1, 8) int64. Overwritten.
     """
@@ -189,7 +189,7 @@ def _read_steps(planes: Tensor, n_elements: int, scales: Tensor) -> Tensor:
 
 
 def _mean_of(sizes: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean of the sizes that are chosen; 0 for none."""
+    """Return the mean of the chosen sizes; 0 for none."""
     return tree_mean(sizes.masked_fill(~chosen, 0.0), chosen.sum().clamp(min=1))
 
 

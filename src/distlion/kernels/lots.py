@@ -1,4 +1,4 @@
-"""Stochastic signs, and directions as tensors: arithmetic of votes on deltas beside the ops.
+"""Stochastic signs, and directions as tensors: arithmetic of votes on deltas outside the ops.
 
 Plain torch over the ops of any backend. Sums are trees of fixed shape and all else is done element
 by element, so that every backend and device returns equal bits.
@@ -65,12 +65,12 @@ def encode_lots(
 
     Args:
         kernels: The arithmetic of directions.
-        segments: Those of one bucket, in order.
+        segments: Segments of one bucket, in order.
         lot: The worker's coin.
         out: (blocks, 1, 8) int64. Overwritten.
         scales: (n_segments, 1) float32. Overwritten.
         reach: For each segment b, rounded to float32; empty where it depends on the segment.
-        spread: What b is in units of the mean |c|, rounded to float32.
+        spread: b in units of the mean |c|, rounded to float32.
 
     Returns:
         As ``Kernels.encode_rests``.

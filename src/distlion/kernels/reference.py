@@ -1,6 +1,6 @@
-"""Plain torch for every op of ``contract.py``, short enough to check by eye. It defines the truth.
+"""Plain torch for every op of ``contract.py``, short enough to check by eye; the reference.
 
-What each function promises stands with its namesake in ``contract.Kernels``.
+The method of the same name in ``contract.Kernels`` documents each function.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _direction(segment: Segment, grad: Tensor) -> Tensor:
 
 
 def _mask(c: Tensor, segment: Segment, grad: Tensor) -> Tensor:
-    """Keep what a cautious parameter votes on: c where its sign is that of g, else +0."""
+    """Mask a cautious parameter's direction: c where it has the sign of g, else +0."""
     if not segment.coefficients.cautious:
         return c
     g = _widened_grad(grad, segment.coefficients)
@@ -84,8 +84,8 @@ def _checked_direction(
 ) -> tuple[Tensor, Tensor]:
     """Compute the direction, rounded to ``dtype``, and () bool: it and the new momentum are finite.
 
-    A gradient that is not finite shows in the direction, since 1 - beta1 > 0; the mask, which would
-    hide it, comes last.
+    A gradient that is not finite shows in the direction, since 1 - beta1 > 0; the mask comes last,
+    as it would hide it.
     """
     c = _direction(segment, grad)
     finite = c.to(dtype).isfinite().all() & _new_momentum(segment, grad).isfinite().all()
@@ -101,7 +101,7 @@ def check_finite(segments: Sequence[Segment]) -> Tensor:
     return finite
 
 
-# Encoding. What is not finite is masked, since to ask would be to wait for the device.
+# Encoding. Non-finite values are masked, as a test for them would wait for the device.
 
 
 def _encode(
@@ -125,7 +125,7 @@ def _encode(
 
 
 def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
-    """One bit for each element: 1 where c > 0, the coin's where c = 0."""
+    """Return a bit for each element: 1 where c > 0, the coin's where c = 0."""
     return pack(c > 0) | (pack(c == 0) & coin_bits(zero, slot, device=c.device))
 
 
@@ -293,7 +293,7 @@ def _move(segment: Segment, s: Tensor, divisor: int, rounding: Coin | None) -> N
 
 
 def _round_stochastically(x: Tensor, rounding: Coin, slot: Slot) -> Tensor:
-    """Round to what bfloat16 holds: add 16 random bits below its mantissa, then cut them off."""
+    """Round to bfloat16's values: add 16 random bits below its mantissa, then cut them off."""
     first_word, skipped = divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)
     words = coin(rounding, first_word, -(-(skipped + x.numel()) // 4), device=x.device)
     noise = words.view(torch.int16).to(torch.int32)[skipped : skipped + x.numel()] & 0xFFFF
@@ -357,7 +357,7 @@ def square_sums(tensor: Tensor) -> Tensor:
 
 
 def checksums(rows: Tensor, starts: Tensor | int) -> Tensor:
-    # On the host, which waits for the device once: frames are put together there.
+    # On the host, which waits for the device once, as frames are assembled there.
     each = starts.tolist() if isinstance(starts, Tensor) else [starts] * len(rows)
     sums = [
         zlib.crc32(row.data, start) for row, start in zip(rows.cpu().numpy(), each, strict=True)

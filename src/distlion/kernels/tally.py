@@ -1,4 +1,4 @@
-"""Partial counts: sums of some workers' votes, which add up to those of all. Plain torch only."""
+"""Partial counts: sums of some workers' votes, which add up to the full count. Plain torch only."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 
 
 class VoteFormat(Enum):
-    """What the planes of a vote say of an element."""
+    """Meanings of the planes of a vote."""
 
     LEVEL = "level"
     """Plane 0 is the sign, the others, lowest first, the bits of a: sign * (2 a + 1)."""
     TERNARY = "ternary"
     """Plane 0 is the sign, plane 1 whether it is not 0."""
     DIRECTION = "direction"
-    """The bits of a float. Sums of floats depend on their order, so there are no partial ones."""
+    """The bits of a float. Sums of floats depend on their order, so there are no partial sums."""
     STEP = "step"
-    """Plane 0 is the sign, plane 1, if any, which of two scales of the parameter."""
+    """Plane 0 is the sign; plane 1, if any, selects one of the parameter's two scales."""
 
     @property
     def has_partial_sums(self) -> bool:
-        """Whether votes are integers, whose sums depend on no order."""
+        """True if votes are integers, whose sums do not depend on the order."""
         return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)
 
 
@@ -46,7 +46,7 @@ def tally_votes(votes: BlockVotes, *, vote_format: VoteFormat) -> Tensor:
 
     Args:
         votes: Their votes.
-        vote_format: How they are encoded: LEVEL or TERNARY.
+        vote_format: Their format: LEVEL or TERNARY.
 
     Returns:
         (512 * blocks,) int32, 0 where nobody votes. 65,535 workers of 8 bits stay below 2^24.
@@ -81,11 +81,11 @@ def settle_tally(
 
     Args:
         tally: (512 * blocks,) int32, all workers' tallies added.
-        n_present: (n_params,) int64 on the CPU: how many voted for each parameter.
-        bucket: Where parameters lie.
+        n_present: (n_params,) int64 on the CPU: number of votes for each parameter.
+        bucket: The layout of the parameters.
         first_block: The bucket's block that ``tally`` begins with.
-        tie: Decides a sum of 0 where a reply has only signs.
-        reply_format: How the reply encodes it.
+        tie: Coin for a sum of 0, if the reply has only signs.
+        reply_format: The format of the reply.
         out: (blocks, reply_planes, 8) int64. Overwritten.
     """
     n_blocks, device = out.shape[0], tally.device
@@ -110,6 +110,6 @@ def settle_tally(
 
 
 def _elements(run: Run) -> slice:
-    """Where a run lies among the elements at hand."""
+    """Return a run's range among the elements at hand."""
     start = run.words.start * WORD_ELEMENTS
     return slice(start, start + run.n_elements)

@@ -1,4 +1,4 @@
-"""How the reference holds words, bits, blocks and parts of a bucket in plain torch tensors."""
+"""Words, bits, blocks and parts of a bucket in plain torch tensors, for the reference."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distlion.kernels.coin import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
 
-# So many elements are widened at a time; whole blocks.
+# Number of elements widened at a time; whole blocks.
 CHUNK_ELEMENTS = 1 << 20
 
 # Integers modulo 2^64, held in int64, whose sums and products wrap around.
 
 
 def signed(value: int) -> int:
-    """Reduce to the int64 that stands for it."""
+    """Reduce a number modulo 2^64 to its int64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -29,7 +29,7 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
 
 
 def mix_words(z: Tensor) -> Tensor:
-    """Do for each word what ``coin.mix`` does for one."""
+    """Apply ``coin.mix`` to each word."""
     z = (z ^ _shift_right(z, 30)) * signed(MULTIPLIER_1)
     z = (z ^ _shift_right(z, 27)) * signed(MULTIPLIER_2)
     return z ^ _shift_right(z, 31)
@@ -39,7 +39,7 @@ def mix_words(z: Tensor) -> Tensor:
 
 
 def pack(bits: Tensor) -> Tensor:
-    """(n,) of 0 and 1, any dtype -> (ceil(n / 64),) int64, spare bits 0."""
+    """Pack (n,) of 0 and 1, any dtype, into (ceil(n / 64),) int64, spare bits 0."""
     padded = torch.zeros(
         count_words(bits.numel()) * WORD_ELEMENTS, dtype=torch.uint8, device=bits.device
     )
@@ -49,26 +49,26 @@ def pack(bits: Tensor) -> Tensor:
 
 
 def unpack(words: Tensor, n_elements: int) -> Tensor:
-    """(..., w) int64 -> (..., n_elements) uint8 of 0 and 1, n_elements <= 64 w."""
+    """Unpack (..., w) int64 into (..., n_elements) uint8 of 0 and 1, n_elements <= 64 w."""
     shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
     octets = words.contiguous().view(torch.uint8)
     return ((octets.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :n_elements]
 
 
 def skip_bits(words: Tensor, n_bits: int) -> Tensor:
-    """(w + 1,) int64 -> (w,): the words that begin ``n_bits``, of 0 to 63, into the row."""
+    """Shift (w + 1,) int64 to (w,): the words that begin ``n_bits``, 0 to 63, into the row."""
     if n_bits == 0:
         return words[:-1]
     return _shift_right(words[:-1], n_bits) | (words[1:] << (WORD_ELEMENTS - n_bits))
 
 
 def split_planes(packed: Tensor) -> Tensor:
-    """(..., blocks, planes, 8) as it travels -> (..., planes, 8 * blocks)."""
+    """Turn (..., blocks, planes, 8), as on the wire, into (..., planes, 8 * blocks)."""
     return packed.transpose(-3, -2).flatten(-2)
 
 
 def interleave(planes: Tensor, out: Tensor) -> None:
-    """(planes, 8 * blocks) -> ``out`` (blocks, planes, 8) as it travels."""
+    """Write (planes, 8 * blocks) into ``out`` (blocks, planes, 8), as on the wire."""
     out.copy_(planes.view(planes.shape[0], -1, BLOCK_WORDS).transpose(0, 1))
 
 
@@ -83,7 +83,7 @@ def draw_words(coin: Coin, first_word: int, n_words: int, *, device: torch.devic
 
 
 def coin_bits(drawn: Coin, place: Slot | Run, *, device: torch.device) -> Tensor:
-    """Draw a bit for each element of a parameter, or of a run of it: packed, spare bits too."""
+    """Draw a bit for each element of a parameter or a run of it: packed, including spare bits."""
     n_words = count_words(place.n_elements)
     words = draw_words(drawn, place.first_word, n_words + 1, device=device)
     return skip_bits(words, place.first_bit)
@@ -93,14 +93,14 @@ def coin_bits(drawn: Coin, place: Slot | Run, *, device: torch.device) -> Tensor
 
 
 def cut_blocks(flat: Tensor) -> Tensor:
-    """(n,) -> (ceil(n / 4096), 4096), padded with zeros."""
+    """Cut (n,) into (ceil(n / 4096), 4096), padded with zeros."""
     blocks = flat.new_zeros(-(-flat.numel() // SCALE_BLOCK_ELEMENTS), SCALE_BLOCK_ELEMENTS)
     blocks.view(-1)[: flat.numel()] = flat
     return blocks
 
 
 def sum_by_halving(sums: Tensor) -> Tensor:
-    """(k, 4096) float64 -> (k,) sums by a fixed tree."""
+    """Sum (k, 4096) float64 to (k,) by a fixed tree."""
     while sums.shape[1] > 1:
         half = sums.shape[1] // 2
         sums = sums[:, :half] + sums[:, half:]
@@ -108,7 +108,7 @@ def sum_by_halving(sums: Tensor) -> Tensor:
 
 
 def mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
-    """(k, 4096) float32, zero-padded -> (k,) float32 means of the n elements there are."""
+    """Average (k, 4096) float32, zero-padded, to (k,) float32 means of the n elements."""
     sums = sum_by_halving(blocks.double())
     counts = torch.full_like(sums, float(SCALE_BLOCK_ELEMENTS))
     counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
@@ -120,11 +120,11 @@ class Run:
     """The part of one parameter that lies in the blocks at hand.
 
     Attributes:
-        voters: (n_votes,) int64 on the device of the votes: rows of those present, each as often
-            as its vote counts; one or more.
+        voters: (n_votes,) int64 on the votes' device: rows of the workers present, each as often as
+            its vote counts; one or more.
         words: Its words within the blocks.
         n_elements: Its elements there.
-        first_word, first_bit: Where it begins among the coins, as in its slot.
+        first_word, first_bit: Its start among the coins, as in its slot.
     """
 
     voters: Tensor
@@ -134,14 +134,14 @@ class Run:
     first_bit: int
 
     def bits(self, planes: Tensor, plane: int) -> Tensor:
-        """Take the bits of those present, (n_votes, n_elements), of (workers, planes, words)."""
+        """Take present workers' bits, (n_votes, n_elements), from (workers, planes, words)."""
         return unpack(planes[self.voters, plane, self.words], self.n_elements)
 
 
 def cut_runs(
     bucket: Bucket, present: Tensor, first_block: int, n_blocks: int, *, device: torch.device
 ) -> Iterator[Run]:
-    """Cut the bucket's parameters to a run of blocks; leave out those that nobody votes for."""
+    """Cut the bucket's parameters to a run of blocks; leave out parameters without votes."""
     begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
     for index, slot in enumerate(bucket.slots):
         first = max(begin, slot.bucket_word)
@@ -155,7 +155,7 @@ def cut_runs(
             n_elements = min(
                 (last - first) * WORD_ELEMENTS, slot.n_elements - skipped * WORD_ELEMENTS
             )
-            # A copy that blocks would wait for the device.
+            # A blocking copy would wait for the device.
             yield Run(
                 voters.to(device, non_blocking=True),
                 slice(first - begin, last - begin),
@@ -166,7 +166,7 @@ def cut_runs(
 
 
 def digest_bits(tensor: Tensor) -> Tensor:
-    """Digest the bits of a tensor, as ``contract.Kernels.digests`` says: () int64."""
+    """Digest the bits of a tensor as defined in ``contract.Kernels.digests``: () int64."""
     unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
     mask = (1 << 8 * tensor.element_size()) - 1
     flat = tensor.view(-1)

@@ -1,1 +1,1 @@
-"""Beside the library: what trains demos, compares, emulates networks, forecasts and draws."""
+"""Programs around the library: training runs, comparisons, network emulation, plans, figures."""

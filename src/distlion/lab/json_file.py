@@ -1,4 +1,4 @@
-"""JSON files that may come from elsewhere: read within limits, and checked for what they hold."""
+"""JSON files from unknown sources: read within limits, and checked against a shape."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from distlion.errors import DataError
 
 _MOST_BYTES = 1 << 28
 _MOST_DEPTH = 64
-# The range of float32: what a network computes, or a link carries, is within.
+# The range of float32, which covers all numbers of networks and links.
 _LARGEST_NUMBER = 3.5e38
 
 Shape = Callable[[Any, str], None]
-"""Takes a value and its place; raises DataError where the value is not what it should be."""
+"""A check of a value at a place; it raises DataError if the value has another shape."""
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file: numbers, strings, lists and objects, nested 64 deep at most.
+    """Read a JSON file: numbers, strings, lists and objects, nested at most 64 deep.
 
     Raises:
-        DataError: It cannot be read, is no JSON, or is beyond a limit; says why, and no path.
+        DataError: The file cannot be read, is no JSON, or exceeds a limit; the message has the
+            reason, but no path.
     """
     try:
         with path.open("rb") as file:
@@ -42,7 +43,7 @@ def read_json(path: Path) -> Any:
 
 
 def _check_limits(root: Any) -> None:
-    """Check what would break whoever prints or writes it: depth, and halves of characters."""
+    """Check for content that breaks printing or writing: depth, and halves of characters."""
     level = [root]
     for _ in range(_MOST_DEPTH):
         below: list[Any] = []
@@ -86,7 +87,7 @@ def text(value: Any, place: str) -> None:
 
 
 def optional(shape: Shape) -> Shape:
-    """Accept null, and what a shape accepts."""
+    """Accept null, and all values of a shape."""
 
     def check(value: Any, place: str) -> None:
         if value is not None:
@@ -122,7 +123,7 @@ def fields(**shapes: Shape) -> Shape:
 
 
 def columns(**shapes: Shape) -> Shape:
-    """Accept an object of lists that have one length."""
+    """Accept an object of lists with equal lengths."""
     accept = fields(**{name: row(shape) for name, shape in shapes.items()})
 
     def check(value: Any, place: str) -> None:

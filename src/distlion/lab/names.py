@@ -1,4 +1,4 @@
-"""Names that users type, and what to say where nothing has such a name."""
+"""Names that users type, and suggestions for unknown ones."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-# More than these, and a reader searches a list instead of reading it.
+# A longer list is searched, not read.
 _MOST_LISTED = 8
 _MOST_MEANT = 2
 
 
 def suggest(name: str, known: Iterable[str], *, all_in: str) -> str:
-    """Say which known name was probably meant, and where all of them are listed.
+    """Suggest the known name that was probably meant, and a command that lists all names.
 
     Args:
-        name: The one that is unknown.
+        name: The unknown name.
         known: All names of its kind.
-        all_in: What lists them, such as ``distlion train --help``.
+        all_in: Command that lists them, such as ``distlion train --help``.
 
     Returns:
-        ``did you mean majority? 'distlion train --help' lists all``. Where nothing is near, a few
-        names are listed.
+        ``did you mean majority? 'distlion train --help' lists all``. If no name is near but few
+        are known, the text lists them.
     """
     names = list(dict.fromkeys(known))
     folded = {each.lower(): each for each in names}
@@ -35,7 +35,7 @@ def suggest(name: str, known: Iterable[str], *, all_in: str) -> str:
 
 
 def name_rule(settings: dict[str, Any]) -> str:
-    """Name the rule of a record's settings, and the steps from vote to vote where it says so."""
+    """Name the rule of a record's settings, with the steps between votes if they are set."""
     rule, every = str(settings["rule"]), settings.get("every")
     if every is None:
         return rule

@@ -1,4 +1,4 @@
-"""Lion, alone and with workers that vote: what a user constructs."""
+"""The optimizers that a user constructs: Lion, alone and with workers that vote."""
 
 from distlion.optim.around import check_inner
 from distlion.optim.base import VotingBase

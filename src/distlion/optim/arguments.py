@@ -1,4 +1,4 @@
-"""Checks of what users hand to an optimizer: every mistake has its message, and changes nothing."""
+"""Checks of an optimizer's arguments: every mistake raises its own message and changes nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from distlion.step import check_own_memory, check_shared_memory, local_tensor
 
 
 def list_params(params: Any) -> list[Any]:
-    """Turn the ``params`` argument of an optimizer into a list that may be looked at twice.
+    """Turn an optimizer's ``params`` into a list that can be read twice.
 
-    So may the ``params`` of its groups, which are often generators too.
+    The ``params`` of its groups become lists too, as they are often generators.
 
     Raises:
         UnsupportedTypeError: A bare tensor, or a set, whose order differs between processes; or a
             group without a list of parameters.
-        InvalidArgumentError: Nothing in it.
+        InvalidArgumentError: It is empty.
     """
     if isinstance(params, Tensor):
         raise UnsupportedTypeError(
@@ -67,14 +67,14 @@ def _refuse_set(params: Any) -> None:
 
 
 def split_names(group: Mapping[str, Any]) -> tuple[list[str | None], list[Any]]:
-    """Take the names of a group's parameters apart from these; None for each that has none.
+    """Split a group's parameters into names and tensors; the name is None where there is none.
 
     Args:
         group: Its ``params`` are tensors, or (name, tensor) pairs; the names of tensors may stand
             under ``param_names``, as another optimizer's group has them.
 
     Raises:
-        InvalidArgumentError: Some have names and some not, or ``param_names`` fits no list of them.
+        InvalidArgumentError: Only some have names, or ``param_names`` does not fit the parameters.
     """
     entries = group["params"]
     pairs = [entry if isinstance(entry, tuple) else (None, entry) for entry in entries]
@@ -93,15 +93,15 @@ def split_names(group: Mapping[str, Any]) -> tuple[list[str | None], list[Any]]:
 def settle_names(
     group: dict[str, Any], number: int, *, has_names: bool
 ) -> tuple[list[str], list[Any]]:
-    """Split the pairs of a group, and return what errors call its parameters, and these.
+    """Split the pairs of a group into the names that errors use and the parameters.
 
     Args:
         group: Its ``params`` become tensors, and ``param_names`` their names if they have some.
-        number: How many groups there are before it.
-        has_names: Whether those have names.
+        number: Number of groups before it.
+        has_names: Whether the parameters of those groups have names.
 
     Raises:
-        InvalidArgumentError: Its parameters have names and others' have not, or the reverse.
+        InvalidArgumentError: Its parameters have names and the others' do not, or the reverse.
     """
     names, params = split_names(group)
     is_named = None not in names if names else has_names
@@ -119,10 +119,10 @@ def settle_names(
 
 
 def check_names(names: Any, n_params: int) -> list[str | None]:
-    """Return the ``param_names`` of a group, if there is one for each parameter.
+    """Return the ``param_names`` of a group, after checking that each parameter has one.
 
     Raises:
-        InvalidArgumentError: There is not.
+        InvalidArgumentError: Some parameter has none, or there are too many.
     """
     is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not is_list or len(names) != n_params:
@@ -147,7 +147,7 @@ def name_tensors(params: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def label_param(name: str | None, param: Any, index: int, group: int) -> str:
-    """Name a parameter for errors: as named by the caller, else by place and shape."""
+    """Name a parameter for errors: by the caller's name, else by place and shape."""
     has_shape = isinstance(param, Tensor) and not is_lazy(param)
     shape = f", shape {tuple(param.shape)}" if has_shape else ""
     return name or f"parameter {index} of group {group}{shape}"
@@ -167,12 +167,12 @@ def label_params(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
 def check_params(
     params: Sequence[Any], names: Sequence[str], *, known: Mapping[Tensor, str]
 ) -> None:
-    """Check that every parameter can be voted on, and is none of those ``known`` already.
+    """Check that every parameter can be voted on and is not among the ``known`` ones.
 
     Raises:
         UnsupportedTypeError: Not a tensor, or of a kind, dtype or device without support.
-        InvalidArgumentError: Not a leaf, given twice, or with memory that overlaps its own or
-            that of another.
+        InvalidArgumentError: Not a leaf, given twice, or with memory that overlaps itself or
+            another parameter.
     """
     seen = {id(param): name for param, name in known.items()}
     for param, name in zip(params, names, strict=True):
@@ -248,12 +248,12 @@ def check_rule(rule: Any, *, takes_scales: bool) -> None:
     """Check a group's aggregation.
 
     Args:
-        rule: What was given.
-        takes_scales: Whether its reply may say how far, and must not where False.
+        rule: The given aggregation.
+        takes_scales: Whether its reply may carry a step length.
 
     Raises:
-        UnsupportedTypeError: It is no rule.
-        InvalidArgumentError: Its replies say how far, and steps of this optimizer have one length.
+        UnsupportedTypeError: It is not a rule.
+        InvalidArgumentError: Its replies carry a step length, which this optimizer does not take.
     """
     if not isinstance(rule, Aggregation):
         raise UnsupportedTypeError(
@@ -261,6 +261,7 @@ def check_rule(rule: Any, *, takes_scales: bool) -> None:
         )
     if rule.n_reply_scales and not takes_scales:
         raise InvalidArgumentError(
-            f"aggregation={rule!r}: its replies say how far, and Lion moves every element by lr. "
-            "Give it to LocalSteps, or choose a rule such as distlion.MajorityVote() here"
+            f"aggregation={rule!r}: its replies carry a step length, and Lion moves every "
+            "element by lr. Give it to LocalSteps, or choose a rule such as "
+            "distlion.MajorityVote() here"
         )

@@ -1,4 +1,4 @@
-"""An optimizer around another one, whose param groups and state are its own too."""
+"""An optimizer around another one, with which it shares param groups and state."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class AroundInner(Optimizer):
     """Share ``param_groups`` and ``state`` with an inner optimizer, which may replace them.
 
     Args:
-        inner: Takes steps without other workers.
+        inner: Optimizer that takes steps without other workers.
 
     Raises:
-        UnsupportedTypeError: It does not.
+        UnsupportedTypeError: It is not an optimizer, or its steps communicate.
     """
 
     _is_set_up = False
@@ -61,14 +61,14 @@ class AroundInner(Optimizer):
         self._inner.zero_grad(set_to_none)
 
     def _run_hooks_of_saving(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Let the hooks after ``state_dict`` of this optimizer change it."""
+        """Run this optimizer's hooks on the result of ``state_dict``."""
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         return state_dict
 
     def _run_hooks_of_loading(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Let the hooks before ``load_state_dict`` of this optimizer change a copy of it."""
+        """Run this optimizer's hooks before ``load_state_dict`` on a copy of the state."""
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
@@ -76,7 +76,7 @@ class AroundInner(Optimizer):
         return state_dict
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse copies, as ``DistributedLion``.
+        """Refuse copies, as ``DistributedLion`` does.
 
         Raises:
             UnsupportedTypeError: Always.
@@ -84,13 +84,13 @@ class AroundInner(Optimizer):
         raise UnsupportedTypeError(
             f"{type(self).__name__} cannot be copied or pickled: its connections and votes belong "
             "to this process. Save state_dict(), or every worker's state by "
-            "distlion.save_checkpoint, and load it into an optimizer made anew"
+            "distlion.save_checkpoint, and load it into a new optimizer"
         )
 
 
 @contextmanager
 def undoing_groups(inner: Optimizer) -> Iterator[None]:
-    """Take back what a block that raises has added to an optimizer's groups and state."""
+    """Undo a block's additions to an optimizer's groups and state if the block raises."""
     n_groups, known = len(inner.param_groups), set(inner.state)
     try:
         yield
@@ -102,10 +102,10 @@ def undoing_groups(inner: Optimizer) -> Iterator[None]:
 
 
 def check_inner(inner: object) -> Optimizer:
-    """Return what takes the local steps.
+    """Return the optimizer that takes the local steps.
 
     Raises:
-        UnsupportedTypeError: It is no optimizer, or one whose workers communicate in each step.
+        UnsupportedTypeError: It is not an optimizer, or its workers communicate in each step.
     """
     if isinstance(inner, VotingBase | AroundInner) or not isinstance(inner, Optimizer):
         raise UnsupportedTypeError(

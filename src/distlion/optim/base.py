@@ -1,4 +1,4 @@
-"""What all forms of Lion share: parameters and momenta, checked, placed, saved and loaded."""
+"""Base classes of all forms of Lion: parameters and momenta, checked, placed, saved, loaded."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ from distlion.step import (
 class LionBase(Optimizer):
     """Parameters, momenta and hyperparameters of Lion: checked, flattened, saved and loaded.
 
-    Momentum lives in ``state[param]["exp_avg"]``, and what a rule keeps beside it under names of
-    its own; both are created in the constructor.
+    Momentum lives in ``state[param]["exp_avg"]``. A rule's own state lives beside it, under other
+    names. The constructor creates both.
     """
 
     _step_supports_amp_scaling = True
@@ -84,14 +84,14 @@ class LionBase(Optimizer):
         exp_avg_dtype: torch.dtype | None = None,
         pieces: NodePieces | ShardPieces | None = None,
     ) -> None:
-        """Set up what no state holds."""
+        """Set up the attributes that no state holds."""
         self._exp_avg_dtype = exp_avg_dtype
         self._pieces: NodePieces | ShardPieces = pieces or NodePieces(1, 0)
         self._makes: dict[Tensor, Make] = {}
         self._step_lock = threading.Lock()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, checked as in the constructor; what is absent takes the defaults."""
+        """Add parameters, checked as in the constructor; absent settings take the defaults."""
         group = list_group(param_group)
         self._check_group({**self.defaults, **group})
         labels, params = settle_names(group, len(self.param_groups), has_names=self._has_names)
@@ -121,15 +121,15 @@ class LionBase(Optimizer):
         return torch.zeros(make.shape, dtype=dtype, device=make.device)
 
     def momentum_make(self, param: Tensor) -> Make:
-        """Return shape, dtype and device of what this process keeps of a parameter's momentum."""
+        """Return shape, dtype and device of this process's part of a parameter's momentum."""
         return Make.of(param).of_momentum(self._momentum_shape(param), self._exp_avg_dtype)
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
-        """Return the shape of the momentum that this process keeps."""
+        """Return the shape of this process's part of the momentum."""
         return self._pieces.momentum_shape(param)
 
     def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return what is kept here of a saved momentum."""
+        """Return this process's part of a saved momentum."""
         return self._pieces.take_momentum(param, exp_avg)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
@@ -144,11 +144,11 @@ class LionBase(Optimizer):
         return any("param_names" in group for group in self.param_groups)
 
     def _param_names(self) -> dict[Tensor, str]:
-        """Name each parameter for errors: as named by the caller, else by place and shape."""
+        """Name each parameter for errors: by the caller's name, else by place and shape."""
         return label_params(self.param_groups)
 
     def _list_trainable(self) -> list[VotingParam]:
-        """Place what is trained, in group order; what is frozen since keeps its place and coins."""
+        """Place trained parameters in group order; one frozen since keeps its place and coins."""
         names = self._param_names()
         found = [
             (param, number, self._makes.setdefault(param, Make.of(param)))
@@ -181,22 +181,22 @@ class LionBase(Optimizer):
             for position, (param, number, make) in enumerate(found)
         ]
 
-    # torch.compiler.disable is this one, less two seconds of import before anything is compiled.
+    # The same as torch.compiler.disable, without its two seconds of import.
     @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step; within ``torch.compile`` it runs as it is, and is not compiled.
+        """Do one step; ``torch.compile`` leaves it uncompiled.
 
         Args:
             closure: Re-evaluates the model and returns the loss; run once, with gradients enabled.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
             InvalidArgumentError: A hyperparameter of a group has left its range.
             SparseGradientError: A gradient is sparse.
-            StepError, ProcessGroupError: As the class says.
+            StepError, ProcessGroupError: As for the class.
             ConcurrentCallError: A step is under way, on another thread or in the closure's caller.
         """
         if not self._step_lock.acquire(blocking=False):
@@ -211,7 +211,7 @@ class LionBase(Optimizer):
                     loss = closure()
             self._do_step()
         except BaseException:
-            # A GradScaler takes these back only from a step that returns.
+            # A GradScaler removes these only after a step that returns.
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
@@ -219,19 +219,18 @@ class LionBase(Optimizer):
             self._step_lock.release()
         return loss
 
-    # torch puts the hooks of steps around ``step`` of each class that was made: a subclass that has
-    # a step of its own calls this one, or its hooks would run twice.
+    # torch wraps ``step`` of each class that was instantiated with its hooks: a subclass that has a
+    # step of its own calls this one, or its hooks would run twice.
     _run_step = step
 
     def _do_step(self) -> None:
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, also one of another Lion; keys that it lacks keep their present values.
+        """Load a state, also from another Lion; keys that it lacks keep their present values.
 
         Raises:
-            CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing has been
-                changed then.
+            CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing changed.
         """
         with reading_state():
             filled = self._check_state(forget_worker(state_dict))
@@ -251,11 +250,11 @@ class VotingBase(LionBase):
 
     Args:
         params: As for every torch optimizer.
-        lr, betas, weight_decay, cautious: Of Lion.
+        lr, betas, weight_decay, cautious: Lion's hyperparameters.
         aggregation: The rule; None for ``MajorityVote()``.
-        exp_avg_dtype: Of the momentum; None for the parameter's.
-        pieces: What is kept here of each parameter's momentum.
-        worker: Whose momenta these are, as ``name_worker`` says.
+        exp_avg_dtype: Dtype of the momentum; None for the parameter's.
+        pieces: This process's part of each parameter's momentum.
+        worker: Name of the worker that owns these momenta, from ``name_worker``.
     """
 
     _settings: Settings
@@ -302,19 +301,19 @@ class VotingBase(LionBase):
         """Number of steps committed so far; also the number, counted from 0, of the next one.
 
         Raises:
-            InvalidArgumentError: Somebody else wrote to ``step`` of the param groups, which has it.
+            InvalidArgumentError: ``step`` of the param groups, which holds it, was overwritten.
         """
         return read_step(self.param_groups)
 
     def _find_step(self) -> int:
-        """Return the number of the next step; where groups do not have it, as last known."""
+        """Return the number of the next step, or the last known one if the groups lack it."""
         with suppress(InvalidArgumentError):
             self._known_step = self.committed_step
         return self._known_step
 
     @property
     def settings(self) -> Settings:
-        """What was chosen at construction for all steps: overlap, clipping, policies, timeouts."""
+        """Settings for all steps, chosen at construction: overlap, clipping, policies, timeouts."""
         return self._settings
 
     @property
@@ -338,7 +337,7 @@ class VotingBase(LionBase):
         check_step(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, checked as in the constructor; their next step is that of all others."""
+        """Add parameters, checked as in the constructor; they join at the next step."""
         group = list_group(param_group)
         if self.param_groups:
             group["step"] = self.committed_step
@@ -353,14 +352,14 @@ class VotingBase(LionBase):
         raise UnsupportedTypeError(
             f"{type(self).__name__} cannot be copied or pickled: its connections, hooks and votes "
             "belong to this process. Save state_dict(), or every worker's momentum by "
-            "distlion.save_checkpoint, and load it into an optimizer made anew"
+            "distlion.save_checkpoint, and load it into a new optimizer"
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers and strings only; rules as their ``repr``.
 
         Raises:
-            CheckpointError: Param groups do not say what steps compute with.
+            CheckpointError: Param groups differ from the values that steps use.
         """
         try:
             self._fixed.check(self.param_groups)
@@ -375,7 +374,7 @@ class VotingBase(LionBase):
     def _parse_state(
         self, state_dict: Mapping[str, Any], sync: MomentumSync | None
     ) -> dict[str, Any]:
-        """Return a state that fits, rules rebuilt and absent keys filled in; nobody is asked."""
+        """Return a checked state with rules rebuilt and absent keys filled in; purely local."""
         parsed = parse_groups(
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )
@@ -384,9 +383,9 @@ class VotingBase(LionBase):
         return {**self._check_state(sketched), "state": parsed["state"]}
 
     def _describe_cuts(self, filled: Mapping[str, Any]) -> list[str]:
-        """Say which momenta ``_localize`` asks other ranks for; it must be the same on all."""
+        """Describe the momenta that ``_localize`` asks other ranks for; equal on all ranks."""
         return describe_cuts(filled, self.param_groups, self._pieces.describe_cut)
 
     def _localize(self, filled: Mapping[str, Any]) -> dict[str, Any]:
-        """Cut saved momenta of many ranks down to what is kept here."""
+        """Cut saved momenta of many ranks down to this rank's part."""
         return map_momenta(filled, self.param_groups, self._pieces.localize)

@@ -1,4 +1,4 @@
-"""The common point of workers that take local steps: what a vote on their deltas moves."""
+"""The common point of workers that take local steps; votes on their deltas move it."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from distlion.step import (
 
 
 class CommonPoint(DistributedLion):
-    """Vote on deltas, which are the gradients of the common point; then do the outer step.
+    """Vote on deltas as gradients of the common point; then do the outer step.
 
-    A step is one of ``DistributedLion``: committed on all workers, or x is what it was and all
-    raise the same. The outer momentum, and what ``on_commit`` does, belong to the commit.
+    A step is one of ``DistributedLion``: it is committed on all workers, or x does not change and
+    all raise the same error. The outer momentum and ``on_commit`` are part of the commit.
 
     Args:
-        params: The common point, (name, parameter) pairs, float32.
+        params: The common point as (name, parameter) pairs, float32.
         outer: The outer step.
-        rule: How deltas are voted on.
-        more: Lines that must be equal on all workers.
+        rule: The aggregation rule for deltas.
+        more: Further lines that must be equal on all workers.
         parts: Parts of the parameters, which take turns to vote: part s % ``parts`` in step s.
-        on_commit: Called at the end of a commit.
+        on_commit: Function called at the end of a commit.
         **options: As for ``DistributedLion``.
 
     Attributes:
-        has_entered: Set once a vote has begun its exchange.
+        has_entered: Event that is set once a vote has begun its exchange.
 
     Raises:
-        InvalidArgumentError: Several ranks act as one worker, so that nobody votes with it.
-        DistlionError: As ``DistributedLion``.
+        InvalidArgumentError: All ranks act as one worker, so that there is nobody to vote with.
+        DistlionError: As for ``DistributedLion``.
     """
 
     _takes_scales = True
@@ -82,14 +82,14 @@ class CommonPoint(DistributedLion):
             outer.vote_lr,
             outer.vote_betas,
             aggregation=outer.choose_rule(rule),
-            # Without betas nobody reads it: it has the smallest dtype that there is.
+            # Without betas nothing reads it, so it takes the smallest dtype.
             exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
             **options,
         )
         ranks = self._session.ranks
         if ranks.roster.n_voters == 1 and not ranks.is_alone:
             raise InvalidArgumentError(
-                f"all {ranks.n_ranks} ranks act as one worker, which nobody votes with. Expected "
+                f"all {ranks.n_ranks} ranks act as one worker, without another voter. Expected "
                 "several workers. Use the inner optimizer alone, or smaller nodes"
             )
         self.outer_momentum = OuterMomentum(outer, self.list_moving())
@@ -122,15 +122,15 @@ class CommonPoint(DistributedLion):
         return take_turns(super()._list_trainable(), self._n_parts)
 
     def agree(self, call: str, problem: CheckpointError | None, said: str = "") -> None:
-        """Raise on all ranks what keeps one of them from a call that all of them make.
+        """Raise on all ranks if one of them cannot make a call that all of them make.
 
         Args:
-            call: The call.
-            problem: What keeps this rank from it; None for nothing.
-            said: What must be equal on all ranks, in one line; "" for nothing, on all of them.
+            call: Name of the call.
+            problem: Reason why this rank cannot make it; None for no reason.
+            said: A line that must be equal on all ranks; "" on all of them for none.
 
         Raises:
-            CheckpointError: Some rank has a problem, or says something else.
+            CheckpointError: Some rank has a problem, or a different line.
         """
         session = self._session
         session.check_idle(call)
@@ -138,10 +138,10 @@ class CommonPoint(DistributedLion):
             session.meetings.agree(call, problem, step=self._find_step(), said=said)
 
     def agree_on(self, call: str, problem: Exception | None, said: str = "") -> None:
-        """Do as ``agree`` in a call that loads nothing.
+        """Do the same as ``agree`` in a call that loads nothing.
 
         Raises:
-            InvalidArgumentError: Another rank has a problem, or says something else.
+            InvalidArgumentError: Another rank has a problem, or a different line.
             Exception: ``problem``.
         """
         found = None if problem is None else CheckpointError(describe_problem(problem))
@@ -156,11 +156,11 @@ class CommonPoint(DistributedLion):
     def prepare_vote(
         self, calls: int, problem: InvalidArgumentError | None, *, is_idle: bool = False
     ) -> None:
-        """Set what the next vote tells the other workers.
+        """Set what this worker tells the others in the next vote.
 
         Args:
-            calls: Of ``step()``, which must be equal on all.
-            problem: What keeps this worker from voting; all raise it then.
+            calls: Number of calls of ``step()``, which must be equal on all workers.
+            problem: Reason why this worker cannot vote, which all workers then raise; or None.
             is_idle: Whether no worker has taken a step since the last vote on this part, so that
                 there is nothing to vote on; equal on all.
         """
@@ -170,7 +170,7 @@ class CommonPoint(DistributedLion):
         self.has_entered.set()
         self._session.fingerprint.passing = [f"calls of step() so far: {self._calls}"]
         inputs = super()._gather_inputs()
-        # Numbered by the votes on this part: coins that undo each other come one after the other.
+        # Numbered by the votes on this part, so that coins that cancel out come in succession.
         number = inputs.header.step // self._n_parts
         inputs = replace(inputs, coins=replace(inputs.coins, step=number))
         if self._problem is None or inputs.header.status is not Status.OK:
@@ -204,7 +204,7 @@ class CommonPoint(DistributedLion):
 
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
-        """Move by the own delta: with nobody to tell, nothing is rounded to bits.
+        """Move by this worker's delta; without other workers nothing is rounded to bits.
 
         Equation:
             u = d, in place of s * S
@@ -246,8 +246,8 @@ def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
     """Copy a parameter into a contiguous float32 tensor, perhaps on another device.
 
     Raises:
-        UnsupportedTypeError: It is a DTensor, whose mesh says where it is.
-        InvalidArgumentError: There is no such device here.
+        UnsupportedTypeError: It is a DTensor, whose mesh sets its device.
+        InvalidArgumentError: This machine has no such device.
     """
     if is_dtensor(param):
         if device is not None and device.type != param.device.type:
@@ -264,6 +264,6 @@ def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
 
 @torch.no_grad()
 def find_delta(param: Tensor, common: Tensor) -> Tensor:
-    """Return how far a parameter came from where its period began, float32 as the common point."""
+    """Return a parameter's distance from where its period began, float32 as the common point."""
     begun = common.to(param.dtype).to(torch.float32)
     return begun - param.detach().to(common.device, torch.float32)

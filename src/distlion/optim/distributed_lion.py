@@ -1,4 +1,4 @@
-"""Lion whose workers vote: a step is encode, exchange, commit, and nothing else."""
+"""Lion with workers that vote: a step is encode, exchange, commit, and nothing else."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class DistributedLion(VotingBase):
         worker i   c_i = beta1 * m_i + (1 - beta1) * g_i, and sends a vote on c_i
                    m_i = beta2 * m_i + (1 - beta2) * g_i
         all        x = x - lr * (S / n + weight_decay * x)
-                   S is what ``aggregation`` makes of the votes, worker i's counted w_i times;
-                   w_i = ``weight``; n = 1, but for ``Average`` the sum of all w_i
+                   S is the result of ``aggregation`` over the votes, each counted w_i times;
+                   w_i = ``weight``; n = 1 except for ``Average``, the sum of all w_i
 
         (Distributed Lion, arXiv:2404.00438, Algorithm 1; weights: signSGD-FV, arXiv:2403.16372.)
         No DistributedDataParallel: gradients stay local, as ``exp_avg``; parameters stay identical.
@@ -67,28 +67,28 @@ class DistributedLion(VotingBase):
         cautious: Vote on 0 where direction and gradient differ in sign (arXiv:2411.16085).
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
             ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
-        exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, or "auto": for each
-            bucket what is fastest by the cost model, on the link as measured at construction.
-        nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None, each for itself.
-        momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None is never.
-        weight: Times that this worker's vote counts, 1 to 255, by the size of its batches.
-        process_group: The workers that vote; None: the default group, of DTensors the only mesh dim
-            that replicates all. With no group, and WORLD_SIZE unset or 1, this is ``Lion``.
+        exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, ``RecursiveDoubling()``,
+            or "auto": for each bucket the fastest by the cost model, on the link as measured.
+        nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None: each for itself.
+        momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None: never.
+        weight: Number of times that this worker's vote counts, 1 to 255, such as by batch size.
+        process_group: The workers that vote; None: the default group, or for DTensors the only mesh
+            dim that replicates all. With no group, and WORLD_SIZE unset or 1, this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived;
-            "auto" takes turns for 64 steps and keeps what is faster. Nothing may change gradients
-            or hyperparameters between backward and ``step()``. See ``no_sync()``.
-        nonfinite: What follows a gradient, direction or new momentum that is not finite: "raise" or
-            "skip" the step on all workers, or that worker's "abstain" for that parameter.
-        on_divergence: "raise" where replicas differ, or "repair" from what most workers hold.
+            "auto" tries both for 64 steps and keeps the faster way. Do not change gradients or
+            hyperparameters between backward and ``step()``. See ``no_sync()``.
+        nonfinite: Response to a gradient, direction or new momentum that is not finite: "raise" or
+            "skip" the step on all workers, or "abstain": leave out that worker for that parameter.
+        on_divergence: "raise" where replicas differ, or "repair" from the majority of workers.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
-        rounding: "nearest", or "stochastic" for bfloat16, whose small updates are lost otherwise.
+        rounding: "nearest", or "stochastic" for bfloat16, which otherwise loses small updates.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
-        bucket_elements: Elements up to which parameters share a bucket; None: 64 Mi, overlap: less.
-        check_every: Steps between comparisons of replicas, from the first step on; None is never.
-        diagnose_every: Steps between looks at how far workers agree, ``diagnostics()``; or None.
+        bucket_elements: Most elements of parameters in a bucket; None: 64 Mi, overlap: less.
+        check_every: Steps between comparisons of replicas, from the first step on; None: never.
+        diagnose_every: Steps between measurements of agreement, see ``diagnostics()``; None: never.
         init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
         step_timeout_s: Seconds for each collective of a step.
-        seed: Of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
+        seed: Seed of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
 
     Raises:
         InvalidArgumentError: A value is out of range, or a parameter is given twice.
@@ -97,11 +97,11 @@ class DistributedLion(VotingBase):
         ConfigMismatchError: Workers differ in parameters, settings or version.
 
     Notes:
-        ``step()`` is committed, or leaves all as it was and raises the same on every rank. After
-        NonFiniteError, SparseGradientError, StepInputError and GradientChangedError training may go
+        ``step()`` is committed, or changes nothing and raises the same on every rank. After
+        NonFiniteError, SparseGradientError, StepInputError and GradientChangedError training can go
         on; after any other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A
         crash can leave workers one step apart, never inside a step. Buffers such as BatchNorm's are
-        not replicated: ``average_buffers``.
+        not synchronized; see ``average_buffers``.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -184,7 +184,7 @@ class DistributedLion(VotingBase):
         return self._session.take_fingerprint(self.param_groups, params, names, dtype, self._fixed)
 
     def _lay_out(self) -> None:
-        """Place parameters into buckets and choose what carries each."""
+        """Place parameters into buckets and choose the exchange of each."""
         params, step = self._list_trainable(), self._find_step()
         taken, begin = self._take_fingerprint(params), self._gather_inputs
         self._session.lay_out(self.param_groups, params, taken, step=step, begin=begin)
@@ -229,8 +229,8 @@ class DistributedLion(VotingBase):
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
-        if inputs.wants_digest or not any(vote.reply.present.any() for vote in votes):
-            session.gradients.observe([vote.reply for vote in votes], session.params)
+        if inputs.wants_digest or follow_up or not any(vote.reply.present.any() for vote in votes):
+            session.observe([vote.reply for vote in votes], wants_digest=inputs.wants_digest)
         self._fire("after_commit", step)
         return True
 
@@ -243,7 +243,7 @@ class DistributedLion(VotingBase):
         return inputs, cast_votes(routes, inputs, session.routing.clipper)
 
     def _gather_inputs(self) -> StepInputs:
-        """Gather what buckets share; others hear of what is wrong with it, or they would wait."""
+        """Gather the inputs that buckets share; other workers hear of errors too."""
         session, groups, problem = self._session, self.param_groups, None
         ranks, settings = session.ranks, self._settings
         toggled = session.fingerprint.list_toggled(groups)
@@ -283,7 +283,7 @@ class DistributedLion(VotingBase):
             faults.fire(rank=self._session.ranks.rank, step=step, point=point, subject=self)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients; with overlap, all backward passes but a step's last belong inside.
+        """Accumulate gradients; with overlap, put all but a step's last backward pass inside.
 
         Example:
             >>> with optimizer.no_sync():
@@ -293,7 +293,7 @@ class DistributedLion(VotingBase):
         return nullcontext() if self._session.overlap is None else self._session.overlap.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients; with overlap, give up a step, unless no vote of this worker has left.
+        """Reset gradients; with overlap, give up a step if votes of this worker are already sent.
 
         Raises:
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
@@ -309,12 +309,12 @@ class DistributedLion(VotingBase):
 
     @property
     def plan(self) -> ByteCount:
-        """What this rank will hand to the network in one step; with nodes, to other nodes."""
+        """Bytes that this rank sends to the network in one step; with nodes, to other nodes."""
         return self._session.plan(self._find_step())
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm that ``clip_norm`` found in the last committed step, own or "global"; or None."""
+        """Norm found by ``clip_norm`` in the last committed step, own or "global"; or None."""
         return self._session.grad_norm
 
     @property
@@ -323,15 +323,15 @@ class DistributedLion(VotingBase):
         return find_ownership(self._session, self._find_step)
 
     def diagnostics(self) -> list[Diagnosis]:
-        """Return how far workers agreed, the oldest of the last 1,000 first; see ``Diagnosis``."""
+        """Return the last 1,000 measurements of the workers' agreement, oldest first."""
         return self._session.diagnoses
 
     def verify_replicas(self) -> None:
         """Compare the parameters of all workers, bit by bit; every worker must call it.
 
         Raises:
-            ReplicaMismatchError: On every rank; names parameters, and ranks of the minority.
-            ConfigMismatchError: Another worker is at another call; on every rank.
+            ReplicaMismatchError: Replicas differ; names the parameters and the minority's ranks.
+            ConfigMismatchError: Another worker is at a different call; on every rank.
             CorruptFrameError, ProcessGroupError: Digests were damaged, or the group is gone.
         """
         self._session.verify_replicas(self.param_groups, step=self._find_step())
@@ -364,7 +364,7 @@ class DistributedLion(VotingBase):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
 
-        Its momentum loads into any ``Lion``. ``save_checkpoint`` keeps those of all workers, as the
+        Its momentum loads into any ``Lion``. ``save_checkpoint`` keeps all workers' momenta, as the
         state of DTensors does: (workers, *shape).
 
         Raises:
@@ -374,13 +374,13 @@ class DistributedLion(VotingBase):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this worker, or that of another Lion; every worker must call it.
+        """Load a state of this worker or of another Lion; every worker must call it.
 
         Keys that it lacks keep their values. For other numbers of workers: ``load_checkpoint``.
 
         Raises:
-            CheckpointError: It is that of another worker, or does not fit; on every rank.
-            InvalidArgumentError: A parameter was frozen and is not any more.
+            CheckpointError: It belongs to another worker, or does not fit; on every rank.
+            InvalidArgumentError: A parameter was frozen and no longer is.
             StepMismatchError, ConfigMismatchError: Workers load other steps, settings or cuts.
         """
         session, step = self._session, self._find_step()

@@ -1,4 +1,4 @@
-"""The step of an optimizer inside of another one, under a GradScaler too."""
+"""The step of an optimizer inside another one, also under a GradScaler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.optim.optimizer import Optimizer
 def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], Any] | None) -> Any:
     """Do a step of ``inner``, or none where a GradScaler has seen an overflow.
 
-    A GradScaler leaves ``grad_scale``, by which it has multiplied gradients, and ``found_inf`` with
-    an optimizer that says ``_step_supports_amp_scaling``. Other workers may have seen no overflow,
-    so that the optimizer outside must be called all the same.
+    A GradScaler sets ``grad_scale``, the factor in the gradients, and ``found_inf`` on an optimizer
+    that has ``_step_supports_amp_scaling``. Other workers may have seen no overflow, so the outer
+    optimizer must be called all the same.
 
     Args:
-        outside: What the scaler knows.
-        inner: What steps.
-        closure: Of the step.
+        outside: The optimizer that the scaler knows.
+        inner: The optimizer that takes the step.
+        closure: The step's closure.
 
     Returns:
-        What its ``step`` returned; None where there was no step.
+        The result of its ``step``; None where there was no step.
     """
     scale: Tensor | None = getattr(outside, "grad_scale", None)
     found_inf: Tensor | float | None = getattr(outside, "found_inf", None)
@@ -36,7 +36,7 @@ def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], An
         if scale is not None:
             inner.grad_scale = scale  # type: ignore[attr-defined]
             inner.found_inf = found_inf  # type: ignore[attr-defined]
-        with torch.enable_grad():  # torch's optimizers turn it off where they want it off
+        with torch.enable_grad():  # torch's optimizers turn it off themselves
             return inner.step() if closure is None else inner.step(closure)
     finally:
         for name in ("grad_scale", "found_inf"):
@@ -45,7 +45,7 @@ def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], An
 
 
 def _unscale(inner: Optimizer, scale: Tensor) -> None:
-    """Divide gradients by what a GradScaler has multiplied them by, as its ``unscale_`` does."""
+    """Divide gradients by a GradScaler's factor, as its ``unscale_`` does."""
     factor = scale.double().reciprocal().float()
     for group in inner.param_groups:
         for param in group["params"]:

@@ -1,4 +1,4 @@
-"""A vote whose outcome is taken some steps after it began, so that it travels meanwhile."""
+"""A vote that travels during local steps; its outcome is taken some steps later."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger("distlion")
 
 @dataclass
 class _Outcome:
-    """How a late vote ended.
+    """The end of a late vote.
 
     Attributes:
-        error: What it raised; None for nothing, or before its end.
-        is_taken: Whether somebody has heard of it.
+        error: Error that it raised; None for none, or before its end.
+        is_taken: Whether a caller has received the outcome.
     """
 
     error: BaseException | None = None
@@ -31,7 +31,7 @@ class _Outcome:
 
 
 def _log_untaken(outcome: _Outcome) -> None:
-    """Say that a vote has failed whose outcome nobody takes any more."""
+    """Log the failure of a vote if nobody takes its outcome."""
     if outcome.error is not None and not outcome.is_taken:
         logger.error(
             "a late vote has failed, and nobody took its outcome: %s: %s",
@@ -41,19 +41,19 @@ def _log_untaken(outcome: _Outcome) -> None:
 
 
 class LateVote:
-    """A vote that is under way, or has landed, and where this worker was when it began.
+    """A vote that is under way or has landed, and this worker's place when it began.
 
     Equation:
         y_i = x' + (y_i - b_i), b_i where the worker was when the vote began, x' the common point
         after it; x' where that is not finite
 
-    The end of the process waits for its end, which the timeout of a step bounds. An error that
+    The process does not exit before the vote ends, within the timeout of a step. An error that
     nobody takes is logged.
 
     Attributes:
         begun: b_i of each parameter, in its dtype.
-        turn: The part of the parameters that it is about.
-        steps: Local steps that it is about.
+        turn: The part of the parameters that it votes on.
+        steps: Local steps that its deltas cover.
     """
 
     def __init__(self, begun: Sequence[Tensor], turn: int = 0, *, steps: int = 0) -> None:
@@ -64,20 +64,20 @@ class LateVote:
 
     @classmethod
     def start(cls, votes: CommonPoint, pairs: Pairs, turn: int, *, steps: int) -> LateVote:
-        """Begin a vote on how far this worker has come, on a thread of its own."""
+        """Begin a vote on this worker's deltas, on a thread of its own."""
         late = cls([param.detach().clone() for param, _ in pairs], turn, steps=steps)
         set_deltas(pairs)
         devices = {common.device for _, common in pairs if common.device.type == "cuda"}
         _wait_for(devices)  # the thread has streams of its own
-        # No daemon: one that is still in Gloo when the interpreter goes ends by SIGABRT.
+        # No daemon: one that is still in Gloo when the interpreter exits dies by SIGABRT.
         thread = Thread(
             target=late._run, args=(votes, pairs, devices), name="distlion-vote", daemon=False
         )
         late._thread = thread
         votes.has_entered.clear()
         thread.start()
-        # Its turn is before all that this thread calls next, on all workers; and the process group
-        # may be destroyed from here on.
+        # On all workers its turn comes before the next calls of this thread; and the process group
+        # # may be destroyed from here on.
         votes.has_entered.wait()
         return late
 
@@ -95,21 +95,21 @@ class LateVote:
 
     @property
     def has_failed(self) -> bool:
-        """True if the vote is over, and has taken nothing."""
+        """True if the vote is over and changed nothing."""
         self.wait()
         return self._outcome.error is not None
 
     def wait(self) -> None:
-        """Wait until the vote is over, however it ends: then its optimizer may be called."""
+        """Wait until the vote is over, however it ends; its optimizer may then be called."""
         if self._thread is not None:
             self._thread.join()
 
     @torch.no_grad()
     def land(self, pairs: Pairs) -> None:
-        """Take the outcome; what this worker has moved since the vote began stays.
+        """Take the outcome; keep this worker's moves since the vote began.
 
         Raises:
-            StepError, ProcessGroupError: As the vote; nothing was taken.
+            StepError, ProcessGroupError: The vote failed; nothing was taken.
         """
         self.wait()
         self._outcome.is_taken = True
@@ -120,7 +120,7 @@ class LateVote:
 
 
 def _wait_for(devices: Set[torch.device]) -> None:
-    """Wait for what this thread has put on the current streams of devices."""
+    """Wait for this thread's work on the current streams of devices."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
 

@@ -60,7 +60,7 @@ class Lion(LionBase):
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what was copied or pickled, which is what torch keeps of any optimizer."""
+        """Restore a copied or pickled optimizer from what torch keeps of it."""
         super().__setstate__(state)
         self._begin_life()
 
@@ -68,7 +68,7 @@ class Lion(LionBase):
         """Return the state, as every torch optimizer.
 
         Raises:
-            CheckpointError: Parameters were taken from the groups, and their momenta are left.
+            CheckpointError: Parameters were removed from the groups, and their momenta remain.
         """
         held = set(map(id, self._all_params()))
         if not all(id(param) in held for param in self.state):
@@ -84,7 +84,7 @@ class Lion(LionBase):
         if numbers.found_inf:
             return
         trained = self._list_trainable()
-        # A frozen one may have lost its memory; where it has a gradient it moves.
+        # A frozen parameter may have lost its storage; it moves only where it has a gradient.
         params = [
             each for each in trained if each.param.requires_grad or each.param.grad is not None
         ]

@@ -1,4 +1,4 @@
-"""Lion Cub: votes of a few bits, and momenta averaged now and then."""
+"""Lion Cub: votes of a few bits, and momenta averaged at intervals."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def lion_cub(
         lr: As for ``DistributedLion``.
         betas: As for ``DistributedLion``.
         bits: Bits of a vote, 1 to 8.
-        momentum_sync: When and where momenta are averaged; None for never.
-        arguments: All others of ``DistributedLion``; not ``aggregation``.
+        momentum_sync: Settings for averages of momenta; None for no averages.
+        arguments: All other arguments of ``DistributedLion`` except ``aggregation``.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: A value is out of range or of a wrong type.
         ProcessGroupError, ConfigMismatchError: As ``DistributedLion``.
 
     Notes:
-        Of the defaults, ``bits`` is chosen by our own runs (benchmarks/results/comparison; 3 seeds,
+        The default of ``bits`` comes from our own runs (benchmarks/results/comparison; 3 seeds,
         differences by seed). GPT of 1.1 million parameters, books, 4 workers, one learning rate:
         one bit ended 0.0075 +- 0.0011 nats above global Lion, two bits 0.0035 +- 0.0007, four bits
-        0.0006 +- 0.0004. So two bits win back half for one bit more; take four where the network
-        has room. Averaging momenta every 100 steps, for 0.64 bits, gained 0.0005 +- 0.0002 nats
-        where each worker had books of its own; these runs, of 160 steps, average an element once.
-        Where workers see different classes these defaults are not enough:
-        docs/how-to/skewed-data.md has what helps there.
+        0.0006 +- 0.0004. So the second bit wins back half of the loss; take four bits where the
+        network has capacity. Averaging momenta every 100 steps, for 0.64 bits, gained 0.0005 +-
+        0.0002 nats where each worker had books of its own; these runs, of 160 steps, average an
+        element once. Where workers see different classes these defaults are not enough; see
+        docs/how-to/skewed-data.md.
 
     Example:
         >>> optimizer = distlion.lion_cub(model.named_parameters(), lr=1e-4, weight_decay=0.1)

@@ -1,4 +1,4 @@
-"""Checks of what is given to local steps beside an inner optimizer and an outer step."""
+"""Checks of the arguments of local steps, apart from the inner optimizer and the outer step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
 
 def check_every_steps(every: object) -> int:
-    """Return H.
+    """Check H, the steps between votes, and return it.
 
     Raises:
-        InvalidArgumentError, UnsupportedTypeError: It is no integer, or less than 1.
+        InvalidArgumentError, UnsupportedTypeError: It is not an integer, or less than 1.
     """
     if not isinstance(every, int) or isinstance(every, bool):
         raise UnsupportedTypeError(f"every={every!r}: expected an integer")
@@ -25,10 +25,10 @@ def check_every_steps(every: object) -> int:
 
 
 def check_delay(delay: object, every: int) -> int:
-    """Return the number of steps after which an outcome is taken.
+    """Check and return the number of steps after which an outcome is taken.
 
     Raises:
-        InvalidArgumentError, UnsupportedTypeError: It is no integer from 0 to H - 1.
+        InvalidArgumentError, UnsupportedTypeError: It is not an integer from 0 to H - 1.
     """
     if not isinstance(delay, int) or isinstance(delay, bool):
         raise UnsupportedTypeError(f"delay={delay!r}: expected an integer")
@@ -45,10 +45,10 @@ def check_delay(delay: object, every: int) -> int:
 
 
 def check_parts(parts: object, every: int) -> int:
-    """Return P, the number of parts that take turns to vote.
+    """Check P, the number of parts that take turns to vote, and return it.
 
     Raises:
-        InvalidArgumentError, UnsupportedTypeError: It is no integer that divides H.
+        InvalidArgumentError, UnsupportedTypeError: It is not an integer that divides H.
     """
     if not isinstance(parts, int) or isinstance(parts, bool):
         raise UnsupportedTypeError(f"parts={parts!r}: expected an integer")
@@ -70,7 +70,7 @@ class Schedule:
         parts: P, parts of the parameters that take turns to vote.
 
     Raises:
-        InvalidArgumentError, UnsupportedTypeError: A number is out of range, or is no integer.
+        InvalidArgumentError, UnsupportedTypeError: A number is out of range or not an integer.
     """
 
     every: int
@@ -107,17 +107,17 @@ class Schedule:
             )
 
     def describe(self) -> str:
-        """Say it in a line that must be equal on all workers."""
+        """Describe the schedule in a line that must be equal on all workers."""
         parts = "" if self.parts == 1 else f", in {self.parts} parts"
         return f"local steps: a vote every {self.every}, taken {self.delay} later{parts}"
 
 
 def find_common_device(given: object) -> torch.device | None:
-    """Return where the common point is kept; None for the device of each parameter.
+    """Return the common point's device; None for the device of each parameter.
 
     Raises:
         InvalidArgumentError: torch knows no such device, or it holds no values.
-        UnsupportedTypeError: It is no device, nor the name of one.
+        UnsupportedTypeError: It is neither a device nor the name of one.
     """
     if given is None:
         return None
@@ -140,7 +140,7 @@ def check_common_device(device: torch.device) -> None:
     """Check that tensors can be made on the device of the common point.
 
     Raises:
-        InvalidArgumentError: torch was built without it, or this machine has none.
+        InvalidArgumentError: torch was built without it, or this machine does not have it.
     """
     try:
         torch.empty(0, device=device)

@@ -17,11 +17,11 @@ class LocalPairs:
     """Pair the parameters that votes move with the common point.
 
     Args:
-        device: Of the common point; None for that of each parameter.
+        device: Device of the common point; None for each parameter's own.
 
     Attributes:
         pairs: (own parameter, common point), in order.
-        turns: The part of each, which votes in its turn.
+        turns: The part of each parameter.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -46,7 +46,7 @@ class LocalPairs:
     def place(
         self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
     ) -> list[tuple[str, Tensor]]:
-        """Make the common point of parameters; what is frozen is its own.
+        """Make the common point of parameters; a frozen parameter is its own.
 
         Raises:
             InvalidArgumentError, UnsupportedTypeError: One of them cannot be voted on.
@@ -76,13 +76,13 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 def set_deltas(pairs: Pairs) -> None:
-    """Make how far the worker came the gradients of the common point."""
+    """Set the worker's deltas as gradients of the common point."""
     for param, common in pairs:
         common.grad = find_delta(param, common)
 
 
 def forget_deltas(pairs: Pairs) -> None:
-    """Let go of these gradients."""
+    """Drop these gradients."""
     for _, common in pairs:
         common.grad = None
 
@@ -96,8 +96,8 @@ def take_common(pairs: Pairs) -> None:
 
 @torch.no_grad()
 def give_common(pairs: Pairs) -> None:
-    """Move the common point to where the worker is, but for what is not finite."""
+    """Move the common point to the worker's parameters, except where they are not finite."""
     for param, common in pairs:
-        # What is not finite has abstained.
+        # A parameter that is not finite abstains.
         target, source = (common, param) if param.isfinite().all() else (param, common)
         target.copy_(source)

@@ -1,4 +1,4 @@
-"""The present period of local steps: how long it is, and what was changed behind its back."""
+"""The present period of local steps: its length, and changes made outside of steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from distlion.step import local_tensor
 
 
 class _Mark(NamedTuple):
-    """A parameter where a period began.
+    """A parameter at the start of a period.
 
     Attributes:
-        param: The worker's own.
-        values: What it held, in any dtype or place.
-        stamp: Its counter of writes and its address; None to compare its values in any case.
+        param: The worker's own parameter.
+        values: Its values then, in any dtype or place.
+        stamp: Its counter of writes and its address; None: always compare values.
     """
 
     param: Tensor
@@ -27,14 +27,14 @@ class _Mark(NamedTuple):
 
 
 class LocalPeriod:
-    """Count local steps, and find out what a vote on deltas must not take for one.
+    """Count local steps, and find changes to parameters that no local step made.
 
     Args:
         n_parts: Parts of the parameters that take turns to vote.
 
     Attributes:
         calls: Calls of ``step()`` so far.
-        since: For each part those since its last vote that was committed, or given up by all.
+        since: For each part, calls since its last vote that was committed or given up by all.
     """
 
     def __init__(self, n_parts: int) -> None:
@@ -45,7 +45,7 @@ class LocalPeriod:
         self._written: str | None = None
 
     def know(self, names: Mapping[Tensor, str]) -> None:
-        """Note parameters that votes know of, and whether they are trained."""
+        """Note the parameters that votes cover, and whether they are trained."""
         self._names |= names
         self._trained |= {param: param.requires_grad for param in names}
 
@@ -69,25 +69,25 @@ class LocalPeriod:
     def note_common(
         self, pairs: Sequence[tuple[Tensor, Tensor]], *, is_first: bool = False
     ) -> None:
-        """Note it of some parameters only, as ``take`` does of all."""
+        """Note for some parameters what ``take`` notes for all."""
         self._marks += [
             _Mark(param, common, None if is_first else _stamp(param)) for param, common in pairs
         ]
 
     def note_begun(self, params: Sequence[Tensor], begun: Sequence[Tensor]) -> None:
-        """Note where parameters are while a vote travels on how far they came."""
+        """Note the parameters' values at the start of a vote that travels."""
         self._marks = [
             _Mark(param, values, _stamp(param)) for param, values in zip(params, begun, strict=True)
         ]
 
     def set_progress(self, calls: int, since: Sequence[int]) -> None:
-        """Go on from a loaded state, whose parameters may be loaded before or after it."""
+        """Continue from a loaded state; parameters may be loaded before or after it."""
         self.calls, self.since = calls, list(since)
         self._marks, self._written = [], None
 
     @torch.no_grad()
     def check_begin(self) -> None:
-        """Compare parameters with where the period began, before its first step moves them."""
+        """Compare parameters with the period's start, before its first step moves them."""
         marks, self._marks = self._marks, []
         for mark in marks:
             if mark.stamp is not None and mark.stamp == _stamp(mark.param):
@@ -98,10 +98,10 @@ class LocalPeriod:
                 self._written = self._written or self._names[mark.param]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
-        """Return what keeps this worker from a vote; None for nothing.
+        """Return the reason why this worker cannot vote; None if it can.
 
         Args:
-            groups: Of the inner optimizer.
+            groups: The inner optimizer's param groups.
         """
         if self._written is not None:
             return InvalidArgumentError(
@@ -120,7 +120,7 @@ class LocalPeriod:
         for param, was_trained in self._trained.items():
             if param not in held:
                 return InvalidArgumentError(
-                    f"{self._names[param]} is in the inner optimizer no more. Expected the "
+                    f"{self._names[param]} is no longer in the inner optimizer. Expected the "
                     "parameters from the start. Make a new optimizer on all workers"
                 )
             if param.requires_grad != was_trained:
@@ -134,7 +134,7 @@ class LocalPeriod:
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same values, NaN being equal to itself."""
-    # The first needs no memory, and is enough for all that is finite.
+    # The first comparison needs no memory, and is enough for finite values.
     return torch.equal(one, other) or (
         one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
     )

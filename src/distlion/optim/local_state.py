@@ -1,4 +1,4 @@
-"""The state of local steps beside that of the inner optimizer: saved, checked, loaded."""
+"""The state of local steps beside the inner optimizer's: saved, checked, loaded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.saved_state import reading_state, restoring
 
 LOCAL_KEY = "local_steps"
-"""Of the state dict, beside "state" and "param_groups"."""
+"""Key of the state dict, beside "state" and "param_groups"."""
 
 CALL = "load_state_dict()"
 _SCHEDULE = {"every", "parts", "local_step", "steps_since_vote", "late_part"}
 
 
 def export_local_state(votes: LocalVotes) -> dict[str, Any]:
-    """Return all that the inner optimizer's state does not hold, but for the parameters.
+    """Return all state outside the inner optimizer, except the parameters.
 
     Raises:
         CheckpointError: An exception cut the commit of a vote short.
@@ -43,15 +43,15 @@ def export_local_state(votes: LocalVotes) -> dict[str, Any]:
 def load_local_state(
     inner: Optimizer, votes: LocalVotes, state_dict: Mapping[str, Any]
 ) -> Progress | None:
-    """Load what ``export_local_state`` returned, and the inner optimizer's state; all ranks do.
+    """Load the result of ``export_local_state`` and the inner optimizer's state, on all ranks.
 
     Args:
         inner: The optimizer that takes the local steps.
-        votes: Its votes.
+        votes: The votes on its deltas.
         state_dict: The inner optimizer's state, and perhaps the rest.
 
     Returns:
-        Where this worker was; None where the state holds the inner optimizer's only.
+        This worker's place between votes; None where the state is the inner optimizer's only.
 
     Raises:
         CheckpointError: It does not fit, on some rank, or ranks have states of different steps; on
@@ -70,7 +70,7 @@ def load_local_state(
         except CheckpointError as error:
             problem = error
         common.agree(CALL, problem, said)
-        # The same calls on all ranks, also where one of them has a state without the rest.
+        # All ranks make the same calls, also where one of them has a state without the rest.
         common.load_state_dict(common.state_dict() if own is None else own["votes"])
     if own is None:
         return None
@@ -83,15 +83,15 @@ def load_local_state(
 
 
 def check_schedule(saved: Mapping[str, Any], schedule: Schedule, what: str) -> None:
-    """Check that what was saved has this schedule, and numbers of steps.
+    """Check that a saved state has this schedule, and valid numbers of steps.
 
     Args:
         saved: "every", "parts", "local_step", "steps_since_vote" and "late_part".
-        schedule: That of the optimizer.
-        what: Names what was saved.
+        schedule: The optimizer's schedule.
+        what: Name of the saved state for errors.
 
     Raises:
-        CheckpointError: It has not.
+        CheckpointError: It does not.
     """
     missing = _SCHEDULE - saved.keys()
     if missing:
@@ -128,7 +128,7 @@ def _is_number(value: object) -> bool:
 
 
 def _parse(own: Mapping[str, Any], votes: LocalVotes) -> Progress:
-    """Return where a worker was, once all of its state is known to fit."""
+    """Check that all of a worker's state fits, and return its place between votes."""
     check_schedule(own, votes.schedule, "the saved state")
     late = own["late_part"]
     expected = {

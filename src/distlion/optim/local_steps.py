@@ -31,61 +31,60 @@ class LocalSteps(AroundInner):
     Equation:
         y_i = ``every`` steps of ``inner`` from the common point x, with the gradients of worker i
         d_i = x - y_i
-        u = s * S, as ``aggregation`` makes it of the votes on d_1, ..., d_N
+        u = s * S, the result of ``aggregation`` over the votes on d_1, ..., d_N
         x = x - outer_lr * u, or what ``outer`` makes of u; then y_i = x for all i
         (DiLoCo, arXiv:2311.08105, Algorithm 1, with votes in place of 32 bits)
 
     It shares ``param_groups`` and ``state`` with ``inner``, so that schedulers, clipping and hooks
-    may work on either of them. A step without a vote sends nothing.
+    can use either of them. A step without a vote sends nothing.
 
     Args:
         inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
             on all workers. The first rank's values overwrite all.
         every: H, steps from one vote to the next, 1 or more.
-        delay: Steps after which the outcome of a vote is taken, less than ``every / parts``. A vote
-            travels on a thread of its own meanwhile, and what the worker has moved since it began
-            stays.
-        parts: P, parts that the parameters are divided into, by whole tensors in their order and
-            about equally many elements; a divisor of ``every``. Each votes every H steps, one of
-            them every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
-        aggregation: How deltas are voted on: ``ScaledVote()``, ``ResidualVote()``,
-            ``EstimateVote()`` or ``StochasticVote()``; None for the first. With ``outer="lion"``
-            any rule of ``DistributedLion``; None for ``MajorityVote()``.
-        outer_lr: Outer rate, above 0; None for 1, which moves x to where the outcome says. "lion"
-            needs a rate.
+        delay: Steps after which the outcome of a vote is taken, less than ``every / parts``. The
+            vote travels on a thread of its own meanwhile; the worker keeps its moves since it
+            began.
+        parts: P, number of parts that take turns to vote: whole tensors in order, about equally
+            many elements each; a divisor of ``every``. Each part votes every H steps, so some part
+            votes every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
+        aggregation: Rule for deltas: ``ScaledVote()``, ``ResidualVote()``, ``EstimateVote()`` or
+            ``StochasticVote()``; None for the first. With ``outer="lion"`` any rule of
+            ``DistributedLion``; None for ``MajorityVote()``.
+        outer_lr: Outer learning rate, above 0; None for 1, which applies the outcome in full.
+            "lion" needs a rate.
         outer_momentum: Weight of the momentum of the outcomes, in [0, 1).
         nesterov: Whether that momentum looks ahead.
         outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
         outer_betas: Betas of "lion"; None for (0.9, 0.99).
-        common_on: Device of the common point and of what votes keep, such as "cpu" where a GPU has
-            no room for them; None: that of each parameter.
+        common_on: Device of the common point and of the rule's state, such as "cpu" where a GPU has
+            no memory for them; None: each parameter's own device.
         exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
         on_divergence, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
         step_timeout_s, seed: Likewise; steps are votes there.
 
     Raises:
-        InvalidArgumentError: A value is out of range, or does not go with another.
+        InvalidArgumentError: A value is out of range, or does not fit another.
         UnsupportedTypeError: A parameter or argument is of a kind without support.
         ProcessGroupError: No group, or one that cannot carry these parameters.
         ConfigMismatchError: Workers differ in parameters, settings or version.
 
     Notes:
-        A vote is committed on all workers, or x is as before and all raise the same. After an error
-        from which training may go on, y_i is as before too, so that the next delta covers both
-        periods. ``nonfinite="skip"`` gives up the period, and begins the next one at x; "abstain"
-        leaves that worker's parameter out. A delta is that from x as rounded to the parameter's
-        dtype; x is float32. Load weights before this is made: the next vote refuses what is written
-        to parameters between a vote and the step after it. Calls are counted, whatever they do:
-        with a GradScaler a worker that sees an overflow leaves out the inner step and stays in step
-        with the others. With one worker a vote says d_1 itself, and with a plain outer step at rate
-        1 this is ``inner``.
-        With ``parts`` all of this holds of a vote on one part, and ``committed_step`` counts these.
-        Part s % P votes after s committed votes, so that one whose vote was not committed votes in
-        the next turn. The first votes on parts are on H / P, 2 H / P, ... H steps. ``vote()`` votes
-        on all parts, one after the other; if one of these votes fails, those before it stand.
-        ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all parts.
-        Parameters that are added divide all of them anew.
-        Buffers such as BatchNorm's are not replicated: ``average_buffers``.
+        A vote is committed on all workers, or x does not change and all raise the same. After a
+        recoverable error y_i does not change either, so that the next delta covers both periods.
+        ``nonfinite="skip"`` gives up the period and begins the next one at x; "abstain" leaves out
+        that worker's parameter. x is float32, and deltas are measured from x as rounded to the
+        parameter's dtype. Load weights before this is made: the next vote refuses parameters that
+        were written to between a vote and the step after it. Every call counts: with a GradScaler,
+        a worker that sees an overflow skips the inner step and stays in step with the others. With
+        one worker the vote carries d_1 itself; with a plain outer step at rate 1 this is ``inner``.
+        With ``parts`` all of this holds for a vote on one part, and ``committed_step`` counts
+        these. Part s % P votes after s committed votes; a part whose vote failed votes again in the
+        next turn. The first votes on parts cover H / P, 2 H / P, ... H steps. ``vote()`` votes on
+        all parts, one after the other; if one of these votes fails, the earlier ones stand.
+        ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all parts. Adding
+        parameters divides all of them anew. Buffers such as BatchNorm's are not synchronized; see
+        ``average_buffers``.
 
     Example:
         >>> inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -150,27 +149,27 @@ class LocalSteps(AroundInner):
         )
 
     def _open_votes(self, *args: Any, **options: Any) -> LocalVotes:
-        """Make what votes, as ``LocalVotes`` says."""
+        """Make the votes on deltas; arguments as for ``LocalVotes``."""
         return LocalVotes(*args, **options)
 
     @property
     def votes(self) -> CommonPoint:
-        """The optimizer of the common point, whose steps are the votes; no vote is under way."""
+        """The optimizer of the common point; its steps are the votes, and none is under way."""
         return self._votes.wait()
 
     @property
     def schedule(self) -> Schedule:
-        """When workers vote."""
+        """The steps at which workers vote."""
         return self._votes.schedule
 
     @property
     def every(self) -> int:
-        """Steps from one vote on a parameter to the next."""
+        """Number of steps from one vote on a parameter to the next."""
         return self.schedule.every
 
     @property
     def parts(self) -> int:
-        """Parts of the parameters that take turns to vote."""
+        """Number of parts of the parameters that take turns to vote."""
         return self.schedule.parts
 
     @property
@@ -180,19 +179,19 @@ class LocalSteps(AroundInner):
 
     @property
     def steps_since_vote(self) -> int:
-        """Number of calls of ``step()`` since the last vote, on whichever part."""
+        """Number of calls of ``step()`` since the last vote on any part."""
         return min(self.progress.since)
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far, on whichever part; one under way does not count yet."""
+        """Number of votes committed so far on any part; one under way does not count yet."""
         return self._votes.common.committed_step
 
     @property
     def common_point(self) -> list[Tensor]:
         """The common point x of each parameter that was trainable at construction, in order.
 
-        A vote that is under way is waited for.
+        Reading it waits for a vote that is under way.
         """
         self._votes.wait()
         return self._votes.pairs.common
@@ -213,12 +212,12 @@ class LocalSteps(AroundInner):
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes and messages of this rank; a step there is a vote."""
+        """Bytes and messages of this rank; a step is a vote here."""
         return self._votes.common.traffic
 
     @property
     def plan(self) -> ByteCount:
-        """Bytes that this rank will hand to the network in the next vote; with nodes, to others."""
+        """Bytes this rank sends to the network in the next vote; with nodes, to other nodes."""
         return self._votes.common.plan
 
     def diagnostics(self) -> list[Diagnosis]:
@@ -235,24 +234,24 @@ class LocalSteps(AroundInner):
         """Do a step of the inner optimizer; after every H-th call vote on how far this worker came.
 
         Args:
-            closure: Handed to the inner optimizer.
+            closure: Passed to the inner optimizer.
 
         Returns:
-            What the inner optimizer's ``step`` returned.
+            The result of the inner optimizer's ``step``.
 
         Raises:
-            StepError, ProcessGroupError: As ``DistributedLion.step``, of a vote.
+            StepError, ProcessGroupError: As ``DistributedLion.step``, from a vote.
             StepInputError: On some worker parameters were written to between two periods, frozen,
                 unfrozen, or added to the inner optimizer alone; on every rank, at the next vote.
-            ConfigMismatchError: As it says, or workers vote after different numbers of steps.
+            ConfigMismatchError: As the class, or workers vote after different numbers of steps.
 
         Notes:
-            A step that raises before its inner step has ended was not taken, and does not count.
+            A step that raises before its inner step has ended does not count.
         """
         try:
             result = self._take_step(closure)
         except BaseException:
-            # A GradScaler takes these back only from a step that returns.
+            # A GradScaler removes these only after a step that returns.
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
@@ -268,14 +267,14 @@ class LocalSteps(AroundInner):
     def vote(self) -> None:
         """Vote now, for example at the end of a run; every worker must call it.
 
-        Votes by ``step()`` come when they would have come without it. A late vote is taken before.
-        Without a step since the last vote nothing moves: parameters become those of the common
-        point, which workers reach together.
+        This does not change when ``step()`` votes. The outcome of a late vote is taken first.
+        Without a step since the last vote nothing is voted on: all workers move to the common
+        point.
 
         Raises:
             StepError, ProcessGroupError: As ``DistributedLion.step``.
-            InvalidArgumentError: Without a step: parameters were written to, or workers have made
-                other calls of ``step()``; on every rank.
+            InvalidArgumentError: Without a step since the last vote: parameters were written to, or
+                workers made different numbers of calls of ``step()``; on every rank.
         """
         self._votes.vote_on_all()
 
@@ -285,7 +284,7 @@ class LocalSteps(AroundInner):
         Raises:
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed. Where
                 one worker or its inner optimizer refuses the group, all raise.
-            StepError: As ``step()``, of a late vote, which is taken before; nothing was added.
+            StepError: As ``step()``, from a late vote, which is taken first; nothing was added.
         """
         if not self._is_set_up:
             super().add_param_group(param_group)
@@ -311,7 +310,7 @@ class LocalSteps(AroundInner):
         A state of the inner optimizer alone loads too: the rest keeps its present values.
 
         Raises:
-            CheckpointError: It is that of another worker, or does not fit; on every rank.
+            CheckpointError: It belongs to another worker, or does not fit; on every rank.
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
         state_dict = self._run_hooks_of_loading(state_dict)

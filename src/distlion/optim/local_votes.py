@@ -1,4 +1,4 @@
-"""The votes on how far a worker came: when they begin, and what they leave the worker with."""
+"""The votes on a worker's deltas: their schedule, and their effect on the worker."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Progress(NamedTuple):
     Attributes:
         calls: Calls of ``step()`` so far.
         since: For each part of the parameters, calls since the last vote on it.
-        turn: The part whose late vote has an outcome that is still to be taken; None for none.
-        begun: Where this worker was in that part when its vote began.
+        turn: The part with a late vote whose outcome is still to be taken; None for none.
+        begun: This worker's parameters of that part when its vote began.
     """
 
     calls: int
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
     begun: Sequence[Tensor] = ()
 
     def describe(self) -> str:
-        """Say it in words that must be equal on all workers."""
+        """Describe it in words that must be equal on all workers."""
         since = self.since[0] if len(self.since) == 1 else list(self.since)
         late = "" if self.turn is None else ", and an outcome to be taken"
         return f"{self.calls} steps, {since} of them since the last vote{late}"
@@ -52,19 +52,19 @@ class LocalVotes:
     """Let a worker vote on how far its inner optimizer came, one part after the other.
 
     Args:
-        inner: Takes the local steps.
-        schedule: When votes begin, and when their outcome is taken.
-        outer: What the common point makes of an outcome.
-        aggregation: How deltas are voted on.
-        common_on: Where the common point is kept.
-        make: Makes the common point.
-        **options: Of the common point.
+        inner: The optimizer that takes the local steps.
+        schedule: The steps at which votes begin, and at which their outcome is taken.
+        outer: The outer step.
+        aggregation: The rule for deltas.
+        common_on: Device of the common point.
+        make: Function that makes the common point.
+        **options: Options of the common point.
 
     Attributes:
-        schedule: As given.
-        period: How many steps there were, and what was changed behind the back of votes.
+        schedule: The given schedule.
+        period: The count of steps, and changes made outside of steps.
         pairs: The worker's own parameters, each with its common point.
-        common: What votes.
+        common: The common point, which votes.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LocalVotes:
         self._is_plain = outer.kind == "sgd" and outer.lr == 1 and not outer.momentum
         self.period = LocalPeriod(schedule.parts)
         self._late: LateVote | None = None
-        self._voting: Pairs = ()  # whose period ends with the vote that is under way
+        self._voting: Pairs = ()  # their period ends with the vote under way
         self._abstains = False
         names = label_params(inner.param_groups)
         self.pairs = LocalPairs(find_common_device(common_on))
@@ -103,7 +103,7 @@ class LocalVotes:
         self.period.take(self.pairs.pairs, is_first=True)
 
     def wait(self) -> CommonPoint:
-        """Return what votes, once no vote is under way."""
+        """Return the common point, once no vote is under way."""
         if self._late is not None:
             self._late.wait()
         return self.common
@@ -133,7 +133,7 @@ class LocalVotes:
         return since
 
     def count_step(self) -> None:
-        """Count a local step; take an outcome, or vote, where it is time to."""
+        """Count a local step; take an outcome or vote when one is due."""
         self.period.count()
         place = self.period.calls % self.schedule.interval
         if self._late is not None and place == self.schedule.delay:
@@ -146,7 +146,7 @@ class LocalVotes:
             self.vote_in_turn()
 
     def _prepare(self) -> int:
-        """Set what the next vote says beside deltas; return the part that votes."""
+        """Set what the next vote carries besides deltas; return the part that votes."""
         problem, turn = self.period.find_problem(self._inner.param_groups), self.common.turn
         is_idle = not self.period.since[turn]
         self.common.prepare_vote(self.period.calls, problem, is_idle=is_idle)
@@ -161,7 +161,7 @@ class LocalVotes:
         self.period.note_begun([param for param, _ in pairs], self._late.begun)
 
     def land(self) -> None:
-        """Take the outcome of a late vote, or raise what it has raised."""
+        """Take the outcome of a late vote, or raise its error."""
         self.period.since = self._list_since()
         late, self._late = self._late, None
         if late is not None:
@@ -175,7 +175,7 @@ class LocalVotes:
         self._cast_vote()
 
     def _cast_vote(self) -> bool:
-        """Vote on a part; return False where members of a crew changed, so that nobody has."""
+        """Vote on a part; return False if a crew's members changed before anybody voted."""
         turn = self._prepare()
         self._voting = self.pairs.of(turn)
         if self.period.since[turn] and not self._abstains:
@@ -193,7 +193,7 @@ class LocalVotes:
         return is_done
 
     def vote_on_all(self) -> None:
-        """Vote on all parts, each in its turn, of which some worker has taken steps since."""
+        """Vote in turn on each part for which some worker has taken steps since its last vote."""
         self.land()
         if not any(self.period.since):
             self._agree_on_nothing()
@@ -201,7 +201,7 @@ class LocalVotes:
             self.vote_in_turn()
 
     def _agree_on_nothing(self) -> None:
-        """Find out whether all workers are at the common point; nothing is to be voted on."""
+        """Check that all workers are at the common point, where there is nothing to vote on."""
         self.period.check_begin()
         problem = self.period.find_problem(self._inner.param_groups)
         said = f"calls of step() so far: {self.period.calls}"
@@ -209,7 +209,7 @@ class LocalVotes:
         self._begin_anew(self.pairs.pairs)
 
     def _end_period(self) -> None:
-        """Begin the next period at the common point: alone and plain, where this worker is."""
+        """Begin the next period at the common point; alone with a plain step, stay in place."""
         if not self._voting:  # a late vote: the worker goes on from where it is
             return
         if self._is_plain and self.common.is_alone:
@@ -223,7 +223,7 @@ class LocalVotes:
         self.period.take(pairs)
 
     def _give_up_repaired(self, but: Pairs = ()) -> None:
-        """Begin anew where replicas were repaired: the next deltas would hold the repair."""
+        """Begin anew after a repair of replicas, which the next deltas would otherwise contain."""
         if self.common.take_repair():
             kept = {param for param, _ in but}
             self._begin_anew([pair for pair in self.pairs.pairs if pair[0] not in kept])
@@ -234,7 +234,7 @@ class LocalVotes:
         Raises:
             DistlionError: As ``LocalSteps.add_param_group``; nothing changed.
         """
-        self.land()  # or there would be parameters that the vote knows nothing of
+        self.land()  # or the vote under way would not know the new parameters
         before, problem = list(self.pairs.pairs), None
         placed: list[tuple[str, Tensor]] = []
         with undoing_groups(self._inner):
@@ -249,7 +249,7 @@ class LocalVotes:
                 self.pairs.pairs = before
                 raise
         self.pairs.turns = self.common.list_turns()
-        # Parameters may have come into another part, whose steps since then count for all.
+        # Parameters may have moved to another part, so all parts take the largest count.
         self.period.since = [max(self.period.since)] * self.schedule.parts
         self.period.know(label_params(self._inner.param_groups[-1:]))
         added = self.pairs.pairs[len(before) :]

@@ -1,4 +1,4 @@
-"""The outer step: what all workers do with the outcome of a vote on deltas."""
+"""The outer step, which applies the outcome of a vote on deltas on all workers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LION_BETAS = (0.9, 0.99)
 
 @dataclass(frozen=True, kw_only=True)
 class OuterStep:
-    """How the common point x moves by a vote on deltas.
+    """The move of the common point x by a vote on deltas.
 
     Equation:
-        "sgd"   x' = x - lr * (b + ...), see ``OuterMomentum``; u = s * S, what the vote says
+        "sgd"   x' = x - lr * (b + ...), see ``OuterMomentum``; u = s * S, the outcome
         "lion"  x' = x - lr * S, a step of ``DistributedLion`` with the deltas for gradients
 
     Attributes:
         kind: "sgd" or "lion".
-        lr: Outer rate.
-        momentum: Weight of what was in the outer momentum, in [0, 1); of "sgd".
-        nesterov: Whether the momentum looks ahead; of "sgd".
-        betas: Of "lion".
+        lr: Outer learning rate.
+        momentum: Weight of the outer momentum's old value, in [0, 1); for "sgd".
+        nesterov: Whether the momentum looks ahead; for "sgd".
+        betas: Betas of "lion".
 
     Raises:
         InvalidArgumentError: A number is out of range, or has no effect with this kind.
@@ -75,8 +75,8 @@ class OuterStep:
         """Return an outer step; None stands for the default of its kind.
 
         Raises:
-            InvalidArgumentError: "lion" has no rate, "sgd" has betas, or as the class says.
-            UnsupportedTypeError: As the class says.
+            InvalidArgumentError: "lion" has no rate, "sgd" has betas, or as for the class.
+            UnsupportedTypeError: As for the class.
         """
         if kind == "lion" and lr is None:
             raise InvalidArgumentError(
@@ -97,25 +97,25 @@ class OuterStep:
 
     @property
     def vote_lr(self) -> float:
-        """The rate at which a vote moves x; where there is a momentum, it goes on from there."""
+        """Rate at which a vote moves x; an outer momentum then moves it further."""
         return 1.0 if self.momentum else self.lr
 
     @property
     def vote_betas(self) -> tuple[float, float]:
-        """The betas of the votes: deltas have no momentum before the vote, but for "lion"."""
+        """Betas of the votes; only "lion" has a momentum of deltas before the vote."""
         return self.betas if self.kind == "lion" else (0.0, 0.0)
 
     def choose_rule(self, given: Aggregation | None) -> Aggregation:
-        """Return how deltas are voted on, by default or as given.
+        """Return the rule for deltas, the given one or the default.
 
         Raises:
-            InvalidArgumentError: Replies of the given rule do not say what this step needs.
+            InvalidArgumentError: The given rule's replies do not carry what this step needs.
         """
         if given is None:
             return MajorityVote() if self.kind == "lion" else ScaledVote()
         if isinstance(given, Aggregation) and bool(given.n_reply_scales) != (self.kind == "sgd"):
             needs, such = (
-                ("say how far elements move", "ScaledVote() or ResidualVote()")
+                ("carry a step length", "ScaledVote() or ResidualVote()")
                 if self.kind == "sgd"
                 else ("are signs alone", "MajorityVote() or FeedbackVote()")
             )
@@ -123,10 +123,10 @@ class OuterStep:
                 f"aggregation={given!r}: outer={self.kind!r} needs a rule whose replies {needs}. "
                 f"Choose one such as {such}"
             )
-        return given  # what is no rule is refused where all rules are checked
+        return given  # anything that is not a rule is refused where all rules are checked
 
     def describe(self) -> list[str]:
-        """One line for each thing that must be equal on all workers and is in no param group."""
+        """List the settings that must be equal on all workers and are in no param group."""
         return [
             f"outer: {self.kind!r}",
             f"outer_lr: {float(self.lr)!r}",
@@ -136,7 +136,7 @@ class OuterStep:
 
 
 class OuterMomentum:
-    """The momentum of the outcomes, which all workers know alike, so that it is never sent.
+    """The momentum of the outcomes; equal on all workers, so it is never sent.
 
     Equation:
         u = x - x',  x' after a vote at rate 1
@@ -145,7 +145,7 @@ class OuterMomentum:
         (SGD of torch.optim with dampening 0; mu is ``momentum``)
 
     Args:
-        step: What to do; without momentum this does nothing.
+        step: The outer step; without momentum this class does nothing.
         params: The common point.
 
     Attributes:
@@ -159,14 +159,14 @@ class OuterMomentum:
         self._before: list[Tensor | None] = []
 
     def cover(self, params: Sequence[Tensor]) -> None:
-        """Begin with zeros for parameters that have no momentum yet; the others come first."""
+        """Add zeros for parameters without momentum, which come after the others."""
         if self._step.momentum:
             self.buffers += [
                 torch.zeros_like(param.detach()) for param in params[len(self.buffers) :]
             ]
 
     def begin(self, params: Sequence[Tensor], are_voting: Sequence[bool]) -> None:
-        """Remember where parameters are before a vote moves some of them."""
+        """Remember the parameters' values before a vote moves some of them."""
         if self._step.momentum:
             self._before = [
                 param.detach().clone() if is_voting else None
@@ -174,14 +174,14 @@ class OuterMomentum:
             ]
 
     def forget(self) -> None:
-        """Let go of what was remembered."""
+        """Drop the remembered values."""
         self._before = []
 
     @torch.no_grad()
     def finish(self, params: Sequence[Tensor]) -> None:
-        """Move parameters on from where a vote at rate 1 has left them."""
+        """Move parameters to their final place after a vote at rate 1."""
         step = self._step
-        # Products and sums apart: fused, they would round otherwise on another device.
+        # Separate products and sums: fused ones would round differently on another device.
         for param, start, buffer in zip(params, self._before, self.buffers, strict=False):
             if start is None:
                 continue

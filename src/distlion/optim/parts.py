@@ -11,15 +11,15 @@ from distlion.step import VotingParam
 def divide(sizes: Sequence[int], n_parts: int) -> list[int]:
     """Divide tensors, in their order, into parts of about equally many elements.
 
-    A part takes the next tensor if that brings it closer to an equal share of what is left, and
-    leaves at least one tensor for each part after it. Tensors without elements count for nothing.
+    A part takes the next tensor if that brings it closer to an equal share of the rest. It leaves
+    at least one tensor for each later part. Tensors without elements count for nothing.
 
     Args:
         sizes: Elements of each tensor; at least ``n_parts`` of them have some.
         n_parts: Number of parts.
 
     Returns:
-        For each tensor the number of its part, which never falls.
+        The number of each tensor's part, which never falls.
     """
     left, n_left = sum(sizes), sum(size > 0 for size in sizes)
     numbers, part, held = [], 0, 0
@@ -36,6 +36,6 @@ def divide(sizes: Sequence[int], n_parts: int) -> list[int]:
 
 
 def take_turns(params: Sequence[VotingParam], n_parts: int) -> list[VotingParam]:
-    """Return parameters that know the part with which they vote."""
+    """Return parameters that carry the number of their part."""
     turns = divide([param.make.shape.numel() for param in params], n_parts)
     return [replace(param, turn=turn) for param, turn in zip(params, turns, strict=True)]

@@ -1,4 +1,4 @@
-"""Whether a learning rate moves parameters of 16 bits at all."""
+"""A warning where a learning rate is too small to move 16-bit parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SAMPLED_ELEMENTS = 1 << 16
 def warn_of_lost_updates(groups: Sequence[Mapping[str, Any]], *, rounding: str) -> None:
     """Warn once where most updates of a param group would be rounded away.
 
-    An update of about lr is lost where it is below half of the spacing of the numbers around a
-    weight. What counts is the median weight of the group's parameters of one dtype.
+    An update of about lr is lost where it is below half the spacing of the numbers around a weight.
+    The test uses the median weight of the group's parameters of one dtype.
 
     Args:
         groups: Param groups.
@@ -59,6 +59,6 @@ def _find_median(params: Sequence[Tensor]) -> float:
 
 
 def _find_spacing(value: float, dtype: torch.dtype) -> float:
-    """Find how far numbers of a dtype are apart from ``value``, above 0, to the next larger one."""
+    """Find the spacing of a dtype from ``value``, above 0, to the next larger number."""
     info = torch.finfo(dtype)
     return float(2.0 ** math.floor(math.log2(max(value, info.smallest_normal))) * info.eps)

@@ -1,4 +1,4 @@
-"""A step without its commit: what communication alone costs."""
+"""A step without its commit, to measure the cost of communication alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from distlion.step import judge_votes
 
 @torch.no_grad()
 def rehearse_step(optimizer: DistributedLion) -> None:
-    """Encode, exchange and count as ``step()`` does, and change none of the state.
+    """Encode, exchange and count as ``step()`` does, without changing any state.
 
-    For measurements; every worker calls it. ``optimizer.traffic`` counts it as a step.
+    For measurements; every worker must call it. ``optimizer.traffic`` counts it as a step.
 
     Raises:
-        StepError: As ``step()``, but for values that are not finite: what came back is let go.
+        StepError: As ``step()``, except for values that are not finite, as results are dropped.
     """
     session = optimizer._session
     with session.lifecycle.exchange("rehearse_step()"):
@@ -31,6 +31,6 @@ def rehearse_step(optimizer: DistributedLion) -> None:
 
 
 def is_trying_overlap(optimizer: DistributedLion) -> bool:
-    """Whether ``overlap="auto"`` still takes turns; for measurements, which begin after that."""
+    """Return True while ``overlap="auto"`` still tries both ways; measurements begin later."""
     session = optimizer._session
     return not (session.ranks.is_alone or session.routing.trial.is_over)

@@ -1,4 +1,4 @@
-"""What the groups of a saved state must be: a Lion's, with the same parameters in each of them."""
+"""Checks of a saved state's groups: a Lion's, with the same parameters in each of them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from distlion.options import SELECTED_KEY
 from distlion.step import check_step
 
 WORKER_KEY = "worker"
-"""Of a param group: whose momenta these are. A format that keeps one copy for all shows by it."""
+"""Key of a param group: the owner of its momenta. It reveals a format that keeps one copy."""
 
-# Every Lion has these, and no other optimizer of torch has them and nothing else that is on.
+# Every Lion has these; each other optimizer of torch also has something else that is on.
 _OF_EVERY_LION = ("lr", "betas", "weight_decay")
 _OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, SELECTED_KEY}
 # Written by torch's schedulers.
 _SCHEDULED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
-# Say how another library computes what Lion does.
+# Settings of how another library computes a Lion step.
 _NEUTRAL = {"foreach", "fused", "capturable", "weight_decouple"}
-# Numbers of other optimizers, of which 0 is one as good as any.
+# Numbers of other optimizers, for which 0 is a value like any other.
 _NUMBERS = {"eps", "momentum", "dampening", "alpha", "rho", "lr_decay"}
 
 
 def check_ids(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Check that each parameter of a saved state has an id of its own, and each entry a parameter.
+    """Check that each parameter of a saved state has its own id, and each entry a parameter.
 
     Raises:
-        CheckpointError: They have not.
+        CheckpointError: One of them does not.
     """
     seen: set[Hashable] = set()
     for number, group in enumerate(groups):
         for key in group["params"]:
-            # A tuple is hashable where all in it are.
+            # A tuple is hashable only if all its items are.
             if not isinstance(key, int | str):
                 raise CheckpointError(
                     f"saved group {number} names a parameter by a {type(key).__name__}, which "
@@ -73,14 +73,14 @@ def take_lions(
     state: Mapping[Any, Any],
     present: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return what a Lion's groups hold, without switches of another library that are off.
+    """Return a Lion's groups without another library's switches that are off.
 
-    A group with a rule was saved by an optimizer that votes, and is returned as it is.
+    A group with a rule was saved by an optimizer that votes, and is returned unchanged.
 
     Args:
         saved: The saved groups.
         state: The saved entries.
-        present: The groups that they are loaded into, whose further keys are known.
+        present: The groups that they are loaded into; their other keys are known.
 
     Raises:
         CheckpointError: Another optimizer saved them.
@@ -88,8 +88,8 @@ def take_lions(
     for number, group in enumerate(saved):
         if "aggregation" not in group and group.get("step", 0) and not state:
             raise CheckpointError(
-                f"saved group {number} is at step {group['step']}, and holds no momentum: it is no "
-                "Lion's. Expected 'exp_avg' of its parameters. Begin with a new optimizer"
+                f"saved group {number} is at step {group['step']}, and holds no momentum: it is "
+                "not a Lion's. Expected 'exp_avg' of its parameters. Begin with a new optimizer"
             )
     return [
         dict(group) if "aggregation" in group else _take_foreign(group, known, number)
@@ -103,7 +103,7 @@ def _take_foreign(
     missing = [key for key in _OF_EVERY_LION if key not in group]
     if missing:
         raise CheckpointError(
-            f"saved group {number} is no Lion's: it has no {', '.join(missing)}. Expected lr, "
+            f"saved group {number} is not a Lion's: it has no {', '.join(missing)}. Expected lr, "
             "betas and weight_decay. Begin with a new optimizer, or load a state of a Lion"
         )
     accepted = {*_OF_EVERY_LION, *_OF_OURS, *_SCHEDULED, *known}
@@ -119,19 +119,19 @@ def _take_foreign(
 
 
 def _is_on(value: Any) -> bool:
-    """Whether a foreign key may change what a step does: None, False and 0 are switches off."""
+    """Return True if a foreign key may change a step: None, False and 0 mean off."""
     return not (value is None or (isinstance(value, int | float) and value == 0))
 
 
 def describe_move(
     saved: Sequence[int], present: Sequence[int], name_of: Callable[[int, int, int], str]
 ) -> str:
-    """Say which parameter is the first one that is in another group now; "" for none.
+    """Describe the first parameter that is in another group now; "" for none.
 
     Args:
         saved: The sizes of the saved groups.
-        present: Those of the present groups.
-        name_of: Returns the name of a parameter, by its number, its group and its index there.
+        present: The sizes of the present groups.
+        name_of: Function from a parameter's number, group and index there to its name.
     """
     before, after = _list_places(saved), _list_places(present)
     for number, ((then, _), (now, index)) in enumerate(zip(before, after, strict=False)):
@@ -155,8 +155,8 @@ def check_division(
 ) -> None:
     """Check that each group holds the parameters that it held when it was saved.
 
-    Where both have names, a name that stands elsewhere now has moved. Names that are not known
-    here say nothing: wrappers of a model put words before them.
+    Where both have names, a name at another place means that the parameter has moved. Unknown names
+    are ignored, as wrappers of a model add prefixes.
 
     Raises:
         CheckpointError: A parameter is in another group, or at another place in it.
@@ -193,7 +193,7 @@ def _name(groups: Sequence[Mapping[str, Any]], number: int, index: int) -> str:
 
 
 def _check_saved_names(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all parameters of a saved state have names, or none."""
+    """Check that all parameters of a saved state have names, or that none has."""
     named = ["param_names" in group for group in groups]
     if any(named) and not all(named):
         raise CheckpointError(
@@ -208,7 +208,7 @@ def _check_saved_names(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_selections(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that a selection of momenta says 0 or 1 of each parameter of its group.
+    """Check that a selection of momenta has 0 or 1 for each parameter of its group.
 
     Raises:
         CheckpointError: It does not.
@@ -228,6 +228,6 @@ def check_selections(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def shorten(value: object) -> str:
-    """Return a value as a message holds it."""
+    """Shorten a value for a message."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

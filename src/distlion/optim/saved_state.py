@@ -1,4 +1,4 @@
-"""What ``load_state_dict`` accepts: states of this optimizer and of other Lions that fit."""
+"""Checks of ``load_state_dict``: it accepts fitting states of this optimizer and other Lions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from distlion.optim.saved_groups import (
 
 @contextmanager
 def reading_state() -> Iterator[None]:
-    """Let whatever a saved state makes fail be a CheckpointError: all others wait for this worker.
+    """Turn any failure to read a saved state into a CheckpointError, which others then hear of.
 
     Raises:
-        CheckpointError: What is read is malformed.
+        CheckpointError: The state is malformed.
     """
     try:
         yield
@@ -48,13 +48,13 @@ def export_state(
     *,
     step: int,
 ) -> dict[str, Any]:
-    """Return a state as it is saved: a file holds no objects of ours.
+    """Return a state in its saved form, without objects of distlion's classes.
 
     Args:
-        state_dict: That of torch.
+        state_dict: torch's state dict.
         params: All parameters, in order.
-        export: Makes of a momentum, or of what a rule keeps, what is saved of it.
-        step: The one that all groups are at.
+        export: Function from a momentum or a rule's state to its saved form.
+        step: The step of all groups.
     """
     groups = [
         {**group, "aggregation": repr(group["aggregation"]), "step": step}
@@ -90,7 +90,7 @@ def copy_groups(state_dict: Any) -> dict[str, Any]:
 
 
 def forget_worker(state_dict: Any) -> dict[str, Any]:
-    """Copy a saved state, as one of nobody in particular."""
+    """Copy a saved state without the name of its worker."""
     copied = copy_groups(state_dict)
     for group in copied["param_groups"]:
         group.pop(WORKER_KEY, None)
@@ -98,15 +98,15 @@ def forget_worker(state_dict: Any) -> dict[str, Any]:
 
 
 def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str, Any]:
-    """Rebuild the rules in a saved state, and check whose state it is.
+    """Rebuild the rules in a saved state, and check that it belongs to this worker.
 
     Args:
-        state_dict: What was saved.
+        state_dict: The saved state.
         step: The present step, for groups that were saved without one.
-        worker: Who loads it, as ``name_worker`` says.
+        worker: The worker that loads it, from ``name_worker``.
 
     Raises:
-        CheckpointError: It is that of another worker, a rule is unknown, or groups are at different
+        CheckpointError: It belongs to another worker, a rule is unknown, or groups are at different
             steps.
     """
     copied = copy_groups(state_dict)
@@ -128,21 +128,20 @@ def parse_groups(state_dict: Any, *, step: int, worker: str | None) -> dict[str,
 def _refuse_worker(saved_by: object, worker: str | None) -> CheckpointError:
     return CheckpointError(
         f"these are the momenta of worker {shorten(saved_by)}, and this is "
-        f"{'a single process' if worker is None else f'worker {worker}'}; every worker has momenta "
-        "of its own, of which formats that keep one copy for all lose some (DCP, one file written "
-        "by rank 0). Use distlion.save_checkpoint and load_checkpoint, whose on_world_change= says "
-        "what other workers begin with; or remove 'worker' from the saved groups to begin with "
-        "these"
+        f"{'a single process' if worker is None else f'worker {worker}'}; every worker has its "
+        "own momenta, and formats that keep one copy for all (DCP, one file of rank 0) lose the "
+        "others. Use distlion.save_checkpoint and load_checkpoint, whose on_world_change= remaps "
+        "momenta to other workers; or remove 'worker' from the saved groups to begin with these"
     )
 
 
 def list_kept(entry: Mapping[str, Any]) -> list[str]:
-    """List those keys of a parameter's state of which each worker has its own tensor."""
+    """List the keys of a parameter's state for which each worker has its own tensor."""
     return [key for key in ("exp_avg", *list_worker_state()) if key in entry]
 
 
 def find_rule(group: Mapping[str, Any]) -> Aggregation:
-    """Return how a group is voted on: alone, as in Lion, a reply is the worker's own direction."""
+    """Return a group's rule; without one, as in Lion, a reply is the worker's own direction."""
     rule = group.get("aggregation")
     return rule if isinstance(rule, Aggregation) else TernaryVote()
 
@@ -152,7 +151,7 @@ def map_momenta(
     groups: Sequence[Mapping[str, Any]],
     change: Callable[[Tensor, Any], Any],
 ) -> dict[str, Any]:
-    """Return a saved state with what ``change`` makes of each parameter and its momentum."""
+    """Return a saved state with ``change`` applied to each parameter and its momentum."""
     state = dict(state_dict["state"])
     for key, param, _ in _list_momenta(state_dict, groups):
         kept = {name: change(param, state[key][name]) for name in list_kept(state[key])}
@@ -165,7 +164,7 @@ def describe_cuts(
     groups: Sequence[Mapping[str, Any]],
     describe: Callable[[Tensor, Any], str],
 ) -> list[str]:
-    """Return a line for each momentum of which ``describe`` says something."""
+    """Return a line for each momentum that ``describe`` describes."""
     return [
         f"{_name_kept(kept)} of {name}: {cut}"
         for key, param, name in _list_momenta(state_dict, groups)
@@ -191,19 +190,19 @@ def fill_absent_keys(
     size_of: Callable[[Tensor], torch.Size],
     check_group: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
-    """Check a saved state against an optimizer, and fill keys that it lacks from there.
+    """Check a saved state against an optimizer, and fill missing keys from the optimizer.
 
     Args:
-        state_dict: What was saved, as ``copy_groups`` returns it.
-        optimizer: Has the present groups, and momenta.
-        size_of: The shape of the momentum that is kept here, which may be a part of the whole.
-        check_group: Checks the hyperparameters of a group.
+        state_dict: The saved state, as ``copy_groups`` returns it.
+        optimizer: The optimizer with the present groups and momenta.
+        size_of: Function that returns the shape of this process's part of a momentum.
+        check_group: Function that checks the hyperparameters of a group.
 
     Returns:
         A new state dict, sharing the tensors.
 
     Raises:
-        CheckpointError: It is no Lion's; or groups, parameters, a shape, a momentum or a
+        CheckpointError: It is not a Lion's; or groups, parameters, a shape, a momentum or a
             hyperparameter do not fit.
     """
     groups, state = optimizer.param_groups, state_dict["state"]
@@ -212,7 +211,7 @@ def fill_absent_keys(
     check_selections(saved_groups)
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
-            # A momentum may be older than its parameter's being frozen.
+            # A momentum may be left from before its parameter was frozen.
             if param.requires_grad or param in optimizer.state or key in state:
                 name = f"parameter {index} of group {number}"
                 sizes_of = (param.shape, size_of(param))
@@ -288,17 +287,17 @@ def restore_kept(
     make: Callable[[Tensor, str], Tensor],
     take: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Put momenta, and what rules keep, into the optimizer's state in their own dtype, alone.
+    """Replace the optimizer's state by momenta and the rules' state, each in its own dtype.
 
     torch casts a loaded state to the dtype of its parameter, which would round float32 momenta of
-    bfloat16 parameters. What a rule keeps is 0 where the state has none: that of another rule, or
-    of another Lion.
+    bfloat16 parameters. A rule's state is 0 where the saved state has none, as from another rule or
+    another Lion.
 
     Args:
-        optimizer: Whose state is replaced.
-        state_dict: What was saved.
-        make: Makes zeros for a parameter and a key.
-        take: Takes from what was saved of a parameter what is kept here.
+        optimizer: The optimizer to change.
+        state_dict: The saved state.
+        make: Function that makes zeros for a parameter and a key.
+        take: Function that takes this process's part of a saved tensor.
     """
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         keys = ("exp_avg", *find_rule(saved).worker_state)
@@ -315,7 +314,7 @@ def restore_kept(
 
 @contextmanager
 def restoring(optimizer: Optimizer) -> Iterator[None]:
-    """Put state and groups back where a load fails: of the network too."""
+    """Put state and groups back if a load fails, for whatever reason."""
     before = optimizer.state, optimizer.param_groups
     try:
         yield

@@ -1,4 +1,4 @@
-"""Gradients that have arrived in a backward pass, and which of them have changed since."""
+"""Gradients that have arrived in a backward pass, and detection of later changes to them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from distlion.step import SPARSE, GradientMark, VotingParam, local_tensor
 
 SAMPLE_ELEMENTS = 64
-"""Of each gradient; of one that has fewer, some stand in its sample more than once."""
+"""Sampled elements of each gradient; a smaller gradient repeats some."""
 
 
 class Arrivals:
     """The gradients that have arrived in a step under overlap; the vote misses later changes.
 
-    A mark sees another tensor, other memory, and whatever moves a version counter. Writes through
-    ``data`` or ``numpy()`` move none, nor does torch's clipping on a DTensor: they are found by a
-    sample of each gradient, spread over all of it.
+    A mark detects another tensor, other memory, and any move of a version counter. Writes through
+    ``data`` or ``numpy()`` move none, nor does torch's clipping on a DTensor: a sample of each
+    gradient, spread over all of it, detects them.
 
-    FSDP2 reduces the gradients of a block into one buffer, whose views share a version counter: to
-    add to one of them, as accumulation does, counts for all. So a shard is compared with the last
-    count of its buffer that arrivals explain: one each where something was added to a gradient
-    that was there before, none where the gradient is new.
+    FSDP2 reduces the gradients of a block into one buffer, whose views share a version counter:
+    adding to one of them, as accumulation does, counts for all. So a shard is compared with the
+    last count of its buffer that arrivals explain: one for each addition to an existing gradient,
+    none for a new gradient.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,10 @@ class Arrivals:
         self._samples: dict[int, Tensor] = {}
         self._places: dict[tuple[int, torch.device], Tensor] = {}  # of samples, by their source
         self._twice: set[int] = set()
-        self._buffers: dict[int, int] = {}  # of shards: where the memory begins that they share
+        self._buffers: dict[int, int] = {}  # of shards: the start of their shared memory
         self._counts: dict[int, int | None] = {}  # by buffer; None where one is unexplained
-        # Of earlier backward passes too, to know what is added to. Weakly: zero_grad() lets go.
+        # Also of earlier backward passes, to know what is added to. Weak, as zero_grad() frees
+        # them.
         self._before: dict[int, weakref.ref[Tensor]] = {}
 
     def __len__(self) -> int:
@@ -51,14 +52,14 @@ class Arrivals:
             return True
         local = local_tensor(mark.grad)
         if not local.numel():
-            return True  # there is nothing that could change, and no buffer
+            return True  # nothing could change, and there is no buffer
         self._samples[position] = self._draw(local)
         if param.is_sharded:
             self._note_shard(position, mark.grad, local)
         return True
 
     def remember(self, param: VotingParam) -> None:
-        """Note a gradient that waits for more to be added to it."""
+        """Note a gradient that still accumulates."""
         grad = param.param.grad
         if param.is_sharded and grad is not None:
             self._before[param.position] = weakref.ref(grad)
@@ -66,7 +67,7 @@ class Arrivals:
     def list_changed(self) -> list[int]:
         """List the positions of gradients that were written to or replaced since, or came twice.
 
-        Those are left out that only samples tell of.
+        Changes that only samples show are not listed.
         """
         changed = {position for position, mark in self._marks.items() if mark.has_changed()}
         return sorted(changed | self._list_changed_shards() | self._twice)
@@ -75,17 +76,17 @@ class Arrivals:
         """Compare gradients with their samples, without waiting for a device.
 
         Args:
-            device: Where the answer is read.
+            device: Device on which the answer is read.
         """
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for position, sample in self._samples.items():
-            if not self._marks[position].has_changed():  # else it may be of another size
+            if not self._marks[position].has_changed():  # else its size may differ
                 kinds.setdefault((sample.device, sample.dtype), []).append(position)
         positions, flags = [], [torch.zeros(0, dtype=torch.bool, device=device)]
         for alike in kinds.values():
             before = torch.stack([self._samples[position] for position in alike])
             now = torch.stack([self._draw(self._find_local(position)) for position in alike])
-            # As bytes: NaNs are equal to themselves then.
+            # As bytes, so that NaNs equal themselves.
             differ = before.view(torch.uint8) != now.view(torch.uint8)
             flags.append(differ.any(1).to(device))
             positions += alike
@@ -122,7 +123,7 @@ class Arrivals:
         return local_tensor(grad)
 
     def _draw(self, local: Tensor) -> Tensor:
-        """Copy some elements, spread over all: (64,), where the gradient is."""
+        """Copy (64,) elements, spread over all, on the gradient's device."""
         source = local.numel(), local.device
         if source not in self._places:
             numbers = torch.arange(SAMPLE_ELEMENTS, device=local.device)
@@ -134,13 +135,13 @@ class SampledChanges(NamedTuple):
     """The gradients that differ from their samples.
 
     Attributes:
-        positions: Of their parameters.
-        flags: (n,) bool, whether each of them does. Perhaps still on its way.
+        positions: Positions of the compared parameters.
+        flags: (n,) bool: whether each differs; may still be under way.
     """
 
     positions: list[int]
     flags: Tensor
 
     def list_changed(self, flags: Tensor) -> list[int]:
-        """List the positions that are flagged; ``flags`` as they are on the host."""
+        """List the flagged positions; ``flags`` are on the host."""
         return [self.positions[index] for index in flags.nonzero().flatten().tolist()]

@@ -1,4 +1,4 @@
-"""Buffers such as BatchNorm's statistics, made equal on all workers before somebody reads them."""
+"""Averages of buffers such as BatchNorm's statistics, which then are equal on all workers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _CALL = "average_buffers()"
 _BYTES_AT_ONCE = 16 << 20
-"""Buffers travel together up to here, so that a gather needs little memory among many workers."""
-# Of calls on a group: on others a process may have made more of them than its peers.
+"""Most bytes of buffers sent together, so that a gather among many workers needs little memory."""
+# Calls are counted per group: on other groups a process may have made more than its peers.
 _calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
@@ -46,28 +46,28 @@ def average_buffers(
 ) -> None:
     """Give every worker the mean of all workers' buffers; every worker must call it.
 
-    Workers that vote keep buffers of their own, such as BatchNorm's statistics of their own
-    batches. Call this before evaluation, and before ``save_checkpoint``.
+    Voting workers do not synchronize buffers such as BatchNorm's statistics. Call this before
+    evaluation, and before ``save_checkpoint``.
 
     Args:
-        model: Its buffers are overwritten, those that no state dict holds included. Floating and
-            complex ones become the mean, computed in double and rounded once; integers and
-            booleans, such as ``num_batches_tracked``, become those of the group's first rank.
+        model: Model whose buffers are overwritten, also buffers outside the state dict. Floating
+            and complex buffers become the mean, computed in double and rounded once. Integer and
+            boolean ones, such as ``num_batches_tracked``, are copied from the group's first rank.
         process_group: The workers; None for the default group. Without a group nothing changes.
         timeout_s: Seconds for each exchange.
 
     Raises:
-        ConfigMismatchError: Workers have other buffers; on every rank, and nothing has changed.
+        ConfigMismatchError: Workers have different buffers; on every rank, with nothing changed.
         UnsupportedTypeError: A buffer is sparse, a DTensor or without storage; on every rank that
             has one, and ConfigMismatchError on the others. Nothing has changed.
         ProcessGroupError: There is no group although WORLD_SIZE promises one.
         PeerLostError, StepTimeoutError: A worker did not take part; nothing has changed.
-        StepMismatchError: A worker is at a call of an optimizer; nothing has changed.
+        StepMismatchError: A worker is in an optimizer's call; nothing has changed.
 
     Notes:
-        Bitwise identical on all workers afterwards: all add the same numbers in rank order. A
-        buffer that was already equal keeps its bits. The mean of variances leaves out how far the
-        workers' means lie apart, which is small where they draw from the same data.
+        Afterwards buffers are bitwise identical on all workers, as all add the same numbers in rank
+        order. A buffer that was already equal keeps its bits. The mean of variances ignores the
+        differences between the workers' means, which are small if they draw from the same data.
 
     Example:
         >>> distlion.average_buffers(model)
@@ -89,7 +89,7 @@ def average_buffers(
 
 @contextmanager
 def _turn(ranks: Ranks, *, timeout_s: float) -> Iterator[None]:
-    """Let others see at which call this worker is, and errors say what every rank must call."""
+    """Show other workers this worker's call, and let errors name it."""
     assert ranks.watch is not None  # there is a group
     turns = ranks.watch.turns
     turns.now = Turn(turns.now.number + 1, NO_OPTIMIZER, _CALL)
@@ -159,7 +159,7 @@ def _average(link: Transport, buffers: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _pack(buffers: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield buffers in order and in host memory, as many at a time as travel together."""
+    """Yield buffers in order and in host memory, in groups to send together."""
     bucket: list[Tensor] = []
     n_bytes = 0
     for buffer in buffers:
@@ -173,10 +173,10 @@ def _pack(buffers: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _mean(raw: Tensor, own: Tensor) -> Tensor:
-    """Return the mean of a buffer, from the bytes that each worker has of it, in rank order."""
+    """Return the mean of a buffer, from all workers' bytes in rank order."""
     if not own.numel():
         return own
-    # Contiguous: among the bytes of others it may begin where its dtype cannot.
+    # Contiguous, as among other bytes it may start at an address that its dtype does not allow.
     rows = raw.contiguous().view(own.dtype).view(len(raw), *own.shape)
     is_number = own.dtype.is_floating_point or own.dtype.is_complex
     if not is_number or torch.equal(raw, raw[:1].expand_as(raw)):

@@ -1,4 +1,4 @@
-"""Clipping by norm inside the optimizer: in front of the vote, without a change to gradients."""
+"""Clipping by norm inside the optimizer, before the vote and without changing gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distlion.step import ClipAlone, NoteNorm, check_positive, read_together
 from distlion.transport import ByteCount, Transport
 
 NORM_EPSILON = 1e-6
-"""As in torch.nn.utils.clip_grad_norm_."""
+"""The epsilon of torch.nn.utils.clip_grad_norm_."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,20 @@ class ClipNorm:
         it where workers agree.
 
     Args:
-        max_norm: Above 0.
+        max_norm: Largest norm, above 0.
         scope: "worker" or "global".
 
     Raises:
         InvalidArgumentError: A value is out of range.
-        UnsupportedTypeError: ``max_norm`` is no number.
+        UnsupportedTypeError: ``max_norm`` is not a number.
 
     Notes:
-        A sign forgets a common factor, so clipping does not shorten Lion's step. It limits how much
-        of the direction and of the momentum one outlying batch can make up. With "worker", a
-        worker's outlier counts less against its own momentum; with "global", against everybody's,
-        also on workers that had none. ``p.grad`` is not changed. The norm is added in double, by
-        blocks and then exactly, so it depends neither on buckets nor on threads. Norms that are not
-        finite are left out: what follows is ``nonfinite=``. The norm of the last step is
-        ``optimizer.grad_norm``.
+        A sign ignores a common factor, so clipping does not shorten Lion's step. It limits the
+        share of one outlying batch in the direction and the momentum. With "worker", a worker's
+        outlier counts less against its own momentum; with "global", against every worker's, even
+        those without an outlier. ``p.grad`` is not changed. The norm is added in double, by blocks
+        and then exactly, so it depends neither on buckets nor on threads. Norms that are not finite
+        are ignored, and ``nonfinite=`` applies. ``optimizer.grad_norm`` is the last step's norm.
     """
 
     max_norm: float
@@ -59,20 +58,20 @@ class ClipNorm:
 
 
 def plan_norms(n_workers: int) -> ByteCount:
-    """Declare what a worker hands to the network to clip by the norm of all."""
+    """Declare the bytes that a worker sends to clip by the global norm."""
     return plan_numbers(1, n_workers)
 
 
 def clip_together(
     workers: Sequence[Sequence[Segment]], absent: int, clip: ClipNorm, note: NoteNorm
 ) -> list[Sequence[Segment]]:
-    """Clip the gradients of several workers of one process by the norm of all.
+    """Clip the gradients of several workers of one process by the global norm.
 
     Args:
-        workers: The segments of each.
-        absent: Further workers, which have no gradient.
-        clip: To what.
-        note: Hears the norm.
+        workers: The segments of each worker.
+        absent: Number of further workers, which have no gradient.
+        clip: The clipping settings.
+        note: Function that receives the norm.
     """
     squares = [_add_exactly(_list_square_sums(segments)) for segments in workers]
     norm = math.sqrt(_mean_square(squares + [0.0] * absent))
@@ -88,20 +87,20 @@ def clip_alone(segments: Sequence[Segment], clip: ClipNorm, note: NoteNorm) -> S
 
 
 def make_clip_alone(clip: ClipNorm | None) -> ClipAlone | None:
-    """Return what clips the gradients of a single worker; None where nothing does."""
+    """Return the function that clips the gradients of a single worker; None without clipping."""
     return None if clip is None else lambda segments, note: clip_alone(segments, clip, note)
 
 
 @dataclass(frozen=True)
 class NormClipper:
-    """Clip the gradients of a worker among others, by its own norm or by that of all.
+    """Clip the gradients of a worker among others, by its own or the global norm.
 
     A ``step.Clipper``.
 
     Attributes:
-        clip: To what.
-        between: The network of those who vote, for "global"; None where it is not needed.
-        inside: The ranks of this node; None without nodes.
+        clip: The clipping settings.
+        between: The link between voters, for "global"; None where it is not needed.
+        inside: The link between the ranks of this node; None without nodes.
         most_blocks: Blocks of gradient on the rank of the node that has most.
     """
 
@@ -111,22 +110,22 @@ class NormClipper:
     most_blocks: int
 
     def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
-        """Measure the norm; return the header, with what showed on the way, and the norm."""
+        """Measure the norm; return the header, with errors found on the way, and the norm."""
         header, square = self._measure(_list_square_sums(segments), header)
         return header, math.sqrt(square)
 
     def scale(self, segments: Sequence[Segment], norm: float) -> Sequence[Segment]:
-        """Scale segments of gradients that have this norm together."""
+        """Scale segments of gradients whose joint norm is ``norm``."""
         return scale_segments(segments, find_factor(norm, self.clip))
 
     def plan(self) -> ByteCount:
-        """Declare what this rank hands to the network between those who vote."""
+        """Declare the bytes that this rank sends between voters."""
         if self.between is None:
             return ByteCount()
         return plan_norms(self.between.n_members)
 
     def _measure(self, square_sums: list[float], header: Header) -> tuple[Header, float]:
-        """Add up the squared norm: of the worker, then perhaps of all workers."""
+        """Add up the squared norm of the worker, and for "global" of all workers."""
         if self.inside is not None:
             padded = square_sums + [0.0] * (self.most_blocks - len(square_sums))
             header, rows = gather_numbers(self.inside, padded, header, kind=ChunkKind.NORM)
@@ -139,7 +138,7 @@ class NormClipper:
 
 
 def _list_square_sums(segments: Sequence[Segment]) -> list[float]:
-    """List the squares of what is voted with, block by block."""
+    """List the square sums of the gradients, block by block."""
     squares = []
     for segment in segments:
         if segment.grad is not None:
@@ -150,18 +149,18 @@ def _list_square_sums(segments: Sequence[Segment]) -> list[float]:
 
 
 def _mean_square(squares: Sequence[float]) -> float:
-    """Average what is finite, in rank order."""
+    """Average the finite numbers, in rank order."""
     finite = [square for square in squares if math.isfinite(square)]
     return sum(finite) / len(finite) if finite else math.nan
 
 
 def find_factor(norm: float, clip: ClipNorm) -> float:
-    """Return what gradients of a norm are multiplied by; 1 where the norm is not finite."""
+    """Return the factor for gradients of this norm; 1 where the norm is not finite."""
     return min(1.0, clip.max_norm / (norm + NORM_EPSILON)) if math.isfinite(norm) else 1.0
 
 
 def _add_exactly(numbers: Sequence[float]) -> float:
-    """Add with one rounding, so that neither order nor grouping matters."""
+    """Add with a single rounding, so that neither order nor grouping matters."""
     if not all(map(math.isfinite, numbers)):
         return math.nan
     try:
@@ -171,7 +170,7 @@ def _add_exactly(numbers: Sequence[float]) -> float:
 
 
 def scale_segments(segments: Sequence[Segment], factor: float) -> Sequence[Segment]:
-    """Multiply gradients by a factor, by way of the coefficient that the ops apply."""
+    """Multiply gradients by a factor, through the coefficient that the ops apply."""
     if factor == 1.0:
         return segments
     return [

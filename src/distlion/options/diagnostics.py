@@ -1,4 +1,4 @@
-"""How far workers agree, parameter by parameter: measured on a sample, now and then."""
+"""Measurements of the workers' agreement on each parameter, on a sample, at intervals."""
 
 from __future__ import annotations
 
@@ -12,33 +12,39 @@ from torch import Tensor
 
 from distlion.exchange import plan_sample
 from distlion.kernels import Segment
+from distlion.options.reliability import Counts, ReliabilityWatch, count_agreement
 from distlion.options.sample import draw_sample, measure_dispersion, place_sample
 from distlion.step import VotingParam, count_turns, read_together
 from distlion.transport import ByteCount
 from distlion.vote import ParameterReply
 
-# So many measures are kept for each parameter.
+# Number of measurements kept for each parameter.
 _KEPT_MEASURES = 1000
 ABSENT = math.nan
-"""Stands for the numbers of a worker that has no gradient."""
+"""Placeholder for the numbers of a worker without a gradient."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How the workers stood to each other on one parameter in one step.
+    """The workers' agreement on one parameter in one step.
 
-    Equation, for each element, over the n votes of workers present, each as often as it counts:
+    Equation, for each element, over the n votes of workers present, each as often as its weight:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
+        agreement_of worker i: sign(c_i) = sign(sum_(j != i) sign(c_j)), where neither is 0
 
     Attributes:
-        step: Counted from 0.
-        parameter: Its name.
-        margin: Mean over the sample; 1 where all vote alike.
-        ties: Share of the sample.
-        agreement: Share of those with a direction; 1 where none has one.
+        step: Number of the step, counted from 0.
+        parameter: Name of the parameter.
+        margin: Mean margin over the sample; 1 where all vote alike.
+        ties: Share of ties in the sample.
+        agreement: Share of agreement among elements with a direction; 1 where none has one.
         dispersion: 1 where momenta are equal, about 1 / N where they have nothing in common.
+        agreement_of: For each worker, in rank order, its agreement with the majority of the others:
+            of the elements where it has a direction and the others are not tied, the share on which
+            both have one sign. Each worker counts once, whatever its weight. None for a worker that
+            is absent or has no such element. With two workers, both have the same number.
     """
 
     step: int
@@ -47,6 +53,7 @@ class Diagnosis:
     ties: float
     agreement: float
     dispersion: float
+    agreement_of: tuple[float | None, ...]
 
 
 class Examiner:
@@ -55,10 +62,10 @@ class Examiner:
     Args:
         every: Steps from one diagnosis to the next, the first step included.
         params: The trainable parameters.
-        n_workers: Workers that vote.
-        seed: Of the sample, equal on all workers.
-        earlier: One whose parameters were fewer; what it found is kept.
-        counted_rows: Rows of workers, each as often as its vote counts; None where it is once.
+        voters: Ids of the workers that vote, in rank order.
+        seed: Seed of the sample, equal on all workers.
+        earlier: An examiner of fewer parameters, whose findings are kept.
+        counted_rows: Rows of workers, each as often as its vote counts; None if all count once.
     """
 
     def __init__(
@@ -66,41 +73,45 @@ class Examiner:
         every: int,
         params: Sequence[VotingParam],
         *,
-        n_workers: int,
+        voters: tuple[int, ...],
         seed: int,
         earlier: Examiner | None,
         counted_rows: Sequence[int] | None = None,
     ) -> None:
         self._every = every
         self._params, self._n_turns = params, count_turns(params)
-        self._n_workers, self._counted_rows = n_workers, counted_rows
+        self._voters, self._counted_rows = voters, counted_rows
         self._sample = draw_sample(params, seed)
         self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
         self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
+        self._watch = ReliabilityWatch(len(voters))
+        # Other workers than before begin anew.
+        if earlier is not None and earlier._voters == voters:
+            self._watch = earlier._watch
 
     @property
     def found(self) -> list[Diagnosis]:
-        """All that was found, the oldest first; of many, the last ones."""
+        """The latest findings, the oldest first."""
         return list(self._found)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is to be diagnosed."""
+        """Return whether a step is due for a diagnosis."""
         return step // self._n_turns % self._every == 0
 
     def plan(self, step: int) -> ByteCount:
-        """Declare what each worker hands to the network for it in a step."""
+        """Declare the bytes that each worker sends for it in a step."""
         if not self.is_due(step):
             return ByteCount()
         turn = step % self._n_turns
         voting = [param.position for param in self._params if param.turn == turn]
-        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), self._n_workers)
+        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), len(self._voters))
 
     def list_numbers(self, segments: Mapping[int, Segment]) -> list[float]:
         """List a worker's directions and momenta at the sample, before the commit.
 
         Args:
-            segments: By position. Where one has no gradient, its directions are ``ABSENT``.
+            segments: Segments by position. Without a gradient, directions are ``ABSENT``.
         """
         numbers: list[Tensor] = []
         for position, segment in sorted(segments.items()):
@@ -120,40 +131,53 @@ class Examiner:
     def conclude(
         self, step: int, rows: Sequence[Sequence[float]], replies: Iterable[ParameterReply]
     ) -> None:
-        """Compare what all workers listed with what came back.
+        """Compare all workers' numbers with the replies.
 
         Args:
-            step: Counted from 0.
+            step: Number of the step, counted from 0.
             rows: ``list_numbers`` of every worker, in rank order.
-            replies: Of all parameters that were listed.
+            replies: Replies for all listed parameters.
         """
-        if self._counted_rows is not None:
-            rows = [rows[row] for row in self._counted_rows]
-        at = 0
+        at, counts = 0, []
         for reply in sorted(replies, key=lambda each: each.position):
             index = self._sample[reply.position]
             n = len(index)
             mine = [row[at : at + 2 * n] for row in rows]
             at += 2 * n
             updates = reply.read(index.to(reply.packed.device))
-            found = diagnose(step, self._params[reply.position].name, mine, updates)
+            counts.append(count_agreement([row[:n] for row in mine]))
+            if self._counted_rows is not None:
+                mine = [mine[row] for row in self._counted_rows]
+            name = self._params[reply.position].name
+            found = diagnose(step, name, mine, updates, counts=counts[-1])
             if found is not None:
                 self._found.append(found)
+        self._watch.observe(step, counts)
+
+    def warn(self) -> None:
+        """Warn of workers that disagree with the others, each once; between steps."""
+        self._watch.warn()
 
 
 def diagnose(
-    step: int, name: str, rows: Sequence[Sequence[float]], updates: Sequence[int]
+    step: int,
+    name: str,
+    rows: Sequence[Sequence[float]],
+    updates: Sequence[int],
+    *,
+    counts: Counts,
 ) -> Diagnosis | None:
     """Compare the workers on one parameter.
 
     Args:
-        step: Counted from 0.
-        name: The parameter's.
+        step: Number of the step, counted from 0.
+        name: Name of the parameter.
         rows: For each worker, its directions and then its momenta.
         updates: S of each element of the sample.
+        counts: ``count_agreement`` of the directions.
 
     Returns:
-        None where nobody voted, or there is nothing to sample.
+        The diagnosis; None where nobody voted, or there is nothing to sample.
     """
     n = len(updates)
     directions = [row[:n] for row in rows if n and not math.isnan(row[0])]
@@ -174,6 +198,7 @@ def diagnose(
         ties=ties / n,
         agreement=agreed / led if led else 1.0,
         dispersion=measure_dispersion([row[n:] for row in rows]),
+        agreement_of=tuple(agreed / compared if compared else None for agreed, compared in counts),
     )
 
 

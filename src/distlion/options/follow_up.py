@@ -1,4 +1,4 @@
-"""Exchanges between a vote and its commit: diagnoses, and momenta that are averaged."""
+"""Exchanges between a vote and its commit: diagnoses and averages of momenta."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FollowedUp:
     """The results of one step, to be written once the step is committed.
 
     Attributes:
-        averaged: What all workers found, and the momenta.
-        samples: What every worker listed for a diagnosis; None where none is due.
+        averaged: The verdict of all workers, and the averaged momenta.
+        samples: Every worker's numbers for a diagnosis; None where none is due.
     """
 
     averaged: AveragedMomenta
@@ -40,12 +40,12 @@ class FollowUp:
     """Diagnosis and momentum synchronization of an optimizer with several voters.
 
     Args:
-        pattern: Which bytes of momenta go to whom.
+        pattern: The exchange pattern for momenta.
         voter: The id of this rank's worker.
         groups: The optimizer's param groups.
         params: The trainable parameters.
-        momenta: Which momenta move in which step; None for none.
-        examiner: What diagnoses votes; None for nothing.
+        momenta: The schedule of averaged momenta; None for none.
+        examiner: The diagnosis of votes; None for none.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class FollowUp:
         *,
         earlier: FollowUp | None,
     ) -> FollowUp | None:
-        """Build what the settings ask for; None where a vote is followed by nothing.
+        """Build the follow-up from the settings; None if nothing follows a vote.
 
         Args:
-            settings: The optimizer's.
-            ranks: Those of the optimizer.
+            settings: The optimizer's settings.
+            ranks: The optimizer's ranks.
             groups: As for the class.
             params: As for the class.
-            earlier: One of fewer parameters; what it diagnosed is kept.
+            earlier: A follow-up of fewer parameters, whose diagnoses are kept.
 
         Raises:
             InvalidArgumentError: ``momentum_sync`` selects nothing.
@@ -96,14 +96,14 @@ class FollowUp:
             examiner = Examiner(
                 settings.diagnose_every,
                 params,
-                n_workers=n_voters,
+                voters=ranks.roster.ids,
                 seed=seed,
                 earlier=before,
                 counted_rows=ranks.roster.counted_rows if ranks.roster.is_weighted else None,
             )
         if n_voters == 1 or (momenta is None and examiner is None):
             return None
-        # "auto" chooses for buckets of votes.
+        # "auto" chooses for buckets of votes only.
         pattern = AllReduce() if settings.exchange == "auto" else settings.exchange
         return cls(pattern, ranks.voter, groups, params, momenta=momenta, examiner=examiner)
 
@@ -113,7 +113,7 @@ class FollowUp:
         return [] if self._examiner is None else self._examiner.found
 
     def plan(self, step: int) -> ByteCount:
-        """Declare what this rank will hand to the network for it, if the vote succeeds."""
+        """Declare the bytes that this rank sends for it, if the vote succeeds."""
         plan = ByteCount()
         if self._examiner is not None:
             plan += self._examiner.plan(step)
@@ -128,15 +128,15 @@ class FollowUp:
         link: Transport | None,
         inside: Transport | None,
     ) -> FollowedUp:
-        """Exchange what is due after a vote that succeeded: 1 a sample to diagnose, 2 momenta.
+        """Exchange what is due after a successful vote: 1 a sample to diagnose, 2 momenta.
 
-        Before the commit, so that a step stays atomic: what is sent is what the commit will make.
+        This comes before the commit, so that a step stays atomic, and sends the commit's results.
 
         Args:
-            votes: Those of the step, one for each bucket.
-            header: This rank's.
-            link: Between the ranks that vote with each other.
-            inside: Between the ranks of this worker; None if the worker has a single rank.
+            votes: The votes of the step, one for each bucket.
+            header: This rank's header.
+            link: The link between the ranks that vote with each other.
+            inside: The link between the ranks of this worker; None for a worker of one rank.
         """
         segments = _list_segments(votes)
         assert link is not None  # votes have crossed it
@@ -157,12 +157,12 @@ class FollowUp:
         return FollowedUp(averaged, samples)
 
     def commit(self, followed: FollowedUp, votes: Sequence[CastVote], step: int) -> None:
-        """Write momenta, and remember what was found.
+        """Write momenta, and remember diagnoses.
 
         Args:
-            followed: As ``exchange`` returned it.
-            votes: Those of the step, committed.
-            step: The one that was committed.
+            followed: The result of ``exchange``.
+            votes: The committed votes of the step.
+            step: The committed step.
         """
         for part, mean in followed.averaged.means:
             part.of(self._params[part.position].exp_avg).copy_(mean)
@@ -176,24 +176,29 @@ class FollowUp:
             ]
             self._examiner.conclude(step, followed.samples, replies)
 
+    def warn(self) -> None:
+        """Warn of workers that the diagnoses name, each once; after a step, which is then whole."""
+        if self._examiner is not None:
+            self._examiner.warn()
+
 
 def _refuse_copies(params: Sequence[VotingParam]) -> None:
-    """Refuse to average momenta of which ranks of one worker hold copies.
+    """Refuse to average momenta if ranks of one worker hold copies of them.
 
-    What moves, and how it is rounded, goes by the other momenta of a rank, so that copies would
-    drift apart, and with them the parameters.
+    The slices and their rounding depend on a rank's other momenta, so that copies would diverge,
+    and with them the parameters.
     """
     copied = next((param for param in params if param.copies.n > 1), None)
     if copied is not None:
         raise UnsupportedTypeError(
-            f"momentum_sync, and {copied.copies.n} ranks of each worker hold the same of "
-            f"{copied.name} (tensor parallelism leaves it whole): their momenta would drift apart; "
+            f"momentum_sync, and {copied.copies.n} ranks of each worker hold copies of "
+            f"{copied.name} (tensor parallelism leaves it whole): their momenta would diverge; "
             "leave momentum_sync out"
         )
 
 
 def _list_segments(votes: Sequence[CastVote]) -> dict[int, tuple[Segment, Kernels]]:
-    """List what this rank votes with by position, each with its arithmetic."""
+    """List this rank's segments by position, each with its arithmetic."""
     listed: dict[int, tuple[Segment, Kernels]] = {}
     for vote in votes:
         route, segments = vote.draft.route, vote.draft.segments

@@ -1,4 +1,4 @@
-"""Momenta on the wire: their rows, their mean at the owner, and what comes back to each worker."""
+"""Momenta on the wire: their rows, the mean at the owner, and the reply to each worker."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LARGEST = 127.0
 
 
 class MomentumSlice(NamedTuple):
-    """Some elements of one parameter's momentum: which parameter, and from where to where."""
+    """A range of elements of one parameter's momentum."""
 
     position: int
     start: int
     stop: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return these elements of a parameter, or of anything of its shape: a flat view."""
+        """Return a flat view of these elements of a parameter, or of a tensor of its shape."""
         return tensor.view(-1)[self.start : self.stop]
 
 
@@ -36,9 +36,9 @@ class MomentumRows:
     """The momenta that one exchange moves, and their format: every worker sends one row.
 
     Attributes:
-        slices: What the row is made of, in order.
-        dtype: What is sent: float32, bfloat16 or int8.
-        n_workers: Workers, each the owner of a shard of the row.
+        slices: The slices of the row, in order.
+        dtype: Dtype on the wire: float32, bfloat16 or int8.
+        n_workers: Number of workers, each the owner of a shard of the row.
     """
 
     slices: tuple[MomentumSlice, ...]
@@ -47,7 +47,7 @@ class MomentumRows:
 
     @property
     def n_elements(self) -> int:
-        """Elements that move."""
+        """Number of elements that are averaged."""
         return sum(part.stop - part.start for part in self.slices)
 
     @property
@@ -63,7 +63,7 @@ class MomentumRows:
 
     @property
     def down_bits(self) -> int:
-        """Bits of their means, which come back to each worker."""
+        """Bits of their means, which each worker receives."""
         return self.n_elements * 8 * FLOAT_BYTES
 
     @property
@@ -72,7 +72,7 @@ class MomentumRows:
         return self.shape.reply_bytes // 4
 
     def join(self, momenta: Sequence[Tensor]) -> Tensor:
-        """Put slices of momenta together: (n_workers, shard_elements) float32, padded with 0."""
+        """Join slices of momenta into (n_workers, shard_elements) float32, padded with 0."""
         row = torch.cat([momentum.view(-1).float() for momentum in momenta])
         n_padded = self.n_workers * self.shard_elements
         padded = torch.nn.functional.pad(row, (0, n_padded - row.numel()))
@@ -100,7 +100,7 @@ class MomentumRows:
         return torch.nn.functional.pad(encoded, (0, padding))
 
     def decode(self, encoded: Tensor) -> Tensor:
-        """Read what ``encode`` wrote: (..., vote_bytes) uint8 to (..., shard_elements) float32."""
+        """Invert ``encode``: (..., vote_bytes) uint8 to (..., shard_elements) float32."""
         if self.dtype is not torch.int8:
             return encoded.view(self.dtype).float()
         n = self.shard_elements
@@ -112,20 +112,20 @@ class MomentumRows:
 
     @property
     def parts(self) -> None:
-        """Momenta are floats, which are added in rank order and not in parts."""
+        """None, as momenta are floats, which are added in rank order and not in parts."""
         return None
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        """Average what workers sent, added in float32 in rank order; the pattern's reducer.
+        """Average the workers' rows, added in float32 in rank order; the pattern's reducer.
 
-        The mean goes back in float32 whatever came: rounded more coarsely, it would be another
-        mean, and with it another direction of global Lion.
+        The mean is returned in float32 whatever the dtype: coarser rounding would change the mean,
+        and with it the direction of global Lion.
         """
         rows = self.decode(votes.contiguous().view(len(votes), -1, self.shape.vote_bytes))
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
-        # By a tensor: of a number, some backends take the reciprocal.
+        # By a tensor: for a number, some backends multiply by the reciprocal.
         return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
     def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
@@ -136,7 +136,7 @@ class MomentumRows:
         """Return each slice with a worker's averaged momentum, flat float32.
 
         Args:
-            row: What ``join`` gave it.
+            row: The result of ``join``.
             reply: (n_workers, reply_bytes) uint8.
         """
         mean = reply.reshape(-1).view(torch.float32).view_as(row)
@@ -149,7 +149,7 @@ class MomentumRows:
     def exchange(
         self, link: Transport, pattern: Exchange, header: Header, row: Tensor
     ) -> Exchanging[Reply]:
-        """Send this worker's row and bring back the mean."""
+        """Send this worker's row and return the mean."""
         ballot = Ballot(
             replace(header, sender=link.rank), self.encode(row), torch.ones(1, dtype=torch.bool)
         )
@@ -159,11 +159,11 @@ class MomentumRows:
 def cut_slices(
     sync: MomentumSync, step: int, selected: Sequence[VotingParam]
 ) -> tuple[MomentumSlice, ...]:
-    """Cut what a step moves out of the selected parameters.
+    """Cut the slices that a step averages out of the selected parameters.
 
     Args:
-        sync: When and where.
-        step: Counted from 0.
+        sync: The settings of the averages.
+        step: Number of the step, counted from 0.
         selected: The parameters that are averaged.
     """
     first, last = sync.part(step, sum(param.n_kept for param in selected))
@@ -179,11 +179,11 @@ def cut_slices(
 
 
 def new_momentum(segment: Segment, index: slice | Tensor, kernels: Kernels) -> Tensor:
-    """Compute what a commit will make of some elements of a momentum, and change nothing.
+    """Compute some elements of a momentum as a commit will write them, without changing anything.
 
     Args:
-        segment: The parameter, whose momentum stays where it has no gradient.
-        index: Of the flat parameter.
+        segment: The parameter; without a gradient its momentum stays.
+        index: Index into the flat parameter.
         kernels: The arithmetic.
     """
     moved = segment.exp_avg.view(-1)[index].clone()

@@ -1,4 +1,4 @@
-"""Averaging momenta in the steps of an optimizer: exchanged before a commit, applied after it."""
+"""Averages of momenta in an optimizer's steps: exchanged before a commit, applied after it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from distlion.step import VotingParam, read_together, run_all
 from distlion.transport import ByteCount, Transport
 
 SELECTED_KEY = "momentum_selected"
-"""Of a param group, with "auto": 1 for each parameter that is averaged, else 0."""
+"""Key of a param group, with "auto": 1 for each parameter that is averaged, else 0."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class AveragedMomenta:
     """The averaged momenta of one step.
 
     Attributes:
-        verdict: What all workers found.
+        verdict: The verdict of all workers.
         means: Momenta to write once the step is committed, flat float32.
-        selected: With "auto", what is averaged from the next step on; None where it stays.
+        selected: With "auto", the new selection from the next step on; None for no change.
     """
 
     verdict: Verdict
@@ -58,11 +58,11 @@ class MomentumStage:
     """The schedule of momentum averages over the trainable parameters.
 
     Args:
-        sync: When and where.
-        groups: The optimizer's param groups, which remember what "auto" has selected.
+        sync: The settings of the averages.
+        groups: The optimizer's param groups, which remember the selection of "auto".
         params: The trainable parameters.
-        n_workers: Workers that average, at least 2.
-        seed: Of the sample, equal on all workers.
+        n_workers: Number of workers that average, at least 2.
+        seed: Seed of the sample, equal on all workers.
 
     Raises:
         InvalidArgumentError: Nothing is selected.
@@ -88,7 +88,7 @@ class MomentumStage:
             self._selected = [remembered.get(param.param, True) for param in params]
 
     def list_rows(self, step: int) -> list[MomentumRows]:
-        """List what moves after a step: a row for each device that has some of it."""
+        """List the momenta to average after a step: a row for each device that has some of them."""
         rows = []
         for device in dict.fromkeys(param.device for param in self._params):
             selected = [
@@ -102,7 +102,7 @@ class MomentumStage:
         return rows
 
     def plan(self, step: int, pattern: Exchange, rank: int) -> ByteCount:
-        """Declare what a rank hands to the network for it in a step."""
+        """Declare the bytes that a rank sends for it in a step."""
         total = sum((pattern.plan(rows.shape, rank) for rows in self.list_rows(step)), ByteCount())
         if self.sync.is_measured(step):
             total += plan_sample(sum(map(len, self._sample)), self._n_workers)
@@ -112,7 +112,7 @@ class MomentumStage:
         """List a worker's momenta at the sample.
 
         Args:
-            momentum_of: Of the parameter at a position, those at some flat indices.
+            momentum_of: Function that returns a parameter's momenta, by position and flat indices.
         """
         return read_together(
             [
@@ -123,7 +123,7 @@ class MomentumStage:
         )
 
     def select_dispersed(self, rows: Sequence[Sequence[float]]) -> list[bool]:
-        """Select anew, by what ``take_sample`` found on every worker."""
+        """Select anew, by the results of ``take_sample`` on every worker."""
         dispersions = [measure_dispersion(part) for part in split_rows(rows, self._sample)]
         sizes = [param.n_kept for param in self._params]
         return choose_dispersed(dispersions, sizes, self.sync.share)
@@ -143,17 +143,17 @@ class MomentumStage:
         header: Header,
         inside: Transport | None,
     ) -> AveragedMomenta:
-        """Exchange what moves after this step: 1 compare samples, 2 average rows, 3 agree in nodes.
+        """Exchange this step's momenta: 1 compare samples, 2 average rows, 3 agree in nodes.
 
         Args:
-            segments: By position, what this worker commits, and by which arithmetic.
-            link: Between those who vote.
-            pattern: Which bytes go to whom.
-            header: This worker's, with the first bucket number that is free.
-            inside: The ranks of this node; None without nodes.
+            segments: By position, the segments that this worker commits, with their arithmetic.
+            link: The link between voters.
+            pattern: The exchange pattern.
+            header: This worker's header, with the first free bucket number.
+            inside: The link between the ranks of this node; None without nodes.
 
         Returns:
-            What all workers found; momenta and selection have a meaning only where that is OK.
+            The result; momenta and selection have a meaning only if its verdict is OK.
         """
         # 1 compare samples
         selected = None
@@ -193,7 +193,7 @@ class MomentumStage:
         link: Transport,
         inside: Transport | None,
     ) -> tuple[Header, list[bool] | None]:
-        """Return the header with what peers reported, and a selection where that is OK."""
+        """Return the header with peers' errors, and a selection if there are none."""
         numbers = self.take_sample(lambda position, index: _momentum_at(segments[position], index))
         header, everybody = gather_sample(link, inside, numbers, header)
         if header.status is not Status.OK:
@@ -223,7 +223,7 @@ def fill_selection(groups: Sequence[dict[str, Any]], sync: MomentumSync | None) 
 
 
 def describe_selection(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each group that has a selection."""
+    """List a line for each group that has a selection."""
     return [
         f"momenta selected in group {number}: {list(group[SELECTED_KEY])}"
         for number, group in enumerate(groups)

@@ -1,4 +1,4 @@
-"""When, where and how precisely workers average their momenta."""
+"""Settings for averages of momenta over workers: steps, parameters and precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlion.step import VotingParam
 
 SYNC_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ALL, AUTO = "all", "auto"
-# "auto" looks once momenta have formed, then now and then.
+# "auto" looks once momenta have formed, then at intervals.
 _FIRST_LOOK = 16
 _LOOK_EVERY = 2048
 # Steps without averaging up to a look. With beta2 = 0.99, a lasting difference between workers is
@@ -25,7 +25,7 @@ _REST = 256
 
 @dataclass(frozen=True)
 class MomentumSync:
-    """Average momenta over workers now and then, so that their votes agree more.
+    """Average momenta over workers at intervals, so that their votes agree more.
 
     Equation:
         after a step, for the elements whose turn it is:  m_i = (1 / N) sum_j m_j
@@ -33,16 +33,16 @@ class MomentumSync:
         (Lion Cub, arXiv:2411.16462: momentum synchronization of some layers, every k steps.)
 
     Args:
-        every: k: every element is averaged once in k steps.
+        every: k; every element is averaged once in k steps.
         schedule: "exponential" in place of ``every``: once within the steps 2^i to 2^(i+1) - 1,
             for i = 0, 1, 2, ..., so that intervals double.
         select: "all"; a name or pattern of parameters ("*.attn.*", as in ``fnmatch``) or several;
             ``callable(name, param) -> bool``, the same on all workers; or "auto": those whose
             momenta differ most between workers.
-        dtype: What momenta are rounded to on the way up: torch.float32, torch.bfloat16 or
-            torch.int8 (with a scale for every 256 elements). Means come back in float32.
-        stagger: Move 1 / k of the elements in each step, instead of all in every k-th: the same
-            traffic without a step that takes longer than others.
+        dtype: Dtype of the momenta that are sent: torch.float32, torch.bfloat16 or torch.int8 (with
+            a scale for every 256 elements). Means are returned in float32.
+        stagger: Average 1 / k of the elements in each step, instead of all in every k-th step: the
+            same traffic, spread evenly over steps.
         share: With "auto", the share of all elements to average, above 0 and up to 1.
 
     Raises:
@@ -51,13 +51,12 @@ class MomentumSync:
         UnsupportedTypeError: A value is of a wrong type.
 
     Notes:
-        The mean of the momenta, and with it global Lion's direction, does not change but for
-        rounding: only what workers disagree in is taken away, with ``dtype`` up to what Q leaves of
-        it. Sums are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with
-        mean_i ||m_i||^2 on 256 elements of each parameter, which is all that travels for it,
-        after 16 steps, then after 2,048, 4,096, ... It averages nothing in the first 16 steps and
-        in the last 256 up to a look: what has just been averaged would look alike for that. Steps
-        at rest do not count for ``every`` and ``schedule``.
+        Except for rounding, the mean of the momenta, and so global Lion's direction, does not
+        change: averaging only removes the workers' differences, up to the rounding error of Q. Sums
+        are added in float32 in rank order. "auto" compares ||mean_i m_i||^2 with mean_i ||m_i||^2
+        after 16 steps, then after 2,048, 4,096, ... It sends only 256 elements of each parameter.
+        It averages nothing in the first 16 steps and in the last 256 before a look, as freshly
+        averaged momenta would look alike. Such steps do not count for ``every`` and ``schedule``.
     """
 
     every: int | None = None
@@ -118,18 +117,18 @@ class MomentumSync:
             raise InvalidArgumentError(f"MomentumSync(every={self.every}): expected 1 or more")
 
     def part(self, step: int, n_elements: int) -> tuple[int, int]:
-        """Return which elements are averaged after a step, as (start, stop).
+        """Return the elements that are averaged after a step, as (start, stop).
 
         Args:
-            step: Counted from 0.
-            n_elements: Elements selected, in the order of the parameters.
+            step: Number of the step, counted from 0.
+            n_elements: Number of selected elements, in the order of the parameters.
         """
         count = step + 1
         if self.select == AUTO:
             if _is_at_rest(count):
                 return 0, 0
             count = _count_active(count)
-        if self.every is None:  # within an interval that is as long as all before it
+        if self.every is None:  # within an interval as long as all earlier ones together
             interval = 1 << (count.bit_length() - 1)
             turn = count - interval
         else:
@@ -144,10 +143,10 @@ class MomentumSync:
         return self.select == AUTO and (done == _FIRST_LOOK or done % _LOOK_EVERY == 0)
 
     def choose(self, params: Sequence[VotingParam]) -> list[bool]:
-        """Return for each trainable parameter whether it is selected, before anything is measured.
+        """Return for each trainable parameter whether it is selected, before any measurement.
 
         Raises:
-            InvalidArgumentError: None is.
+            InvalidArgumentError: No parameter is selected.
         """
         select = self.select
         if select in (ALL, AUTO):
@@ -170,13 +169,13 @@ class MomentumSync:
         return chosen
 
     def describe_choice(self, params: Sequence[VotingParam]) -> str:
-        """Say which parameters are selected: a function may choose differently on other workers."""
+        """Describe the selection, as a function may choose differently on other workers."""
         chosen = self.choose(params)
         kept = [param.name for index, param in enumerate(params) if chosen[index]]
         return f"momenta averaged: {', '.join(kept)}"
 
     def describe(self) -> str:
-        """Describe it equally on all workers: functions have no address here."""
+        """Describe it equally on all workers, without addresses of functions."""
         select = self.select
         if callable(select):
             select = getattr(select, "__qualname__", type(select).__qualname__)
@@ -192,7 +191,7 @@ def _is_at_rest(done: int) -> bool:
 
 
 def _count_active(done: int) -> int:
-    """Count the steps not at rest up to one of them, itself included."""
+    """Count the steps not at rest up to and including this one."""
     blocks, within = divmod(done, _LOOK_EVERY)
     return (_LOOK_EVERY - _REST) * blocks + within - _FIRST_LOOK
 
@@ -204,8 +203,8 @@ def choose_dispersed(
 
     Args:
         dispersions: ||mean_i m_i||^2 / mean_i ||m_i||^2 of each, 1 where workers agree.
-        sizes: Elements of each.
-        share: Of all elements; the last parameter may exceed it.
+        sizes: Number of elements of each.
+        share: Share of all elements; the last parameter may exceed it.
     """
     order = sorted(range(len(sizes)), key=lambda index: dispersions[index])
     chosen, missing = [False] * len(sizes), share * sum(sizes)

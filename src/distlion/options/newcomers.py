@@ -11,11 +11,11 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError
 
 Newcomers = Literal["zeros", "donor", "mean"]
-"""Nothing, that of the first one of the others, or the mean of all others."""
+"""Zeros, the momentum of the first other worker, or the mean of all others."""
 
 
 def check_newcomers(newcomers: object) -> None:
-    """Raise InvalidArgumentError unless there is such a choice."""
+    """Raise InvalidArgumentError unless ``newcomers`` is one of the choices."""
     if newcomers not in get_args(Newcomers):
         raise InvalidArgumentError(
             f"newcomers={newcomers!r}: expected one of {', '.join(get_args(Newcomers))}"
@@ -29,12 +29,12 @@ def begin_momentum(momenta: Iterable[Tensor], newcomers: Newcomers) -> Tensor:
         zeros: 0; donor: m_1; mean: (m_1 + ... + m_n) / n, added in float32 in this order
 
     Args:
-        momenta: Of those who were there before, in the order of their ranks: one or more, of equal
+        momenta: Momenta of the earlier workers in the order of their ranks: one or more, of equal
             shape and dtype.
-        newcomers: Which it is.
+        newcomers: The choice.
 
     Returns:
-        A tensor of its own, of the same shape and dtype.
+        A new tensor of the same shape and dtype.
     """
     total, n = None, 0
     for each in momenta:

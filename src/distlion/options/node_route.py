@@ -1,4 +1,4 @@
-"""A bucket with nodes: gradients are averaged inside a node, which votes as one worker."""
+"""A bucket with nodes: each node averages gradients and votes as one worker."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from distlion.vote import ParameterReply
 class NodeRoute:
     """Carry one bucket: average in the node, vote between nodes, share replies in the node.
 
-    Each rank of the node votes, with its peers in other nodes, for its part of every parameter:
-    around that vote, which a ``FlatRoute`` carries, are the frames of the node.
+    Each rank of the node votes, with its peers in other nodes, for its part of every parameter. A
+    ``FlatRoute`` carries that vote, between the exchanges inside the node.
 
     Attributes:
-        bucket: The whole parameters.
-        params: Those parameters, in order.
-        parts: For each rank of the node, the route of the pieces that it votes for; perhaps of
-            none.
-        link: The ranks of this node.
+        bucket: The bucket of whole parameters.
+        params: Its parameters, in order.
+        parts: For each rank of the node, the route of the pieces that it votes for, which may be
+            empty.
+        link: The link between the ranks of this node.
     """
 
     bucket: Bucket
@@ -49,7 +49,7 @@ class NodeRoute:
 
     @property
     def part(self) -> FlatRoute:
-        """The route of what this rank votes for."""
+        """The route of this rank's pieces."""
         return self.parts[self.link.rank]
 
     @property
@@ -80,7 +80,7 @@ class NodeRoute:
         Equation:
             g = (g_0 + ... + g_(L-1)) / L, added in float32; 0 where a rank has no gradient
 
-        Arguments and returns are those of ``Route.average``.
+        Arguments and returns are as for ``Route.average``.
         """
         # 1 scatter pieces
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool)
@@ -98,7 +98,7 @@ class NodeRoute:
         return self._add(read.payloads, read.present, factors), first, header
 
     def _cut(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor]:
-        """Put what each part has of all gradients into one row of bytes."""
+        """Join each part's pieces of all gradients into one row of bytes."""
         dtype = self.params[0].param.dtype
         n_elements = self.frames.shape.gradients.payload_bytes // dtype.itemsize
         for part in range(len(self.parts)):
@@ -151,7 +151,7 @@ class NodeRoute:
         if self.own:
             reply = yield from self.part.exchange(header, votes, present, coins)
         else:  # so small a bucket that this rank has no piece of it, and waits for its node
-            for _ in range(self.part.pattern.transfers):
+            for _ in range(self.part.pattern.count_transfers(self.part.link.n_members)):
                 yield
             reply = self.frames.reply_to_nobody(header)
         return self.frames.share_reply(reply, header)
@@ -171,7 +171,7 @@ class NodeRoute:
             apply = part.vote.commit if is_own else part.vote.apply
             moved = list(segments) if is_own else []
             for index, param in enumerate(part.params):
-                if is_own:  # a part before it may have been written back
+                if is_own:  # an earlier part may have been written back
                     moved[index] = moved[index]._replace(param=param.local())
                 else:
                     moved.append(_without_momentum(param, coefficients[param.group]))
@@ -191,7 +191,7 @@ class NodeRoute:
 
 
 def _without_momentum(param: VotingParam, coefficients: Coefficients) -> Segment:
-    """Return a segment whose momentum nothing reads or writes: another rank keeps it."""
+    """Return a segment without a momentum, which another rank keeps."""
     piece = param.local()
     momentum = torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
     return Segment(param.slot, piece, None, momentum, coefficients)

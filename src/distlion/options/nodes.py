@@ -17,7 +17,7 @@ from distlion.layout import Slot
 from distlion.step import ALONE, Copies
 
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
-"""Pieces begin where the scale blocks of QuantizedVote do, so that none is cut."""
+"""Unit of the start of pieces: a scale block of QuantizedVote, so that none is cut."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Nodes:
 
     Equation:
         g = (g_0 + ... + g_(L-1)) / L, added in float32 in local-rank order; 0 where a rank has no
-        gradient. Votes, ties and rules are then those of N / L workers with these gradients; the
-        scales of ``FeedbackVote`` are those of each rank's piece.
+        gradient. Votes, ties and rules are then as with N / L workers that have these gradients;
+        ``FeedbackVote`` has scales for each rank's piece.
 
     Args:
         size: L, ranks of a node; None takes LOCAL_WORLD_SIZE, which torchrun sets. Ranks of a node
@@ -38,8 +38,8 @@ class Nodes:
         UnsupportedTypeError: ``size`` is not an integer.
 
     Notes:
-        Each rank keeps the momentum of, and votes for, its part of every parameter only, so that
-        ``exp_avg`` in the optimizer's state, and ``estimate``, are flat and hold 1/L of it.
+        Each rank votes for its part of every parameter only, and keeps that part's momentum. So
+        ``exp_avg`` and ``estimate`` in the optimizer's state are flat and hold 1/L of it.
     """
 
     size: int | None = None
@@ -53,10 +53,10 @@ class Nodes:
             raise InvalidArgumentError(f"Nodes(size={self.size}): expected 1 or more")
 
     def resolve(self, world_size: int) -> int:
-        """Return the ranks of a node.
+        """Return the number of ranks of a node.
 
         Raises:
-            InvalidArgumentError: It is not known, or the workers are no multiple of it.
+            InvalidArgumentError: It is not known, or the number of workers is not a multiple.
         """
         size = self.size
         if size is None:
@@ -75,9 +75,9 @@ class Nodes:
 
 
 class NodePieces:
-    """The pieces of every parameter that the ranks of a node keep the momentum of.
+    """The division of every parameter into pieces, each with its momentum on one rank of a node.
 
-    A parameter's pieces depend on it and on those before it only, so that a further param group
+    A parameter's pieces depend only on it and on earlier parameters, so that adding a param group
     moves no momentum. Without nodes there is one piece, the whole.
 
     Args:
@@ -92,12 +92,12 @@ class NodePieces:
         self._pieces: dict[Tensor, tuple[tuple[int, int], ...]] = {}
 
     def cut(self, param: Tensor) -> None:
-        """Cut one more parameter, unless it is cut already."""
+        """Cut another parameter, unless it is cut already."""
         if self._size > 1 and param not in self._pieces:
             self._pieces[param] = self._cutter.cut(param.numel())
 
     def forget(self, params: Iterable[Tensor]) -> None:
-        """Go back to before these, the last ones, were cut: what is cut next depends on it."""
+        """Undo the cuts of these last parameters, on which later cuts depend."""
         for param in params:
             self._pieces.pop(param, None)
         self._cutter = Cutter(self._size, PIECE_UNIT_ELEMENTS)
@@ -105,57 +105,57 @@ class NodePieces:
             self._cutter.cut(param.numel())
 
     def of(self, param: Tensor) -> tuple[tuple[int, int], ...]:
-        """Return (start, stop) of each rank's piece, of the flat parameter."""
+        """Return (start, stop) of each rank's piece of the flat parameter."""
         return self._pieces.get(param, ((0, param.numel()),))
 
     def place(self, slot: Slot, param: Tensor) -> Slot:
-        """Return the place of what a bucket has of a parameter: all of it."""
+        """Return the slot of a parameter unchanged, as a bucket has all of it."""
         return slot
 
     def find_copies(self, param: Tensor) -> Copies:
-        """Return that each piece is held once."""
+        """Return ``ALONE``, as each piece is held once."""
         return ALONE
 
     def momentum_shape(self, param: Tensor) -> torch.Size:
-        """Return the parameter's shape; with nodes, that of this rank's flat piece of it."""
+        """Return the parameter's shape, or with nodes the shape of this rank's flat piece."""
         if param not in self._pieces:
             return param.shape
         start, stop = self._pieces[param][self.part]
         return torch.Size([stop - start])
 
     def take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return what is kept here of a saved momentum: with nodes, a piece of a whole one."""
+        """Return a saved momentum, or with nodes this rank's piece of it."""
         if exp_avg.shape == self.momentum_shape(param):
             return exp_avg
         start, stop = self._pieces[param][self.part]
         return exp_avg.reshape(-1)[start:stop]
 
     def localize(self, param: Tensor, exp_avg: Any) -> Any:
-        """Return a saved momentum as it is."""
+        """Return a saved momentum unchanged."""
         return exp_avg
 
     def sketch(self, param: Tensor, exp_avg: Any) -> Any:
-        """Return what ``localize`` does, which asks nobody."""
+        """Return the same as ``localize``, which asks no other rank."""
         return exp_avg
 
     def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
-        """Return that ``localize`` asks nobody."""
+        """Return "", as ``localize`` asks no other rank."""
         return ""
 
     def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return a momentum as it is saved: as it is."""
+        """Return a momentum unchanged, which is its saved form."""
         return exp_avg
 
 
 class Cutter:
     """Cut parameters, one after the other, into one piece for each part, of about equal size.
 
-    A parameter's pieces depend only on it and on the parameters cut before it. Parts take turns at
-    the larger pieces.
+    A parameter's pieces depend only on it and on the parameters cut before it. Parts take turns to
+    get the larger pieces.
 
     Args:
         n_parts: Number of parts.
-        unit_elements: Pieces begin at multiples of this; a multiple of 64.
+        unit_elements: Unit of the start of pieces; a multiple of 64.
     """
 
     def __init__(self, n_parts: int, unit_elements: int) -> None:
@@ -164,7 +164,7 @@ class Cutter:
         self._turn = 0
 
     def cut(self, n_elements: int) -> tuple[tuple[int, int], ...]:
-        """Cut the next parameter: (start, stop) of each part, some perhaps empty."""
+        """Cut the next parameter; return (start, stop) of each part, some of which may be empty."""
         least, more = divmod(-(-n_elements // self._unit_elements), self._n_parts)
         units = [
             least + ((part - self._turn) % self._n_parts < more) for part in range(self._n_parts)

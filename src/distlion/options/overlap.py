@@ -1,4 +1,4 @@
-"""Overlap with the backward pass: a bucket leaves as soon as its last gradient has arrived."""
+"""Overlap with the backward pass: a bucket is sent as soon as its last gradient has arrived."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class Overlap:
 
     A bucket starts when its last gradient has arrived and all earlier buckets have started, so that
     all ranks issue their collectives in one order. They run on one thread, through a pipeline. The
-    last bucket waits for ``finish`` and carries what this worker found about all of them: then all
-    ranks raise the same error, or none.
+    last bucket waits for ``finish`` and carries this worker's findings about all of them, so that
+    all ranks raise the same error, or none.
 
-    There is one for the life of an optimizer, so that a pause lasts however often routes change.
+    An optimizer has one for its whole life, so that a pause survives a change of routes.
 
     Args:
-        begin: Called before the first bucket of a step starts: what its buckets share.
-        lifecycle: Of the optimizer: where it is dead, no vote leaves any more.
+        begin: Function called before the first bucket of a step, for the inputs of its buckets.
+        lifecycle: The optimizer's lifecycle: once it is dead, no vote is sent.
     """
 
     def __init__(self, *, begin: Callable[[], StepInputs], lifecycle: Lifecycle) -> None:
-        # Weakly: the optimizer owns this, and is let go of at once when nobody else wants it.
+        # Weak: the optimizer owns this object, and must be freed as soon as nobody else uses it.
         self._begin = weakref.WeakMethod(begin)
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
@@ -62,16 +62,16 @@ class Overlap:
         self._arrivals = Arrivals()
         self._tasks = _start_thread()
         self._hooks: dict[int, RemovableHandle] = {}
-        # Whoever lets go of it leaves neither hooks nor a thread behind.
+        # Once it is freed, neither hooks nor a thread remain.
         weakref.finalize(self, _end, self._hooks, self._tasks)
 
     def take(self, routes: Sequence[Route], *, waits: bool) -> None:
-        """Go on with other routes, between two steps.
+        """Take new routes, between two steps.
 
         Args:
-            routes: What carries each bucket, in the order in which they are exchanged.
-            waits: Whether all buckets wait for ``finish``. What overlap forbids is found all the
-                same.
+            routes: The route of each bucket, in the order of their exchanges.
+            waits: Whether all buckets wait for ``finish``. Violations of overlap's rules are
+                detected all the same.
         """
         self._routes, self._waits = routes, waits
         self._places = {
@@ -98,7 +98,7 @@ class Overlap:
         self._missing = [len(route.params) for route in self._routes]
 
     def _begin_step(self) -> StepInputs:
-        """Return what the buckets of this step share, gathered when the first of them starts."""
+        """Return the inputs of this step's buckets, gathered when the first of them starts."""
         if self._inputs is None:
             begin = self._begin()
             assert begin is not None  # its owner calls this, or waits in a backward pass
@@ -107,12 +107,12 @@ class Overlap:
 
     @property
     def has_begun(self) -> bool:
-        """True if gradients of this step have arrived; votes may have left then."""
+        """True if gradients of this step have arrived, so that votes may have been sent."""
         return bool(self._arrivals) or self._inputs is not None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let gradients accumulate, and no bucket start."""
+        """Let gradients accumulate without starting a bucket."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -145,14 +145,14 @@ class Overlap:
                 self._start()
 
     def _start(self) -> None:
-        """Let the next bucket start."""
-        # Ctrl-C in a backward pass must not let a bucket start twice, or without being counted.
+        """Start the next bucket."""
+        # Ctrl-C in a backward pass must not start a bucket twice, or without counting it.
         with deferred_signals("the start of a vote", gives_way=False):
             self._cast(self._n_started, self._begin_step())
             self._n_started += 1
 
     def _cast(self, number: int, inputs: StepInputs, completion: Completion | None = None) -> None:
-        """Let the thread draft and cast the votes on a bucket, once its gradients are computed."""
+        """Draft and cast the votes on a bucket on the thread, once its gradients are computed."""
         route, pipeline, streams = self._routes[number], self._pipeline, self._streams
         events = streams.mark(number)
 
@@ -163,7 +163,7 @@ class Overlap:
         self._submit(cast)
 
     def _submit(self, function: Callable[[], T]) -> Future[T]:
-        """Let the thread do something; where what came before failed, so does this."""
+        """Run a function on the thread; it fails if an earlier one has failed."""
         before, future = self._last_task, Future[T]()
 
         def run() -> T:
@@ -176,13 +176,13 @@ class Overlap:
         return future
 
     def finish(self, now: StepInputs) -> tuple[StepInputs, list[CastVote]]:
-        """Start what has not started, the last bucket too, and wait for all votes.
+        """Start all remaining buckets, including the last one, and wait for all votes.
 
         Args:
-            now: What buckets would share if they all started now.
+            now: The inputs of buckets that would start now.
 
         Returns:
-            What they did share, and their votes.
+            The inputs that the buckets used, and their votes.
         """
         try:
             with self._lock:
@@ -197,7 +197,7 @@ class Overlap:
             self._reset()
 
     def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Completion:
-        """Put what went wrong since the first gradient arrived into the last bucket's header."""
+        """Put errors since the arrival of the first gradient into the last bucket's header."""
         seen, refused = self._arrivals.list_changed(), self._refuse_moved(inputs, now.header)
         sampled = self._arrivals.compare_samples(self._routes[-1].params[0].device)
         settings_changed = inputs.header.settings != now.header.settings
@@ -216,7 +216,7 @@ class Overlap:
         return Completion(sampled.flags, complete)
 
     def _refuse_moved(self, inputs: StepInputs, header: Header) -> Header:
-        """Put into a header that a vote was encoded from memory that a commit must not write to."""
+        """Report in a header that a vote was encoded from memory that a commit must not write."""
         for key, before in self._addresses.items():
             param, _ = self._places[key]
             if param.find_addresses() != before:
@@ -228,10 +228,10 @@ class Overlap:
         return header
 
     def cancel(self) -> tuple[StepInputs, Verdict]:
-        """Complete the schedule of a step that this worker gives up, and say so to all.
+        """Complete the schedule of a step that this worker gives up, and tell all workers.
 
         Returns:
-            What the buckets shared, and what came back.
+            The inputs of the buckets, and the verdict.
         """
         try:
             inputs, pipeline = self._begin_step(), self._pipeline
@@ -251,23 +251,23 @@ class Overlap:
         finally:
             self._reset()
         verdict = judge_votes(votes)
-        # On earlier buckets a worker may have voted before it gave up.
+        # A worker may have voted on earlier buckets before it gave up.
         by_all = votes[-1].reply.verdict.cancelled_by_all
         return inputs, replace(verdict, cancelled_by_all=by_all)
 
     def forget(self) -> None:
-        """Forget what has arrived; for a step that is over, or a group that is dead."""
+        """Forget all arrivals, for a step that is over or a group that is dead."""
         self._reset()
 
 
 def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:
-    """Note the arrivals of a parameter's gradient, as long as somebody listens.
+    """Note the arrivals of a parameter's gradient, as long as the overlap lives.
 
-    The hook holds a number only: a record would keep all momenta as long as the parameter lives.
+    The hook holds only a number: a record would keep all momenta as long as the parameter lives.
     """
     key = id(param)
 
-    @_disable_dynamo  # a compiled train step would trace what hooks of its backward pass do
+    @_disable_dynamo  # a compiled train step would trace the hooks of its backward pass
     def note(_: Tensor) -> None:
         found = overlap()
         if found is not None:
@@ -296,7 +296,7 @@ def _run(tasks: queue.SimpleQueue[Task | None]) -> None:
             future, function = task
             try:
                 future.set_result(function())
-            # Whatever it is, whoever waits for the result raises it.
+            # Whatever it is, the waiting thread raises it.
             except BaseException as error:  # noqa: BLE001
                 future.set_exception(error)
             del task, future, function

@@ -1,4 +1,4 @@
-"""Overlap, or not: the first steps try both, and what took less time stays."""
+"""The trial of overlap: the first steps run with and without it, and the faster way stays."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ logger = logging.getLogger("distlion")
 
 UNTIMED_STEPS = 2
 TIMED_STEPS = 6
-# With overlap first: who breaks its rules is told at once, and not after a stretch.
+# With overlap first, so that violations of its rules are reported at once.
 STRETCHES = (True, False) * 4
 _SECONDS = struct.Struct("<3d")
 
 
 class OverlapTrial:
-    """The choice whether votes leave during backward: as asked for, or measured.
+    """The choice whether votes are sent during backward: given, or measured.
 
-    With "auto" the first 64 steps go in stretches, with overlap and without. Bits are the same. A
-    stretch counts by the median of its steps, from the end of one to the end of the next, so that
-    all that happens in training is in it. One with overlap is compared with the one behind it; the
-    median of these differences, and its mean over all ranks, decides for all of them.
+    With "auto" the first 64 steps run in stretches, with overlap and without. The results are
+    bitwise identical. A stretch's time is the median of its steps, from the end of one to the end
+    of the next, so that it covers everything in training. A stretch with overlap is compared with
+    the next one, without. The median of these differences, averaged over all ranks, decides for all
+    of them.
 
     Args:
-        overlap: As asked for.
-        clock: Returns seconds.
+        overlap: The given setting.
+        clock: Function that returns seconds.
 
     Attributes:
-        overlaps: Whether votes leave during backward now.
-        is_over: Whether that stays.
+        overlaps: Whether votes are sent during backward now.
+        is_over: Whether the choice is final.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class OverlapTrial:
         """Note that a step is over; every rank must call it after the same steps.
 
         Args:
-            link: Makes a link between all ranks.
+            link: Function that makes a link between all ranks.
             step: The step that errors name.
 
         Returns:

@@ -1,6 +1,6 @@
-"""A few elements of every parameter, the same on all workers: what it takes to compare them.
+"""A few elements of every parameter, the same on all workers, for comparisons between workers.
 
-Squared norms alone would be fewer numbers, and could not tell the norm of a mean. Sums over a few
+Squared norms alone would be fewer numbers, but would not give the norm of a mean. Sums over a few
 hundred numbers are exact, so that all ranks decide alike.
 """
 
@@ -15,22 +15,22 @@ from torch import Tensor
 from distlion.step import VotingParam
 
 SAMPLE_ELEMENTS = 256
-"""Of each parameter; all, where it has no more."""
+"""Sampled elements of each parameter; all elements of a smaller one."""
 
 
 def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
     """Draw elements of every parameter, with replacement where there are more than 256.
 
     Args:
-        params: Of whose momentum, as far as it is kept here.
-        seed: Equal on all workers.
+        params: Parameters whose local momentum is sampled.
+        seed: Seed, equal on all workers.
 
     Returns:
-        For each parameter, (at most 256,) int64 ascending.
+        Ascending indices for each parameter, (at most 256,) int64.
     """
     sample = []
     for position, size in enumerate(param.n_kept for param in params):
-        # Of a seed, torch takes 63 bits.
+        # torch takes 63 bits of a seed.
         generator = torch.Generator().manual_seed((seed + position) % (1 << 63))
         drawn = torch.randint(max(1, size), (SAMPLE_ELEMENTS,), generator=generator)
         sample.append(torch.arange(size) if size <= SAMPLE_ELEMENTS else drawn.sort().values)
@@ -38,12 +38,12 @@ def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
 
 
 def place_sample(sample: Sequence[Tensor], params: Sequence[VotingParam]) -> list[Tensor]:
-    """Put what ``draw_sample`` drew where the parameters are."""
+    """Move the result of ``draw_sample`` to the parameters' devices."""
     return [index.to(params[position].device) for position, index in enumerate(sample)]
 
 
 def measure_dispersion(rows: Sequence[Sequence[float]]) -> float:
-    """Measure how far workers agree.
+    """Measure the agreement of workers.
 
     Equation:
         ||(1 / N) sum_i m_i||^2 / ((1 / N) sum_i ||m_i||^2)
@@ -61,7 +61,7 @@ def measure_dispersion(rows: Sequence[Sequence[float]]) -> float:
 def split_rows(
     rows: Sequence[Sequence[float]], sample: Sequence[Tensor]
 ) -> list[list[Sequence[float]]]:
-    """Cut every worker's row of all samples into one row for each parameter."""
+    """Split every worker's row of all samples into one row for each parameter."""
     parts: list[list[Sequence[float]]] = []
     at = 0
     for index in sample:

@@ -19,7 +19,7 @@ DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of ``DistributedLion``, which documents them; validated when made."""
+    """Arguments of ``DistributedLion``, which documents them; validated at construction."""
 
     exchange: Exchange | Literal["auto"]
     nodes: Nodes | None
@@ -48,6 +48,7 @@ class Settings:
             raise UnsupportedTypeError(
                 f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
             )
+        self._check_momenta_travel()
         if self.overlap != "auto" and not isinstance(self.overlap, bool):
             raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True, False or 'auto'")
         if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
@@ -74,28 +75,40 @@ class Settings:
 
     @property
     def bucket_limit(self) -> int:
-        """Elements up to which a bucket takes further parameters.
+        """Most elements of several parameters in a bucket.
 
-        None stands for 64 Mi: every further bucket costs latency and, without overlap, brings
-        nothing; with overlap, less may be chosen.
+        None stands for 64 Mi: every further bucket adds latency and, without overlap, has no
+        benefit. With overlap, a smaller number may be chosen.
         """
         return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
 
     def node_size(self, world_size: int) -> int:
-        """Return the ranks of a node; 1 without nodes.
+        """Return the number of ranks of a node; 1 without nodes.
 
         Raises:
-            InvalidArgumentError: The workers are no multiple of it.
+            InvalidArgumentError: The number of workers is not a multiple of it.
         """
         if self.nodes is None or world_size == 1:
             return 1
         return self.nodes.resolve(world_size)
 
-    def find_weight_problem(self) -> str:
-        """Say why ``weight`` cannot be used; "" where it can.
+    def _check_momenta_travel(self) -> None:
+        if (
+            self.momentum_sync is not None
+            and isinstance(self.exchange, Exchange)
+            and self.exchange.counts_in_parts
+        ):
+            raise InvalidArgumentError(
+                f"exchange={self.exchange!r} counts votes in parts, and momentum_sync= averages "
+                "floats, whose sums depend on their order; pass exchange=AllReduce(), or leave "
+                "momentum_sync out"
+            )
 
-        Not found when made: a worker that raised alone would leave the others waiting, who hear of
-        it in the handshake.
+    def find_weight_problem(self) -> str:
+        """Explain why ``weight`` cannot be used; return "" if it can.
+
+        The constructor does not check it: if one worker raised alone, the others would wait. They
+        learn of it in the handshake.
         """
         weight: object = self.weight
         if not isinstance(weight, int) or isinstance(weight, bool):
@@ -115,15 +128,21 @@ class Settings:
                 f"weight={weight} and clip_norm={self.clip_norm!r}, whose norm is a mean over "
                 "workers that count alike. Expected one of them. Use scope='worker'"
             )
+        pattern = self.exchange
+        if weight > 1 and isinstance(pattern, Exchange) and not pattern.counts_weights:
+            return (
+                f"weight={weight} and exchange={pattern!r}, which adds votes that count alike. "
+                "Expected one of them. Use exchange=AllReduce()"
+            )
         return ""
 
     @property
     def group_timeout_s(self) -> float:
-        """Seconds for process groups of our own, and at least those of a step on them."""
+        """Seconds for the optimizer's own process groups; at least the timeout of their steps."""
         return max(self.init_timeout_s, self.step_timeout_s)
 
     def describe(self) -> list[str]:
-        """One line for each setting that must be equal on all workers."""
+        """List a line for each setting that must be equal on all workers."""
         apart = ("init_timeout_s", "step_timeout_s", "momentum_sync", "weight")
         sync = self.momentum_sync
         return [

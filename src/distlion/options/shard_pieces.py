@@ -1,4 +1,4 @@
-"""Momenta of sharded parameters: those that a rank keeps, and the form in states."""
+"""Momenta of sharded parameters: a rank's part, and the form in states."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ShardPieces:
-    """The momenta that this process keeps: those of its local shards.
+    """The momenta that this process keeps, for its local shards.
 
     Args:
-        sharding: How parameters are cut.
+        sharding: The sharding of the parameters.
     """
 
     part = 0
@@ -30,21 +30,21 @@ class ShardPieces:
         self._sharding = sharding
 
     def cut(self, param: Tensor) -> None:
-        """Do nothing: who made the DTensor has cut it."""
+        """Do nothing, as a DTensor is already cut."""
 
     def forget(self, params: Iterable[Tensor]) -> None:
         """Do nothing, as ``cut`` did."""
 
     def of(self, param: Tensor) -> tuple[tuple[int, int], ...]:
-        """Return (start, stop) of what is kept, of the flat local shard."""
+        """Return (start, stop) of the whole flat local shard, which is kept here."""
         return ((0, local_tensor(param).numel()),)
 
     def place(self, slot: Slot, param: Tensor) -> Slot:
-        """Return the place of the local shard, of a parameter's.
+        """Return the slot of the local shard, from the parameter's slot.
 
-        Where a shard is a range of the flat parameter, as along dim 0, its coins are those of the
-        elements' numbers there, so that bits do not depend on the number of shards. Any other shard
-        has the coins of the first so many elements.
+        If a shard is a range of the flat parameter, as along dim 0, elements keep their numbers and
+        so their coins. Bits then do not depend on the number of shards. Any other shard takes the
+        coins of the parameter's first elements.
         """
         shape, offset = _find_offset(param)
         start = 0
@@ -57,10 +57,10 @@ class ShardPieces:
         )
 
     def find_copies(self, param: Tensor) -> Copies:
-        """Find who else in this worker holds the same shard.
+        """Find the ranks of this worker that hold the same shard.
 
-        A dim that is replicated and does not vote has a copy on each of its ranks; so has a mesh
-        of some ranks of the worker on each further part of these.
+        A replicated dim that does not vote has a copy on each of its ranks. So does a mesh of some
+        of the worker's ranks on each other group of them.
         """
         mesh, voter_dims = param.device_mesh, self._sharding.voter_dims  # type: ignore[attr-defined]
         inside, coordinate = self._sharding.worker, mesh.get_coordinate()
@@ -79,18 +79,18 @@ class ShardPieces:
         return local_tensor(param).shape
 
     def take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return what is kept here of a saved momentum: all, once ``localize`` has cut it."""
+        """Return a saved momentum unchanged, as ``localize`` has cut it already."""
         return exp_avg
 
     def localize(self, param: Tensor, exp_avg: Any) -> Any:
         """Cut a saved momentum down to this worker's row and this rank's shard.
 
-        Where ``describe_cut`` says something, all ranks of its mesh must call it.
+        If ``describe_cut`` returns text, all ranks of its mesh must call this.
 
         Args:
-            param: Whose.
-            exp_avg: A DTensor or plain tensor of the shape of the parameter, or of that with the
-                voters before it. Anything else is returned as it is.
+            param: The parameter.
+            exp_avg: A DTensor or plain tensor of the parameter's shape, or (voters, *shape).
+                Anything else is returned unchanged.
         """
         if not isinstance(exp_avg, Tensor):
             return exp_avg
@@ -110,9 +110,9 @@ class ShardPieces:
         return exp_avg
 
     def sketch(self, param: Tensor, exp_avg: Any) -> Any:
-        """Return something of the shape, dtype and device that ``localize`` returns.
+        """Return a stand-in with the shape, dtype and device of the result of ``localize``.
 
-        It asks no other rank, so that a momentum is checked before any of them waits.
+        It asks no other rank, so that a momentum is checked before any rank waits.
         """
         if not is_dtensor(exp_avg):
             return self.localize(param, exp_avg)
@@ -121,7 +121,7 @@ class ShardPieces:
         return local_tensor(exp_avg).new_zeros(()).expand(shape)
 
     def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
-        """Say how a saved momentum is cut that ``localize`` asks other ranks for; "" for others."""
+        """Describe the cut of a saved momentum if ``localize`` asks other ranks for it, else ""."""
         if not is_dtensor(exp_avg):
             return ""
         mesh, placements = self._state_place(param)
@@ -132,7 +132,7 @@ class ShardPieces:
         return f"{shape} on a mesh of {sizes}, placements {exp_avg.placements}"
 
     def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return a momentum as formats that know DTensors save it: (voters, *shape)."""
+        """Return a momentum in the form for formats that know DTensors: (voters, *shape)."""
         from torch.distributed.tensor import DTensor
 
         mesh, placements = self._state_place(param)
@@ -166,13 +166,13 @@ def _move_dim(placement: Any) -> Any:
     """Return a placement for a tensor that has one more dim in front."""
     if not hasattr(placement, "dim"):
         return placement
-    # Tensor parallelism below FSDP has a kind of Shard of its own.
+    # Tensor parallelism below FSDP has its own kind of Shard.
     more = {"split_factor": placement.split_factor} if hasattr(placement, "split_factor") else {}
     return type(placement)(placement.dim + 1, **more)
 
 
 def _find_offset(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of the local shard, and where it begins in the parameter."""
+    """Return the shape of the local shard, and its offset in the parameter."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the parameters of an optimizer are cut over the ranks of each worker.
+    """The sharding of an optimizer's parameters over the ranks of each worker.
 
     Attributes:
-        ranks: All ranks of all workers, those that hold shards of one worker inside a row.
-        voter_dims: For each mesh of parameters, the dim that votes; None where the parameters' mesh
-            is that of one worker.
-        state_meshes: For each of them, one that has the voters too.
+        ranks: All ranks of all workers; the ranks with one worker's shards form a row.
+        voter_dims: For each mesh of parameters, the dim that votes; None where the mesh covers a
+            single worker.
+        state_meshes: For each of them, a mesh that also includes the voters.
     """
 
     ranks: Ranks
@@ -38,8 +38,8 @@ class Sharding:
 
     @property
     def worker(self) -> tuple[int, ...]:
-        """The ranks of this rank's worker, as torch numbers them."""
-        assert self.ranks.process_group is not None  # who has made this has looked
+        """The ranks of this rank's worker, by torch's numbers."""
+        assert self.ranks.process_group is not None  # checked when this was made
         numbers = _ranks_of(self.ranks.process_group)
         return tuple(numbers[member] for member in self.ranks.inside)
 
@@ -71,22 +71,22 @@ _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 def find_sharding(
     params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, *, timeout_s: float
 ) -> Sharding | None:
-    """Find out which ranks hold the shards of this worker, and which ones vote with this one.
+    """Find the ranks that hold this worker's shards, and the ranks that vote with this one.
 
     Every rank of every worker must call it.
 
     Args:
-        params: By name, of an optimizer.
+        params: An optimizer's parameters by name.
         process_group: The workers that vote, one rank of each; None for the only mesh dim over
             which all parameters are replicated.
-        timeout_s: For all ranks to meet.
+        timeout_s: Seconds for all ranks to meet.
 
     Returns:
-        None where no parameter is a DTensor.
+        The sharding; None where no parameter is a DTensor.
 
     Raises:
         UnsupportedTypeError: Some are DTensors and others are not.
-        InvalidArgumentError: No mesh dim, or more than one, may vote.
+        InvalidArgumentError: No mesh dim, or more than one, can vote.
         ProcessGroupError: Ranks did not come, or this one is not in ``process_group``.
     """
     if not any(map(is_dtensor, params.values())):
@@ -121,8 +121,8 @@ def _check_kinds(params: Mapping[str, Tensor]) -> None:
     for name, param in params.items():
         if not is_dtensor(param):
             raise UnsupportedTypeError(
-                f"{name} is a plain tensor beside DTensors: nobody averages its gradient over the "
-                "ranks that hold the shards of the others; shard it too (fully_shard on the module "
+                f"{name} is a plain tensor beside DTensors: its gradient is not averaged over the "
+                "ranks that hold the others' shards; shard it too (fully_shard on the module "
                 "that holds it), or give it to an optimizer of its own"
             )
 
@@ -149,15 +149,15 @@ def _find_voters(replicated: Mapping[DeviceMesh, set[int]]) -> dist.ProcessGroup
     if len(groups) != 1 or len(candidates) != len(replicated):
         which = "no mesh dim" if not groups else "more than one mesh dim"
         raise InvalidArgumentError(
-            f"the parameters are DTensors, and {which} replicates all of them, so that it is not "
-            "known who votes; give the workers as process_group=, for example "
+            f"the parameters are DTensors, and {which} replicates all of them, so that the "
+            "voters are unknown; give the workers as process_group=, for example "
             'mesh["replicate"].get_group()'
         )
     return next(iter(groups.values()))
 
 
 def _find_dim(mesh: DeviceMesh, replicated: set[int], voters: tuple[int, ...]) -> int | None:
-    """Find which dim of a mesh votes; None where its ranks are those of one worker."""
+    """Find the dim of a mesh that votes; None where the mesh covers a single worker."""
     for dim in sorted(replicated):
         if tuple(dist.get_process_group_ranks(mesh.get_group(dim))) == voters:
             return dim
@@ -174,7 +174,7 @@ def _find_dim(mesh: DeviceMesh, replicated: set[int], voters: tuple[int, ...]) -
 def _list_worker(
     voter_dims: Mapping[DeviceMesh, int | None], voters: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """List the ranks that hold shards of this worker: those of its largest mesh."""
+    """List the ranks that hold this worker's shards, which are its largest mesh."""
     rows = []
     for mesh, dim in voter_dims.items():
         ranks, coordinate = mesh.mesh, mesh.get_coordinate()
@@ -219,9 +219,9 @@ def _gather_rows(
 
 
 def _group_all(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return a group of these ranks that torch knows: the same one for all optimizers.
+    """Return torch's group of these ranks, the same one for all optimizers.
 
-    Calls of several optimizers are told apart on one group only.
+    Calls of several optimizers can be told apart only on one group.
     """
     world = dist.group.WORLD
     if world is None:
@@ -240,7 +240,7 @@ def _ranks_of(group: dist.ProcessGroup) -> list[int]:
 
 
 def _add_voters(mesh: DeviceMesh, voters: dist.ProcessGroup, *, timeout_s: float) -> DeviceMesh:
-    """Return a mesh whose first dim are the voters, and whose others are those of a mesh."""
+    """Return a mesh with the voters as an additional first dim."""
     from torch.distributed.device_mesh import DeviceMesh
 
     rows = _gather_rows(voters, mesh.mesh.flatten().tolist(), timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Streams of CUDA devices, where votes leave on one thread while backward goes on on another."""
+"""CUDA streams for votes that are sent on one thread while backward runs on another."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 class VotingStreams:
-    """The streams on which gradients were launched, and those on which votes are encoded.
+    """The streams on which gradients were launched, and the streams for encoding votes.
 
-    A gradient that a hook is told of is not computed yet: it was launched, on the stream that is
-    current then. So that the votes of its bucket wait for it, and backward not for them, they are
-    encoded on a stream of their own, behind events of those streams.
+    When a hook reports a gradient, it is launched on the current stream but not computed yet. The
+    votes of its bucket must wait for it, and backward must not wait for the votes. So votes are
+    encoded on a stream of their own, after events of those streams.
 
-    Whatever is read there is held until the host has waited for it: gradients by their marks,
-    copies by their segments. Their memory cannot be given to others before, so that nothing needs
-    ``record_stream``, which would keep it for longer.
+    All tensors read there are held until the host has waited for them: gradients by their marks,
+    copies by their segments. Their memory cannot be reused before that, so that nothing needs
+    ``record_stream``, which would keep it longer.
 
     Args:
-        devices: Of each bucket.
+        devices: The device of each bucket.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -40,13 +40,13 @@ class VotingStreams:
             self._seen[bucket].add(torch.cuda.current_stream(device))
 
     def mark(self, bucket: int) -> list[torch.cuda.Event]:
-        """Record events behind all that was launched so far for the gradients of a bucket."""
-        self.note(bucket)  # gradients may be the caller's, whom no hook tells of
+        """Record events after all work launched so far for the gradients of a bucket."""
+        self.note(bucket)  # gradients may be set by the caller, without a hook
         return [stream.record_event() for stream in self._seen[bucket]]
 
     @contextmanager
     def behind(self, events: Sequence[torch.cuda.Event], bucket: int) -> Iterator[None]:
-        """Launch what follows on this thread behind events, on a stream of its own."""
+        """Launch the block's work on this thread after events, on a stream of its own."""
         device = self._devices[bucket]
         if device.type != "cuda":
             yield

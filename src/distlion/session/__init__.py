@@ -1,4 +1,4 @@
-"""The parts that all steps share, and everything between steps: joining, meeting, comparing."""
+"""The parts that all steps share, and all work between steps: join, meet, compare."""
 
 from distlion.session.fingerprint import (
     Fingerprint,

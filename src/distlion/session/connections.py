@@ -1,4 +1,4 @@
-"""Process groups of an optimizer's own: nothing but its own bytes crosses them."""
+"""Process groups of an optimizer's own, which carry only its own bytes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distlion.transport import Gloo, Transport, carries_host_memory, own_group
 class Connections:
     """The process groups of an optimizer, and links over them.
 
-    What others send, other optimizers and the caller, could meet its bytes on shared groups, and
-    sizes that differ can abort a process inside Gloo.
+    On shared groups its bytes could meet those of other optimizers or the caller, and different
+    sizes can abort a process inside Gloo.
 
     Args:
         ranks: All ranks of the optimizer, two or more.
-        settings: The optimizer's.
-        name: Of the optimizer, unlike that of any other on the process group.
+        settings: The optimizer's settings.
+        name: Name of the optimizer, unique on the process group.
     """
 
     def __init__(self, ranks: Ranks, settings: Settings, *, name: str) -> None:
@@ -29,7 +29,7 @@ class Connections:
         self._for_checkpoints: dist.ProcessGroup | None = None
 
     def approach(self) -> None:
-        """Make a group for the first words, where the workers' own cannot carry host memory."""
+        """Make a group for the handshake, if the workers' own group cannot carry host memory."""
         workers = self._ranks.process_group
         if workers is not None and not carries_host_memory(workers):
             self._everybody = self._make("handshake")
@@ -38,7 +38,7 @@ class Connections:
         """Make groups for this optimizer alone; every rank must call it.
 
         Raises:
-            ProcessGroupError: Some rank did not come to make them.
+            ProcessGroupError: Some rank did not take part.
         """
         ranks = self._ranks
         self._everybody = self._make("")
@@ -47,7 +47,7 @@ class Connections:
             self._between = self._make(f"between {ranks.between[0]}", ranks.between)
 
     def link_all(self, timeout_s: float) -> Transport:
-        """Return a link between all ranks: on their own group, once they are connected."""
+        """Return a link between all ranks, on their own group once they are connected."""
         assert self._everybody is not None  # there are two ranks or more
         return Gloo(self._everybody, timeout_s=timeout_s, watch=self._ranks.watch)
 
@@ -59,7 +59,7 @@ class Connections:
         return Gloo(self._between, timeout_s=timeout_s, ranks=ranks.between, watch=ranks.watch)
 
     def link_worker(self, timeout_s: float) -> Transport | None:
-        """Return a link between the ranks of this worker; None where nothing is cut over them."""
+        """Return a link between the ranks of this worker; None for a worker of one rank."""
         if self._inside is None:
             return None
         ranks = self._ranks
@@ -72,7 +72,7 @@ class Connections:
     def link_checkpoints(self, *, in_background: bool) -> Transport:
         """Return a link between all ranks on a group of its own, which waits for slow disks.
 
-        In the background it is without the watch, which speaks for the thread of the steps.
+        In the background it has no watch, as the watch belongs to the thread of the steps.
         """
         if self._for_checkpoints is None:
             self._for_checkpoints = self._make("checkpoints")

@@ -24,10 +24,10 @@ def digest_settings(lines: Sequence[str]) -> int:
 
 
 def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> list[str]:
-    """One line for each parameter.
+    """List a line for each parameter.
 
-    Devices are numbered: a worker may have a GPU and another none, but those that share a device,
-    and with it a bucket, must be the same everywhere.
+    Devices are numbered: one worker may have a GPU and another none, but the parameters that share
+    a device, and so a bucket, must be the same everywhere.
     """
     lines, devices = [], list(dict.fromkeys(param.device for param in names))
     for number, group in enumerate(groups):
@@ -42,14 +42,14 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
 
 
 READ_ONCE = ("aggregation", "momentum_selected", "param_names", "worker")
-"""Keys that no step reads: buckets, momenta and whose they are were settled by them."""
+"""Keys that no step reads: they settled buckets, momenta and their owner at construction."""
 
 
 class FixedGroups:
-    """Remember what an optimizer was laid out by, and notice what a user changed in place.
+    """Remember the groups that an optimizer was laid out by, and detect changes in place.
 
-    A change would be ignored by steps and be saved all the same, so that a resumed run would not be
-    the one that was saved.
+    Steps would ignore a change but states would save it, so that a resumed run would differ from
+    the saved one.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class FixedGroups:
         self._said: list[dict[str, Any]] = []
 
     def note(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Remember what param groups hold; call it whenever the optimizer itself changed them."""
+        """Remember the contents of param groups; call it after the optimizer changed them."""
         self._held = [list(group["params"]) for group in groups]
         self._said = [_copy_read_once(group) for group in groups]
 
     def list_changed(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        """One line for each param group with other parameters, and each key of another value."""
+        """List a line for each param group with other parameters, and each key of another value."""
         changed = [
             f"changed since this optimizer was made: {key} of group {number} to {now!r}"
             for number, key, now, _ in self._find_changed(groups)
@@ -82,7 +82,7 @@ class FixedGroups:
         return lines
 
     def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check that param groups still say what the optimizer was laid out by.
+        """Check that param groups are as they were when the optimizer was laid out.
 
         Raises:
             InvalidArgumentError: They hold other parameters, or a key that is read once differs.
@@ -103,7 +103,7 @@ class FixedGroups:
     def _find_changed(
         self, groups: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[int, str, Any, Any]]:
-        """Yield number, key, present and former value of what is read once and has changed."""
+        """Yield number, key, present and former value of changed keys that are read once."""
         for number, (group, said) in enumerate(zip(groups, self._said, strict=False)):
             for key, before in said.items():
                 now = group.get(key)
@@ -123,8 +123,8 @@ def check_frozen(frozen: Mapping[Tensor, str], advice: str) -> None:
     """Check that parameters without a place in a bucket are still frozen.
 
     Args:
-        frozen: Their names.
-        advice: What to do.
+        frozen: The parameters and their names.
+        advice: Advice for the message.
 
     Raises:
         InvalidArgumentError: One requires a gradient now.
@@ -132,24 +132,24 @@ def check_frozen(frozen: Mapping[Tensor, str], advice: str) -> None:
     for param, name in frozen.items():
         if param.requires_grad:
             raise InvalidArgumentError(
-                f"{name} was frozen when this optimizer was made, or was put in the place of "
-                f"another, and requires a gradient now; {advice}"
+                f"{name} was frozen when this optimizer was made, or has replaced another "
+                f"parameter, and requires a gradient now; {advice}"
             )
 
 
 class Fingerprint:
-    """Describe an optimizer to its peers, and notice what is changed behind its back.
+    """Describe an optimizer to its peers, and detect changes made outside of it.
 
-    That is requires_grad toggled, parameters in its groups replaced by others, cast or resized.
+    Such changes toggle requires_grad, or replace, cast or resize parameters of its groups.
 
     Args:
-        lines: What does not change from step to step.
-        names: Of all parameters, frozen ones too.
-        fixed: What its param groups held.
+        lines: Lines that do not change from step to step.
+        names: Names of all parameters, including frozen ones.
+        fixed: The contents of its param groups.
         params: The trainable parameters.
 
     Attributes:
-        passing: More lines that must be equal, while the caller has them here.
+        passing: Further lines that must be equal, as long as the caller sets them.
     """
 
     def __init__(
@@ -179,16 +179,16 @@ class Fingerprint:
         return [*lines, *self._list_recast(), *self.passing]
 
     def digest(self, changing: Sequence[str], toggled: Sequence[str]) -> int:
-        """Digest what ``list_lines`` says, for the headers of a step: unsigned 64 bits.
+        """Digest the result of ``list_lines`` for the headers of a step: unsigned 64 bits.
 
         Args:
             changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
-            toggled: What ``list_toggled`` returns.
+            toggled: The result of ``list_toggled``.
         """
         return digest_settings([self._digest, *changing, *toggled, *self.passing])
 
     def list_toggled(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        """One line for each parameter that was frozen and is not, or the other way round."""
+        """List a line for each parameter that was frozen or unfrozen since."""
         lines = []
         for param, name in self._frozen.items():
             if param.requires_grad:
@@ -199,7 +199,7 @@ class Fingerprint:
         return lines + self._fixed.list_changed(groups)
 
     def _list_recast(self) -> list[str]:
-        """One line for each parameter that is of another make now: cast, moved or resized."""
+        """List a line for each parameter of another make now: cast, moved or resized."""
         return [
             f"since this optimizer was made {param.name} became: {describe_make(param.param)}"
             for param in self._params
@@ -207,7 +207,7 @@ class Fingerprint:
         ]
 
     def check_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check that nothing of it was changed that buckets and momenta were laid out by.
+        """Check that everything that determines buckets and momenta is unchanged.
 
         Raises:
             InvalidArgumentError: As ``check_groups``, or a parameter was cast, moved or resized; on
@@ -222,10 +222,10 @@ class Fingerprint:
             raise
 
     def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check that param groups say what they said, and that what was frozen still is.
+        """Check that param groups are unchanged, and that frozen parameters still are frozen.
 
-        Where ``list_toggled`` finds nothing, neither does this.
-        Only trainable parameters have momentum and a place in a bucket, agreed between workers.
+        If ``list_toggled`` finds nothing, neither does this. Only trainable parameters have a
+        momentum and a place in a bucket, on which workers agreed.
 
         Raises:
             InvalidArgumentError: A parameter was unfrozen or replaced, or a key has another value.

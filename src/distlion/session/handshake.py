@@ -13,30 +13,30 @@ from distlion.transport import Transport, gather_bytes
 CALL = "call: "
 
 PROBLEM_BYTES = 1024
-"""Bytes of a message that travel, so that records have one size."""
+"""Most bytes of a message that are sent, so that records have one size."""
 
 
 _OWN = slice(4, 8)
-"""The bytes of a record that say how many times a worker's vote counts: each its own."""
+"""The bytes of a record with the worker's weight, which may differ between workers."""
 
 
 def shake_hands(link: Transport, lines: Sequence[str], *, step: int, weight: int = 0) -> list[int]:
-    """Compare this worker's description of parameters and settings with everybody's.
+    """Compare this worker's description of parameters and settings with all others.
 
     Records of a fixed size are compared first, since tensors whose sizes differ between ranks can
-    abort a process inside the network library. Only where they differ do the descriptions
-    themselves travel. A record is
+    abort a process inside the network library. Only if they differ are the descriptions themselves
+    sent. A record is
 
         protocol version (4 B) | weight (4 B) | bytes of the description (8 B) | its digest (32 B)
 
     Args:
         link: All ranks.
-        lines: What must be equal on all of them.
+        lines: Lines that must be equal on all of them.
         step: The step that errors name.
-        weight: This worker's, as ``encode_weight`` says it; it may differ.
+        weight: This worker's weight, as ``encode_weight`` returns it; it may differ.
 
     Returns:
-        What every rank said of its weight, in rank order.
+        The weights in all ranks' records, in rank order.
 
     Raises:
         ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
@@ -53,7 +53,7 @@ def shake_hands(link: Transport, lines: Sequence[str], *, step: int, weight: int
     if len({each[: _OWN.start] + each[_OWN.stop :] for each in records}) > 1:
         longest = max(int.from_bytes(other[8:16], "little") for other in records)
         raise_difference(link, lines, longest, step=step)
-    # What is compared may have been sent by a worker that was interrupted while it waited.
+    # A worker may have sent its record and then been interrupted while it waited.
     link.check_present(step=step)
     return [int.from_bytes(each[_OWN], "little") for each in records]
 
@@ -61,13 +61,13 @@ def shake_hands(link: Transport, lines: Sequence[str], *, step: int, weight: int
 def explain_verdict(
     link: Transport, verdict: Verdict, lines: Sequence[str], problem: str, *, step: int
 ) -> None:
-    """Raise what a header has no room for; every rank calls it, of whatever it was the end.
+    """Raise details that do not fit into a header; every rank calls it after a failed exchange.
 
     Args:
-        link: All ranks.
-        verdict: What all found.
-        lines: What must be equal on all of them.
-        problem: What keeps this one from voting; "" for nothing.
+        link: The link between all ranks.
+        verdict: The verdict of all ranks.
+        lines: Lines that must be equal on all of them.
+        problem: Reason why this rank cannot vote; "" for none.
         step: The step that was abandoned.
 
     Raises:
@@ -84,7 +84,7 @@ def explain_verdict(
 
 
 def explain_difference(link: Transport, lines: Sequence[str], *, step: int) -> None:
-    """Find out what differs after frames have shown that something does; every rank calls it.
+    """Find the difference after frames have shown that there is one; every rank calls it.
 
     Raises:
         ConfigMismatchError: Always.
@@ -97,7 +97,7 @@ def explain_difference(link: Transport, lines: Sequence[str], *, step: int) -> N
 
 
 def raise_difference(link: Transport, lines: Sequence[str], longest: int, *, step: int) -> None:
-    """Gather all descriptions, padded to ``longest`` bytes, and raise what differs first."""
+    """Gather all descriptions, padded to ``longest`` bytes, and raise the first difference."""
     padded = "\n".join(lines).encode().ljust(longest, b"\0")
     texts = [other.rstrip(b"\0").decode() for other in gather_bytes(link, padded, step=step)]
     found = find_difference([text.split("\n") for text in texts])
@@ -117,7 +117,7 @@ def raise_difference(link: Transport, lines: Sequence[str], longest: int, *, ste
 
 
 def _advise(what: str, texts: Sequence[str]) -> str:
-    """Say what to do: calls that some rank left out are those that it should have made."""
+    """Return advice: make the calls that some rank left out, or give all the same settings."""
     if not what.startswith(CALL):
         return "give every worker the same parameters, settings, version and calls"
     lines = dict.fromkeys(line for text in texts for line in text.split("\n"))
@@ -127,14 +127,14 @@ def _advise(what: str, texts: Sequence[str]) -> str:
 
 
 def find_difference(descriptions: Sequence[Sequence[str]]) -> tuple[str, tuple[int, ...]] | None:
-    """Find the first thing that descriptions, one of each rank, say differently.
+    """Find the first difference between descriptions, one from each rank.
 
     Args:
-        descriptions: Lines of the form "key: value". Those of one key are compared, wherever they
-            stand: workers at different calls do not describe the same things.
+        descriptions: Lines of the form "key: value". Lines of one key are compared, wherever they
+            stand: workers at different calls describe different things.
 
     Returns:
-        What differs, and the ranks that leave the majority; None where nothing differs.
+        The difference, and the ranks that differ from the majority; None for no difference.
     """
     said = [_by_key(lines) for lines in descriptions]
     for key in dict.fromkeys(key for one in said for key in one):
@@ -145,7 +145,7 @@ def find_difference(descriptions: Sequence[Sequence[str]]) -> tuple[str, tuple[i
 
 
 def _by_key(lines: Sequence[str]) -> dict[str, str]:
-    """Map what stands before the colon to the line; to several with commas between."""
+    """Map the text before the colon to the line, or to several lines joined by commas."""
     said: dict[str, str] = {}
     for line in lines:
         key = line.split(": ", 1)[0]
@@ -156,7 +156,7 @@ def _by_key(lines: Sequence[str]) -> dict[str, str]:
 def _name_holders(values: Sequence[str | None]) -> str:
     """Name the ranks that hold each value: "lr: 0.1 on ranks 0, 2, but lr: 0.2 on rank 1".
 
-    Those that hold none come last: "lr: 0.1 on rank 1, but not on ranks 0, 2".
+    Ranks without a value come last: "lr: 0.1 on rank 1, but not on ranks 0, 2".
     """
     holders: dict[str | None, list[int]] = {}
     for rank, value in enumerate(values):
@@ -169,10 +169,10 @@ def _name_holders(values: Sequence[str | None]) -> str:
 def share_problem(
     link: Transport, problem: CheckpointError | None, *, call: str, step: int
 ) -> None:
-    """Raise on every rank what keeps any of them from going on.
+    """Raise on every rank if any of them cannot go on.
 
     Raises:
-        CheckpointError: Some rank has a problem; the ranks and what the first of them says.
+        CheckpointError: Some rank has a problem; names the ranks and the first one's problem.
     """
     culprits, said = gather_problems(link, "" if problem is None else str(problem), step=step)
     if culprits:
@@ -185,16 +185,16 @@ def share_problem(
 
 
 def share_said(link: Transport, said: str, *, call: str, step: int) -> None:
-    """Compare what all ranks say about what they are about to do.
+    """Compare a line about the coming call between all ranks.
 
     Args:
-        link: All ranks.
+        link: The link between all ranks.
         said: A line of up to ``PROBLEM_BYTES``.
         call: The call that they are at.
         step: The step that errors name.
 
     Raises:
-        CheckpointError: They say different things; the same on every rank, which may go on.
+        CheckpointError: The lines differ; the same on every rank, and all can go on.
     """
     _, texts = _gather_texts(link, said, step=step)
     if len(set(texts)) > 1:
@@ -208,13 +208,13 @@ def share_said(link: Transport, said: str, *, call: str, step: int) -> None:
 
 
 def gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
-    """Return which ranks have a problem, and what the first of them says."""
+    """Return the ranks that have a problem, and the first one's problem."""
     culprits, said = _gather_texts(link, problem, step=step)
     return culprits, said[culprits[0]] if culprits else ""
 
 
 def _gather_texts(link: Transport, text: str, *, step: int) -> tuple[list[int], list[str]]:
-    """Return which ranks say anything, and what all say."""
+    """Return the ranks with a text, and the texts of all."""
     own = text.encode(errors="replace")[:PROBLEM_BYTES]
     gathered = gather_bytes(link, own.ljust(PROBLEM_BYTES, b"\0"), step=step)
     said = [each.rstrip(b"\0").decode(errors="replace") for each in gathered]

@@ -1,4 +1,4 @@
-"""Calls that all ranks make together between two steps, and what a failed step ends with."""
+"""Calls that all ranks make together between two steps, and the end of a failed step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Meetings:
 
     Args:
         ranks: All ranks of the optimizer.
-        settings: The optimizer's.
+        settings: The optimizer's settings.
         connections: Its process groups.
         routing: Its routes.
-        meter: Forgets what is sent: a meeting is no step.
+        meter: Its meter, which ignores the bytes of meetings.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Meetings:
     def meet(
         self, call: str, lines: Sequence[str], *, step: int, next_step: int | None = None
     ) -> None:
-        """Meet all ranks before collectives out of turn: a step in which nobody votes.
+        """Meet all ranks before collectives outside of steps, by a step in which nobody votes.
 
-        The same call on one rank while another is at ``step()`` would pair collectives of different
-        sizes, which can abort a process inside Gloo. Here a peer that is at another call, or at
-        another step, sees other settings, and all ranks raise, with nothing changed.
+        Without it, this call on one rank and ``step()`` on another would pair collectives of
+        different sizes, which can abort a process inside Gloo. Here a peer at another call or
+        another step sees different settings, and all ranks raise, with nothing changed.
 
         Args:
             call: The call that this rank is at.
-            lines: What must be equal on all ranks.
+            lines: Lines that must be equal on all ranks.
             step: The step that errors name.
             next_step: The step that must be equal; None for the same.
         """
@@ -76,18 +76,18 @@ class Meetings:
     def agree(
         self, call: str, problem: CheckpointError | None, *, step: int, said: str = ""
     ) -> None:
-        """Meet all ranks, and hear whether any of them cannot do what all are about to do.
+        """Meet all ranks, and check that all of them can make the coming call.
 
         Args:
             call: The call that this rank is at.
-            problem: What keeps it from going on; None for nothing.
+            problem: Reason why it cannot go on; None for none.
             step: The step that errors name.
-            said: What must be equal on all ranks, in one line; "" for nothing, on all of them.
+            said: A line that must be equal on all ranks; "" on all of them for none.
 
         Raises:
-            CheckpointError: Some rank has a problem, or says something else; the same on every
-                rank, which may go on.
-            ConfigMismatchError: Another rank is at another call; on every rank.
+            CheckpointError: Some rank has a problem, or a different line; the same on every rank,
+                and all can go on.
+            ConfigMismatchError: Another rank is at a different call; on every rank.
         """
         if self._ranks.is_alone:
             agree_alone(call, problem)
@@ -101,12 +101,12 @@ class Meetings:
     def settle(self, verdict: Verdict, header: Header) -> Verdict:
         """Share a verdict among the ranks that hold this worker's shards.
 
-        A step is one transaction over all shards: what was found on one of them keeps all from
-        their commit.
+        A step is one transaction over all shards: an error on one of them prevents the commit of
+        all.
 
         Args:
-            verdict: What was found on this rank's shards.
-            header: Of the step, without an error.
+            verdict: The verdict on this rank's shards.
+            header: The step's header, without an error.
         """
         inside = self._routing.inside
         if inside is None or not self._ranks.is_sharded:
@@ -122,13 +122,13 @@ class Meetings:
         *,
         step: int,
     ) -> NoReturn:
-        """Raise what a verdict says, the same on all ranks; all of them must call it.
+        """Raise the error of a verdict, the same on all ranks; all of them must call it.
 
         Args:
-            verdict: What all ranks found.
-            lines: What must be equal on all of them.
+            verdict: The verdict of all ranks.
+            lines: Lines that must be equal on all of them.
             params: The trainable parameters.
-            problem: What keeps this rank from voting, in words; "" for nothing.
+            problem: Reason why this rank cannot vote; "" for none.
             step: The step that was abandoned.
         """
         if not self._ranks.is_alone:
@@ -138,7 +138,7 @@ class Meetings:
 
 
 def agree_alone(call: str, problem: CheckpointError | None) -> None:
-    """Raise what keeps the only process from a call, after which it may go on."""
+    """Raise if the only process cannot make a call; it can go on afterwards."""
     if problem is not None:
         problem.is_recoverable = True
         raise problem

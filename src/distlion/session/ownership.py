@@ -13,7 +13,7 @@ from distlion.signals import deferred_signals
 from distlion.transport import gather_bytes
 
 Gather = Callable[[bytes], list[bytes]]
-"""Gather records of one size from all processes, in their order."""
+"""Function that gathers records of one size from all processes, in their order."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class MomentumOwnership:
     """The momenta that a process keeps, and the calls that checkpoints make with all processes.
 
     Attributes:
-        workers: Those whose momenta are kept in this process.
-        n_workers: Those of all processes.
+        workers: The workers whose momenta are kept in this process.
+        n_workers: Number of workers of all processes.
         node_size: Workers that vote as one; 1 without nodes.
         process: The number of this process.
-        n_processes: Of all workers.
+        n_processes: Number of processes of all workers.
         is_stacked: Whether momenta have a first dim for the workers.
-        seed: Of the optimizer's coins.
-        meeting: Opens a call that all processes make, between two steps.
-        agree: Raises on all processes what keeps one of them from the call.
-        open_channel: Connects all processes apart from the votes, for this thread, or with True for
-            one in the background.
+        seed: Seed of the optimizer's coins.
+        meeting: Function that opens a call that all processes make between two steps.
+        agree: Function that raises on all processes if one of them cannot make the call.
+        open_channel: Function that connects all processes apart from the votes, for this thread, or
+            with True for one in the background.
     """
 
     workers: Sequence[int]
@@ -47,7 +47,7 @@ class MomentumOwnership:
 
     @classmethod
     def of_one_process(cls, workers: int, *, is_stacked: bool, seed: int) -> MomentumOwnership:
-        """Return that of a process which keeps the momenta of all workers."""
+        """Return the ownership of a process that keeps the momenta of all workers."""
         return cls(
             workers=range(workers),
             n_workers=workers,
@@ -63,7 +63,7 @@ class MomentumOwnership:
 
     @property
     def n_voters(self) -> int:
-        """Workers that vote; nodes, where there are some."""
+        """Number of workers that vote, or of nodes, if there are any."""
         return self.n_workers // self.node_size
 
 
@@ -72,7 +72,7 @@ def _gather_alone(record: bytes) -> list[bytes]:
 
 
 def name_worker(session: Session) -> str | None:
-    """Name the worker whose momenta a state holds; None for those of all, or of one alone."""
+    """Name the worker whose momenta a state holds; None for all workers, or for one alone."""
     ranks, size = session.ranks, session.ranks.node_size
     if ranks.is_alone or session.sharding is not None:
         return None
@@ -81,14 +81,14 @@ def name_worker(session: Session) -> str | None:
 
 
 def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnership:
-    """Find whose momenta this process keeps.
+    """Return the ownership of the momenta that this process keeps.
 
     Args:
-        session: Of the optimizer.
-        step: Returns the step that errors name.
+        session: The optimizer's session.
+        step: Function that returns the step that errors name.
 
     Raises:
-        UnsupportedTypeError: Parameters are sharded, which another format holds better.
+        UnsupportedTypeError: Parameters are sharded, for which another format is better.
     """
     ranks, seed = session.ranks, session.settings.seed
     if session.sharding is not None:

@@ -1,4 +1,4 @@
-"""Replicas: made equal by a broadcast, compared by digests."""
+"""Replicas of the parameters: made equal by a broadcast, compared by digests."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ logger = logging.getLogger("distlion")
 
 NAMED_DIFFERENCES = 5
 FINDING_BYTES = 1024
-"""Bytes of a finding that travel to those who hold other shards."""
+"""Most bytes of a finding that are sent to ranks with other shards."""
 PIECE_BYTES = 4 << 20
 """Bytes of one broadcast: 3.4 s at 10 Mbit/s, so that no timeout depends on the model."""
 
 
 class Replicas:
-    """The parameters that all workers hold, equal to the last bit.
+    """The parameters that all workers hold, bitwise identical.
 
     Args:
         ranks: All ranks of the optimizer.
-        settings: The optimizer's.
+        settings: The optimizer's settings.
         connections: Its process groups.
-        routing: Its routes: counters may have to be told anew.
+        routing: Its routes; counters may need the rules' state again.
 
     Attributes:
         are_compared: Whether they have been found equal since they were last loaded.
-        were_repaired: Whether some were repaired; whoever acts on it resets it.
+        were_repaired: Whether some were repaired; the code that acts on it resets it.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Replicas:
     def take_over(
         self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
     ) -> None:
-        """Overwrite parameters with those of the group's first rank.
+        """Overwrite parameters with the values of the group's first rank.
 
         Args:
-            params: All trainable parameters, in an order to be compared with that of others.
-            everything: What is overwritten.
+            params: All trainable parameters; their order is compared with other workers'.
+            everything: All parameters to overwrite.
             step: The step that errors name.
 
         Raises:
@@ -76,16 +76,16 @@ class Replicas:
         broadcast_params(link_of(timeout_s), everything, step=step)
 
     def catch_up(self, params: Mapping[Tensor, str], alike: Sequence[int], *, step: int) -> None:
-        """Overwrite what differs from the first rank's, where some ranks have fallen behind.
+        """Overwrite parameters that differ from the first rank's, on ranks that lag.
 
         Args:
             params: All parameters, with their names.
-            alike: The ranks that have not: they must hold what the first one does.
+            alike: The ranks that do not lag; their parameters must equal the first one's.
             step: The step that errors name.
 
         Raises:
             ReplicaMismatchError: They do not.
-            CorruptFrameError: What a rank has now is not what was sent.
+            CorruptFrameError: A rank received damaged values.
         """
         link = self._connections.link_replicas(self._settings.init_timeout_s)
         tensors, names = list(params), list(params.values())
@@ -94,7 +94,7 @@ class Replicas:
         differing, _ = _find_differing(link, everybody, range(link.n_members))
         has_all = link.rank in alike and link.rank > 0
         for column in differing:
-            # Who has it already lets it pass by: it could be damaged on the way.
+            # A rank that has it already ignores the copy, which could be damaged on the way.
             row = tensors[column].clone() if has_all else tensors[column]
             broadcast_params(link, [row], step=step)
         if differing:
@@ -108,7 +108,7 @@ class Replicas:
         self.are_compared = True
 
     def compare(self, params: Sequence[VotingParam], *, step: int) -> int:
-        """Compare digests of all parameters, and perhaps repair; return the bytes sent for it.
+        """Compare digests of all parameters, and repair if allowed; return the bytes sent for it.
 
         Momenta are never compared: they differ by design.
 
@@ -120,7 +120,7 @@ class Replicas:
         was_repaired = False
         with self._as_one(timeout_s, step=step):
             was_repaired = verify_replicas(link, params, self._settings.on_divergence, step=step)
-        # What counters keep may be why they differed. Of shards, some ranks have repaired none.
+        # Counters' state may have caused the difference. With shards, some ranks repaired none.
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)
         self.are_compared = True
@@ -129,7 +129,7 @@ class Replicas:
 
     @contextmanager
     def _as_one(self, timeout_s: float, *, step: int) -> Iterator[None]:
-        """Let an error that only those find who hold the same shards be raised on all ranks."""
+        """Raise on all ranks an error that only the ranks with the same shards find."""
         if not self._is_sharded:
             yield
             return
@@ -142,7 +142,7 @@ class Replicas:
 
 
 def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) -> None:
-    """Overwrite parameters with those of the group's first rank."""
+    """Overwrite parameters with the values of the group's first rank."""
     for param in params:
         own = local_tensor(param).detach()
         row = own.contiguous().to(link.wire_device)
@@ -152,7 +152,7 @@ def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) ->
 
 
 def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0) -> None:
-    """Overwrite a contiguous tensor, which the network can read, with that of a rank."""
+    """Overwrite a contiguous tensor, which the network can read, with the one of ``source``."""
     if row.numel():
         for piece in torch.split(row.view(-1).view(torch.uint8), PIECE_BYTES):
             link.broadcast(piece, step=step, source=source).wait()
@@ -169,7 +169,7 @@ def digest_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _as_words(tensor: Tensor) -> Tensor:
-    """View elements of more than 4 bytes, which frozen parameters may have, as such of 4."""
+    """View elements of more than 4 bytes, as in some frozen parameters, as 4-byte words."""
     own = tensor.detach().contiguous()
     return own.view(-1).view(torch.int32) if own.element_size() > 4 else own
 
@@ -183,9 +183,9 @@ def digest_params(params: Sequence[VotingParam]) -> Tensor:
 def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) -> None:
     """Compare the order of parameters by their values, before these are overwritten.
 
-    Workers whose seeds are equal have equal values. Where one has them in another order, its
-    parameters are swapped, which names alone may not show. Where seeds differ, or the values of the
-    parameters that were swapped are alike, nothing can be found out.
+    Workers with equal seeds have equal values. If one has them in another order, its parameters are
+    swapped, which names alone may not show. If seeds differ, or swapped parameters have equal
+    values, this finds nothing.
 
     Raises:
         ConfigMismatchError: On every rank; names the first parameter, and the ranks.
@@ -214,8 +214,8 @@ def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) 
 def _gather_digests(link: Transport, digests: Tensor, *, step: int) -> Tensor:
     """Gather digests, each rank's with a checksum: (ranks, n_params) int64 on the CPU.
 
-    Damage on the way to one rank would look to that rank alone like replicas that differ, after
-    which all could go on: it would retry a step that the others have left.
+    To a single rank, damage on the way would look like replicas that differ, an error after which
+    all go on: it would retry a step that the others have left.
     """
     own = torch.cat([digests, digests.new_tensor([_checksum(digests)])])
     everybody = own.new_empty(link.n_members, own.numel())
@@ -247,9 +247,9 @@ def verify_replicas(
     """Compare digests of the parameters' bits; return whether some were repaired.
 
     Args:
-        link: Between all workers.
+        link: The link between all workers.
         params: The trainable parameters.
-        on_divergence: "repair" copies what differs from the lowest rank of the majority, and
+        on_divergence: "repair" copies parameters that differ from the majority's lowest rank, and
             compares again.
         step: The step that errors name.
 
@@ -276,7 +276,7 @@ def verify_replicas(
 def _find_differing(
     link: Transport, everybody: Tensor, members: Sequence[int]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Return which parameters differ between members, and the ranks that left the majority."""
+    """Return the parameters that differ between members, and the ranks outside the majority."""
     rows = everybody[list(members)]
     differing = (rows != rows[0]).any(0).nonzero().flatten().tolist()
     culprits = {
@@ -293,11 +293,7 @@ def _raise_differing(
     differing, culprits = _find_differing(link, everybody, members)
     if not differing:
         return
-    blame = (
-        f"{name_ranks(culprits)} left the majority"
-        if culprits
-        else "there is no majority that could say who is right"
-    )
+    blame = f"the minority is {name_ranks(culprits)}" if culprits else "there is no majority"
     listed = ", ".join(names[column] for column in differing[:NAMED_DIFFERENCES])
     more = (
         f" and {len(differing) - NAMED_DIFFERENCES} more"
@@ -315,11 +311,11 @@ def _raise_differing(
 
 
 def share_finding(link: Transport, found: StepError | None, *, step: int) -> None:
-    """Raise on all ranks what those found who hold the same shards, and others could not.
+    """Raise on all ranks an error that only the ranks with the same shards can find.
 
     Args:
-        link: Between all ranks.
-        found: What was found here; None for nothing.
+        link: The link between all ranks.
+        found: The error found here; None for none.
         step: The step that errors name.
     """
     kinds: dict[str, type[StepError]] = {
@@ -346,12 +342,12 @@ def share_finding(link: Transport, found: StepError | None, *, step: int) -> Non
 
 
 def _join(ranks: Sequence[int]) -> str:
-    """List ranks in one line, as many as leave room for what was found."""
+    """List ranks in one line, as many as leave space for the finding."""
     return " ".join(map(str, ranks[: FINDING_BYTES // 16]))
 
 
 def _majority_holder(digests: Sequence[int]) -> int | None:
-    """Return the lowest rank that holds what more than half of all hold; None without such."""
+    """Return the lowest rank of the majority; None without a majority."""
     others = minority(digests)
     return min(set(range(len(digests))) - set(others)) if others else None
 
@@ -364,10 +360,10 @@ def _repair(
     *,
     step: int,
 ) -> None:
-    """Overwrite parameters with those of the majority, on all ranks: their bits are equal there."""
+    """Overwrite parameters with the majority's on all ranks; the majority's bits stay."""
     sources = set()
     for column, source in holders.items():
-        assert source is not None  # whoever calls has looked
+        assert source is not None  # callers have checked
         sources.add(str(link.ranks[source]))
         own = params[column].local().detach()
         row = own.to(link.wire_device)

@@ -49,23 +49,23 @@ from distlion.transport import ByteCount, Transport, gather_bytes
 
 
 class Routing:
-    """Place the parameters of an optimizer with several ranks into buckets, and builds routes.
+    """Place the parameters of an optimizer with several ranks into buckets, and build routes.
 
     Args:
         ranks: All ranks of the optimizer.
-        settings: The optimizer's.
+        settings: The optimizer's settings.
         connections: Its process groups.
-        meter: Counts what rules with state tell each other.
-        model: The link as it was measured before members of a crew changed; None for the first.
+        meter: Meter that counts the exchange of rules' state.
+        model: The link measured before members of a crew changed; None for the first.
 
     Attributes:
-        model: The link as it was measured; None where nothing depends on it.
-        routes: What carries each bucket, in the order in which they are exchanged.
-        turns: The routes of each part of the parameters that votes by itself; all where none do.
+        model: The measured link; None where nothing depends on it.
+        routes: The route of each bucket, in the order of exchanges.
+        turns: The routes of each part of the parameters that takes turns; one part if none do.
         between: The link between the ranks that vote with each other, since ``lay_out``.
         inside: The link between the ranks of this worker; None if the worker has a single rank.
-        clipper: Clips gradients; None where nothing is clipped.
-        trial: Whether buckets leave during backward.
+        clipper: The clipper of gradients; None without clipping.
+        trial: The trial that decides whether buckets are sent during backward.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Routing:
         self._ranks = ranks
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
-        """Put parameters into buckets, and choose what carries each; every rank must call it.
+        """Put parameters into buckets, and choose a route for each; every rank must call it.
 
         Args:
             params: The trainable parameters, in group order.
@@ -121,14 +121,18 @@ class Routing:
         ]
         self.clipper = self._build_clipper(params, step=step)
         compile_kernels(self.routes, self._settings)
-        if not is_first:  # at construction nothing has been said
+        patterns = dict.fromkeys(part.pattern for route in self.routes for part in route.parts)
+        for pattern in patterns:
+            for peer in pattern.list_peers(self.between.n_members, self.between.rank):
+                self.between.connect(peer)
+        if not is_first:  # at construction there is no state yet
             self.tell_counters(step=step)
 
     def tell_counters(self, *, step: int) -> None:
-        """Tell those who count what workers keep for rules with state; every rank must call it.
+        """Send the rules' state of workers to the ranks that count; every rank must call it.
 
-        Bytes are counted apart. In 32 bits an element this takes as long as many steps do, so that
-        it has the time of construction.
+        Bytes are counted separately. At 32 bits per element this takes as long as many steps, so it
+        has the timeout of construction.
 
         Raises:
             CorruptFrameError: Bytes were damaged on the way; on all ranks of a worker.
@@ -146,18 +150,18 @@ class Routing:
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
         self._meter.count_rule_state(link.counted.sent_bytes)
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
-        if inside is not None:  # what other ranks of this worker have heard
+        if inside is not None:  # errors that other ranks of this worker have heard
             verdict = share_verdict(inside, verdict, header, n_voters=ranks.roster.n_voters)
         if verdict.status is not Status.OK:
             params = [param for route in self.routes for param in route.params]
             raise explain(verdict, params, rank=ranks.rank, step=step)
 
     def begin_trial(self) -> None:
-        """Forget how long steps took: those to come may be others."""
+        """Forget the times of steps, as later steps may differ."""
         self.trial = OverlapTrial(self._settings.overlap)
 
     def try_overlap(self, params: Sequence[VotingParam], *, step: int) -> bool:
-        """Note that a step is over, and lay out for overlap or against it, where its time says so.
+        """Note that a step is over, and switch overlap on or off if its time says so.
 
         Every rank must call it.
 
@@ -171,14 +175,14 @@ class Routing:
         return changes
 
     def take_turn(self, step: int) -> list[Route]:
-        """Return the routes of what votes in a step, in the order of their exchanges.
+        """Return the routes that vote in a step, in the order of their exchanges.
 
-        All calls that meet the others begin with these, so that sizes are equal on all ranks.
+        All calls that meet other ranks begin with these, so that sizes are equal on all ranks.
         """
         return self.turns[step % len(self.turns)]
 
     def plan(self, step: int) -> ByteCount:
-        """Declare what this rank will hand to the network between those who vote, in a step."""
+        """Declare the bytes that this rank sends between voters in a step."""
         clipping = ByteCount() if self.clipper is None else self.clipper.plan()
         return sum((route.plan() for route in self.take_turn(step)), clipping)
 
@@ -188,9 +192,9 @@ class Routing:
         return settings.exchange == "auto" or sizes_buckets
 
     def _find_model(self, step: int) -> LinkModel:
-        """Measure the link; a crew does so in its first epoch, for it takes as long as many steps.
+        """Measure the link; a crew does so only in its first epoch, as this takes long.
 
-        A newcomer takes the model of those who were there before.
+        A newcomer takes the model of the earlier members.
         """
         timeout_s, model = self._settings.init_timeout_s, None
         everybody = self._connections.link_all(timeout_s)
@@ -198,7 +202,7 @@ class Routing:
             model = agree_on_model(everybody, self.model, step=step)
         if model is None:
             measured = probe_link(self._connections.link_voters(timeout_s), step=step)
-            # Each rank of a worker has measured for itself, and buckets must be equal.
+            # Each rank of a worker has its own measurement, and buckets must be equal.
             model = agree_on_model(everybody, measured, step=step)
         assert model is not None  # this rank has one
         return model
@@ -216,7 +220,7 @@ class Routing:
         )
 
     def _bucket_elements(self, params: Sequence[VotingParam]) -> int:
-        """Choose a size of buckets: as asked for, else the limit, or several to overlap."""
+        """Choose the size of buckets: the given one, else the limit, or less for overlap."""
         limit = self._settings.bucket_limit
         if not self.trial.overlaps or self._settings.bucket_elements is not None:
             return limit
@@ -237,16 +241,16 @@ class Routing:
         ]
         rule, _, device, _ = members[0].kind
         if self.inside is None or self._ranks.is_sharded:
-            pattern = self._choose_pattern(rule.shape(bucket, roster.n_votes))
+            pattern = self._choose_pattern(rule, rule.shape(bucket, roster.n_votes))
             return self._build_flat(bucket, members, rule, device, pattern)
         all_pieces = [param.pieces for param in params]
         cuts = [
             take_part(bucket, all_pieces, part, n_shards=roster.n_shards)
             for part in range(len(self._ranks.inside))
         ]
-        # One pattern for all parts: its rounds are interleaved with exchanges inside the node.
+        # One pattern for all parts, as its rounds are interleaved with exchanges inside the node.
         shapes = [rule.shape(cut, roster.n_votes) for cut in cuts]
-        pattern = self._choose_pattern(max(shapes, key=lambda shape: shape.vote_bytes))
+        pattern = self._choose_pattern(rule, max(shapes, key=lambda shape: shape.vote_bytes))
         parts = []
         for part, cut in enumerate(cuts):
             pieces = [
@@ -256,11 +260,13 @@ class Routing:
             parts.append(self._build_flat(cut, pieces, rule, device, pattern))
         return NodeRoute(bucket, tuple(members), tuple(parts), self.inside)
 
-    def _choose_pattern(self, shape: BucketShape) -> Exchange:
+    def _choose_pattern(self, rule: Aggregation, shape: BucketShape) -> Exchange:
         if self._settings.exchange != "auto":
+            self._settings.exchange.check_carries(shape, rule)
             return self._settings.exchange
         assert self.model is not None  # ``_wants_model`` says so
-        return choose_exchange(shape, self.model)
+        weighted = self._ranks.roster.is_weighted
+        return choose_exchange(shape, self.model, weighted=weighted)
 
     def _build_flat(
         self,
@@ -287,7 +293,7 @@ class Routing:
         )
 
     def _build_clipper(self, params: Sequence[VotingParam], *, step: int) -> NormClipper | None:
-        """Build what clips; None where nothing is to be clipped."""
+        """Build the clipper; None without clipping."""
         clip, inside = self._settings.clip_norm, self.inside
         if clip is None:
             return None

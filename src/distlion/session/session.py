@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import Verdict
+from distlion.exchange import Reply, Verdict
 from distlion.failures import Status
 from distlion.options import (
     Diagnosis,
@@ -52,24 +52,24 @@ class Session:
 
     Args:
         ranks: All ranks of the optimizer.
-        settings: The optimizer's.
-        sharding: How parameters are cut over the ranks of each worker; None for whole ones.
-        earlier: The session that this one goes on for; None for the first.
+        settings: The optimizer's settings.
+        sharding: The sharding over the ranks of each worker; None for whole parameters.
+        earlier: The session that this one continues; None for the first.
 
     Attributes:
-        ranks, settings, sharding: As given.
-        lifecycle: Whether calls may begin.
+        ranks, settings, sharding: The arguments.
+        lifecycle: The lifecycle, which decides whether calls may begin.
         connections: The optimizer's process groups.
-        routing: What carries each bucket.
+        routing: The routes of buckets.
         meetings: Calls that all ranks make together.
         replicas: The parameters that are equal on all workers.
-        meter: What this rank has handed to the network.
-        gradients: Warns of gradients that say nothing.
-        overlap: The votes that leave during backward; None without overlap.
-        params: The trainable parameters; none before ``lay_out``, as the next two.
-        fingerprint: What must be equal on all ranks.
-        follow_up: What follows a vote; None where nothing does.
-        n_elements: Trainable elements.
+        meter: The meter of this rank's traffic.
+        gradients: The watch for gradients that carry no information.
+        overlap: The votes that are sent during backward; None without overlap.
+        params: The trainable parameters; empty before ``lay_out``, like the next two.
+        fingerprint: The settings that must be equal on all ranks.
+        follow_up: The exchanges after a vote; None for none.
+        n_elements: Number of trainable elements.
         grad_norm: The norm that clipping found in the last committed step; None for none.
     """
 
@@ -112,7 +112,7 @@ class Session:
         Since 1, all know how many times the vote of each worker counts.
 
         Args:
-            lines: What must be equal on all ranks.
+            lines: Lines that must be equal on all ranks.
             params: The trainable parameters.
             everything: All parameters, with their names.
             step: The step that errors name.
@@ -122,8 +122,8 @@ class Session:
             InvalidArgumentError: There is nothing to vote on, or a weight cannot be used; on every
                 rank.
             ConfigMismatchError: Settings differ, or the order of parameters; on every rank.
-            ProcessGroupError: Connections did not come about.
-            ReplicaMismatchError: Parameters differ that must not.
+            ProcessGroupError: Connections failed.
+            ReplicaMismatchError: Parameters that must be equal differ.
         """
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.ranks.is_alone:
@@ -166,10 +166,10 @@ class Session:
         Args:
             groups: Its param groups.
             params: Its trainable parameters.
-            names: Of all its parameters.
-            exp_avg_dtype: Of its momentum, as asked for.
-            fixed: What its param groups held when parameters were laid out.
-            more: Lines for what only this kind of optimizer has.
+            names: Names of all its parameters.
+            exp_avg_dtype: The given dtype of its momentum.
+            fixed: The contents of its param groups when parameters were laid out.
+            more: Lines that only this kind of optimizer has.
         """
         lines = [
             f"distlion version: {version('distlion')}",
@@ -196,15 +196,15 @@ class Session:
         step: int,
         begin: Callable[[], StepInputs],
     ) -> None:
-        """Put parameters into buckets and choose what carries each; every rank must call it.
+        """Put parameters into buckets and choose a route for each; every rank must call it.
 
         Args:
             groups: The param groups.
             params: The trainable parameters.
-            fingerprint: What must be equal on all ranks.
+            fingerprint: The settings that must be equal on all ranks.
             step: The step that errors name.
-            begin: Returns what the buckets of a step share, for votes that leave during
-                backward.
+            begin: Function that returns the shared inputs of a step's buckets, for votes that are
+                sent during backward.
         """
         self.params, self.fingerprint = params, fingerprint
         self.lifecycle.is_ready = True
@@ -221,7 +221,7 @@ class Session:
             self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
 
     def try_overlap(self, *, step: int) -> None:
-        """Note that a step is over, after which "auto" may change; every rank must call it."""
+        """Note that a step is over, after which "auto" may switch; every rank must call it."""
         if self.routing.try_overlap(self.params, step=step) and self.overlap is not None:
             self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
 
@@ -244,9 +244,9 @@ class Session:
     def meet_to_load(
         self, groups: Sequence[Mapping[str, Any]], cuts: Sequence[str], *, step: int
     ) -> None:
-        """Meet all ranks, which must load these param groups, and momenta that are cut alike."""
+        """Meet all ranks, which must load these param groups, and momenta with the same cuts."""
         lines = [*self.fingerprint.list_lines(groups), *cuts]
-        if self.ranks.node_size == 1:  # the ranks of a node select for themselves
+        if self.ranks.node_size == 1:  # each rank of a node has its own selection
             lines += describe_selection(groups)
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
@@ -260,7 +260,7 @@ class Session:
         self.fingerprint.check_unchanged(before)
 
     def compare_replicas(self, *, step: int) -> None:
-        """Compare the parameters of all workers, who are at the same step; perhaps repair them.
+        """Compare the parameters of all workers at the same step, and repair them if allowed.
 
         Raises:
             ReplicaMismatchError: They differ; on every rank.
@@ -272,7 +272,7 @@ class Session:
 
         Raises:
             ReplicaMismatchError: They differ; on every rank.
-            ConfigMismatchError: Another rank is at another call; on every rank.
+            ConfigMismatchError: Another rank is at a different call; on every rank.
         """
         call = "verify_replicas()"
         self.check_idle(call)
@@ -288,14 +288,14 @@ class Session:
         return [] if self.follow_up is None else self.follow_up.diagnoses
 
     def note_norm(self, norm: float) -> None:
-        """Note by which norm the gradients of a step were clipped."""
+        """Note the norm by which the gradients of a step were clipped."""
         self.grad_norm = norm
 
     def step_alone(self, groups: Sequence[Mapping[str, Any]], inputs: StepInputs) -> bool:
         """Do a step of ``Lion``, under the same policy for values that are not finite.
 
         Returns:
-            Whether it was committed; where the policy is to skip it, it may not have been.
+            Whether it was committed, which is False if the policy skips it.
         """
         verdict = step_alone(self.params, inputs, make_clip_alone(self.settings.clip_norm))
         self.meter.count_step(self.n_elements)
@@ -305,7 +305,7 @@ class Session:
         """Refuse a GradScaler with overlap: votes leave before it gives the scale of gradients.
 
         Raises:
-            InvalidArgumentError: It has given one; the step was given up.
+            InvalidArgumentError: It has given a scale; the step was given up.
             ProcessGroupError: This optimizer is dead, or its group is gone.
         """
         self.lifecycle.check_usable()
@@ -334,25 +334,37 @@ class Session:
     def abandon(
         self, verdict: Verdict, groups: Sequence[Mapping[str, Any]], inputs: StepInputs
     ) -> Literal[False]:
-        """Raise what the verdict says, or return where the policy is to skip the step.
+        """Raise the verdict's error, or return False if the policy is to skip the step.
 
         Args:
-            verdict: What all workers found.
+            verdict: The verdict of all workers.
             groups: Param groups.
-            inputs: Of the step.
+            inputs: The step's inputs.
         """
         step = inputs.header.step
         if verdict.status is Status.NON_FINITE:
             note_overflow()
         if verdict.status is Status.NON_FINITE and self.settings.nonfinite == "skip":
-            # The step number stays as it is, so that coins stay paired.
+            # The step number does not change, so that coins stay paired.
             log_skip(self.params, verdict, rank=self.ranks.rank, step=step)
             return False
         lines, problem = self.fingerprint.list_lines(groups), "".join(inputs.problems[:1])
         return self.meetings.fail(verdict, lines, self.params, problem, step=step)
 
+    def observe(self, replies: Sequence[Reply], *, wants_digest: bool) -> None:
+        """Warn of what a committed step shows: gradients that say nothing, workers that disagree.
+
+        Args:
+            replies: One for each bucket.
+            wants_digest: Whether gradients were digested in this step.
+        """
+        if wants_digest or not any(reply.present.any() for reply in replies):
+            self.gradients.observe(replies, self.params)
+        if self.follow_up is not None:
+            self.follow_up.warn()
+
     def plan(self, step: int) -> ByteCount:
-        """Declare what this rank will hand to the network in a step; with nodes, to other nodes."""
+        """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""
         if self.ranks.is_alone:
             return ByteCount()
         following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
@@ -362,15 +374,15 @@ class Session:
 def open_session(
     params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, settings: Settings
 ) -> tuple[Session, NodePieces | ShardPieces]:
-    """Find all ranks of an optimizer, and what this one keeps of each momentum.
+    """Find all ranks of an optimizer, and this rank's part of each momentum.
 
     Args:
-        params: Of the optimizer, by name.
+        params: The optimizer's parameters by name.
         process_group: The workers that vote; None for the default group.
-        settings: The optimizer's.
+        settings: The optimizer's settings.
 
     Raises:
-        ProcessGroupError, InvalidArgumentError, UnsupportedTypeError: It is not clear who votes.
+        ProcessGroupError, InvalidArgumentError, UnsupportedTypeError: The voters are not clear.
     """
     sharding = find_sharding(params, process_group, timeout_s=settings.init_timeout_s)
     if sharding is not None:

@@ -1,4 +1,4 @@
-"""Warm-up: kernels are launched once at construction, where nobody waits for them."""
+"""Warm-up: kernels are launched once at construction, when no peer waits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def compile_kernels(routes: Sequence[Route], settings: Settings) -> None:
     """Launch every kernel that steps will launch, on scratch tensors.
 
     The first launch of a kernel compiles it, which takes seconds. In a step, peers would wait for
-    that, and ``step_timeout_s`` would run.
+    that, and could exceed ``step_timeout_s``.
 
     Args:
-        routes: What carries each bucket; those of the host are left alone.
-        settings: The optimizer's.
+        routes: The route of each bucket; routes on the host are skipped.
+        settings: The optimizer's settings.
 
     Raises:
         DeviceError: A kernel cannot be compiled for the device, or it failed.
@@ -49,7 +49,7 @@ def _launch_all(
     *,
     is_split: bool,
 ) -> None:
-    """Launch the ops of a step on a parameter of zeros, whole tiles of it and a part of one."""
+    """Launch the ops of a step on a parameter of zeros, with whole tiles and a partial one."""
     dtype, exp_avg_dtype = dtypes
     slot = Slot("scratch", SCALE_BLOCK_ELEMENTS + 1, 0, 0)
     (bucket,) = fill_buckets(

@@ -1,4 +1,4 @@
-"""Everything that happens in each step of workers that vote."""
+"""All that happens in each step of voting workers."""
 
 from distlion.step.alone import (
     ClipAlone,
@@ -9,7 +9,7 @@ from distlion.step.alone import (
     step_alone,
 )
 from distlion.step.flat_route import FlatRoute
-from distlion.step.gradients import GradientWatch, look_at_gradients
+from distlion.step.gradients import GradientWatch, look_at_gradients, warn_user
 from distlion.step.hyperparameters import (
     GroupNumbers,
     check_hyperparameters,
@@ -121,4 +121,5 @@ __all__ = [
     "run_all",
     "step_alone",
     "take_gradients",
+    "warn_user",
 ]

@@ -1,4 +1,4 @@
-"""A step of a worker whose reply is its own direction: Lion's, under every rule."""
+"""A step of a single worker: its direction is the reply, as in Lion, under every rule."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from distlion.step.param import VotingParam, take_gradients
 from distlion.step.vote import abstain
 
 ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]
-"""Clips the gradients of a single worker, and notes their norm."""
+"""Function that clips the gradients of a single worker, and notes their norm."""
 
 
 def gather_alone(
     params: Sequence[VotingParam], coefficients: Sequence[Coefficients], *, step: int | None = None
 ) -> list[Segment]:
-    """Put together what the ops need of all parameters.
+    """Gather the segments of all parameters for the ops.
 
     Raises:
         SparseGradientError: A gradient is sparse; the error names ``step``.
@@ -40,7 +40,7 @@ def gather_alone(
 def step_alone(
     params: Sequence[VotingParam], inputs: StepInputs, clip: ClipAlone | None
 ) -> Verdict:
-    """Do a step of Lion with the gradients that parameters have now; see ``commit_alone``."""
+    """Do a step of Lion with the present gradients of parameters; see ``commit_alone``."""
     header, step = inputs.header, inputs.header.step
     if header.status is not Status.OK:
         return Verdict.of(header)
@@ -78,7 +78,7 @@ def commit_alone(
     """Do a step of Lion with one worker's segments, under the policy for non-finite values.
 
     Returns:
-        What was found; nothing has moved where that is not OK.
+        The verdict; nothing has moved unless it is OK.
     """
     norms: list[float] = []
     if clip is not None:
@@ -88,7 +88,7 @@ def commit_alone(
         finite = [is_finite and not found_inf for is_finite in finite]
         segments = abstain(segments, finite, rank=rank, step=step)
     elif found_inf or not all(finite):
-        # Only a GradScaler may know that something overflowed, and not what.
+        # A GradScaler may know that something overflowed, but not what.
         return Verdict(Status.NON_FINITE, (rank,), -1 if found_inf else finite.index(False))
     move_alone(params, segments, rounding)
     for norm in norms:
@@ -107,7 +107,7 @@ def move_alone(
 
 
 def check_finite(segments: Sequence[Segment]) -> list[bool]:
-    """Return for each segment whether all that a step would compute is finite."""
+    """Return for each segment whether all results of a step would be finite."""
     finite = [True] * len(segments)
     for kernels, positions in _by_kernels(segments):
         flags = kernels.check_finite([segments[position] for position in positions]).tolist()
@@ -117,7 +117,7 @@ def check_finite(segments: Sequence[Segment]) -> list[bool]:
 
 
 def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, list[int]]]:
-    """Sort segments by device, so that each device's are one call."""
+    """Sort segments by device, so that each device takes one call."""
     by_device: dict[torch.device, list[int]] = {}
     for position, segment in enumerate(segments):
         by_device.setdefault(segment.param.device, []).append(position)

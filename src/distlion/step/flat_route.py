@@ -33,15 +33,15 @@ class FlatRoute:
     """Carry one bucket: encode, exchange, commit.
 
     Attributes:
-        bucket: Where its parameters lie.
-        params: Those parameters, in order.
-        rule: How they are voted on.
-        pattern: Which bytes go to whom.
-        device: Where they are.
+        bucket: The layout of the parameters.
+        params: The parameters, in order.
+        rule: The rule of their votes.
+        pattern: The exchange pattern.
+        device: Their device.
         kernels: The arithmetic there.
-        link: The network between those who vote.
-        roster: Who they are.
-        inside: The ranks that hold other shards of the same parameters; None for none.
+        link: The link between voters.
+        roster: The roster of voters.
+        inside: The link to ranks with other shards of the same parameters; None for none.
     """
 
     bucket: Bucket
@@ -71,7 +71,7 @@ class FlatRoute:
 
     @cached_property
     def vote(self) -> BucketVote:
-        """The vote on the bucket, and what is kept for it from step to step."""
+        """The vote on the bucket, with its state between steps."""
         return self.rule.start(self.bucket, self.roster)
 
     def plan(self) -> ByteCount:
@@ -84,7 +84,7 @@ class FlatRoute:
 
     @property
     def _is_on_host(self) -> bool:
-        """True if parameters are in the memory that the wire takes."""
+        """True if parameters are in host memory, from which the network reads."""
         return self.device == self.link.wire_device
 
     def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
@@ -144,7 +144,7 @@ class FlatRoute:
         return self.pattern.exchange(link, vote.told_shape, ballot, _Hearing(vote))
 
     def place_reply(self, payload: Tensor) -> Tensor:
-        """Return a reply's bytes where the parameters are."""
+        """Return a reply's bytes on the parameters' device."""
         return payload if self._is_on_host else bring_up(payload, self.device)
 
     def list_replies(self, reply: Reply) -> list[ParameterReply]:
@@ -154,7 +154,7 @@ class FlatRoute:
 
 @dataclass(frozen=True)
 class _Hearing:
-    """Pass worker state to a counter, and replies zeros."""
+    """A reducer that passes worker state to a counter, and replies zeros."""
 
     vote: BucketVote
 

@@ -1,4 +1,4 @@
-"""Warnings about raw gradients: all workers have the same ones, or none has any."""
+"""Warnings about raw gradients: identical on all workers, or absent on all."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WATCHED_STEPS = 3
 
 
 def look_at_gradients(kernels: Kernels, segments: Sequence[Segment]) -> Tensor:
-    """Digest each raw gradient that is present, and see whether any of it is not 0.
+    """Digest each present raw gradient, and check whether any element is not 0.
 
     Returns:
-        (2, n_present) int64, where the gradients are.
+        (2, n_present) int64, on the gradients' device.
     """
     grads = [segment.grad for segment in segments if segment.grad is not None]
     if not grads:
@@ -36,8 +36,8 @@ def digest_gradients(segments: Sequence[Segment], seen: Tensor) -> int:
     """Digest a bucket's raw gradients, signed 64 bits; 0 where all are absent or 0.
 
     Args:
-        segments: Of the bucket.
-        seen: What ``look_at_gradients`` said, on the CPU.
+        segments: Segments of the bucket.
+        seen: The result of ``look_at_gradients``, on the CPU.
     """
     own, are_told = seen.tolist()
     words = [segment.slot.first_word for segment in segments if segment.grad is not None]
@@ -49,7 +49,7 @@ def digest_gradients(segments: Sequence[Segment], seen: Tensor) -> int:
 
 
 class GradientWatch:
-    """Warn once of what no vote can mend: the same gradients on all workers, or none on any.
+    """Warn once of faults that no vote can fix: equal gradients on all workers, or none on any.
 
     Digests travel in the headers of votes, so that this needs no collective of its own.
 
@@ -62,16 +62,16 @@ class GradientWatch:
         self._has_warned_of_absence = False
 
     def observe(self, replies: Sequence[Reply], params: Sequence[VotingParam]) -> None:
-        """Look at a committed step.
+        """Examine a committed step.
 
         Args:
-            replies: One for each bucket; none for a worker that is alone.
-            params: Those of this worker.
+            replies: One reply for each bucket; none for a worker that is alone.
+            params: This worker's parameters.
         """
         if replies and self.steps_left > 0:
             self._compare([reply.gradient_digests for reply in replies])
         has_votes = any(reply.present.any() for reply in replies)
-        # Without votes, workers may have abstained from gradients that are not finite.
+        # Without votes, workers may have abstained, as gradients were not finite.
         if not has_votes and all(param.param.grad is None for param in params):
             self._warn_of_absence()
 
@@ -89,7 +89,7 @@ class GradientWatch:
         )
 
     def _compare(self, digests: Sequence[Sequence[int]]) -> None:
-        """Take the digests of one step: for each bucket, one from every rank."""
+        """Compare the digests of one step: for each bucket, one from every rank."""
         if not any(digests):  # a server's reply carries none: the server observes
             self.steps_left -= 1
             return
@@ -117,11 +117,11 @@ _INSIDE = (
     str(Path(torch.__file__).parent),
     contextlib.__file__,
 )
-"""Paths of frames that belong to no user: schedulers, profilers and decorators wrap ``step()``."""
+"""Paths of frames outside user code: schedulers, profilers and decorators wrap ``step()``."""
 
 
-def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the nearest line up the stack that is neither ours nor torch's."""
+def warn_user(message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warn at the nearest line up the stack that is neither distlion's nor torch's."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1

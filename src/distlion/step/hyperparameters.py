@@ -1,4 +1,4 @@
-"""The numbers that a step computes with: checked, as the ops take them, and in words."""
+"""The numbers of a step: checked, in the form for the ops, and as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_number(name: str, value: Any) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
-    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may have no float, nor be printed
+    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may be too large for a float
         shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
         raise InvalidArgumentError(
             f"{name}={shown}: expected a finite number, of at most {FLOAT32_MAX:.4g}"
@@ -60,10 +60,10 @@ OF_THE_WHOLE = frozenset(
         "weight",
     }
 )
-"""Arguments of an optimizer that no param group has for itself."""
+"""Arguments of a whole optimizer, which no param group may have."""
 
 FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
-"""Of other optimizers, that change what a step does; no Lion here knows them."""
+"""Switches of other optimizers that would change a step; no Lion here has them."""
 
 
 def check_hyperparameters(group: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
 
     Raises:
         InvalidArgumentError: A value is out of range, or a switch would be ignored.
-        UnsupportedTypeError: A value is no number.
+        UnsupportedTypeError: A value is not a number.
     """
     for key in sorted(OF_THE_WHOLE & group.keys()):
         raise InvalidArgumentError(
@@ -116,8 +116,8 @@ class GroupNumbers(NamedTuple):
     """The numbers that a step computes with, on the host.
 
     Attributes:
-        groups: The param groups, without tensors of a device.
-        coefficients: Of every group.
+        groups: The param groups, without device tensors.
+        coefficients: The coefficients of every group.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
     """
 
@@ -127,13 +127,13 @@ class GroupNumbers(NamedTuple):
 
 
 def read_groups(optimizer: Optimizer) -> GroupNumbers:
-    """Read the numbers of a step; of those that lie on a device, all at once.
+    """Read the numbers of a step; numbers on a device are read all at once.
 
-    Schedulers write them into the param groups. A GradScaler writes ``grad_scale``, by which it has
-    multiplied the loss, and ``found_inf``, above 0 where it has seen an overflow.
+    Schedulers write them into the param groups. A GradScaler writes ``grad_scale``, its factor of
+    the loss, and ``found_inf``, above 0 after an overflow.
 
     Args:
-        optimizer: What is about to do the step.
+        optimizer: The optimizer that is about to do the step.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: A hyperparameter has left its range.
@@ -160,12 +160,12 @@ def read_groups(optimizer: Optimizer) -> GroupNumbers:
 
 
 def _listed(betas: Any) -> Sequence[Any]:
-    """Return what may be betas as a sequence; what is none is refused elsewhere."""
+    """Return possible betas as a sequence; other values are refused elsewhere."""
     return betas if isinstance(betas, list | tuple) else ()
 
 
 def _with_floats(group: Mapping[str, Any], floats: Mapping[int, float]) -> dict[str, Any]:
-    """Return a group with numbers in place of tensors, which are given by their identity."""
+    """Return a group with its tensors replaced by numbers, which are given by tensor id."""
     resolved = {
         key: floats.get(id(group[key]), group[key])
         for key in ("lr", "weight_decay")
@@ -183,7 +183,7 @@ def read_coefficients(
 
     Args:
         groups: Param groups.
-        grad_scale: What raw gradients are multiplied by.
+        grad_scale: Factor for raw gradients.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: One has left its range.
@@ -206,7 +206,7 @@ def read_coefficients(
 
 
 def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each thing that may change from step to step, as the arithmetic takes it."""
+    """List a line for each value that may change from step to step, as the ops take it."""
     return [
         line
         for number, group in enumerate(groups)
@@ -222,15 +222,15 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _as_taken(value: Any) -> Any:
-    """Return a number as a float, several as a tuple, and what is neither as it is."""
+    """Return a number as a float, several as a tuple, and anything else unchanged."""
     try:
         return tuple(map(float, value)) if isinstance(value, Sequence) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a meta tensor the last
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a meta tensor
         return value
 
 
 def _as_whole(value: Any) -> Any:
-    """Return an integer of any type as Python's, and what is none as it is."""
+    """Return an integer of any type as Python's, and anything else unchanged."""
     try:
         return operator.index(value)
     except (TypeError, RuntimeError):
@@ -244,7 +244,7 @@ def check_step(group: Mapping[str, Any], number: int | None = None) -> int:
     """Return the step that a param group is at.
 
     Raises:
-        InvalidArgumentError: It is no integer from 0 to 2^53.
+        InvalidArgumentError: It is not an integer from 0 to 2^53.
     """
     step = group.get("step")
     index = None if isinstance(step, bool) else _as_whole(step)
@@ -263,7 +263,7 @@ def read_step(groups: Sequence[Mapping[str, Any]]) -> int:
     """Return the step that all param groups are at.
 
     Raises:
-        InvalidArgumentError: One holds no number of a step, or they are at different ones.
+        InvalidArgumentError: One holds no valid step, or they are at different steps.
     """
     steps = [check_step(group, number) for number, group in enumerate(groups)]
     if len(set(steps)) != 1:

@@ -12,7 +12,7 @@ from distlion.kernels import Coefficients, Coin, Coins
 from distlion.step.outcome import describe_problem
 
 NoteNorm = Callable[[float], None]
-"""Called with the norm of the gradients of a step, before they are scaled."""
+"""Function called with the norm of a step's gradients, before they are scaled."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class StepInputs:
         coins: Its coins of this step.
         rounding: The coin of stochastic rounding; None to round to nearest.
         coefficients: Hyperparameters of every param group.
-        nonfinite: What follows values that are not finite.
+        nonfinite: The policy for values that are not finite.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
         wants_digest: Whether raw gradients are to be compared between workers.
-        note_norm: Called by a commit with the norm by which gradients were clipped, if any.
-        after_encode: Called once a vote is encoded, where a fault is armed.
-        problems: What keeps this worker from voting, in words; more of it may show on the way.
+        note_norm: Function called by a commit with the norm of clipping, if any.
+        after_encode: Function called once a vote is encoded, if a fault is armed.
+        problems: Reasons why this worker cannot vote; more may be added on the way.
     """
 
     rank: int
@@ -46,9 +46,9 @@ class StepInputs:
     problems: list[str] = field(default_factory=list)
 
     def refuse(self, header: Header, error: Exception) -> Header:
-        """Put into a header that this worker cannot vote: one that raised would leave the others.
+        """Report in a header that this worker cannot vote; raising would leave the others waiting.
 
-        Whatever a user left in a parameter, a gradient or the optimizer's state ends here.
+        All errors in a user's parameters, gradients and optimizer state end here.
         """
         self.problems.append(describe_problem(error))
         return with_error(header, Status.INPUT, culprit=self.rank)

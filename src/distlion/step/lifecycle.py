@@ -1,4 +1,4 @@
-"""The life of an optimizer: the one place that knows if it is ready, dead or torn."""
+"""The life of an optimizer: the only place that knows if it is ready, dead or torn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lifecycle:
     Attributes:
         is_ready: Whether its parameters have been put into buckets.
         is_torn: Whether a commit has begun and not ended: parameters are between two steps.
-        number: Of the optimizer, among all that were made on its process group.
+        number: Number of the optimizer among all on its process group.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -59,8 +59,8 @@ class Lifecycle:
 
         Raises:
             ProcessGroupError: An exchange failed before, this is a fork of the process, or the
-                group is not the one from the start.
-            ConcurrentCallError: One is under way, on another thread or further up the stack.
+                group is not the original one.
+            ConcurrentCallError: A call is under way, on another thread or further up the stack.
         """
         if self._under_way is not None:
             raise ConcurrentCallError(
@@ -79,7 +79,7 @@ class Lifecycle:
             )
         if self._watch is not None and self._watch.turns.failure is not None:
             raise ProcessGroupError(
-                "the process group is of no more use, because an optimizer on it failed "
+                "the process group is unusable, because an optimizer on it failed "
                 f"({self._watch.turns.failure}); restart the workers from a checkpoint"
             )
         self._check_group()
@@ -100,7 +100,7 @@ class Lifecycle:
             )
 
     def check_whole(self) -> None:
-        """Raise CheckpointError where parameters are between two steps."""
+        """Raise CheckpointError if parameters are between two steps."""
         if self.is_torn:
             raise CheckpointError(
                 "an exception cut the commit of a step short, so that parameters and momenta are "
@@ -109,12 +109,12 @@ class Lifecycle:
 
     @contextmanager
     def exchange(self, what: str) -> Iterator[None]:
-        """Declare this optimizer dead if what follows is left by an error.
+        """Declare this optimizer dead if the block ends with an error.
 
-        Whatever interrupts an exchange leaves peers at an unknown place. Only of an error that all
-        of them raise, with nothing committed, it is known that they wait at the same place. So what
-        a signal raises waits for the end, but for construction, which has nothing to commit. The
-        others hear that this worker leaves: after the exchange, or in it by an error of its own.
+        An interrupted exchange leaves peers at an unknown place. Only after an error that all of
+        them raise, with nothing committed, are they known to wait at the same place. So a signal's
+        exception waits for the end, except at construction, which has nothing to commit. The others
+        are told that this worker leaves: after the exchange, or during it by an error of its own.
 
         Raises:
             ProcessGroupError, ConcurrentCallError: As ``check_usable``.
@@ -129,7 +129,7 @@ class Lifecycle:
                 yield
             except BaseException as error:
                 if isinstance(error, PeerLostError | StepTimeoutError) and what.endswith("()"):
-                    # Other ranks that never made the call look like ranks that are gone.
+                    # Ranks that never made the call look like ranks that are gone.
                     error.args = (f"{error}. {what} must be called by every rank",)
                 if not (isinstance(error, DistlionError) and error.is_recoverable):
                     self._die(f"{what} failed ({name_error(error)})", error)
@@ -141,17 +141,17 @@ class Lifecycle:
                     self._die(cause, signals.error, has_completed=True)
 
     def _die(self, cause: str, error: BaseException, *, has_completed: bool = False) -> None:
-        """Note why this optimizer is dead, and tell the others where only this worker knows.
+        """Note why this optimizer is dead, and tell the others if only this worker knows.
 
         Args:
-            cause: Why.
-            error: What ended it.
+            cause: The cause of death.
+            error: The error that ended it.
             has_completed: Whether this worker did its part of the exchange.
         """
         self._cause_of_death = self._cause_of_death or cause
         if self._watch is None or self._ranks.is_alone:
             return
-        # Errors of ours are raised by all workers, or found by all; a device fails on one of them.
+        # distlion's errors are raised or noticed by all workers; a device fails on one of them.
         is_own = not isinstance(error, DistlionError) or isinstance(error, DeviceError)
         if is_own and not self._watch.has_settled:
             self._watch.leave(self._watch.turns.now.number + has_completed, cause)

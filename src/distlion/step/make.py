@@ -1,4 +1,4 @@
-"""Shape, dtype and device of a tensor, as they were when an optimizer was made."""
+"""Shape, dtype and device of a tensor at the construction of an optimizer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Make(NamedTuple):
 
     Attributes:
         shape: Its sizes.
-        dtype: Of its elements.
-        device: Where they are.
+        dtype: Dtype of its elements.
+        device: Its device.
     """
 
     shape: torch.Size
@@ -27,10 +27,10 @@ class Make(NamedTuple):
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
     def of_momentum(self, shape: torch.Size, asked: torch.dtype | None) -> Make:
-        """Return the make of what is kept of a parameter's momentum.
+        """Return the make of the part of a parameter's momentum that is kept.
 
         Args:
-            shape: Of what is kept.
+            shape: Shape of that part.
             asked: Its dtype; None for the parameter's, or float32 for float16, which would lose
                 small gradients.
         """
@@ -52,7 +52,7 @@ class Make(NamedTuple):
 
 
 def describe_make(found: object) -> str:
-    """Say what something is that may be no tensor: "float32 of shape (3, 4) on cpu"."""
+    """Describe a tensor or another object: "float32 of shape (3, 4) on cpu"."""
     if found is None:
         return "missing"
     if not isinstance(found, Tensor | Make):

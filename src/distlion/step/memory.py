@@ -11,7 +11,7 @@ from distlion.errors import InvalidArgumentError
 
 
 def check_own_memory(param: Tensor, name: str) -> None:
-    """Raise InvalidArgumentError where elements of a parameter share memory."""
+    """Raise InvalidArgumentError if elements of a parameter share memory."""
     if _overlaps_itself(param):
         raise InvalidArgumentError(
             f"{name} overlaps itself in memory (shape {tuple(param.shape)}, strides "
@@ -20,7 +20,7 @@ def check_own_memory(param: Tensor, name: str) -> None:
 
 
 def check_shared_memory(params: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Raise InvalidArgumentError where elements of two parameters share memory."""
+    """Raise InvalidArgumentError if elements of two parameters share memory."""
     placed = [
         (str(param.device), *_range_bytes(param), param, name)
         for param, name in zip(params, names, strict=True)
@@ -34,14 +34,14 @@ def check_shared_memory(params: Sequence[Tensor], names: Sequence[str]) -> None:
         for *_, other, other_name in reaching:
             if _overlap(other, param):
                 raise InvalidArgumentError(
-                    f"{other_name} and {name} overlap in memory, so that what they share would be "
+                    f"{other_name} and {name} overlap in memory, so that shared elements would be "
                     "voted on and moved twice; give one of them, or a .clone() to each"
                 )
         reaching.append(place)
 
 
 def _range_bytes(param: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor that is not empty, and the one after its last."""
+    """Return the first address of a nonempty tensor, and the one after its last."""
     start = param.data_ptr()
     return start, start + _count_reached(param) * param.element_size()
 
@@ -65,12 +65,12 @@ def _overlaps_itself(param: Tensor) -> bool:
         return False
     if any(stride == 0 for stride, _ in dims):
         return True
-    # Dims that reach into each other may still not meet: shape (2, 3), strides (3, 2).
+    # Interleaved dims may still not overlap: shape (2, 3), strides (3, 2).
     return int(_mark(param, reached).sum()) < param.numel()
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have an element in common, as columns of one matrix have not."""
+    """Return whether two tensors share an element, which columns of one matrix do not."""
     if one.element_size() != other.element_size():
         return True
     distance, rest = divmod(other.data_ptr() - one.data_ptr(), one.element_size())
@@ -81,7 +81,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _mark(param: Tensor, n_elements: int) -> Tensor:
-    """Mark where a tensor has elements, counted from its first one: (n_elements,) bool."""
+    """Mark the places of a tensor's elements, from its first one on: (n_elements,) bool."""
     marks = torch.zeros(n_elements, dtype=torch.bool)
     marks.as_strided(param.shape, param.stride()).fill_(True)
     return marks

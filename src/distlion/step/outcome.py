@@ -22,9 +22,9 @@ def explain(
     """Return the error that a verdict stands for.
 
     Args:
-        verdict: What all ranks found.
+        verdict: The verdict of all ranks.
         params: All trainable parameters.
-        problem: With ``Status.INPUT`` what keeps a rank from voting, in words.
+        problem: With ``Status.INPUT`` the reason why a rank cannot vote.
         rank: This rank.
         step: The step that was abandoned.
     """
@@ -41,17 +41,17 @@ def explain(
 
 
 def describe_problem(error: Exception) -> str:
-    """Say what an exception says, and its class where it is none of ours."""
+    """Return an exception's message, with its class unless it is distlion's."""
     return str(error) if isinstance(error, DistlionError) else f"{type(error).__name__}: {error}"
 
 
 def name_param(params: Sequence[VotingParam], position: int) -> str:
-    """Name a parameter; -1 stands for none in particular."""
+    """Name a parameter by position; -1 stands for none in particular."""
     return params[position].name if 0 <= position < len(params) else "some parameter"
 
 
 def log_skip(params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step: int) -> None:
-    """Say that all workers drop this step."""
+    """Log that all workers skip this step."""
     logger.warning(
         "[rank %d, step %d] all workers skip this step: %s is not finite on %s",
         rank,
@@ -62,21 +62,22 @@ def log_skip(params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step
 
 
 def log_abstention(names: Sequence[str], *, rank: int, step: int) -> None:
-    """Say that this worker does not vote for some parameters."""
+    """Log that this worker does not vote for some parameters."""
     logger.warning("[rank %d, step %d] abstains, not finite: %s", rank, step, ", ".join(names))
 
 
 def note_overflow() -> None:
-    """Let the GradScaler whose ``step()`` is under way find an overflow, if there is one.
+    """Report an overflow to the GradScaler whose ``step()`` is under way, if there is one.
 
-    Its ``update()`` reads only what it found among this worker's gradients. Where another worker's
-    overflow makes all of them drop a step, it would keep its scale while that one halves its own:
-    scales part, every worker tries larger ones in a step of its own, and all of them lose each.
+    Its ``update()`` reads only the overflows of this worker's gradients. If another worker's
+    overflow makes all of them skip a step, it would keep its scale while that worker halves its
+    own. Scales would diverge, every worker would try larger ones in a different step, and all would
+    lose each of these steps.
 
     Notes:
-        torch gives an optimizer no way to the scaler but an argument of ``step()`` that it warns
-        of, so that it is looked up among the callers. What it found lies in a private attribute,
-        there since GradScaler exists; tests hold both.
+        torch gives an optimizer no access to the scaler except a deprecated argument of ``step()``,
+        so it is looked up among the callers. Its finding lies in a private attribute that has
+        existed as long as GradScaler; tests cover both.
     """
     frame = sys._getframe()
     while frame.f_code is not GradScaler.step.__code__:
@@ -86,7 +87,7 @@ def note_overflow() -> None:
     scaler: GradScaler = frame.f_locals["self"]
     if not scaler.is_enabled():
         return
-    # Of this optimizer alone: others of the same scaler may have their step still before them.
+    # For this optimizer only: others of the same scaler may not have done their step yet.
     state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
     for found_inf in state["found_inf_per_device"].values():
         found_inf.fill_(1.0)

@@ -1,4 +1,4 @@
-"""One record for a parameter: the only place where a step touches torch's own tensors."""
+"""The record of a parameter: the only place where a step touches torch's own tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distlion.step.memory import check_own_memory
 from distlion.vote import WorkerState
 
 SPARSE = -1
-"""In place of the version of a sparse gradient, which has no address to compare."""
+"""Version of a sparse gradient, which has no address to compare."""
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -28,19 +28,19 @@ def is_dtensor(tensor: object) -> bool:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor: the local shard of a DTensor, else all of it."""
+    """Return this process's part of a tensor: the local shard of a DTensor, else all of it."""
     if not is_dtensor(tensor):
         return tensor
-    with torch.no_grad():  # where no graph is built, the shard itself and not a new view of it
+    with torch.no_grad():  # without a graph this is the shard itself and not a new view of it
         shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return shard
 
 
 class Copies(NamedTuple):
-    """Ranks of one worker that hold the same shard of a parameter: tensor parallelism leaves some.
+    """The ranks of one worker that hold the same shard of a parameter, as in tensor parallelism.
 
     Attributes:
-        n: How many there are.
+        n: Number of these ranks.
         is_first: Whether this rank is the one that counts it in norms.
     """
 
@@ -49,31 +49,31 @@ class Copies(NamedTuple):
 
 
 ALONE = Copies()
-"""Nobody else does."""
+"""A shard without copies."""
 
 
 @dataclass(frozen=True, eq=False)
 class VotingParam:
-    """A trainable parameter, or a piece of one, as everything in a step knows it.
+    """A trainable parameter, or a piece of one, in the form that all of a step uses.
 
-    What torch hands over differs: strided or not, whole, a shard of a DTensor, or cut into the
-    pieces of a node's ranks. ``local``, ``grad`` and ``exp_avg`` resolve that; behind them there
-    are contiguous tensors of this process only.
+    torch's tensors differ: strided or not, whole, a shard of a DTensor, or cut into the pieces of a
+    node's ranks. ``local``, ``grad`` and ``exp_avg`` hide that, and return contiguous tensors of
+    this process only.
 
     Attributes:
-        param: What the user gave to the optimizer.
+        param: The parameter that the user gave to the optimizer.
         position: Its number among the trainable parameters, which errors carry between workers.
         group: The number of its param group.
-        slot: Its name, size and place; that of the piece for a piece, of the shard for a DTensor.
-        rule: How it is voted on.
-        state: The optimizer's, which holds ``exp_avg``, and what the rule keeps.
-        pieces: (start, stop) of what each rank of a node keeps the momentum of; one without nodes.
-        make: What ``param`` was when the optimizer was made, and its gradients must be.
-        kept: What ``exp_avg`` must be; what the rule keeps is that in float32.
-        part: The number of this rank among them.
-        piece: (start, stop) for the record of a piece; None for one of all that is here.
+        slot: Name, size and place of the parameter, of its piece, or of a DTensor's shard.
+        rule: The rule of its votes.
+        state: The optimizer's state, which holds ``exp_avg`` and the rule's state.
+        pieces: (start, stop) of each node rank's piece of the momentum; one piece without nodes.
+        make: The make of ``param`` at construction, which its gradients must have.
+        kept: The make of ``exp_avg``; the rule's state has the same in float32.
+        part: The number of this rank's piece.
+        piece: (start, stop) for the record of a piece; None for one of the whole local part.
         is_sharded: Whether ``param`` is a DTensor.
-        copies: Who else in this worker holds the same of it.
+        copies: The ranks of this worker that hold the same shard.
         turn: The part with which it votes, where parts of the parameters take turns.
     """
 
@@ -131,12 +131,12 @@ class VotingParam:
         return {key: entry[key] for key in self.rule.worker_state}
 
     def check(self) -> None:
-        """Check that all that a step reads of it is what construction laid out.
+        """Check that all its tensors are as construction laid them out.
 
         Raises:
             InvalidArgumentError: Parameter, gradient, momentum or rule's state is of another make,
                 or lacks memory.
-            UnsupportedTypeError: The gradient is cut otherwise than the parameter.
+            UnsupportedTypeError: The gradient is sharded differently from the parameter.
         """
         self.check_make()
         grad, kept = self.param.grad, self.state.get(self.param, {})
@@ -152,11 +152,11 @@ class VotingParam:
 
     @cached_property
     def n_kept_tensors(self) -> int:
-        """Entries of its state: a momentum, and what the rule keeps."""
+        """Number of entries of its state: a momentum, and the rule's state."""
         return 1 + len(self.rule.worker_state)
 
     def check_make(self) -> None:
-        """Check that the parameter is what it was.
+        """Check that the parameter's make is unchanged.
 
         Raises:
             InvalidArgumentError: It was cast, moved or resized.
@@ -168,7 +168,7 @@ class VotingParam:
             )
 
     def find_addresses(self) -> tuple[int, int]:
-        """Return where parameter and momentum lie in memory."""
+        """Return the addresses of parameter and momentum."""
         own = local_tensor(self.param) if self.is_sharded else self.param
         exp_avg = self.state.get(self.param, {}).get("exp_avg")
         return own.data_ptr(), exp_avg.data_ptr() if isinstance(exp_avg, Tensor) else 0
@@ -199,14 +199,14 @@ class VotingParam:
     def local(self) -> Tensor:
         """Return the values, contiguous; a piece is flat.
 
-        Written values belong into ``write_back``, which knows whether this was a copy.
+        Pass written values to ``write_back``, which knows whether this was a copy.
         """
         whole = local_tensor(self.param) if self.is_sharded else self.param
         whole = whole.contiguous()  # a contiguous tensor is its own contiguous copy
         return whole if self.piece is None else whole.view(-1)[slice(*self.piece)]
 
     def write_back(self, local: Tensor) -> None:
-        """Put what was written to ``local()`` into a parameter that is not contiguous."""
+        """Copy values written to ``local()`` into a parameter that is not contiguous."""
         own = local_tensor(self.param)
         if own.is_contiguous():
             return
@@ -216,9 +216,9 @@ class VotingParam:
         own.detach().copy_(local)
 
     def grad(self) -> Tensor | None:
-        """Return the gradient of all that is here, contiguous; None for none, or a sparse one.
+        """Return the local gradient, contiguous; None for none, or a sparse one.
 
-        ``check`` has looked at it before.
+        ``check`` must have accepted it before.
         """
         grad = self.param.grad
         if grad is None or grad.layout is not torch.strided:
@@ -234,12 +234,12 @@ class VotingParam:
     def segment(
         self, coefficients: Coefficients, grad: Tensor | None, exp_avg: Tensor | None = None
     ) -> Segment:
-        """Put together what the ops need.
+        """Make the segment for the ops.
 
         Args:
             coefficients: Its hyperparameters.
-            grad: What to vote with, as ``local()``; None to abstain.
-            exp_avg: As ``local()``; None for the one in the state.
+            grad: The gradient to vote with, in the form of ``local()``; None to abstain.
+            exp_avg: The momentum in the form of ``local()``; None for the one in the state.
         """
         momentum = self.state[self.param]["exp_avg"] if exp_avg is None else exp_avg
         is_plain = self.piece is None and not self.is_sharded and self.param.is_contiguous()
@@ -247,7 +247,7 @@ class VotingParam:
         return Segment(self.slot, local, grad, momentum, coefficients)
 
     def at(self, slot: Slot, *, part: int | None = None) -> VotingParam:
-        """Return the record of the same parameter, or of a part's piece of it, in a bucket."""
+        """Return the record of this parameter, or of a part's piece of it, in a bucket."""
         piece = self.piece if part is None else self.pieces[part]
         return replace(self, slot=slot, piece=piece)
 
@@ -257,15 +257,15 @@ class VotingParam:
 
 
 def count_turns(params: Sequence[VotingParam]) -> int:
-    """Return into how many parts parameters are divided that take turns; 1 where all vote."""
+    """Return the number of parts of the parameters that take turns; 1 where all vote."""
     return 1 + max((param.turn for param in params), default=0)
 
 
 def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:
     """Check parameters, and return the gradient of each as ``VotingParam.grad`` does.
 
-    In one loop, and without calls, in half the time of ``VotingParam.check``: every step looks at
-    every parameter. Where something is odd, ``check`` looks closer, and raises what it says.
+    One loop without calls takes half the time of ``VotingParam.check``, as every step checks every
+    parameter. If something is odd, ``check`` looks closer, and raises the error.
     """
     grads: list[Tensor | None] = []
     for param in params:
@@ -304,7 +304,7 @@ def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:
 
 
 def _check_memory(tensor: Tensor, what: str) -> None:
-    """Raise InvalidArgumentError where elements have no memory, as ``resize_(0)`` leaves them."""
+    """Raise InvalidArgumentError if elements have no memory, as after ``resize_(0)``."""
     if not tensor.data_ptr() and tensor.numel():
         raise InvalidArgumentError(
             f"{what} has no memory: its storage was freed. Give it back before step()"
@@ -317,13 +317,13 @@ def make_segments(
     coefficients: Sequence[Coefficients],
     grad_scale: float,
 ) -> list[Segment]:
-    """Put together what the ops need of parameters, as ``VotingParam.segment`` does of one.
+    """Make the segments of parameters, as ``VotingParam.segment`` does for one.
 
     Args:
         params: The parameters.
-        grads: What to vote with; None to abstain.
+        grads: The gradients to vote with; None to abstain.
         coefficients: Hyperparameters of every param group.
-        grad_scale: What gradients are multiplied by; a node takes that of its first rank.
+        grad_scale: Factor for gradients; a node takes its first rank's.
     """
     scaled = [
         each if each.grad_scale == grad_scale else each._replace(grad_scale=grad_scale)
@@ -341,14 +341,14 @@ def make_segments(
 
 
 class GradientMark(NamedTuple):
-    """A gradient as it was when it was encoded.
+    """The identity of a gradient when it was encoded.
 
     Attributes:
         owner: Its parameter.
         grad: The tensor.
-        version: Its version counter, or ``SPARSE``. That of a DTensor does not count what is done
-            to its shard: see ``Arrivals``.
-        address: Where it is stored.
+        version: Its version counter, or ``SPARSE``. A DTensor's counter does not count changes to
+            its shard: see ``Arrivals``.
+        address: Its address.
     """
 
     owner: VotingParam
@@ -357,7 +357,7 @@ class GradientMark(NamedTuple):
     address: int
 
     def has_changed(self) -> bool:
-        """Return whether the parameter has another gradient now, or the same one was written to."""
+        """Return whether the parameter has a new gradient, or the same one was written to."""
         return find_changed([self]) is not None
 
 
@@ -384,7 +384,7 @@ def find_sparse(marks: Sequence[GradientMark]) -> VotingParam | None:
 
 
 def find_changed(marks: Sequence[GradientMark]) -> VotingParam | None:
-    """Find the first parameter that has another gradient now, or whose gradient was written to."""
+    """Find the first parameter that has a new gradient, or whose gradient was written to."""
     for mark in marks:
         owner, version = mark.owner, mark.version
         grad = owner.param.grad

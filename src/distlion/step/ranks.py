@@ -1,4 +1,4 @@
-"""The ranks of an optimizer: how many there are, and which of them act as one worker."""
+"""The ranks of an optimizer: their number, and the groups of them that act as one worker."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from distlion.vote import Roster
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks of an optimizer, as they were when it was made, seen from one of them.
+    """All ranks of an optimizer at its construction, seen from one of them.
 
     Several ranks may act as one *worker*, which has one vote: the ranks of a node, or the ranks
-    that hold shards of the same parameters. Ranks then form a grid: a worker's ranks inside a row,
-    and in each column the ranks that vote with each other on the same pieces or shards.
+    that hold shards of the same parameters. Ranks then form a grid: each row is a worker, and each
+    column the ranks that vote with each other on the same pieces or shards.
 
     Attributes:
         process_group: All ranks; None for a rank that trains alone.
         rank: The number of this rank in the group.
         n_ranks: Number of ranks.
         inside: The ranks of this worker, in their order.
-        between: This rank and its peers in other workers, one of each worker.
+        between: This rank and its peers, one in each other worker.
         is_sharded: Whether the ranks of a worker hold shards of the parameters.
-        members: The roster of voters: in a crew that of its epoch, and any that has weights. None:
-            workers are numbered by rank, and each vote counts once.
-        connect_timeout_s: For making further groups of them; None: as long as for operations.
+        members: The roster of the voters, in a crew and with weights; None: workers are numbered by
+            rank, and each vote counts once.
+        connect_timeout_s: Seconds to make further groups; None: as long as for operations.
     """
 
     process_group: dist.ProcessGroup | None
@@ -45,7 +45,7 @@ class Ranks:
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup | None) -> Ranks:
-        """Return the ranks of a group, each a worker of its own.
+        """Return the ranks of a group, each as a worker of its own.
 
         Args:
             process_group: The group; None for the default one, or for a single worker where there
@@ -64,7 +64,7 @@ class Ranks:
 
     @classmethod
     def alone(cls) -> Ranks:
-        """Return a rank that has nobody to vote with."""
+        """Return a rank without other voters."""
         return cls(None, 0, 1, inside=(0,), between=(0,))
 
     def in_nodes(self, size: int) -> Ranks:
@@ -75,12 +75,12 @@ class Ranks:
 
     @cached_property
     def is_alone(self) -> bool:
-        """True if there is nobody to vote with."""
+        """True if there are no other voters."""
         return self.n_ranks == 1
 
     @property
     def node_size(self) -> int:
-        """Ranks of a node; 1 without nodes."""
+        """Number of ranks of a node; 1 without nodes."""
         return 1 if self.is_sharded else len(self.inside)
 
     @property
@@ -100,23 +100,23 @@ class Ranks:
 
     @property
     def watch(self) -> PeerWatch | None:
-        """The watch that finds out which rank failed; None for a rank without a group."""
+        """The watch that finds the rank that failed; None for a rank without a group."""
         return None if self.process_group is None else watch_peers(self.process_group)
 
     def start_watch(self) -> None:
-        """Start the watch, which answers others also where this rank alone raises from now on."""
+        """Start the watch, which answers others even if only this rank raises an error."""
         if self.process_group is not None:
             watch_peers(self.process_group)
 
 
 def check_member(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a group, if this process is in it.
+    """Check that this process is in a group, and return the group.
 
     Raises:
         ProcessGroupError: It is not.
     """
     ready = dist.is_available() and dist.is_initialized()
-    # torch hands non-members a placeholder instead of a group.
+    # torch gives non-members a placeholder instead of a group.
     is_member = isinstance(process_group, dist.ProcessGroup)
     if not ready or not is_member or dist.get_rank(process_group) < 0:
         raise ProcessGroupError(

@@ -18,7 +18,7 @@ from distlion.vote import ParameterReply
 
 
 class Route(Protocol):
-    """One bucket's way: ``FlatRoute`` between workers, ``NodeRoute`` with nodes around it."""
+    """The route of one bucket: a ``FlatRoute`` between workers, or a ``NodeRoute`` with nodes."""
 
     @property
     def bucket(self) -> Bucket:
@@ -37,7 +37,7 @@ class Route(Protocol):
 
     @property
     def rule(self) -> Aggregation:
-        """How they are voted on."""
+        """The rule of their votes."""
         ...
 
     @property
@@ -47,36 +47,36 @@ class Route(Protocol):
 
     @property
     def parts(self) -> Sequence[FlatRoute]:
-        """For each rank of the node the route of what it votes for; without nodes, this one."""
+        """The routes of the node's ranks, each for its own pieces; without nodes, this one."""
         ...
 
     def plan(self) -> ByteCount:
-        """Declare what this rank will hand to the network between those who vote."""
+        """Declare the bytes that this rank sends between voters."""
         ...
 
     def average(
         self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
     ) -> tuple[Sequence[Tensor | None], float, Header]:
-        """Average gradients inside the node; without nodes, return what was given.
+        """Average gradients inside the node; without nodes, return them unchanged.
 
         Args:
             grads: For each of ``params``, this rank's gradient; None for none.
-            header: This worker's, with what was found so far.
-            grad_scale: What gradients are to be multiplied by; ranks may differ in it.
+            header: This worker's header, with errors found so far.
+            grad_scale: Factor for gradients; ranks may differ in it.
 
         Returns:
-            A gradient for each of ``own``, None where nobody has one; what it is to be multiplied
-            by; and the header, with the worst that was found.
+            A gradient for each of ``own``, None where nobody has one; its factor; and the header,
+            with the worst error found.
         """
         ...
 
     def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
-        """Encode this worker's vote, and bring it into host memory, where the wire is.
+        """Encode this worker's vote, and copy it to host memory for the network.
 
         Args:
-            segments: What is voted with.
-            coins: Of this step.
-            more: Tensors that are to be read with it, so that the device is waited for once.
+            segments: The segments to vote with.
+            coins: The coins of this step.
+            more: Tensors to read at the same time, so that there is one wait for the device.
 
         Returns:
             (n_shards, vote_bytes) uint8; for each segment whether it is finite, (n,) bool;
@@ -90,20 +90,20 @@ class Route(Protocol):
     def agree(
         self, finite: Sequence[bool], header: Header, *, overflow: bool
     ) -> tuple[Sequence[bool], Header]:
-        """Return which of ``own`` are finite on all ranks that act as one worker.
+        """Return for each of ``own`` whether it is finite on all ranks that act as one worker.
 
         Args:
-            finite: Which are, on this one.
-            header: This rank's.
-            overflow: Whether a GradScaler has seen one here: then no shard of this worker votes,
-                while a node goes on with the mean of its other ranks.
+            finite: Flags of this rank.
+            header: This rank's header.
+            overflow: Whether a GradScaler has seen an overflow here. Then no shard of this worker
+                votes, while a node goes on with the mean of its other ranks.
         """
         ...
 
     def exchange(
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
     ) -> Exchanging[Reply]:
-        """Send the votes and bring back the reply."""
+        """Send the votes and return the reply."""
         ...
 
     def commit(
@@ -117,13 +117,13 @@ class Route(Protocol):
         ...
 
     def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
-        """Tell those who count what this rank keeps, over a link like this one with more time.
+        """Send this rank's rule state to the ranks that count, over a link with a longer timeout.
 
-        Needed where that is not what earlier votes over the same link have led to: once a state was
-        loaded, parameters were placed anew, or replicas repaired. Every rank must call it.
+        Needed if the counters' state no longer follows from earlier votes: after a state was
+        loaded, parameters were placed anew, or replicas were repaired. Every rank must call it.
 
         Returns:
-            The exchange; None where the rule, or this rank, keeps nothing.
+            The exchange; None if the rule, or this rank, keeps no state.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Between the device of parameters and host memory, where the wire is."""
+"""Copies between the device of parameters and host memory, which the network reads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distlion.errors import DeviceError, DistlionError
 def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors into host memory, on the current stream, and wait for them once.
 
-    Nothing may go to a peer before it is known to be whole, so that the host waits: for the votes
-    of one bucket, and everything else that it has to read. The thread sleeps meanwhile.
+    Nothing may be sent before it is known to be complete. So the host waits for the votes of one
+    bucket, and everything else that it must read; the thread sleeps meanwhile.
 
     Args:
-        tensors: On one device; those that are on the CPU already are returned as they are.
+        tensors: Tensors on one device; tensors on the CPU are returned unchanged.
     """
     device = tensors[0].device
     if device.type != "cuda":
@@ -38,7 +38,7 @@ def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def bring_up(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to a device, without waiting for it: what follows is in order."""
+    """Copy a CPU tensor to a device without waiting; later work on the device comes after it."""
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
@@ -56,10 +56,10 @@ def read_together(parts: Sequence[Tensor]) -> list[float]:
 
 @contextmanager
 def name_failure(device: torch.device, what: str) -> Iterator[None]:
-    """Raise what a device reports, some time after the launch that failed, under a name.
+    """Name the work in which a device failed, as it reports errors some time after the launch.
 
     Raises:
-        DeviceError: It failed while ``what``. That its memory is exhausted stays torch's own error.
+        DeviceError: It failed while ``what``. Exhausted memory stays torch's own error.
     """
     try:
         yield

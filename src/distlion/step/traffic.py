@@ -9,20 +9,20 @@ from distlion.transport import ByteCount, Transport
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes and messages that this rank handed to the network, less what it sends to itself.
+    """Bytes and messages that this rank sent to the network, without messages to itself.
 
     Attributes:
-        steps: Exchanges counted, skipped steps included.
-        sent_bytes, received_bytes, messages: In all of them.
-        last_sent_bytes, last_received_bytes, last_messages: In the last one.
-        bits_per_parameter: Bits sent in the last one for each trainable element.
-        check_sent_bytes: Bytes sent by comparisons of the replicas, which are in none of the other
-            figures. Construction (handshake, broadcast of the initial parameters) is not counted,
-            nor is the end of the trial of ``overlap="auto"``, 24 bytes to each rank, once.
-        rule_state_sent_bytes: Bytes of what a rule with state keeps, sent where a state was loaded
-            or parameters were placed anew; in none of the other figures either.
+        steps: Number of exchanges, including skipped steps.
+        sent_bytes, received_bytes, messages: Totals of all exchanges.
+        last_sent_bytes, last_received_bytes, last_messages: Figures of the last exchange.
+        bits_per_parameter: Bits sent in the last exchange per trainable element.
+        check_sent_bytes: Bytes sent by comparisons of the replicas, which no other figure includes.
+            Construction (handshake, broadcast of the initial parameters) is not counted, nor is the
+            end of the trial of ``overlap="auto"``, 24 bytes to each rank, once.
+        rule_state_sent_bytes: Bytes of rules' state, sent after a state was loaded or parameters
+            were placed anew; no other figure includes them.
         node_sent_bytes: With ``nodes``, bytes sent to ranks of the same node, over its fast links;
-            in none of the other figures either.
+            no other figure includes them.
     """
 
     steps: int = 0
@@ -41,9 +41,9 @@ class Traffic:
         """Count one more exchange for ``n_elements`` trainable elements.
 
         Args:
-            step: What crossed the network between those who vote.
-            inside: What stayed inside the node.
-            n_elements: Trainable elements.
+            step: Traffic between voters.
+            inside: Traffic inside the node.
+            n_elements: Number of trainable elements.
         """
         return Traffic(
             steps=self.steps + 1,
@@ -69,11 +69,11 @@ class Traffic:
 
 
 class TrafficMeter:
-    """Count the steps of an optimizer.
+    """Count the traffic of an optimizer's steps.
 
     Attributes:
-        traffic: What was counted so far.
-        links: Between those who vote, and between the ranks of this worker; None for none.
+        traffic: The traffic so far.
+        links: The links between voters, and between the ranks of this worker; None for none.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class TrafficMeter:
         self.links: tuple[Transport | None, Transport | None] = (None, None)
 
     def count_step(self, n_elements: int) -> None:
-        """Count what was handed to the links since the last call as one more step."""
+        """Count the bytes sent over the links since the last call as one more step."""
         between, inside = self._take()
         self.traffic = self.traffic.add_step(between, inside, n_elements)
 
@@ -91,12 +91,12 @@ class TrafficMeter:
         self.traffic = replace(self.traffic, check_sent_bytes=total_bytes)
 
     def count_rule_state(self, sent_bytes: int) -> None:
-        """Count what rules with state tell those who count."""
+        """Count an exchange of rules' state."""
         total_bytes = self.traffic.rule_state_sent_bytes + sent_bytes
         self.traffic = replace(self.traffic, rule_state_sent_bytes=total_bytes)
 
     def discard(self) -> None:
-        """Forget what was handed to the links since the last call: it was no step."""
+        """Forget the bytes sent over the links since the last call, as they were not a step."""
         self._take()
 
     def _take(self) -> list[ByteCount]:

@@ -1,4 +1,4 @@
-"""The votes of a step: each bucket is drafted, cast and committed, and several are under way."""
+"""The votes of a step: each bucket is drafted, cast and committed, with several under way."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Clipper(Protocol):
     """Scale the gradients of a step down to a norm."""
 
     def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
-        """Measure the norm of all gradients; return the header, with what peers found, and it."""
+        """Measure the norm of all gradients; return the header, with peers' errors, and it."""
         ...
 
     def scale(self, segments: Sequence[Segment], norm: float) -> Sequence[Segment]:
-        """Scale segments of gradients that have this norm together."""
+        """Scale segments of gradients whose joint norm is ``norm``."""
         ...
 
 
@@ -54,8 +54,8 @@ class Completion(NamedTuple):
     """The findings about a whole step that its last bucket's header carries.
 
     Attributes:
-        flags: Read together with the votes of that bucket, so that its device is waited for once.
-        complete: Adds to the header what is known; takes the flags as they are on the host.
+        flags: Flags to read together with the votes of that bucket, with one wait for its device.
+        complete: Function that adds the findings to the header; takes the flags on the host.
     """
 
     flags: Tensor
@@ -67,13 +67,13 @@ class Draft:
     """One bucket before its vote is encoded.
 
     Attributes:
-        route: What carries it.
-        marks: The gradients of its parameters, as they are now.
-        segments: What this rank votes with: those of ``route.own``, without gradient where it
-            abstains; none where it cannot vote.
-        header: This worker's header, with what was found so far.
+        route: The route of the bucket.
+        marks: Marks of the present gradients of its parameters.
+        segments: This rank's segments of ``route.own``, without a gradient where it abstains; empty
+            if it cannot vote.
+        header: This worker's header, with errors found so far.
         can_vote: Whether there is a segment for each of them.
-        norm: By what all gradients of the step are clipped; None where they are not.
+        norm: The norm by which all gradients of the step are clipped; None without clipping.
     """
 
     route: Route
@@ -84,20 +84,20 @@ class Draft:
     norm: float | None = None
 
     def clipped(self, norm: float, clipper: Clipper, found: Header) -> Draft:
-        """Return the draft with clipped gradients, and with what was found on the way, if worse."""
+        """Return the draft with clipped gradients, and with an error found on the way, if worse."""
         scaled = clipper.scale(self.segments, norm)
         segments, header = self.route.kernels.gather(scaled), with_error_of(self.header, found)
         return replace(self, segments=segments, header=header, norm=norm)
 
     def list_counted(self) -> list[Segment]:
-        """List what a norm counts here: of shards that several ranks hold, those of the first."""
+        """List the segments that a norm counts here: the first rank counts shards with copies."""
         if not self.can_vote:
             return []
         own = zip(self.route.own, self.segments, strict=True)
         return [segment for param, segment in own if param.copies.is_first]
 
     def find_changed(self) -> VotingParam | None:
-        """Find the first parameter whose gradient is not the one that was encoded."""
+        """Find the first parameter whose gradient differs from the encoded one."""
         return find_changed(self.marks)
 
 
@@ -106,8 +106,8 @@ class CastVote:
     """One bucket between its vote and its commit.
 
     Attributes:
-        draft: What was voted.
-        reply: What came back.
+        draft: The draft of the vote.
+        reply: The reply.
     """
 
     draft: Draft
@@ -123,13 +123,13 @@ class CastVote:
 
 
 class Pipeline(Generic[T]):
-    """Exchanges that take turns, in an order that depends on nothing but their order.
+    """Exchanges that take turns, in a sequence that depends only on their order.
 
     Each new one sends before the earlier ones wait, and each of these goes one round further:
 
         votes of bucket 1 | votes of 2, replies of 1 | votes of 3, replies of 2 | replies of 3
 
-    So all ranks begin the same collectives in the same order, as long as all add the same buckets.
+    So all ranks start the same collectives in the same order, as long as all add the same buckets.
     """
 
     def __init__(self) -> None:
@@ -140,14 +140,14 @@ class Pipeline(Generic[T]):
         """Start an exchange, then take each earlier one a round further.
 
         Raises:
-            DistlionError: Whatever one of them raises; then the pipeline is of no more use.
+            DistlionError: Any error of one of them; the pipeline is then unusable.
         """
         earlier, number = list(self._under_way), len(self._under_way) + len(self._results)
         self._under_way[number] = exchanging
         self._advance([number, *earlier])
 
     def drain(self) -> list[T]:
-        """Bring all to their end, and return what they returned, in the order of ``add``."""
+        """Complete all exchanges, and return their results in the order of ``add``."""
         while self._under_way:
             self._advance(list(self._under_way))
         return list(map(self._results.__getitem__, range(len(self._results))))
@@ -162,7 +162,7 @@ class Pipeline(Generic[T]):
 
 
 def run_all(exchanges: Iterable[Exchanging[T]]) -> list[T]:
-    """Run exchanges through one pipeline; each is made when it is its turn to start."""
+    """Run exchanges through one pipeline; each is made when its turn to start comes."""
     pipeline = Pipeline[T]()
     for exchanging in exchanges:
         pipeline.add(exchanging)
@@ -204,9 +204,9 @@ def cast_vote(
     An error found here travels in the header; every rank raises it once the schedule is complete.
 
     Args:
-        draft: What to vote.
-        inputs: What the buckets share.
-        completion: Of the last bucket under overlap; None for others.
+        draft: The draft of the vote.
+        inputs: The inputs that the buckets share.
+        completion: Completion of the last bucket under overlap; None for others.
     """
     if draft.can_vote:
         try:
@@ -226,11 +226,11 @@ def cast_vote(
         agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
         kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
         if agreed != finite:
-            # Another rank refused a parameter whose piece, or shard, was encoded here.
+            # Another rank refused a parameter of which a piece, or shard, was encoded here.
             votes, *_ = route.encode(kept, inputs.coins)
         segments = kept
     elif inputs.found_inf or not all(finite):
-        # Only a GradScaler may know that something overflowed, and not what.
+        # A GradScaler may know that something overflowed, but not what.
         position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
     present = [segment.grad is not None for segment in segments]
@@ -250,10 +250,10 @@ def cast_vote(
 def _encode(
     draft: Draft, inputs: StepInputs, completion: Completion | None
 ) -> tuple[Tensor, Sequence[bool], Header, list[Tensor]]:
-    """Encode a vote, and read what lies on its device with it.
+    """Encode a vote, and read it together with flags on its device.
 
     Returns:
-        The vote, which segments are finite, the header with their digest, and the flags of a
+        The vote, whether each segment is finite, the header with their digest, and the flags of a
         completion.
     """
     route, segments, header = draft.route, draft.segments, draft.header
@@ -282,7 +282,7 @@ def cast_votes(
         for route in routes:  # one bucket's votes travel while the next one is encoded
             pipeline.add(draft_and_cast(route, inputs))
         return pipeline.drain()
-    # A norm is that of all gradients, so that all are there before the first vote is encoded.
+    # A norm covers all gradients, so all must be there before the first vote is encoded.
     drafts = [draft_vote(route, inputs) for route in routes]
     header, norm = clipper.measure(
         [segment for draft in drafts for segment in draft.list_counted()], inputs.header
@@ -295,20 +295,20 @@ def cast_votes(
 def abstain_from(
     route: Route, header: Header, coins: Coins, *, nonfinite: str
 ) -> Exchanging[CastVote]:
-    """Take part in a bucket's exchanges, as ``cast_vote``, without a vote on any parameter."""
+    """Take part in a bucket's exchanges, as ``cast_vote``, without voting on any parameter."""
     draft = draft_nothing(route, header)
     return (yield from cast_nothing(draft, coins, nonfinite=nonfinite))
 
 
 def draft_nothing(route: Route, header: Header) -> Draft:
-    """Take part in what ``draft_vote`` exchanges, without a gradient."""
+    """Take part in the exchanges of ``draft_vote``, without a gradient."""
     header = replace(header, bucket=route.bucket.index)
     _, _, header = route.average([None] * len(route.params), header, 1.0)
     return Draft(route, (), (), header, can_vote=False)
 
 
 def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[CastVote]:
-    """Take part in what ``cast_vote`` exchanges, without a vote on any parameter."""
+    """Take part in the exchanges of ``cast_vote``, without voting on any parameter."""
     route, header = draft.route, draft.header
     if nonfinite == "abstain":
         _, header = route.agree([True] * len(route.own), header, overflow=False)
@@ -335,14 +335,14 @@ def abstain_from_all(
 
 
 def judge_votes(votes: Sequence[CastVote]) -> Verdict:
-    """Join what came back on all buckets; where nothing was wrong, or there is none, that is OK."""
+    """Join the verdicts on all buckets; OK if there is no error, or no bucket."""
     verdicts = [vote.reply.verdict for vote in votes]
     wrong = [verdict for verdict in verdicts if verdict.status is not Status.OK]
     return worst_of(wrong) if wrong else Verdict(Status.OK)
 
 
 def check_unchanged(votes: Sequence[CastVote], *, rank: int, step: int) -> None:
-    """Raise GradientChangedError where a gradient is not the one that was voted with."""
+    """Raise GradientChangedError if a gradient differs from the one that was voted with."""
     for vote in votes:
         changed = vote.draft.find_changed()
         if changed is not None:
@@ -358,7 +358,7 @@ def check_unchanged(votes: Sequence[CastVote], *, rank: int, step: int) -> None:
 def abstain(
     segments: Sequence[Segment], finite: Sequence[bool], *, rank: int, step: int
 ) -> Sequence[Segment]:
-    """Take the gradient from segments that are not finite, and say so in the log."""
+    """Remove the gradient from segments that are not finite, and log it."""
     if all(finite):
         return segments
     kept = list(segments)

@@ -1,4 +1,4 @@
-"""Threads that ask a store now and then; none of them is in a call when the interpreter ends."""
+"""Threads that ask a store at intervals; none of them is in a call when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import partial
 
 
 def run_in_background(function: Callable[[], None], ended: threading.Event, name: str) -> None:
-    """Run a function on a thread; at exit the event is set, and the thread waited for.
+    """Run a function on a thread; at exit, set the event and wait for the thread.
 
-    A thread that asks a store while the interpreter is wound up would abort the process.
+    A thread that asks a store while the interpreter shuts down would abort the process.
 
     Args:
-        function: Returns soon after ``ended`` is set.
-        ended: Ends it.
-        name: Of the thread.
+        function: Function that returns soon after ``ended`` is set.
+        ended: Event that ends it.
+        name: Name of the thread.
     """
     has_stopped = threading.Event()
     stop = atexit.register(partial(_stop, ended, has_stopped))

@@ -16,20 +16,21 @@ from distlion.vote import Roster
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
 MOST_BYTES_AT_ONCE = 64 * 1024
 ONE_ROUND = 1
-"""Of an all-to-all, a gather or a scatter: Gloo starts all messages at once (gloo/alltoall.cc)."""
+"""Rounds of an all-to-all, gather or scatter, as Gloo starts all messages at once
+(gloo/alltoall.cc)."""
 
 
 def all_gather_rounds(n_workers: int, chunk_bytes: int) -> int:
     """Count the rounds of an all-gather: Gloo passes large chunks along a ring (gloo/allgather.cc).
 
-    ``Gloo.all_gather`` sends small ones to everybody at once.
+    ``Gloo.all_gather`` sends small ones to all workers at once.
     """
     return ONE_ROUND if chunk_bytes <= MOST_BYTES_AT_ONCE else n_workers - 1
 
 
 @dataclass(frozen=True)
 class ByteCount:
-    """Bytes and messages of one rank; what it sends to itself is not in it.
+    """Bytes and messages of one rank, without messages to itself.
 
     Attributes:
         sent_bytes: Bytes sent.
@@ -50,33 +51,33 @@ class ByteCount:
 
 
 class Transfer(Protocol):
-    """A collective that is under way; what it overwrites has no meaning before ``wait`` is over."""
+    """A collective under way; its output has no meaning before ``wait`` returns."""
 
     def wait(self) -> None:
         """Wait for its end.
 
         Raises:
             PeerLostError: A peer's connection closed.
-            StepTimeoutError: It had no end in time.
+            StepTimeoutError: It did not complete in time.
         """
         ...
 
 
 class Transport(Protocol):
-    """One worker's end of what connects some workers, its *members*.
+    """One worker's end of a connection between some workers, its *members*.
 
     A collective begins at once and returns a ``Transfer``; several may be under way. All members
-    begin the same ones in the same order. What is carried lies in ``wire_device``, wherever the
+    begin the same ones in the same order. Tensors to send lie in ``wire_device``, wherever the
     parameters are: there frames are checked and votes are counted.
 
     Attributes:
-        wire_device: The memory that it takes.
+        wire_device: The memory that it carries.
         kernels: The arithmetic there.
-        timeout_s: How long one collective may take.
+        timeout_s: Seconds that one collective may take.
         rank: The place of this worker among the members.
         n_members: Their number.
         ranks: The rank of each member among all workers, which errors name.
-        counted: What was handed to the network; whoever has read it may set it back.
+        counted: The bytes sent so far; a reader may reset it.
     """
 
     wire_device: torch.device
@@ -105,7 +106,7 @@ class Transport(Protocol):
             parts: (sum of sizes,), of the same dtype.
             sizes: Elements for, and from, each member.
             step: The step that errors name.
-            what: What errors call it.
+            what: Its name in errors.
         """
         ...
 
@@ -121,36 +122,51 @@ class Transport(Protocol):
         """Receive ``out`` (n,) from the first member; only that one gives (n_members, n)."""
         ...
 
+    def connect(self, peer: int) -> None:
+        """Make what ``swap`` with one member needs; both call it, before the first one.
+
+        Raises:
+            ProcessGroupError: The peer did not come.
+        """
+        ...
+
+    def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> Transfer:
+        """Send ``chunk`` (n,) to one member and receive ``out`` (m,) from it; n or m may be 0.
+
+        Only the two begin it, and both know n and m. All swaps of two members have one order.
+        """
+        ...
+
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> Transfer:
-        """Overwrite ``tensor`` with that of a member; not counted."""
+        """Overwrite ``tensor`` with the one of a member; not counted."""
         ...
 
     def check_present(self, *, step: int | None) -> None:
-        """Check that nobody has left, before a wait in which nobody would hear of it.
+        """Check that no member has left, before a wait in which that would go unnoticed.
 
         Raises:
-            PeerLostError: Somebody has.
+            PeerLostError: A member has left.
         """
         ...
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        """Find out who failed, for an error; the transport is of no use from here on."""
+        """Find the ranks that failed, and make the error; the transport is then unusable."""
         ...
 
     def reconfigure(self, roster: Roster) -> Transport:
-        """Return a transport between those members whose rank is an id of a roster.
+        """Return a transport between the members whose rank is an id of a roster.
 
-        Each of them must call it, with rosters of one epoch that are equal.
+        Each of them must call it, with equal rosters of one epoch.
 
         Raises:
-            ProcessGroupError: Connections did not come about in time.
+            ProcessGroupError: Connections were not made in time.
         """
         ...
 
 
 def gather_bytes(link: Transport, data: bytes, *, step: int | None) -> list[bytes]:
     """Gather ``data``, of equal length on all ranks, in rank order."""
-    # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+    # A clone: Gloo's thread releases it last, and could not free Python's memory at exit.
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
     everybody = link.empty(link.n_members, len(data))
     link.all_gather(everybody, own, step=step).wait()

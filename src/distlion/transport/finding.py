@@ -1,4 +1,4 @@
-"""What the workers of a group agree on when one of them has failed: whom to name, and why."""
+"""The finding of a group's workers after a failure: the ranks to name, and the reason."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from distlion.transport.turns import Turn, find_minority, find_out_of_order, nam
 
 @dataclass(frozen=True)
 class Finding:
-    """What the workers agreed on.
+    """The workers' common finding.
 
     Attributes:
-        kind: "lost", a connection closed; "silent", somebody did not answer in time; "order",
-            workers are at calls of different optimizers; "left", somebody said that it leaves.
-        culprits: Ranks in the group; empty where that is unknown.
-        busy: Whether the culprits do run, but did not come to the exchange.
-        note: What else is known, for the message.
+        kind: "lost", a connection closed; "silent", a worker did not answer in time; "order",
+            workers are at calls of different optimizers; "left", a worker said that it leaves.
+        culprits: Ranks in the group; empty if unknown.
+        busy: Whether the culprits run, but did not come to the exchange.
+        note: Further details for the message.
     """
 
     kind: FailureKind
@@ -30,18 +30,18 @@ class Finding:
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> Finding:
-        """Read what ``dataclasses.asdict`` makes of one and JSON keeps of that."""
+        """Read the JSON form of ``dataclasses.asdict`` of a finding."""
         return cls(found["kind"], tuple(found["culprits"]), found["busy"], found["note"])
 
 
 class Answer(NamedTuple):
-    """What a worker that still runs says of itself.
+    """A running worker's report on itself.
 
     Attributes:
         is_waiting: Whether it waits for a transfer of the group.
-        turn: Which call of which optimizer it is at.
+        turn: Its present call and optimizer.
         alive: The optimizers that it has.
-        stray: At which call on another group of the same ranks it waits or has failed; or None.
+        stray: The call on another group of the same ranks at which it waits or failed; or None.
     """
 
     is_waiting: bool
@@ -58,13 +58,13 @@ def conclude(
     left: dict[str, Any] | None,
     group: str,
 ) -> Finding:
-    """Draw a finding out of the answers.
+    """Draw a finding from the answers.
 
     Args:
-        kind: What the first worker that failed has seen.
-        answers: Of each rank; None where there is none.
-        optimizer: The one whose call failed; None where this worker has let go of it.
-        left: Who has said that it leaves: its "rank", and "why".
+        kind: The failure that the first failed worker has seen.
+        answers: The answer of each rank; None if it gave none.
+        optimizer: The optimizer whose call failed; None if this worker has freed it.
+        left: The worker that said that it leaves: its "rank", and "why".
         group: The group's name.
     """
     silent = [rank for rank, answer in enumerate(answers) if answer is None]
@@ -100,11 +100,11 @@ def describe_loss(
     """Make the error of a transfer that failed.
 
     Args:
-        found: What the workers agreed on.
+        found: The workers' common finding.
         rank: This rank.
         step: The step that the error names.
-        what: The transfer, and how it ended.
-        limits: Which arguments set the limit of a wait.
+        what: The transfer and its end, in words.
+        limits: The arguments that set the limit of a wait, in words.
     """
     is_blamed = found.kind != "order" and rank in found.culprits
     return make_error(

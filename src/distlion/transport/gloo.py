@@ -23,8 +23,10 @@ from distlion.transport.groups import (
     HOST,
     carries_host_memory,
     keep,
+    list_pairs,
     outlive_interpreter,
     own_group,
+    pair_group,
     take_kept,
     tidy,
 )
@@ -35,21 +37,21 @@ _under_way: set[GlooTransfer] = set()
 """Transfers under way: destroying their group would wait for them, perhaps forever."""
 outlive_interpreter(_under_way)
 
-# How often a wait looks for another worker's alarm.
+# Seconds between a wait's looks for another worker's alarm.
 LOOK_S = 0.1
 # 2 hosts, 1 MB: a step took 198 ms instead of 235 at 100 Mbit/s, 115 instead of 120 at 1 Gbit/s.
 LEAST_BYTES_TO_MEET = 256 * 1024
 
 
 class GlooTransfer:
-    """A collective that is under way; what it overwrites has no meaning before ``wait`` is over.
+    """A collective under way; its output has no meaning before ``wait`` returns.
 
     Args:
-        link: Where it runs.
-        start: Starts it.
-        sent: What it hands to the network.
+        link: The transport that it runs on.
+        start: Function that starts it.
+        sent: The bytes that it sends.
         step: The step that errors name; None for none.
-        what: What it is called in errors.
+        what: Its name in errors.
 
     Raises:
         PeerLostError: A peer's connection closed.
@@ -73,7 +75,7 @@ class GlooTransfer:
             raise link.broken(error, step, what) from error
         self._start_s = time.monotonic()
         link.n_under_way += 1
-        # In one call fewer than a sum of two counts: it is on the way of every step.
+        # One call fewer than a sum of two counts, as every step does it.
         before = link.counted
         link.counted = ByteCount(
             before.sent_bytes + sent.sent_bytes,
@@ -91,7 +93,7 @@ class GlooTransfer:
 
         Raises:
             PeerLostError: A peer's connection closed.
-            StepTimeoutError: It had no end in time.
+            StepTimeoutError: It did not complete in time.
         """
         link, watch = self._link, self._link.watch
         try:
@@ -101,12 +103,12 @@ class GlooTransfer:
                 raise link.broken(error, self._step, self._what) from error
             if not has_ended:
                 passed_s = time.monotonic() - self._start_s
-                how = f"the {self._what} had no end in {passed_s:.1f} s"
+                how = f"the {self._what} did not complete within {passed_s:.1f} s"
                 raise link.failure("silent", self._step, how)
             if self in _under_way:
                 _under_way.discard(self)
                 link.n_under_way -= 1
-            # What others sent before they gave this worker up has waited for it in its sockets.
+            # Bytes that others sent before they gave this worker up may wait in its sockets.
             if watch is not None and watch.is_given_up(link.timeout_s):
                 how = f"this worker came too late to the {self._what}"
                 raise link.failure("silent", self._step, how)
@@ -115,7 +117,7 @@ class GlooTransfer:
                 watch.leave_exchange(self)
 
     def _has_ended(self) -> bool:
-        """Wait for the end; False where it has none in time, or a peer failed."""
+        """Wait for the end; return False if it does not come in time, or a peer failed."""
         work, link = self._work, self._link
         if link.watch is not None:  # others may ask whether this worker has come to the exchange
             link.watch.enter_exchange(self)
@@ -124,14 +126,14 @@ class GlooTransfer:
         deadline_s = time.monotonic() + link.timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             try:
-                # Below a millisecond would be 0, and that is for ever.
+                # Below a millisecond would become 0, which means forever.
                 work.wait(timedelta(seconds=max(0.001, min(left_s, LOOK_S))))
             except RuntimeError:
                 if not work.is_completed():
                     if link.watch is not None and link.watch.alarmed.is_set():
                         return False
                     continue
-                work.wait()  # raises what happened, unless the end came just now
+                work.wait()  # raises the error, unless it has just completed
             return True
         return False
 
@@ -141,15 +143,15 @@ class Gloo:
 
     Args:
         process_group: The members.
-        timeout_s: How long one collective may take.
+        timeout_s: Seconds that one collective may take.
         ranks: The rank of each member among all workers that vote, which errors name; None for its
             rank in the group.
-        watch: What finds out which of all these workers failed; None to go without.
-        limits: Which arguments set its limit, for errors.
+        watch: The watch that finds the workers that failed; None for no watch.
+        limits: The arguments that set its limit, for errors.
 
     Attributes:
         process_group: The members; this process is one of them.
-        n_under_way: Collectives that have begun and that nobody has waited for.
+        n_under_way: Number of collectives that have begun and were not waited for.
 
     Raises:
         ProcessGroupError: The group cannot carry them.
@@ -163,7 +165,7 @@ class Gloo:
         timeout_s: float,
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
-        limits: str = "step_timeout_s= sets the limit, init_timeout_s= that of construction",
+        limits: str = "step_timeout_s= sets the limit, init_timeout_s= the limit of construction",
     ) -> None:
         self.process_group = process_group
         self.wire_device = HOST
@@ -214,12 +216,12 @@ class Gloo:
         return GlooTransfer(self, start, sent, step=step, what="all-to-all")
 
     def _meet(self, chunk_bytes: int, *, step: int | None) -> None:
-        """Wait for all members, where what follows is large and nothing is under way.
+        """Wait for all members before a large transfer, if nothing else is under way.
 
-        Gloo lets a worker send before it says that it is ready to receive. Of two workers, the one
-        that comes later would find the other one ready, and its own word would queue behind all
-        that it sends: only then the other one's bytes would leave. A byte to each member comes
-        first, which, as Gloo's own words, is not counted.
+        Gloo lets a worker send before it announces that it is ready to receive. Of two workers, the
+        later one would find the other ready. Its own announcement would then queue behind all of
+        its bytes, and the other's bytes would have to wait. So each member first sends a byte to
+        the others; like Gloo's own messages it is not counted.
         """
         if chunk_bytes < LEAST_BYTES_TO_MEET or self.n_under_way:
             return
@@ -230,7 +232,7 @@ class Gloo:
         """Return whether an all-gather sends to all members at once, not along a ring.
 
         Gloo's ring takes n_members - 1 rounds, one after the other, which is slow for chunks that
-        cost little more than a round; large ones collide on their way to one receiver.
+        cost little more than a round; large chunks would collide on the way to one receiver.
         """
         return self.wire_device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
@@ -251,13 +253,28 @@ class Gloo:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return GlooTransfer(self, start, sent, step=step, what="scatter")
 
+    def connect(self, peer: int) -> None:
+        pair_group(self.process_group, peer, timeout_s=self.timeout_s)
+
+    def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> GlooTransfer:
+        # A group of the two: Gloo's all-to-all of all would send every member an empty message, and
+        # a wait for what it sends to one member alone cannot be left without breaking all others.
+        group = pair_group(self.process_group, peer, timeout_s=self.timeout_s)
+        sizes = [[0, 0], [0, 0]]
+        for row, tensor in zip(sizes, (out, chunk), strict=True):
+            row[int(peer > self.rank)] = tensor.numel()
+        start = partial(group.alltoall_base, out, chunk, *sizes)
+        sent = ByteCount(chunk.nbytes, out.nbytes, int(chunk.nbytes > 0))
+        what = f"swap with rank {self.ranks[peer]}"
+        return GlooTransfer(self, start, sent, step=step, what=what)
+
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> GlooTransfer:
         options = _from(source, dist.BroadcastOptions())
         start = partial(self.process_group.broadcast, [tensor], options)
         return GlooTransfer(self, start, ByteCount(), step=step, what="broadcast")
 
     def broken(self, error: RuntimeError, step: int | None, what: str) -> StepError:
-        """Turn what the transport raised into an error that says who failed."""
+        """Turn the transport's error into one that names the ranks that failed."""
         reason = tidy(error)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed ({reason})")
@@ -265,13 +282,14 @@ class Gloo:
     def check_present(self, *, step: int | None) -> None:
         left = None
         if self.watch is not None:
-            with suppress(RuntimeError):  # a store that is gone, or silent, says nothing
+            with suppress(RuntimeError):  # a store that is gone, or silent, gives no answer
                 left = within(READ_S, self.watch.read_left)
         if left is not None:
             raise self.failure("left", step, "workers cannot connect")
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        keep(self.process_group)
+        for group in (self.process_group, *list_pairs(self.process_group)):
+            keep(group)
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
         rank, limits = self.ranks[self.rank], self._limits
         return describe_loss(found, rank=rank, step=step, what=what, limits=limits)
@@ -288,10 +306,10 @@ class Gloo:
 
 
 def let_go_of_failed(*, since_s: float) -> None:
-    """End the groups that failed longer ago than this, and close their connections.
+    """End the groups that failed more than ``since_s`` ago, and close their connections.
 
     Args:
-        since_s: Longer than any operation on them may take: there is nothing to wait for then.
+        since_s: Seconds, more than any operation on them may take, so that nothing is under way.
     """
     groups = take_kept(since_s=since_s)
     _under_way.difference_update(
@@ -299,10 +317,10 @@ def let_go_of_failed(*, since_s: float) -> None:
     )
     if groups:
         del groups
-        gc.collect()  # errors that were raised hold their transfers, and themselves
+        gc.collect()  # raised errors hold references to their transfers, and to themselves
 
 
 def _from(root: int, options: Any) -> Any:
-    """Let the options of a collective name a member of the group as its root."""
+    """Set a member of the group as the root in a collective's options."""
     options.rootRank = root
     return options

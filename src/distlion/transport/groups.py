@@ -1,4 +1,4 @@
-"""Process groups: those of torch that a user makes, and Gloo groups of our own."""
+"""Process groups: a user's groups of torch, and distlion's own Gloo groups."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ HOST = torch.device("cpu")
 
 
 def carries_host_memory(process_group: dist.ProcessGroup) -> bool:
-    """Return whether a group carries tensors of the CPU; one made for NCCL alone does not."""
-    backends = f"{HOST.type}:gloo"  # what torch does not know is a Gloo group of ours
+    """Return whether a group carries CPU tensors; one made for NCCL alone does not."""
+    backends = f"{HOST.type}:gloo"  # a group that torch does not know is one of distlion's
     if isinstance(process_group, dist.ProcessGroup):
         backends = str(dist.get_backend_config(process_group))
     return any(backend.startswith(f"{HOST.type}:") for backend in backends.split(","))
 
 
 def tidy(error: Exception) -> str:
-    """Say what torch says of an error: a sentence, without the source path that Gloo opens with."""
+    """Return torch's message of an error as a sentence, without Gloo's leading source path."""
     sentence = str(error).split("\n")[0].split(". ")[0]
     return re.sub(r"\[[^\[\]]*\.(cc|cpp|h|hpp):\d+\]\s*", "", sentence)
 
 
 _kept: dict[object, float] = {}
-"""Groups that nobody else may need, and since when."""
+"""Groups that may have no other user, and the times since when."""
 
 
 def outlive_interpreter(container: object) -> None:
-    """Never destroy a container, nor what it holds: an interpreter ends without waiting for it."""
+    """Never destroy a container or its items, so that the interpreter exits without a wait."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))
 
 
@@ -49,7 +49,7 @@ outlive_interpreter(_kept)
 def keep(process_group: object) -> None:
     """Keep a group that failed: its destructor waits for peers that may be silent.
 
-    Gloo cannot abort a collective, so that an interpreter would not come to its end.
+    Gloo cannot abort a collective, so that the interpreter would not exit.
     """
     _kept.setdefault(process_group, time.monotonic())
 
@@ -64,14 +64,14 @@ def take_kept(*, since_s: float) -> list[object]:
 
 
 def store_of(process_group: dist.ProcessGroup) -> Any:
-    """Return the store through which a group met; of one that outlives workers, this start's part.
+    """Return the store through which a group met, or this start's part of a longer-lived store.
 
-    torchrun's agent keeps one store through all restarts, and in it the alarms, turns and addresses
-    of workers that are gone.
+    torchrun's agent keeps one store through all restarts, with the alarms, turns and addresses of
+    workers that are gone.
     """
     if process_group in _stores:
         return _stores[process_group]
-    # Public since torch 2.13 or so; the older way is private, and the same.
+    # Public since about torch 2.13; the older way is private and gives the same.
     if hasattr(process_group, "get_group_store"):
         store = process_group.get_group_store()
     else:
@@ -81,21 +81,21 @@ def store_of(process_group: dist.ProcessGroup) -> Any:
 
 
 def find_start() -> str | None:
-    """Return which start of torchrun this is, where its agents keep one store through all of them.
+    """Return the number of torchrun's start, if its agents keep one store through all starts.
 
-    Where they do not, a host that has come later counts its starts from 0, unlike the others.
+    Otherwise a host that came later counts its starts from 0, unlike the others.
     """
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_kept else None
 
 
 def keep_store(process_group: dist.ProcessGroup, store: Any) -> None:
-    """Let this be the store of a group, whichever start of torchrun its members are at."""
+    """Set a group's store, regardless of its members' starts of torchrun."""
     _stores[process_group] = store
 
 
 def drop_store(process_group: dist.ProcessGroup) -> None:
-    """Forget the store of a group that is given up."""
+    """Forget the store of an abandoned group."""
     _stores.pop(process_group, None)
 
 
@@ -109,19 +109,19 @@ def own_group(
 ) -> dist.ProcessGroup:
     """Make a Gloo group of workers of another group; all of them must call it.
 
-    It has the methods of any group, and ends when it is let go of. ``dist.new_group`` does not make
-    it: that one names groups of some ranks by how many groups a process is in, which may differ
-    between ranks, all the more with ours among them; they would wait for each other in vain.
+    It has the methods of any group, and ends when it is freed. ``dist.new_group`` is no
+    alternative, as it names groups by the number of groups a process is in. That number may differ
+    between ranks, and more so with these groups, so that they would wait for each other in vain.
 
     Args:
-        process_group: Where the workers are from.
-        name: Of the group, unlike that of any other made of ``process_group``.
-        timeout_s: The longest that an operation on it may take.
-        connect_timeout_s: For making it; None: as long.
-        ranks: Of its members in ``process_group``, this process among them; None for all.
+        process_group: The group of the workers.
+        name: Name of the new group, unique among groups made of ``process_group``.
+        timeout_s: Limit of an operation on it.
+        connect_timeout_s: Seconds to make it; None for ``timeout_s``.
+        ranks: Ranks of its members in ``process_group``, including this one; None for all.
 
     Raises:
-        ProcessGroupError: Some worker did not come to make it.
+        ProcessGroupError: Some worker did not take part.
     """
     members = range(process_group.size()) if ranks is None else ranks
     store = PrefixStore(f"distlion/{name}", store_of(process_group))
@@ -131,22 +131,61 @@ def own_group(
         gloo = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
     except RuntimeError as error:
         raise ProcessGroupError(
-            f"no connections between ranks {', '.join(map(str, members))} came about within "
+            f"ranks {', '.join(map(str, members))} did not connect within "
             f"{connect_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
             "the others?"
         ) from error
     gloo._set_default_timeout(timeout)
     group = cast(dist.ProcessGroup, gloo)
     _stores[group] = store
+    _limits_s[group] = timeout_s
     return group
 
 
 _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
-"""The store of each group of our own, which torch does not know, and of those of a crew."""
+"""The store of each of distlion's own groups, which torch does not know, and of crews' groups."""
+
+
+def pair_group(
+    process_group: dist.ProcessGroup, peer: int, *, timeout_s: float
+) -> dist.ProcessGroup:
+    """Return the Gloo group of this process and one other of a group; both make it the first time.
+
+    Args:
+        process_group: Where both are from.
+        peer: The other's rank in it.
+        timeout_s: For making it; operations on it may take as long as those of ``process_group``.
+
+    Raises:
+        ProcessGroupError: The other did not come to make it.
+    """
+    pairs = _pairs.setdefault(process_group, {})
+    if peer not in pairs:
+        ranks = sorted((process_group.rank(), peer))
+        name = f"pair {ranks[0]} {ranks[1]}"
+        limit_s = _limits_s.get(process_group, timeout_s)
+        pairs[peer] = own_group(
+            process_group, name=name, timeout_s=limit_s, connect_timeout_s=timeout_s, ranks=ranks
+        )
+    return pairs[peer]
+
+
+def list_pairs(process_group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """List the groups of two that this process has made of a group."""
+    return list(_pairs.get(process_group, {}).values())
+
+
+_limits_s: weakref.WeakKeyDictionary[dist.ProcessGroup, float] = weakref.WeakKeyDictionary()
+"""The longest that an operation may take on each group of our own."""
+
+_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The groups of two made of each group, by the rank of the other process."""
 
 
 def _keep_all() -> None:
-    """In a fork: never end a group, whose threads are in the other process."""
+    """Keep all groups in a fork, as their threads are in the other process."""
     for group in list(_stores):
         outlive_interpreter(group)
 

@@ -1,4 +1,4 @@
-"""Transport inside one process: the members share a list of what each has begun."""
+"""Transport inside one process: the members share a list of begun collectives."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ class _Board:
 
     posts: defaultdict[int, _Posts] = field(default_factory=lambda: defaultdict(dict))
     by_epoch: dict[int, _Board] = field(default_factory=dict)
+    by_pair: dict[tuple[int, int], _Board] = field(default_factory=dict)
 
 
 class Memory:
     """A ``Transport`` between workers of one process, which take turns.
 
-    Nobody waits: a member that is waited for must have begun the same collective before.
+    Nothing blocks: all members must have begun a collective before one of them waits for it.
 
     Args:
-        board: Of all members.
-        rank: The place of this one among them.
+        board: The board of all members.
+        rank: The place of this member among them.
         ranks: The rank of each member among all workers.
     """
 
@@ -50,6 +51,7 @@ class Memory:
         self.rank, self.n_members, self.ranks = rank, len(ranks), ranks
         self.counted = ByteCount()
         self._board, self._n_begun = board, 0
+        self._pairs: dict[int, Memory] = {}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8)
@@ -100,6 +102,24 @@ class Memory:
             sent = ByteCount(peers * out.nbytes, 0, peers)
         return self._begin("scatter", chunks, take, sent, step)
 
+    def connect(self, peer: int) -> None:
+        if peer not in self._pairs:
+            low, high = min(self.rank, peer), max(self.rank, peer)
+            board = self._board.by_pair.setdefault((low, high), _Board())
+            ranks = self.ranks[low], self.ranks[high]
+            self._pairs[peer] = Memory(board, int(self.rank == high), ranks)
+
+    def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> MemoryTransfer:
+        self.connect(peer)
+        pair = self._pairs[peer]
+
+        def take(posts: dict[int, Tensor]) -> None:
+            out.copy_(posts[1 - pair.rank])
+
+        sent = ByteCount(chunk.nbytes, out.nbytes, int(chunk.nbytes > 0))
+        self.counted += sent
+        return pair._begin("swap", chunk, take, sent, step)
+
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> MemoryTransfer:
         def take(posts: dict[int, Tensor]) -> None:
             tensor.copy_(posts[source])
@@ -107,7 +127,7 @@ class Memory:
         return self._begin("broadcast", tensor, take, ByteCount(), step)
 
     def check_present(self, *, step: int | None) -> None:
-        """Return: whoever shares the memory is there."""
+        """Return, as all members share this process."""
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
         last = self._board.posts.get(self._n_begun - 1)
@@ -163,7 +183,7 @@ class MemoryTransfer:
     """A collective that every member has begun before one of them waits for it.
 
     Attributes:
-        end: Takes what the others have sent.
+        end: Function that takes the others' data.
     """
 
     end: Callable[[], None]
@@ -173,6 +193,6 @@ class MemoryTransfer:
 
 
 def connect_in_memory(n_members: int) -> list[Memory]:
-    """Return the ends of a transport between so many workers of this process."""
+    """Return the ends of a transport between ``n_members`` workers of this process."""
     board, ranks = _Board(), tuple(range(n_members))
     return [Memory(board, rank, ranks) for rank in ranks]

@@ -1,9 +1,8 @@
-"""Whose turn it is: the calls of all optimizers of a process group, compared over its store.
+"""Turns: the calls of all optimizers of a process group, compared over its store.
 
-Each optimizer has connections of its own, so what two of them send cannot meet. Where one worker
-calls optimizer A while the others call B, all wait, since nobody can finish a call that not
-everybody has begun. So whoever waits for long posts its turn, and learns whether somebody waits
-elsewhere in the same one.
+Each optimizer has connections of its own, so that messages of two of them cannot meet. If one
+worker calls optimizer A while the others call B, all wait, as a call needs all workers. So a worker
+that waits for long posts its turn, and learns whether another worker's same turn is elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 LONG_S = 1.0
-"""The wait after which turns are compared; less would ask the store in steps that are only slow."""
+"""Seconds of waiting after which turns are compared; less would burden the store in slow steps."""
 
 NO_OPTIMIZER = -1
 
@@ -24,10 +23,11 @@ class Turn(NamedTuple):
     """A call in which all workers meet.
 
     Attributes:
-        number: How many such calls, of any optimizer of the process group, this worker has begun.
-        optimizer: The number of the optimizer: how many had been made on the process group before;
-            NO_OPTIMIZER for a call that is of none.
-        call: What was called.
+        number: Number of such calls, of any optimizer of the process group, that this worker has
+            begun.
+        optimizer: The number of the optimizer, in the order in which they were made on the process
+            group; NO_OPTIMIZER for another call.
+        call: Name of the call.
     """
 
     number: int
@@ -43,13 +43,13 @@ class Turns:
     """One worker's turns.
 
     Args:
-        store: Of the process group.
+        store: The process group's store.
 
     Attributes:
-        n_optimizers: How many optimizers all workers have agreed on.
-        alive: The numbers of those that this worker has not let go of.
+        n_optimizers: Number of optimizers that all workers have agreed on.
+        alive: The numbers of the optimizers that this worker has not freed.
         now: The last turn that this worker has begun.
-        failure: What this worker raised in a turn that ended the group; None before.
+        failure: This worker's error in a turn that ended the group; None before.
     """
 
     def __init__(self, store: Any) -> None:
@@ -68,15 +68,15 @@ class Turns:
         weakref.finalize(owner, self.alive.discard, number).atexit = False
 
     def differ(self) -> bool:
-        """Post this worker's turn; return whether somebody has posted another optimizer for it.
+        """Post this worker's turn; return whether another worker posted another optimizer for it.
 
-        The first to post a turn leaves what the others compare theirs with. Only optimizers are
-        compared: within one, frames tell which call a worker is at.
+        The others compare their turn with the first one posted. Only optimizers are compared, as
+        frames show a worker's call within one.
         """
         own = self.now
         if self._posted == own.number:
             return False
-        if self._posted is not None:  # all workers have been there, and may have posted it
+        if self._posted is not None:  # all workers have passed it, and may have posted it
             with suppress(RuntimeError):  # some stores cannot
                 self._store.delete_key(_key(self._posted))
         self._posted = own.number
@@ -89,13 +89,13 @@ def _key(number: int) -> str:
 
 
 def find_out_of_order(turns: Mapping[int, Turn]) -> tuple[int, ...] | None:
-    """Find ranks whose call is of another optimizer than the same call of most others.
+    """Find ranks whose call belongs to another optimizer than most others' same call.
 
     Args:
-        turns: Of the ranks that wait in an exchange.
+        turns: Turns of the ranks that wait in an exchange.
 
     Returns:
-        Those ranks, none where there is no majority; None where nobody is out of order.
+        These ranks, none if there is no majority; None if nobody is out of order.
     """
     numbers = Counter(turn.number for turn in turns.values())
     for number in numbers:
@@ -106,14 +106,14 @@ def find_out_of_order(turns: Mapping[int, Turn]) -> tuple[int, ...] | None:
 
 
 def find_minority(values: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """Find the ranks that differ from more than half of all; none without such a majority."""
+    """Find the ranks whose value differs from the majority's; none without a majority."""
     first, count = Counter(values.values()).most_common(1)[0]
     has_majority = 2 * count > len(values)
     return tuple(sorted(rank for rank in values if has_majority and values[rank] != first))
 
 
 def name_turns(turns: Mapping[int, Turn | str]) -> str:
-    """Say who is at which call: "step 3 of optimizer 0 on ranks 0, 2, but ... on rank 1"."""
+    """Describe the ranks' calls: "step 3 of optimizer 0 on ranks 0, 2, but ... on rank 1"."""
     holders: dict[str, list[int]] = {}
     for rank, turn in sorted(turns.items()):
         holders.setdefault(str(turn), []).append(rank)

@@ -1,8 +1,8 @@
-"""Who failed: workers that lost a peer agree over the group's rendezvous store on whom to name.
+"""The watch for failures: workers agree over the group's store on the ranks that failed.
 
-A transport tells that some connection closed or stayed silent, not whose fault it was. So the first
-worker that fails raises an alarm in the store through which the group met; every worker that still
-runs answers; and those that do not answer are named, by all the others alike.
+A transport reports that some connection closed or stayed silent, not whose fault it was. So the
+first worker that fails raises an alarm in the store through which the group met. Every worker that
+still runs answers, and all name the same ranks: the ones that do not answer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from distlion.transport.turns import LONG_S, Turn, Turns
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
 ANSWER_S = 0.6
-# Whoever fails waits so long for answers that who looked for an alarm since then has seen one.
+# A failed worker waits this long for answers; a worker that looked later has seen its alarm.
 CALM_S = ANSWER_S
 READ_S = 0.2
-# An error comes at most a second after the timeout, also where the store does not answer.
+# An error comes at most a second after the timeout, even if the store does not answer.
 SETTLE_S = 0.9
 FINDING = "distlion/finding"
 LEFT = "distlion/left"
@@ -43,7 +43,7 @@ _Answer = TypeVar("_Answer")
 
 
 class PeerWatch:
-    """One worker's part in finding out who failed; one for each process group.
+    """One worker's part in finding the ranks that failed; one for each process group.
 
     A daemon thread looks for an alarm every 0.2 s, so that a worker that computes answers too.
 
@@ -52,8 +52,8 @@ class PeerWatch:
         store_is_apart: Whether none of them keeps the store.
 
     Attributes:
-        turns: Which call of which optimizer this worker is at.
-        alarmed: Set once some worker has failed.
+        turns: This worker's turns: its present call and optimizer.
+        alarmed: Event that is set once some worker has failed.
         has_settled: Whether a transfer of this worker has failed.
     """
 
@@ -69,9 +69,9 @@ class PeerWatch:
         self._store_host = None if store_is_apart else _find_store_host(process_group, self._store)
         self._ended = threading.Event()
         self.alarmed = threading.Event()
-        # Transfers that are waited for: of several optimizers with overlap, on several threads.
+        # Transfers with a waiting thread: several optimizers with overlap have several threads.
         self._waiting: set[object] = set()
-        # When this worker entered the last exchange but one, and the last one.
+        # Times when this worker entered the last exchange but one, and the last one.
         self._entered_s = [time.monotonic()] * 2
         self._looked_s = time.monotonic()
         self._is_store_gone = self._has_host_left_first = False
@@ -97,26 +97,26 @@ class PeerWatch:
             self.alarmed.set()
         if not self._store.check([FINDING]):
             return True
-        # Whoever keeps the store may leave before this worker needs to know.
+        # The store's host may leave before this worker needs the finding.
         found = self._read_finding()
         for twin in [] if self._waiting else self._list_twins():
             twin._take_over(found)
         return False
 
     def leave(self, turn: int, why: str) -> None:
-        """Tell the others, who may wait or come to wait, that this worker comes to no more calls.
+        """Tell the others, which may wait now or later, that this worker joins no more calls.
 
         Args:
-            turn: The number of the first call that it does not complete. One before it, which
-                others are still at, goes on: what they need of this worker is under way.
-            why: What ended it, in words.
+            turn: The number of the first call that it does not complete. Others may still complete
+                an earlier call, as this worker's data for it are under way.
+            why: The cause, in words.
         """
         left = json.dumps({"rank": self._rank, "turn": turn, "why": why})
         with contextlib.suppress(RuntimeError):
             within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
 
     def _waits_in_vain(self) -> bool:
-        """Raise the alarm where somebody will not come to the call that this worker is at."""
+        """Raise the alarm if another worker will not come to this worker's call."""
         if self.read_left() is not None:
             self._raise_alarm("left")
         elif self.turns.differ():
@@ -126,26 +126,26 @@ class PeerWatch:
         return True
 
     def read_left(self) -> dict[str, Any] | None:
-        """Read who has left, unless this worker is at a call that they have completed."""
+        """Read which worker has left, unless it has completed this worker's call."""
         if not self._store.check([LEFT]):
             return None
         left: dict[str, Any] = json.loads(self._store.get(LEFT))
         return left if left["turn"] <= self.turns.now.number else None
 
     def _list_twins(self) -> list[PeerWatch]:
-        """List what this process has for other groups of the same ranks."""
+        """List this process's watches for other groups of the same ranks."""
         others = [watch for watch in list(_watches.values()) if watch._name != self._name]
         return [watch for watch in others if watch._ranks == self._ranks]
 
     def _find_stray(self) -> str | None:
-        """Say at which call on a twin this worker waits, or has failed since it was last here."""
+        """Name a call on a twin at which this worker waits, or failed since its last call here."""
         for twin in self._list_twins():
             if twin._waiting or twin._settled_s > self._entered_s[1]:
                 return f"{twin.turns.now} of {twin._name}"
         return None
 
     def _take_over(self, finding: Finding) -> None:
-        """Let workers that wait here hear that calls on a twin are out of order."""
+        """Tell workers that wait here that calls on a twin are out of order."""
         if finding.kind == "order" and self._waiting:
             self._store.compare_set(FINDING, "", json.dumps(asdict(finding)))
             self._raise_alarm("order")
@@ -153,13 +153,13 @@ class PeerWatch:
     def _note_store_gone(self) -> None:
         """Note that the store is gone, and whether its host was the first to leave."""
         if not self._is_store_gone:
-            # Who was not stopped would have seen an alarm before the store's host left.
+            # A worker that was not stopped would have seen an alarm before the store's host left.
             self._has_host_left_first = time.monotonic() - self._looked_s < CALM_S
             self._is_store_gone = True
 
     def _read_finding(self) -> Finding:
         found = json.loads(self._store.get(FINDING))
-        # First, as whoever keeps the store may leave at any time from here on.
+        # First, as the store's host may leave at any time from here on.
         self._finding = Finding.parse(found)
         self._store.set(f"distlion/read/{self._rank}", "")
         return self._finding
@@ -170,17 +170,17 @@ class PeerWatch:
         self._entered_s = [self._entered_s[1], time.monotonic()]
 
     def leave_exchange(self, transfer: object) -> None:
-        """Note that this worker waits for a transfer no more."""
+        """Note that this worker no longer waits for a transfer."""
         self._waiting.discard(transfer)
 
     def _waits_for_long(self) -> bool:
         return bool(self._waiting) and time.monotonic() - self._entered_s[1] > LONG_S
 
     def is_given_up(self, limit_s: float) -> bool:
-        """Return whether others may have given this worker up before its exchange came to an end.
+        """Return whether others may have given this worker up before its exchange ended.
 
-        Others begin to wait for it once it has entered the exchange before; so the store is asked
-        only if that was ``limit_s`` ago, or half of it: it was stopped, or slow.
+        Others begin to wait for it once it has entered the previous exchange. So the store is asked
+        only if that was at least half of ``limit_s`` ago, as after a stop or a slow step.
         """
         away_s = time.monotonic() - self._entered_s[0]
         if away_s < limit_s / 2 or self._has_host_left_first:
@@ -192,8 +192,8 @@ class PeerWatch:
         return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
     def settle(self, kind: FailureKind) -> Finding:
-        """Agree with all workers that answer on who failed; takes a second at most."""
-        # The thread that listens has no more to answer, and c10d would print a store that is gone.
+        """Agree on the failure with all workers that answer; takes a second at most."""
+        # The listening thread has no more to answer, and c10d would print that the store is gone.
         self._ended.set()
         self.has_settled, self._settled_s = True, time.monotonic()
         try:
@@ -201,7 +201,7 @@ class PeerWatch:
                 within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
             self._note_store_gone()
-            # Once all have agreed, who keeps the store may leave.
+            # Once all have agreed, the store's host may leave.
             if self._finding is None:
                 return self._blame_store(kind)
         return self._finding or Finding(
@@ -211,7 +211,7 @@ class PeerWatch:
         )
 
     def _blame_store(self, kind: FailureKind) -> Finding:
-        """Name who kept the store, which is gone, where that is who left first."""
+        """Blame the host of the store, which is gone, if the host was the first to leave."""
         host = self._store_host
         if host is None or host == self._rank:
             return Finding(kind, note="the store through which the group met is gone too")
@@ -234,7 +234,7 @@ class PeerWatch:
         everybody = range(self._world_size)
         self._await("answer", everybody, ANSWER_S, unless=FINDING)
 
-        # 3 publish the finding; the first one stands
+        # 3 publish the finding; the first one counts
         if not self._store.check([FINDING]):
             found = json.dumps(asdict(self._conclude(kind)))
             self._store.compare_set(FINDING, "", found)
@@ -257,18 +257,18 @@ class PeerWatch:
         self._store.set(f"distlion/answer/{self._rank}", json.dumps(answer))
 
     def _await(self, what: str, ranks: Any, limit_s: float, *, unless: str | None = None) -> None:
-        """Wait for a key of each rank, or for the one that makes them needless."""
+        """Wait for a key of each rank, or for the key that makes them unnecessary."""
         deadline_s = time.monotonic() + limit_s
         keys = [f"distlion/{what}/{rank}" for rank in ranks]
         while time.monotonic() < deadline_s and not self._store.check(keys):
             self._looked_s = time.monotonic()
-            # Who published it may keep the store, and not wait for those who were slow to fail.
+            # Its publisher may host the store, and not wait for workers that fail later.
             if unless is not None and self._store.check([unless]):
                 return
             time.sleep(0.02)
 
     def _conclude(self, kind: FailureKind) -> Finding:
-        """Draw a finding out of the answers."""
+        """Draw a finding from the answers."""
         keys = [f"distlion/answer/{rank}" for rank in range(self._world_size)]
         answers = [self._read_answer(key) if self._store.check([key]) else None for key in keys]
         own = self.turns.now.optimizer
@@ -289,14 +289,14 @@ _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.Weak
 
 
 def watch_peers(process_group: dist.ProcessGroup, *, store_is_apart: bool = False) -> PeerWatch:
-    """Return the watch of a group, which is started when first asked for."""
+    """Return the watch of a group, and start it on the first call."""
     if process_group not in _watches:
         _watches[process_group] = PeerWatch(process_group, store_is_apart=store_is_apart)
     return _watches[process_group]
 
 
 def is_registered(process_group: dist.ProcessGroup) -> bool:
-    """Return whether a group is one that torch still knows."""
+    """Return whether torch still knows a group."""
     try:
         return dist.get_rank(process_group) >= 0
     except (ValueError, RuntimeError):
@@ -328,7 +328,7 @@ def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
 
 
 def within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
-    """Return what ``function`` returns, or raise what it raises; None if it needs longer.
+    """Return the result of ``function``, or raise its error; None if it takes longer.
 
     A store whose host is silent may block for minutes.
     """

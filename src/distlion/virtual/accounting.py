@@ -19,10 +19,10 @@ class Account:
     """The traffic of one worker in a step.
 
     Attributes:
-        votes: For votes, and what precedes them.
-        rest: For what follows only a vote that succeeded.
-        up_bits, down_bits: Of votes and replies, as papers count: without frames and shards.
-        momenta_up_bits, momenta_down_bits: Of momenta.
+        votes: Bytes for votes, and for all that precedes them.
+        rest: Bytes for the part after a successful vote.
+        up_bits, down_bits: Bits of votes and replies, as papers count: without frames and shards.
+        momenta_up_bits, momenta_down_bits: Bits of momenta.
     """
 
     votes: ByteCount = field(default_factory=ByteCount)
@@ -36,7 +36,7 @@ class Account:
     def draw_up(
         cls, layout: ClusterLayout, routes: Sequence[VirtualRoute], *, step: int
     ) -> Account:
-        """Sum up what a step will send, before it changes what the next one will."""
+        """Sum up a step's traffic, before the step changes the state that sets the next one's."""
         settings, workers, last = layout.settings, layout.n_workers, layout.n_workers - 1
         pattern, n_votes = settings.exchange, layout.roster.n_votes
         assert isinstance(pattern, Exchange)  # the constructor refuses "auto"
@@ -64,23 +64,23 @@ class Account:
 
 
 class Accounting:
-    """The sum of all steps."""
+    """The traffic of all steps."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
         self._up_bits = self._down_bits = 0.0
 
     def count(self, account: Account, n_elements: int, *, committed: bool) -> None:
-        """Count a step; one that was skipped ended with its votes."""
+        """Count a step; a skipped step ended with its votes."""
         self._up_bits += account.up_bits + account.momenta_up_bits * committed
         self._down_bits += account.down_bits + account.momenta_down_bits * committed
         sent = account.votes + account.rest if committed else account.votes
         self.traffic = self.traffic.add_step(sent, ByteCount(), n_elements)
 
     def up_bits_per_parameter(self, n_elements: int) -> float:
-        """Bits of a worker's votes and momenta for each element, the mean of all steps."""
+        """Return a worker's bits of votes and momenta per element, averaged over all steps."""
         return self._up_bits / max(1, self.traffic.steps * n_elements)
 
     def down_bits_per_parameter(self, n_elements: int) -> float:
-        """Bits of the replies for each element, the mean of all steps."""
+        """Return the bits of replies per element, averaged over all steps."""
         return self._down_bits / max(1, self.traffic.steps * n_elements)

@@ -1,4 +1,4 @@
-"""A server and many clients in one process, of which some vote in each round."""
+"""A server and many clients in one process; some of them vote in each round."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from distlion.kernels import Coins
 
 
 class VirtualClients:
-    """Train as a server with many clients would, in one process, by the same ballots.
+    """Train as a server with many clients would, in one process, with the same votes.
 
-    The model is a stage: it holds the server's parameters whenever a client's turn begins. The
-    client trains it, and ``collect`` casts its vote and puts the server's parameters back.
+    The clients share the model: it holds the server's parameters whenever a client's turn begins.
+    The client trains it; ``collect`` casts its vote and restores the server's parameters.
 
     Args:
         params: The model's parameters, or (name, parameter) pairs; frozen ones are left out.
-            Buffers, such as BatchNorm's, are not put back between clients, nor voted on.
-        clients: How many there are.
-        seed: Of the clients that are drawn, of their chance, and of ties.
-        settings: Those of the server, as for ``distlion.integrations.flower.Votes``: ``rule``,
+            Buffers, such as BatchNorm's, are neither restored between clients nor voted on.
+        clients: Number of clients.
+        seed: Seed of the draw of clients, of their random numbers, and of ties.
+        settings: Settings of the server, as for ``distlion.integrations.flower.Votes``: ``rule``,
             ``lr``, ``momentum``, ``spread``, ``weights``, ``max_weight``, ``min_replies``,
             ``max_scale``.
 
@@ -34,9 +34,9 @@ class VirtualClients:
         UnsupportedTypeError: A parameter or argument is of a kind without support.
 
     Notes:
-        Kept are the server's parameters and its momentum, and for each client of the round in
-        progress its vote, one bit for each parameter; with rule "residual" also the residual of
-        each client that has ever voted, in float32. Nothing is kept of clients that do not vote.
+        Memory holds the server's parameters and momentum, and one bit per parameter for each vote
+        of the round in progress. With rule "residual" it also holds a float32 residual for each
+        client that has ever voted. Clients that do not vote take no memory.
 
     Example:
         >>> clients = distlion.VirtualClients(model.named_parameters(), clients=1000, lr=0.3)
@@ -87,16 +87,16 @@ class VirtualClients:
         return self.server.payload_bytes
 
     def draw(self, n_clients: int) -> list[int]:
-        """Begin a round with some clients, each of which is as likely as any other.
+        """Begin a round with clients drawn uniformly at random.
 
         Args:
-            n_clients: How many are asked to vote.
+            n_clients: Number of clients that are asked to vote.
 
         Returns:
-            Their numbers. Those that are not collected count as lost.
+            Their numbers. Clients that are not collected count as lost.
 
         Raises:
-            InvalidArgumentError: There are not so many, or a round is in progress.
+            InvalidArgumentError: There are fewer clients, or a round is in progress.
         """
         if not 1 <= n_clients <= self._n_clients:
             raise InvalidArgumentError(
@@ -125,16 +125,16 @@ class VirtualClients:
 
     @torch.no_grad()
     def collect(self, client: int, n_examples: int = 1) -> None:
-        """Cast the vote of a client on how far the model came, and put the model back.
+        """Cast a client's vote on how far it moved the model, and restore the model.
 
         Args:
-            client: One of those drawn.
-            n_examples: How many examples it has.
+            client: One of the drawn clients.
+            n_examples: Number of its examples.
 
         Raises:
             InvalidArgumentError: It was not drawn or has voted, or a number is out of range.
-            NonFiniteError: A parameter is not finite. The model is as the client left it;
-                ``reset`` gives the client up.
+            NonFiniteError: A parameter is not finite. The model stays as the client left it;
+                ``reset`` gives up the client.
         """
         server, call = self.server, self._call
         if call is None or not server.in_progress:
@@ -167,7 +167,7 @@ class VirtualClients:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Put the server's parameters into the model, as for a client that is lost."""
+        """Restore the server's parameters in the model, for example if a client is lost."""
         for name, param in self._stage.items():
             param.copy_(self.server.params[name])
 

@@ -51,9 +51,9 @@ class VirtualCluster(VotingBase):
     """Train as N workers of ``DistributedLion`` would, in one process, bitwise identically.
 
     Workers take turns with one set of parameters: each computes its gradient and is collected; then
-    all of them vote. Kept are the parameters, one momentum for each worker, and the votes of a
-    step; a gradient is encoded when it is collected and then let go (with ``nonfinite="skip"`` and
-    with ``ClipNorm(scope="global")`` not before ``step()``, since all of them decide).
+    all of them vote. Memory holds the parameters, one momentum for each worker, and the votes of a
+    step. A gradient is encoded when it is collected, and then released. With ``nonfinite="skip"``
+    or ``ClipNorm(scope="global")``, which need all gradients, this happens in ``step()``.
 
     Args:
         params: As for ``DistributedLion``, frozen ones too.
@@ -61,9 +61,9 @@ class VirtualCluster(VotingBase):
         momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
         bucket_elements, diagnose_every, seed: Likewise.
         workers: N, 1 or more.
-        weights: For each worker, how many times its vote counts, as ``weight`` of
-            ``DistributedLion``; None for once each.
-        exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
+        weights: The number of times that each worker's vote counts, as ``weight`` of
+            ``DistributedLion``; None: once each.
+        exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
         nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``, unless gradients
             wait for ``step()``.
 
@@ -74,8 +74,8 @@ class VirtualCluster(VotingBase):
     Notes:
         Bitwise identical to N processes with overlap off; with ``nodes``, workers are nodes, and
         their gradients the nodes' means. ``state[param]["exp_avg"]`` has shape (N, *param.shape).
-        ``change_workers`` lets other workers vote, as in a crew.
-        A worker that is not collected before ``step()`` abstains, as one without any gradient.
+        ``change_workers`` lets other workers vote, as in a crew. A worker that is not collected
+        before ``step()`` abstains, like one without any gradient.
 
     Example:
         >>> cluster = distlion.VirtualCluster(model.parameters(), workers=32, lr=1e-4)
@@ -154,7 +154,7 @@ class VirtualCluster(VotingBase):
         self._begin_step(self._layout, committed=False)
 
     def _begin_step(self, layout: ClusterLayout, *, committed: bool) -> None:
-        """Begin a step; ``committed`` says whether the one before was."""
+        """Begin a step; ``committed`` tells whether the last one was committed."""
         for route in layout.routes:
             route.begin(committed=committed)
         self._collection = Collection(layout, step=self.committed_step)
@@ -170,10 +170,10 @@ class VirtualCluster(VotingBase):
         Raises:
             InvalidArgumentError: There is no such worker, or it was collected already.
             UnsupportedTypeError: ``worker`` is not an integer.
-            StepInputError: A parameter, gradient or momentum is not what construction laid out, or
-                a group was changed; nothing has been collected.
+            StepInputError: A parameter, gradient or momentum differs from construction in layout,
+                or a group was changed; nothing has been collected.
             NonFiniteError: With ``nonfinite="raise"``: gradient, direction or new momentum is not
-                finite. If other workers were collected before, the cluster is of no more use.
+                finite. If other workers were collected before, the cluster cannot go on.
             SparseGradientError: A gradient is sparse.
         """
         layout = self._laid_out
@@ -202,7 +202,7 @@ class VirtualCluster(VotingBase):
         except NonFiniteError:
             self._begin_step(
                 layout, committed=False
-            )  # held gradients are looked at before any momentum moves
+            )  # held gradients are checked before any momentum moves
             raise
         self._accounting.count(account, layout.n_elements, committed=committed)
         if committed:
@@ -210,11 +210,13 @@ class VirtualCluster(VotingBase):
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(layout, committed=committed)
+        if layout.examiner is not None:
+            layout.examiner.warn()
 
     def _read_inputs(
         self, layout: ClusterLayout
     ) -> tuple[list[Coefficients], list[Tensor | None], list[str]]:
-        """Check what a step reads; return hyperparameters, gradients, and the former in words."""
+        """Check a step's inputs; return hyperparameters, gradients, and the former as text."""
         self._fixed.check(self.param_groups)
         grads, coefficients = take_gradients(layout.params), read_groups(self).coefficients
         self._known_step = read_step(self.param_groups)
@@ -229,7 +231,7 @@ class VirtualCluster(VotingBase):
 
     @contextmanager
     def _refusing(self, worker: int) -> Iterator[None]:
-        """Raise what was found in the inputs of a worker as one error; nothing has changed."""
+        """Turn errors in a worker's inputs into one error; nothing has changed."""
         try:
             yield
         except StepError:
@@ -257,22 +259,22 @@ class VirtualCluster(VotingBase):
 
     @property
     def traffic(self) -> Traffic:
-        """Traffic that one worker would have had; not the one that serves."""
+        """Traffic that one real worker would have, other than the server."""
         return self._accounting.traffic
 
     @property
     def up_bits_per_parameter(self) -> float:
-        """Bits of a worker's votes and momenta for each element, the mean of all steps."""
+        """Bits of a worker's votes and momenta per element, averaged over all steps."""
         return self._accounting.up_bits_per_parameter(self._laid_out.n_elements)
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits of the replies for each element, the mean of all steps."""
+        """Bits of the replies per element, averaged over all steps."""
         return self._accounting.down_bits_per_parameter(self._laid_out.n_elements)
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
-        """The momenta that this process keeps, for checkpoints: those of all workers."""
+        """The momenta that this process keeps, for checkpoints: all workers' momenta."""
         return MomentumOwnership.of_one_process(
             self.workers, is_stacked=True, seed=self._settings.seed
         )
@@ -303,14 +305,14 @@ class VirtualCluster(VotingBase):
         """Let these workers vote from the next step on, as the members of a crew change.
 
         Args:
-            ids: Of the workers, by place: ``collect(0)`` is for the first of them. At first they
-                are 0 to N - 1. Who was there before keeps its momentum, and its coins.
+            ids: Ids of the workers, by place: ``collect(0)`` is for the first of them. At first
+                they are 0 to N - 1. Workers that were there before keep their momentum and coins.
             newcomers: The momentum that others begin with, as for ``Crew``.
             weights: Their weights, by place; None: who was there keeps its own, others have 1.
 
         Raises:
-            InvalidArgumentError: Ids repeat or are negative, there are too many, there is no such
-                choice, a weight is out of range, or workers have been collected for this step.
+            InvalidArgumentError: Ids repeat or are negative, there are too many, ``newcomers`` is
+                unknown, a weight is out of range, or workers have been collected for this step.
             UnsupportedTypeError: An id is not an integer.
         """
         self._collection.check_idle("change_workers()")
@@ -341,7 +343,7 @@ class VirtualCluster(VotingBase):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of a cluster of as many workers, or that of one Lion for all of them.
+        """Load a state of a cluster of as many workers, or of one Lion for all of them.
 
         Raises:
             CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
@@ -355,7 +357,7 @@ class VirtualCluster(VotingBase):
         return torch.Size([self.workers, *param.shape])
 
     def _take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return all workers' momenta; that of a single Lion becomes everybody's."""
+        """Return all workers' momenta; a single Lion's momentum is copied to all."""
         return exp_avg.expand(self._momentum_shape(param))
 
     def _check_worker(self, worker: Any) -> int:
@@ -368,7 +370,7 @@ class VirtualCluster(VotingBase):
         return number
 
     def _check_grads(self, layout: ClusterLayout, worker: int) -> None:
-        """Refuse what no worker can vote with."""
+        """Refuse parameters and gradients that no worker can vote with."""
         known = {param.param for param in layout.params}
         names = self._param_names()
         frozen = {param: name for param, name in names.items() if param not in known}
@@ -381,7 +383,7 @@ class VirtualCluster(VotingBase):
 
 
 def _check_pattern(exchange: Any) -> Exchange:
-    """Return the pattern whose bytes are counted, if it is one."""
+    """Check that ``exchange`` is a pattern, and return it."""
     if not isinstance(exchange, Exchange):
         raise UnsupportedTypeError(
             f"exchange={exchange!r}: expected one of {list_patterns()}; without a network "

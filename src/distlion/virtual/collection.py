@@ -1,4 +1,4 @@
-"""One step of the workers of one process: gradients are collected, encoded, counted."""
+"""One step of the workers of one process: collect, encode and count gradients."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Grads = Sequence[Tensor | None]
 
 
 class Collection:
-    """The gradients that workers have handed in for one step.
+    """The gradients that were collected from workers for one step.
 
-    A gradient is encoded when it is added and then let go: a *vote*, and a momentum that has moved.
+    A gradient is encoded into a *vote* when it is added, its momentum moves, and it is released.
     Where all workers decide together (a single one, a step to be skipped, a norm of all), gradients
     are *held* until the step ends.
 
     Args:
-        layout: The workers, and where their parameters lie.
+        layout: The workers, and the places of their parameters.
         step: The number of this step.
 
     Attributes:
-        grad_norms: By worker, what was measured to clip by; empty where nothing is.
+        grad_norms: Norms measured for clipping, by worker; empty without clipping.
     """
 
     def __init__(self, layout: ClusterLayout, *, step: int) -> None:
@@ -47,23 +47,23 @@ class Collection:
         self.routes: Sequence[VirtualRoute] = layout.take_turn(step)
 
     def check_whole(self) -> None:
-        """Raise CheckpointError where momenta have moved for a step that cannot be completed."""
+        """Raise CheckpointError if momenta have moved for a step that cannot be completed."""
         if self.is_torn:
             raise CheckpointError(
                 "a worker's gradient was not finite after others had been collected, so that "
                 f"momenta are past step {self._step} and parameters are not; start again, with "
-                "nonfinite='skip' or 'abstain' if such steps are to be survived"
+                "nonfinite='skip' or 'abstain' to survive such steps"
             )
 
     def check_idle(self, call: str) -> None:
-        """Raise InvalidArgumentError where a step that can be completed is under way."""
+        """Raise InvalidArgumentError if a step that can be completed is under way."""
         if self._workers and not self.is_torn:
             raise InvalidArgumentError(
                 f"{call} after workers {sorted(self._workers)} were collected; call step() before"
             )
 
     def check_new(self, worker: int) -> None:
-        """Raise InvalidArgumentError where a worker has been collected already."""
+        """Raise InvalidArgumentError if a worker has been collected already."""
         if worker in self._workers:
             raise InvalidArgumentError(
                 f"worker {worker} was collected already in step {self._step}; call step() once "
@@ -128,7 +128,7 @@ class Collection:
         self._has_moved = True
 
     def _coins_of(self, voter: int) -> Coins:
-        """Return coins of this step; those of a part are numbered by the votes on it."""
+        """Return a voter's coins in this step, numbered by the votes on the part."""
         layout = self._layout
         return Coins(layout.settings.seed, self._step // layout.n_turns, voter)
 
@@ -174,7 +174,7 @@ class Collection:
         return True
 
     def _are_finite(self, held: Mapping[int, Sequence[Segment]]) -> bool:
-        """Look at all workers before the momentum of any of them moves."""
+        """Check all workers before the momentum of any of them moves."""
         for worker, segments in held.items():
             finite = check_finite(segments)
             if not all(finite):
@@ -183,7 +183,7 @@ class Collection:
         return True
 
     def _give_up(self, verdict: Verdict) -> None:
-        """Raise what was found, or say that the step is skipped."""
+        """Raise the error found, or log that the step is skipped."""
         worker = verdict.culprits[0]
         if self._layout.settings.nonfinite == "raise":
             raise self._non_finite(self._layout.params[verdict.position].name, worker)
@@ -193,7 +193,7 @@ class Collection:
         coins = self._coins_of(0)
         replies: list[ParameterReply] = []
         for route in self.routes:
-            # Momenta have moved when workers were collected.
+            # Momenta moved when workers were collected.
             segments = [
                 param.segment(coefficients[param.group], None, param.exp_avg[0])
                 for param in route.params
@@ -212,7 +212,7 @@ class Collection:
     def _examine(
         self, replies: Sequence[ParameterReply], coefficients: Sequence[Coefficients]
     ) -> None:
-        """Diagnose the step; who was not collected has no gradient."""
+        """Diagnose the step; a worker that was not collected has no gradient."""
         examiner, workers = self._layout.examiner, range(self._layout.n_workers)
         if examiner is None or not examiner.is_due(self._step):
             return

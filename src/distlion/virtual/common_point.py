@@ -1,4 +1,4 @@
-"""The common point of virtual workers with local steps: what a vote on their deltas moves."""
+"""The common point of virtual workers with local steps; votes on their deltas move it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlion.virtual.cluster import VirtualCluster
 
 
 class VirtualCommonPoint(VirtualCluster):
-    """A cluster whose workers vote on deltas, and the outer step on what they say."""
+    """A cluster of workers that vote on deltas, with an outer step on the outcome."""
 
     _takes_scales = True
 

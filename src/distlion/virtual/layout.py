@@ -1,4 +1,4 @@
-"""The workers of one process between two changes of their parameters: places, stages, settings."""
+"""The layout of a process's workers between two changes of parameters: places and settings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from distlion.exchange import Exchange
 from distlion.layout import Bucket, fill_buckets
 from distlion.options import Examiner, MomentumStage, Settings
 from distlion.step import VotingParam, count_turns
@@ -20,13 +21,13 @@ class ClusterLayout:
     """The parts that all workers of one process share, as ``Session`` is for real workers.
 
     Attributes:
-        settings: What does not change from step to step.
+        settings: Settings that do not change from step to step.
         roster: The workers, by place.
         params: The trainable parameters; their momenta have shape (n_workers, *param.shape).
-        buckets: Where they lie.
-        momenta: Which momenta are averaged, and when; None for never.
-        examiner: Looks at how far workers agree; None for never.
-        routes: The votes on each bucket; none where a worker is alone.
+        buckets: The buckets of the parameters.
+        momenta: The schedule of averaged momenta; None for no averaging.
+        examiner: The measurement of workers' agreement; None for none.
+        routes: The votes on each bucket; empty for a single worker.
         n_turns: Parts of the parameters that take turns to vote; 1 where all vote each time.
     """
 
@@ -49,7 +50,7 @@ class ClusterLayout:
         *,
         earlier: Examiner | None,
     ) -> ClusterLayout:
-        """Place parameters into buckets; ``earlier`` hands over what it has found."""
+        """Place parameters into buckets; ``earlier`` passes on its findings."""
         n_workers = roster.n_voters
         buckets = fill_buckets(
             [param.slot for param in params],
@@ -59,7 +60,7 @@ class ClusterLayout:
         )
         seed, momenta, examiner = settings.seed, None, None
         if settings.momentum_sync is not None:
-            # Made for a single worker too: it refuses patterns that select nothing.
+            # Made for a single worker too, to refuse patterns that select nothing.
             stage = MomentumStage(
                 settings.momentum_sync, groups, params, n_workers=n_workers, seed=seed
             )
@@ -68,7 +69,7 @@ class ClusterLayout:
             examiner = Examiner(
                 settings.diagnose_every,
                 params,
-                n_workers=n_workers,
+                voters=roster.ids,
                 seed=seed,
                 earlier=earlier,
                 counted_rows=roster.counted_rows if roster.is_weighted else None,
@@ -76,6 +77,10 @@ class ClusterLayout:
         routes = []
         if n_workers > 1:
             routes = [VirtualRoute(bucket, params, roster) for bucket in buckets]
+        for route in routes:
+            if isinstance(settings.exchange, Exchange):
+                shape = route.rule.shape(route.bucket, roster.n_votes)
+                settings.exchange.check_carries(shape, route.rule)
         n_turns = count_turns(params)
         return cls(settings, roster, params, buckets, momenta, examiner, routes, n_turns)
 
@@ -90,7 +95,7 @@ class ClusterLayout:
         return sum(param.slot.n_elements for param in self.params)
 
     def take_turn(self, step: int) -> list[VirtualRoute]:
-        """Return the routes of what votes in a step."""
+        """Return the routes that vote in a step."""
         turn = step % self.n_turns
         return [route for route in self.routes if route.params[0].turn == turn]
 

@@ -31,27 +31,27 @@ MakeInner = Callable[[list[nn.Parameter]], Optimizer]
 class VirtualLocalSteps:
     """Train as N workers of ``LocalSteps`` would, in one process, bitwise identically.
 
-    The model is a stage: it holds the parameters of the worker whose turn it is. ``collect`` does
-    the inner step of that worker, and puts the next worker's parameters there.
+    The workers share the model: it holds the parameters of the worker in turn. ``collect`` does
+    that worker's inner step, and then loads the next worker's parameters.
 
     Args:
         params: The model's parameters, or (name, parameter) pairs.
-        make_inner: Makes a worker's inner optimizer over its own copy of these, in their order.
+        make_inner: Function that makes a worker's inner optimizer over its own copy of ``params``.
         workers: N, 2 or more.
         weights: For each worker, how many times its vote counts; None for once each.
         every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
         nesterov, outer, outer_betas: Likewise.
-        exchange: The pattern whose bytes ``traffic`` counts; nothing depends on it but these.
+        exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
         nonfinite, bucket_elements, diagnose_every, seed: As for ``VirtualCluster``; gradients are
             deltas there.
 
     Raises:
-        InvalidArgumentError: A value is out of range, or does not go with another.
+        InvalidArgumentError: A value is out of range, or does not fit another.
         UnsupportedTypeError: A parameter or argument is of a kind without support.
 
     Notes:
-        Kept are the parameters and the inner state of each worker, and the common point. Between
-        two steps the model holds the parameters of worker 0; after a vote, those of all.
+        Memory holds each worker's parameters and inner state, and the common point. Between two
+        steps the model holds the parameters of worker 0; after a vote these are everybody's.
 
     Example:
         >>> cluster = distlion.VirtualLocalSteps(
@@ -89,7 +89,7 @@ class VirtualLocalSteps:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
         self._stage = [param for _, param in named]
         self._schedule = Schedule(every, delay, parts)
-        # Of each worker, where it was when a vote began whose outcome is still to be taken.
+        # Each worker's parameters at the start of a vote whose outcome is still to be taken.
         self._begun: list[list[Tensor]] = []
         self._begun_turn = 0
         self._trained = [n for n, param in enumerate(self._stage) if param.requires_grad]
@@ -118,13 +118,13 @@ class VirtualLocalSteps:
             check_inner(make_inner(own)) for own in self._params
         )
         self._make_inner = make_inner
-        # Places of workers that have come since the last vote, and have nothing to say in the next.
+        # Places of workers that came since the last vote, and abstain from the next.
         self._newcomers: set[int] = set()
         self._turn = self._calls = 0
         self._since = [0] * parts  # the last vote on each part
 
     def _copy_params(self) -> list[nn.Parameter]:
-        """Return a worker's own parameters: copies, but for what is frozen."""
+        """Return a worker's own parameters: copies, except frozen ones."""
         return [
             nn.Parameter(param.detach().clone(), requires_grad=True)
             if param.requires_grad
@@ -144,7 +144,7 @@ class VirtualLocalSteps:
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far, on whichever part."""
+        """Number of votes committed so far on any part."""
         return self._votes.committed_step
 
     @property
@@ -153,12 +153,12 @@ class VirtualLocalSteps:
         return [each.detach() for each in self._common]
 
     def worker_params(self, worker: int) -> list[Tensor]:
-        """Return the parameters of a worker, in order; what is frozen is the model's."""
+        """Return the parameters of a worker, in order; frozen ones are the model's."""
         return [each.detach() for each in self._params[worker]]
 
     @property
     def traffic(self) -> Traffic:
-        """Traffic that one worker would have had; a step there is a vote."""
+        """Traffic that one real worker would have; a step is a vote here."""
         return self._votes.traffic
 
     @property
@@ -168,7 +168,7 @@ class VirtualLocalSteps:
 
     @torch.no_grad()
     def collect(self, worker: int) -> None:
-        """Do the inner step of a worker with the model's gradients, and stage the next worker.
+        """Do the inner step of a worker with the model's gradients, and load the next worker.
 
         Args:
             worker: 0 to N - 1, in this order.
@@ -216,7 +216,7 @@ class VirtualLocalSteps:
             turn = self._votes.turn
             begun = [[each.clone() for each in self._list_part(own, turn)] for own in self._params]
             self._cast(turn)
-            self._begun, self._begun_turn = begun, turn  # of a vote that has an outcome
+            self._begun, self._begun_turn = begun, turn  # only of a vote that has an outcome
         elif place == 0:
             self._vote_in_turn()
             self._newcomers = set()
@@ -224,7 +224,7 @@ class VirtualLocalSteps:
 
     @torch.no_grad()
     def vote(self) -> None:
-        """Vote now, as ``LocalSteps.vote``: without a step since the last vote, nothing moves.
+        """Vote now, as ``LocalSteps.vote`` does; without a step since the last vote, nothing moves.
 
         Raises:
             InvalidArgumentError: Workers have been collected for the present step.
@@ -248,10 +248,11 @@ class VirtualLocalSteps:
         """Let these workers vote from the next vote on, as the members of a crew change.
 
         Args:
-            ids: Of the workers, by place. At first they are 0 to N - 1. Who was there before goes
-                on; all others begin at the common point with a new inner optimizer, and have no say
-                in the next vote. Call it before the ``step()`` or ``vote()`` in which they come.
-            newcomers: As for ``VirtualCluster.change_workers``, of the momentum of "lion".
+            ids: Ids of the workers, by place. At first they are 0 to N - 1. Workers that were there
+                before go on; all others begin at the common point with a new inner optimizer, and
+                abstain from the next vote. Call this before the ``step()`` or ``vote()`` in which
+                they come.
+            newcomers: As for ``VirtualCluster.change_workers``, for the momentum of "lion".
 
         Raises:
             InvalidArgumentError: As ``VirtualCluster.change_workers``, a single worker is left,
@@ -300,7 +301,7 @@ class VirtualLocalSteps:
                 param.copy_(target)
 
     def _cast(self, turn: int) -> None:
-        """Vote on how far all workers came in a part; they stay where they are."""
+        """Vote on all workers' deltas of a part, without moving the workers."""
         self._votes.is_idle = not self._since[turn]
         for worker, own in enumerate(self._params):
             common = self._list_part(self._common, turn, is_whole=False)
@@ -312,7 +313,7 @@ class VirtualLocalSteps:
         self._since[turn] = 0
 
     def _land(self) -> None:
-        """Take the outcome of a late vote: a real one would have travelled until now."""
+        """Take the outcome of a late vote; a real one would have traveled until now."""
         turn = self._begun_turn
         for own, begun in zip(self._params, self._begun, strict=False):
             common = self._list_part(self._common, turn, is_whole=False)
@@ -324,13 +325,13 @@ class VirtualLocalSteps:
     def _list_part(
         self, params: Sequence[Tensor], turn: int, *, is_whole: bool = True
     ) -> list[Tensor]:
-        """List the parameters of a part, of a worker or, not whole, of those that votes move."""
+        """List a part's parameters, of a whole worker or of those that votes move."""
         moving = self._list_moving(params) if is_whole else params
         pairs = zip(moving, self._votes.list_turns(), strict=True)
         return [param for param, own in pairs if own == turn]
 
     def _list_moving(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """List those of a worker's parameters that votes move."""
+        """List the parameters of a worker that votes move."""
         return [params[number] for number in self._trained]
 
     def _set_stage(self, params: Sequence[Tensor]) -> None:

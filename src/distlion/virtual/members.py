@@ -1,4 +1,4 @@
-"""Virtual workers that vote, and their state while some of them leave and others join."""
+"""The roster of virtual workers, and their state when some of them leave and others join."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def reseat(
     after: Sequence[int],
     newcomers: Newcomers,
 ) -> None:
-    """Give each worker that stays what it keeps, at its new place, and newcomers a momentum.
+    """Move the state of each remaining worker to its new place, and give newcomers a momentum.
 
     Args:
-        state: Of the optimizer: by parameter, tensors of shape (workers, *param.shape).
-        before: Ids of the workers, by place.
-        after: The same from now on.
-        newcomers: The momentum that they begin with; what a rule keeps begins with zeros.
+        state: The optimizer's state: by parameter, tensors of shape (workers, *param.shape).
+        before: Ids of the workers so far, by place.
+        after: Ids of the workers from now on, by place.
+        newcomers: The momentum that they begin with; a rule's state begins with zeros.
     """
     stay = [worker for worker in after if worker in before]
     for kept in state.values():

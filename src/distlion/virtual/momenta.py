@@ -1,4 +1,4 @@
-"""Averaging the momenta of the workers of one process."""
+"""Averages of the momenta of the workers of one process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from distlion.virtual.layout import ClusterLayout
 def average_momenta(
     stage: MomentumStage, layout: ClusterLayout, groups: Sequence[dict[str, Any]], *, step: int
 ) -> None:
-    """Average what ``momentum_sync`` wants after a step, as real workers would.
+    """Average the momenta that ``momentum_sync`` selects after a step, as real workers would.
 
     Args:
-        stage: What moves in which step.
-        layout: Whose momenta are written.
-        groups: The optimizer's param groups, which remember what "auto" has selected.
+        stage: The schedule of averages.
+        layout: The workers, whose momenta are written.
+        groups: The optimizer's param groups, which remember the selection of "auto".
         step: The step that has just been applied.
     """
     momenta = [layout.exp_avg(worker) for worker in range(layout.n_workers)]

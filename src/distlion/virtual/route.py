@@ -1,4 +1,4 @@
-"""One bucket of a virtual step: votes come in, one worker after the other, and are counted."""
+"""One bucket of a virtual step: the workers' votes come in one by one and are counted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class VirtualRoute:
     """The votes on one bucket, step by step.
 
     Args:
-        bucket: Where parameters lie.
-        params: All trainable ones; what they keep has shape (workers, *param.shape).
+        bucket: The bucket.
+        params: All trainable parameters; their state has shape (workers, *param.shape).
         roster: The workers, by place.
 
     Attributes:
-        params: Those of the bucket, in order.
-        rule, kernels: How they are voted on, and by which arithmetic.
-        present: (workers, n_params) bool on the CPU: who votes in this step.
+        params: The bucket's parameters, in order.
+        rule, kernels: The rule of their votes, and its arithmetic.
+        present: (workers, n_params) bool on the CPU: the votes cast in this step.
     """
 
     def __init__(self, bucket: Bucket, params: Sequence[VotingParam], roster: Roster) -> None:
@@ -38,15 +38,15 @@ class VirtualRoute:
         workers = roster.n_voters
         self.present = torch.zeros(workers, len(self.params), dtype=torch.bool)
         self._workers = [self.rule.start(bucket, roster) for _ in range(workers)]
-        # Apart from those of workers, which note what they say before all have been heard.
+        # Separate from the workers' votes, which note their own state before all are counted.
         self._counter = self.rule.start(bucket, roster)
         n_bytes = bucket.n_shards * self._counter.shape.vote_bytes
         self._votes = torch.zeros(workers, n_bytes, dtype=torch.uint8, device=self._device)
-        # A counter knows what workers keep from the votes that it has counted.
+        # A counter learns workers' state from the votes that it has counted.
         self._knows = not self.rule.worker_state
 
     def begin(self, *, committed: bool) -> None:
-        """Begin a step; ``committed`` says whether the one before was."""
+        """Begin a step; ``committed`` tells whether the last one was committed."""
         if committed:
             self._counter.note()
         elif self.rule.worker_state:
@@ -64,12 +64,12 @@ class VirtualRoute:
         return finite
 
     def note(self, worker: int, present: Sequence[bool]) -> None:
-        """Note which parameters a worker votes for, and what its vote has said."""
+        """Note the parameters that a worker votes for, and its vote's effect on its state."""
         self._workers[worker].note()
         self.present[worker] = torch.tensor(present, dtype=torch.bool)
 
     def count(self, coins: Coins) -> Tensor:
-        """Return the reply, bytes."""
+        """Return the reply as bytes."""
         self._hear()
         return self._counter.count(self.kernels, self._votes, self.present, 0, coins)
 
@@ -85,7 +85,7 @@ class VirtualRoute:
         reply: Tensor,
         rounding: Coin | None,
     ) -> None:
-        """Apply a reply to the parameters; momenta have moved when workers were collected."""
+        """Apply a reply to the parameters; momenta moved when workers were collected."""
         self._counter.apply(self.kernels, segments, present, reply, rounding)
         for index, param in enumerate(self.params):
             param.write_back(segments[index].param)

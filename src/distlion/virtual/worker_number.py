@@ -1,4 +1,4 @@
-"""The number of a worker, as a user gives it to what plays many of them."""
+"""The number of a worker, as a user gives it to a virtual cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from distlion.errors import UnsupportedTypeError
 
 
 def read_worker(worker: Any) -> int:
-    """Return the number of a worker as Python's integer, of whatever type of integer it is.
+    """Return the number of a worker as Python's integer, from any type of integer.
 
     Raises:
-        UnsupportedTypeError: It is no integer.
+        UnsupportedTypeError: It is not an integer.
     """
     if not isinstance(worker, bool):
         try:

@@ -1,4 +1,4 @@
-"""The vote on one bucket without a network: votes to bytes, bytes of votes to bytes of a reply."""
+"""The vote on one bucket without a network: from votes to bytes, and from these to a reply."""
 
 from distlion.vote.bucket_vote import BucketCount, BucketVote, WorkerState, make_worker_state
 from distlion.vote.reply import ParameterReply

@@ -1,4 +1,4 @@
-"""The vote on one bucket: how a worker encodes, how votes are counted, how a reply is committed."""
+"""The vote on one bucket: a worker encodes, votes are counted, and a reply is committed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class BucketVote:
     """The vote on one bucket, without a network: encode, count, commit.
 
     This class serves every rule without state. A rule with state returns a subclass from ``start``,
-    which drafts a step beside what is kept: ``encode`` and ``count`` only read, and ``note`` takes
-    over what the last of each has come to. What is drafted leaves out every parameter that has no
-    gradient, or is not finite: there the worker abstains.
+    which drafts its new state: ``encode`` and ``count`` only read, and ``note`` makes their last
+    drafts current. The draft leaves out every parameter that has no gradient, or is not finite, as
+    the worker abstains there.
 
     Args:
-        rule: How the bucket is voted on.
-        bucket: Where its parameters lie.
-        roster: Who votes.
+        rule: The rule of the vote.
+        bucket: The bucket.
+        roster: The voters.
 
     Attributes:
         shape: Sizes on the wire.
-        vote_planes, reply_planes: Bits an element of a vote, and of a reply.
-        reply_format: How a reply writes S.
+        vote_planes, reply_planes: Bits per element of a vote, and of a reply.
+        reply_format: The format in which a reply encodes S.
         is_weighted: Whether some vote counts more than once.
     """
 
@@ -61,10 +61,10 @@ class BucketVote:
         Args:
             kernels: The arithmetic on ``device``.
             segments: The bucket's parameters, in order, without gradient where the worker abstains;
-                none where it cannot vote.
-            kept: For each segment what the worker keeps of it; empty for a rule without state.
-            coins: The worker's, of this step.
-            device: Where the vote is written.
+                empty if it cannot vote.
+            kept: For each segment the worker's state; empty for a rule without state.
+            coins: The worker's coins in this step.
+            device: Device of the vote.
 
         Returns:
             (n_shards, vote_bytes) uint8, and for each segment whether gradient, direction and new
@@ -83,9 +83,9 @@ class BucketVote:
             kernels: The arithmetic where ``votes`` are.
             votes: (voters, n_shards * vote_bytes) uint8, of some shards that follow each other; a
                 row for each voter, in the order of the roster.
-            present: (voters, n_params) bool on the CPU: who votes for which parameter.
+            present: (voters, n_params) bool on the CPU: the votes cast for each parameter.
             first_shard: The shard that ``votes`` begin with.
-            coins: Of this step; only those that are equal on all workers are used.
+            coins: The coins of this step; only those that are equal on all workers are used.
 
         Returns:
             (n_shards * reply_bytes,) uint8.
@@ -101,14 +101,14 @@ class BucketVote:
         return out.view(-1).view(torch.uint8)
 
     def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Return how many votes each parameter gets, (n_params,) int64, as ``apply`` wants them.
+        """Return the number of votes of each parameter for ``apply``, (n_params,) int64.
 
         Arguments are those of ``Roster.weigh``.
         """
         return self.roster.weigh(present, rows).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
-        """Read a reply's bytes, and perhaps padding after them: (blocks, planes, 8) int64."""
+        """Read a reply's bytes, without padding after them: (blocks, planes, 8) int64."""
         row = payload.reshape(-1)[: self.shape.n_shards * self.shape.reply_bytes]
         return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
 
@@ -119,7 +119,7 @@ class BucketVote:
 
         Args:
             payload: As for ``read_reply``.
-            present: How many voted for each parameter.
+            present: Number of votes for each parameter.
             positions: The number of each parameter among the trainable ones.
         """
         packed = self.read_reply(payload)
@@ -136,13 +136,14 @@ class BucketVote:
         payload: Tensor,
         rounding: Coin | None,
     ) -> None:
-        """Apply a reply's bytes, and move momenta and what is kept.
+        """Apply a reply's bytes, and move momenta and the rule's state.
 
         Args:
             kernels: The arithmetic where the parameters are.
             segments: The bucket's parameters, in order.
-            present: How many voted for each; where the rule does not need it, whether any did.
-            payload: As for ``read_reply``, where the parameters are.
+            present: Number of votes for each; where the rule does not need it, whether there are
+                any.
+            payload: As for ``read_reply``, on the parameters' device.
             rounding: The coin of stochastic rounding; None to round to nearest.
         """
         reply = self.read_reply(payload)
@@ -157,7 +158,7 @@ class BucketVote:
         payload: Tensor,
         rounding: Coin | None,
     ) -> None:
-        """Apply a reply's bytes, as ``commit``, to parameters whose momenta are elsewhere."""
+        """Apply a reply's bytes, as ``commit`` does, to parameters with momenta elsewhere."""
         reply = self.read_reply(payload)
         kernels.apply_reply(
             segments, present, reply, reply_format=self.reply_format, rounding=rounding
@@ -167,10 +168,10 @@ class BucketVote:
         """Make the drafted state current, because the step was committed."""
 
     def tell(self, kept: Sequence[WorkerState]) -> Tensor:
-        """Return what a counter must know of a worker that has voted before it counted.
+        """Return a worker's state for a counter that has not counted its earlier votes.
 
         Returns:
-            (n_shards, told_shape.vote_bytes) uint8 on the CPU: of each shard the values of every
+            (n_shards, told_shape.vote_bytes) uint8 on the CPU: for each shard the values of every
             name in ``Rule.worker_state``, 0 where the bucket has no parameter.
         """
         bucket, names = self.bucket, self.rule.worker_state
@@ -185,17 +186,17 @@ class BucketVote:
 
     @property
     def told_shape(self) -> BucketShape:
-        """Sizes of what ``tell`` returns, as those of a vote."""
+        """Sizes of the result of ``tell``, as if it were a vote."""
         planes = FLOAT_PLANES * len(self.rule.worker_state)
         return self.bucket.shape(
             vote_planes=planes, reply_planes=1, has_counts=False, has_tally=False
         )
 
     def hear(self, told: Tensor) -> None:
-        """Begin to count anew, with what all workers tell.
+        """Begin to count anew, with all workers' state.
 
         Args:
-            told: (voters, n_shards * told_bytes) uint8, of the shards that are counted here.
+            told: (voters, n_shards * told_bytes) uint8, for the shards that are counted here.
         """
 
     def _make_votes(self, device: torch.device) -> Tensor:
@@ -210,7 +211,7 @@ class BucketCount:
     Attributes:
         vote: The bucket.
         kernels: The arithmetic where votes are.
-        coins: Of this step.
+        coins: The coins of this step.
     """
 
     vote: BucketVote
@@ -219,7 +220,7 @@ class BucketCount:
 
     @property
     def parts(self) -> RuleTally | None:
-        """How to count in parts; None for rules that cannot."""
+        """The count in parts; None for rules that have none."""
         vote = self.vote
         if vote.shape.tally_bytes is None:
             return None
@@ -233,10 +234,10 @@ class BucketCount:
         return self.vote.count_present(present, rows)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        """Count votes; arguments are those of ``BucketVote.count``."""
+        """Count votes; arguments as for ``BucketVote.count``."""
         return self.vote.count(self.kernels, votes, present, first_shard, self.coins)
 
 
 def make_worker_state(rule: Rule, param: Tensor) -> dict[str, Tensor]:
-    """Return what a worker keeps of a parameter before its first vote: zeros."""
+    """Return a worker's state of a parameter before its first vote: zeros."""
     return {name: torch.zeros_like(param, dtype=torch.float32) for name in rule.worker_state}

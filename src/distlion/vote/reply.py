@@ -15,11 +15,11 @@ class ParameterReply(NamedTuple):
     """The place of the reply on one parameter.
 
     Attributes:
-        position: Of the parameter among the trainable ones.
+        position: Number of the parameter among the trainable ones.
         slot: Its place in the bucket.
         packed: (blocks, planes, 8) int64, the reply on the bucket.
-        reply_format: How it encodes S.
-        n_present: Workers that voted.
+        reply_format: The format in which it encodes S.
+        n_present: Number of workers that voted.
     """
 
     position: int

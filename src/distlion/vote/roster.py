@@ -23,15 +23,16 @@ MOST_VOTES = 4096
 
 @dataclass(frozen=True)
 class Roster:
-    """Those who vote, until membership changes.
+    """The voters, until membership changes.
 
     Attributes:
-        ids: A number for each voter that it keeps while others come and go, and that its coins
-            depend on. The place of an id is its row in tensors of votes.
-        owners: For each shard of a bucket, the id of who counts it.
-        weights: For each voter, how many votes its vote counts as: 1 to 255. Where these are not
-            all 1, they add up to 4,096 at most.
-        epoch: Grows with every change of membership. Bytes of another epoch are refused.
+        ids: A number for each voter, which it keeps while others come and go, and on which its
+            coins depend. The place of an id is its row in tensors of votes.
+        owners: For each shard of a bucket, the id of the voter that counts it.
+        weights: For each voter, the number of times that its vote counts, 1 to 255. Unless all are
+            1, they add up to 4,096 at most.
+        epoch: Number that grows with every change of membership. Bytes of another epoch are
+            refused.
 
     Raises:
         InvalidArgumentError: Ids repeat, an owner does not vote, or a number is out of its range.
@@ -102,12 +103,12 @@ class Roster:
 
     @cached_property
     def n_votes(self) -> int:
-        """The most that a parameter can get: the sum of weights."""
+        """The most votes that a parameter can get: the sum of weights."""
         return sum(self.weights)
 
     @cached_property
     def counted_rows(self) -> tuple[int, ...]:
-        """Rows of votes as they are counted: each as often as its voter has votes."""
+        """Rows of votes to count, each as often as its voter's weight."""
         rows = enumerate(self.weights)
         return tuple(row for row, weight in rows for _ in range(weight))
 

@@ -1,4 +1,4 @@
-"""Votes and replies that say how far: float32 scales behind their bits."""
+"""Votes and replies with step lengths: float32 scales after their bits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from distlion.vote.bucket_vote import BucketVote
 
 
 class ScalingVote(BucketVote):
-    """The vote on one bucket whose votes, and perhaps replies, end in scales.
+    """The vote on one bucket with scales at the end of votes, and of replies if the rule has them.
 
     Equation:
         x = x - lr * s * S, where the reply says s, a float32 for each parameter and shard
 
-    A parameter that lies in several shards has a scale in each: who counts a shard computes it of
-    what lies there, from bytes alone. Ops get it as the rate of a segment, which is cut where
-    shards meet, so that they know nothing of scales.
+    A parameter in several shards has a scale in each: a shard's owner computes it from its own
+    part, from bytes alone. Ops get it as the rate of a segment, which is cut where shards meet, so
+    that ops do not need to know scales.
     """
 
     def commit(
@@ -59,7 +59,7 @@ class ScalingVote(BucketVote):
         kernels.apply_reply(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
 
     def cut(self, shard: int) -> Iterator[tuple[int, Slot]]:
-        """Cut the parameters to one shard: the number of each that lies there, and its part."""
+        """Cut the parameters to one shard; yield the number of each one there, and its part."""
         n_words = self.bucket.shard_blocks * BLOCK_WORDS
         begin, end = shard * n_words, (shard + 1) * n_words
         for index, slot in enumerate(self.bucket.slots):
@@ -84,7 +84,7 @@ class ScalingVote(BucketVote):
         return bits.view(-1, self.reply_planes, BLOCK_WORDS)
 
     def read_scales(self, payload: Tensor) -> Tensor:
-        """Read how far a reply reaches: (n_shards, n_params) float32, where ``payload`` is."""
+        """Read a reply's step lengths: (n_shards, n_params) float32, on the payload's device."""
         _, tail = self._split(self._as_row(payload), self.shape.reply_bytes, self._n_reply_tail)
         return tail[0, :, : len(self.bucket.slots)]
 
@@ -115,7 +115,7 @@ class ScalingVote(BucketVote):
         return bits.view(len(votes), -1, self.vote_planes, BLOCK_WORDS), scales
 
     def _join_votes(self, votes: Tensor, scales: Tensor) -> Tensor:
-        """Put all scales behind the bits of each shard: (n_shards, vote_bytes) uint8."""
+        """Append all scales to the bits of each shard: (n_shards, vote_bytes) uint8."""
         shape = self.shape
         row = torch.zeros(shape.scales_bytes, dtype=torch.uint8, device=votes.device)
         found = scales.contiguous().view(-1).view(torch.uint8)
@@ -124,7 +124,7 @@ class ScalingVote(BucketVote):
         return torch.cat([bits, row.expand(shape.n_shards, -1)], dim=1)
 
     def _join_reply(self, reply: Tensor, scales: Tensor) -> Tensor:
-        """Put the scales, (shards, n_params) float32, behind the bits of each counted shard.
+        """Append the scales, (shards, n_params) float32, to the bits of each counted shard.
 
         Returns:
             (shards * reply_bytes,) uint8.
@@ -135,11 +135,11 @@ class ScalingVote(BucketVote):
         return torch.cat([bits, tail.view(torch.uint8)], dim=1).view(-1)
 
     def _count_shards(self, votes: Tensor) -> int:
-        """Return of how many shards votes are, (workers, n_shards * vote_bytes)."""
+        """Return the number of shards in votes, (workers, n_shards * vote_bytes)."""
         return votes.shape[1] // self.shape.vote_bytes
 
     def _measure(self, total: Tensor, n_votes: Sequence[int], shards: range) -> Tensor:
-        """Return how far the mean of what was said reaches, in each shard.
+        """Return the step length in each shard, the mean size of the summed votes.
 
         Equation:
             s = mean over the parameter's elements in the shard of |sum_i q_i| / n
@@ -147,10 +147,11 @@ class ScalingVote(BucketVote):
         Args:
             total: (512 blocks,) float32, the sum of all q of the shards that are counted here.
             n_votes: n, for each parameter.
-            shards: Those that are counted here.
+            shards: The shards that are counted here.
 
         Returns:
-            (shards, n_params) float32 on the device of ``total``; 0 where a parameter does not lie.
+            (shards, n_params) float32 on the device of ``total``; 0 for a parameter outside a
+            shard.
         """
         before = shards.start * self.bucket.shard_blocks * BLOCK_WORDS * WORD_ELEMENTS
         scales = total.new_zeros(len(shards), len(self.bucket.slots))
@@ -159,12 +160,12 @@ class ScalingVote(BucketVote):
                 start = slot.bucket_word * WORD_ELEMENTS - before
                 sizes = total[start : start + slot.n_elements].abs()
                 scales[row, index] = tree_mean(sizes, slot.n_elements * max(1, n_votes[index]))
-        # Sums of finite numbers may be beyond the range of a float.
+        # Sums of finite numbers may exceed the range of a float.
         return torch.nan_to_num_(scales, nan=FLOAT32_MAX, posinf=FLOAT32_MAX)
 
 
 def _take_piece(segment: Segment, slot: Slot, scale: float) -> Segment:
-    """Return a part of a segment, whose rate is scaled; momenta move elsewhere."""
+    """Return a part of a segment with a scaled rate; momenta move elsewhere."""
     start = (slot.first_word - segment.slot.first_word) * WORD_ELEMENTS
     here = slice(start, start + slot.n_elements)
     coefficients = segment.coefficients

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion.kernels import BlockVotes, Coins, settle_tally, tally_votes
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.errors import InvalidArgumentError
+from distlion.kernels import (
+    BlockVotes,
+    Coins,
+    add_sums,
+    settle_sum,
+    settle_tally,
+    start_sum,
+    tally_votes,
+)
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_sum_planes
 from distlion.vote.roster import Roster
 from distlion.vote.rule import Rule
 
@@ -23,8 +32,8 @@ class RuleTally:
         order, and the reply to their sum is that to all votes, bitwise
 
     Attributes:
-        rule: Any whose votes are integers.
-        bucket: Where parameters lie.
+        rule: A rule with integer votes.
+        bucket: The layout of the parameters.
         coins: The coins of this step; only those that are equal on all workers are used.
         n_votes: The most votes that a parameter can get.
         roster: Everybody who votes, with the weights w_i; None where every vote counts once.
@@ -69,3 +78,41 @@ class RuleTally:
             out=out,
         )
         return out.view(-1).view(torch.uint8)
+
+    def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
+        if self.roster is not None and self.roster.is_weighted:
+            raise InvalidArgumentError(
+                "packed sums count votes alike, and workers have weights. Expected weights of 1; "
+                "or use a pattern without packed sums, such as AllReduce()"
+            )
+        packed = votes.contiguous().view(torch.int64)
+        packed = packed.view(1, -1, self.rule.vote_planes, BLOCK_WORDS)
+        cast = BlockVotes(packed, present.unsqueeze(0), self.bucket, 0)
+        planes = start_sum(cast, vote_format=self.rule.vote_format)
+        return planes.view(-1).view(torch.uint8)
+
+    def add_sums(self, first: Tensor, second: Tensor, n_votes: int) -> Tensor:
+        n_planes = count_sum_planes(self.rule.vote_planes, n_votes)
+        planes = add_sums(self._planes_of(first), self._planes_of(second), n_planes)
+        return planes.view(-1).view(torch.uint8)
+
+    def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
+        bucket, rule = self.bucket, self.rule
+        planes = rule.reply_planes(self.n_votes)
+        out = total.new_empty(bucket.n_blocks, planes, BLOCK_WORDS, dtype=torch.int64)
+        settle_sum(
+            self._planes_of(total),
+            n_present,
+            bucket,
+            self.coins.tie,
+            vote_planes=rule.vote_planes,
+            vote_format=rule.vote_format,
+            reply_format=rule.reply_format,
+            out=out,
+        )
+        return out.view(-1).view(torch.uint8)
+
+    def _planes_of(self, total: Tensor) -> Tensor:
+        n_words = self.bucket.n_blocks * BLOCK_WORDS
+        words = total.contiguous().view(torch.int64)
+        return words.view(-1, n_words) if n_words else words.view(1, 0)

@@ -56,14 +56,14 @@ def test_bytes_are_told_as_seconds_of_a_link():
     text = show(VOTES, BASELINE)
     # 1 MB and 32 MB a step; 100 Mbit/s are 12.5 MB/s.
     assert "0.080 s" in text and "2.560 s" in text
-    assert "sends 32.0 times less" in text
+    assert "sends 32.0x fewer bytes" in text
 
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (VOTES, BASELINE, "and sends 32.0 times less."),
-        (BASELINE, VOTES, "and sends 32.0 times as much."),
+        (VOTES, BASELINE, "and sends 32.0x fewer bytes."),
+        (BASELINE, VOTES, "and sends 32.0x as many bytes."),
         (make_run("majority", [0.0, 5.0, 10.0], [5.0, 3.0, 2.2], 0), VOTES, "and sends nothing."),
     ],
 )
@@ -72,12 +72,15 @@ def test_who_sends_less_is_said(first, second, words):
 
 
 def test_equal_losses_are_level():
-    assert "majority ends level with majority" in show(VOTES, VOTES)
+    assert "majority matches majority" in show(VOTES, VOTES)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
-    [(VOTES, BASELINE, "majority ends 10.0% behind"), (BASELINE, VOTES, "9.1% ahead of majority")],
+    [
+        (VOTES, BASELINE, "majority trails global-adamw by 10.0%"),
+        (BASELINE, VOTES, "global-adamw leads majority by 9.1%"),
+    ],
 )
 def test_who_is_behind_is_said(first, second, words):
     assert words in show(first, second)
@@ -89,7 +92,7 @@ def test_next_commands_name_what_was_trained():
 
 def test_local_steps_are_named_as_those_who_compare_know_them():
     text = show(LOCAL, BASELINE)
-    assert "scaled every 8 steps, taken 2 later ends" in text
+    assert "scaled every 8 steps, taken 2 later trails" in text
     assert "without delay" in text and "without delay" not in show(VOTES, BASELINE)
     (methods,) = re.findall(r"--methods (\S+)", text)
     assert methods == "local-8-scaled-plain,global-adamw"
@@ -135,7 +138,7 @@ def test_a_second_run_is_trained_and_shown_beside_the_first(tmp_path):
     assert result.exit_code == 0, result.stderr
     record = json.loads((folder / "beside" / "record.json").read_text())
     assert (record["settings"]["rule"], record["settings"]["lr"]) == ("global-adamw", 0.002)
-    assert "majority ends" in result.stdout
+    assert "in validation loss" in result.stdout
     assert (folder / "beside.png").stat().st_size > 0
 
 

@@ -16,7 +16,13 @@ LION_CUB = Scenario(
 
 def test_all_rules_patterns_and_baselines_are_compared():
     forecasts = compare_methods(LION_CUB)
-    assert len(forecasts.ranked) == (len(matrix.LISTED) * len(matrix.PATTERNS) * 2 + len(BASELINES))
+    pairs = [
+        (rule, pattern)
+        for rule in matrix.LISTED.values()
+        for pattern in matrix.PATTERNS.values()
+        if matrix.carries(pattern, rule)
+    ]
+    assert len(forecasts.ranked) == 2 * len(pairs) + len(BASELINES)
 
 
 def test_forecasts_come_fastest_first():

@@ -7,15 +7,31 @@ import matrix
 from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
 from distlion.cost import LinkModel, exchange_seconds
 from distlion.cost.choice import MOST_OVERLAP_BUCKETS
-from distlion.exchange import AllGather, AllReduce, Exchange, ParameterServer
-from distlion.lab.planning import GPU, Scenario, forecast_votes
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import (
+    AllGather,
+    AllReduce,
+    Exchange,
+    ParameterServer,
+    RecursiveDoubling,
+)
+from distlion.lab.planning import GPU, Scenario, forecast_votes, list_able
 from distlion.lab.planning.votes import BUCKET_ELEMENTS, name_rule
 
 N_ELEMENTS = 1 << 21
 FRAMES_AND_PADDING = 0.01
 """A chunk of this size has 128 bytes of frame, and up to 511 elements of padding a shard."""
 
-each_rule = pytest.mark.parametrize("rule", matrix.LISTED.values(), ids=matrix.LISTED)
+PAIRS = {
+    f"{name}, {pattern_name}": (rule, pattern)
+    for name, rule in matrix.LISTED.items()
+    for pattern_name, pattern in matrix.PATTERNS.items()
+    if matrix.carries(pattern, rule)
+}
+each_pair = pytest.mark.parametrize(("rule", "pattern"), PAIRS.values(), ids=PAIRS)
+each_pattern_of_floats = pytest.mark.parametrize(
+    "pattern", matrix.PATTERNS_OF_ALL_RULES.values(), ids=matrix.PATTERNS_OF_ALL_RULES
+)
 each_pattern = pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
 
 
@@ -29,16 +45,26 @@ def make_scenario(**changes):
     return Scenario(**(given | changes))
 
 
+def bits_of_doubling(up, down, n):
+    """Add up what the first rank sends: its sums, and the reply where there is a rank to help."""
+    power = 2 ** math.floor(math.log2(n))
+    bits = sum(
+        math.ceil(math.log2((size + min(size, n - power)) * (2**up - 1) + 1))
+        for size in (2**bit for bit in range(round(math.log2(power))))
+    )
+    return bits + down * (n > power)
+
+
 # Bits an element that the busiest of n ranks sends, of u bits of a vote and d bits of a reply.
 BITS = {
     AllReduce: lambda u, d, n: (n - 1) / n * (u + d),
     AllGather: lambda u, d, n: (n - 1) * u,
     ParameterServer: lambda u, d, n: max(u, (n - 1) * d) if n > 1 else 0,
+    RecursiveDoubling: bits_of_doubling,
 }
 
 
-@each_rule
-@each_pattern
+@each_pair
 @pytest.mark.parametrize("n", range(1, 9))
 def test_closed_form_agrees_with_the_exact_plan(rule, pattern, n):
     shape = rule.shape_of(N_ELEMENTS, n)
@@ -60,8 +86,7 @@ def test_majority_vote_by_all_reduce_sends_two_bits_less_the_own_shard():
     assert 8 * sent_bytes / N_ELEMENTS == pytest.approx(1.5, rel=FRAMES_AND_PADDING)
 
 
-@each_rule
-@each_pattern
+@each_pair
 def test_forecast_adds_up(rule, pattern):
     scenario = make_scenario()
     forecast = forecast_votes(scenario, rule, pattern, overlap=False)
@@ -181,8 +206,7 @@ def test_large_model_has_buckets_of_bounded_size():
     assert two.communication_s == pytest.approx(2 * one.communication_s)
 
 
-@each_rule
-@each_pattern
+@each_pair
 def test_step_takes_longer_with_more_parameters_and_on_slower_links(rule, pattern):
     scenario = make_scenario()
     step_s = forecast_votes(scenario, rule, pattern, overlap=True).step_s
@@ -194,8 +218,7 @@ def test_step_takes_longer_with_more_parameters_and_on_slower_links(rule, patter
         assert forecast_votes(slower, rule, pattern, overlap=True).step_s > step_s
 
 
-@each_rule
-@each_pattern
+@each_pair
 def test_a_hundred_thousand_nodes_are_forecast(rule, pattern):
     forecast = forecast_votes(make_scenario(nodes=100_000), rule, pattern, overlap=False)
     assert 0 < forecast.step_s < math.inf
@@ -207,7 +230,7 @@ def test_rule_is_named_without_its_defaults():
     assert name_rule(QuantizedVote()) == "QuantizedVote(bits=4)"
 
 
-@each_pattern
+@each_pattern_of_floats
 @pytest.mark.parametrize(("bits", "sent_bits"), [(32, 64), (16, 48), (8, 40.125)])
 def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
     pattern: Exchange, bits: int, sent_bits: float
@@ -233,3 +256,29 @@ def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
         extra_s = synced.exposed_s - plain.exposed_s
         assert extra_s == pytest.approx(synced.communication_s - plain.communication_s)
         assert extra_s > 8 * 0.75 * (1 << 24) / every / 1e9
+
+
+def test_a_pattern_that_counts_in_parts_carries_no_floats():
+    scenario, doubling = make_scenario(), RecursiveDoubling()
+    assert doubling in list_able(scenario, MajorityVote())
+    assert doubling not in list_able(scenario, FullPrecision())
+    assert doubling not in list_able(replace(scenario, sync_every=100), MajorityVote())
+    with pytest.raises(InvalidArgumentError, match="FullPrecision"):
+        forecast_votes(scenario, FullPrecision(), doubling, overlap=False)
+
+
+def test_recursive_doubling_wins_with_many_workers_and_long_round_trips():
+    """1,024 workers: 10 rounds of one message each, where others send 1,023 and more."""
+    link = LinkModel.of_line(1e9, latency_s=2e-2, message_s=5e-4)
+    scenario = make_scenario(n_params=1_000_000, nodes=1024, link=link)
+    seconds = {
+        repr(pattern): forecast_votes(scenario, MajorityVote(), pattern, overlap=False).step_s
+        for pattern in matrix.PATTERNS.values()
+    }
+    assert min(seconds, key=seconds.__getitem__) == "RecursiveDoubling()"
+    few = replace(scenario, nodes=8, n_params=100_000_000)
+    seconds = {
+        repr(pattern): forecast_votes(few, MajorityVote(), pattern, overlap=False).step_s
+        for pattern in matrix.PATTERNS.values()
+    }
+    assert min(seconds, key=seconds.__getitem__) == "AllReduce()"

@@ -26,7 +26,7 @@ def make_settings(**given):
 def test_cores_hold_four_threads_each_and_four_workers_always(task, cores, threads, most):
     machine = Machine(cores=cores, memory_bytes=PLENTY)
     check_capacity(make_settings(workers=most, threads=threads), task, machine)
-    with pytest.raises(InvalidArgumentError, match=f"hold {most}; take as many, or --oversub"):
+    with pytest.raises(InvalidArgumentError, match=f"hold {most}; use {most} or --oversub"):
         check_capacity(make_settings(workers=most + 1, threads=threads), task, machine)
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA devices, imported where a tensor is on one. Needs the extra ``gpu``."""
+"""Triton kernels for CUDA devices, imported if a tensor is on one. Needs the extra ``gpu``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from distlion.kernels.gpu.encode import encode_kernel
 __all__ = ["IS_INTERPRETED", "TESTED_VERSIONS", "TritonKernels", "warn_of_version"]
 
 TESTED_VERSIONS = ((3, 7), (3, 9))
-"""The first and the last version that the kernels were tested with."""
+"""First and last version that the kernels were tested with."""
 IS_INTERPRETED = not isinstance(encode_kernel, triton.runtime.JITFunction)
 """Whether kernels are interpreted on the CPU: TRITON_INTERPRET was 1 when Triton was imported."""
 
 
 def warn_of_version(version: str) -> None:
-    """Warn of a version of Triton that the kernels were not tested with."""
+    """Warn if the kernels were not tested with this version of Triton."""
     first, last = TESTED_VERSIONS
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if not first <= numbers <= last:

@@ -207,7 +207,7 @@ class TritonKernels(PlainFeedback):
 
 
 class _Gathered(tuple[Segment, ...]):
-    """Segments with what has been read of them."""
+    """Segments with their table."""
 
     table: SegmentTable
 
@@ -231,7 +231,7 @@ def _encode(
     width: float = 0.0,
     direction: int = bits.FLOAT32.value,
 ) -> Tensor:
-    """Encode, then blank what is not finite. Without ``out``: only check."""
+    """Encode, then blank votes that are not finite. Without ``out``: only check."""
     table = _read(segments)
     if out is not None:
         if segments:
@@ -245,7 +245,7 @@ def _encode(
         table.rows, table.tiles, table.device, coin=zero, width=width, n_flags=len(segments)
     )
     flags = there.flags.view(torch.int8)
-    # The flags stand for what is not written.
+    # Without output, the flags take its place.
     target, planes = (flags, 1) if out is None else (out.view(-1), out.shape[1])
     for part in table.parts:
         kind, m_kind = part.kind
@@ -301,7 +301,7 @@ def _commit(
             committing.commit_kernel,
             part,
             there,
-            # The tile map stands for what is not read.
+            # Without a reply, the tile map takes its place.
             there.tiles if reply is None else reply.view(-1).view(torch.int32),
             FORMAT=reply_format,
             PLANES=1 if reply is None else reply.shape[1],

@@ -1,11 +1,11 @@
-"""What the kernels share: numbers in and out, bits into words, coins.
+"""Shared functions of the kernels: read and write numbers, pack bits into words, draw coins.
 
 A program works on a *tile*: 4,096 elements of one parameter, which is 64 words or one scale block.
 Inside, it is (ROWS, 32 / VEC, VEC): 128 half words of 32 bits, and a thread holds VEC neighbors, 16
 bytes of them. Words are read and written as two int32 halves, the lower one first.
 
 Every float operation rounds once: kernels are launched with ``enable_fp_fusion=False``, and avoid
-what Triton compiles to another rounding (``tl.fma``, float32 ``/``, ``tl.floor``).
+operations that Triton compiles to another rounding (``tl.fma``, float32 ``/``, ``tl.floor``).
 """
 
 import triton
@@ -65,7 +65,7 @@ def read(address, first, inner, left, KIND: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def narrow(value, KIND: tl.constexpr):
-    """Round to what is stored, to nearest even.
+    """Round to the storage dtype, to nearest even.
 
     bfloat16 by integers: casts of the interpreter truncate.
     """
@@ -81,7 +81,7 @@ def narrow(value, KIND: tl.constexpr):
 
 @triton.jit
 def write(address, first, inner, left, value, KIND: tl.constexpr, MASKED: tl.constexpr):
-    """Store what ``read`` would load."""
+    """Store the elements that ``read`` would load."""
     pointer = point_at(address, first, KIND, MASKED)
     if MASKED:
         tl.store(pointer + inner, narrow(value, KIND), mask=inner < left)
@@ -91,7 +91,7 @@ def write(address, first, inner, left, value, KIND: tl.constexpr, MASKED: tl.con
 
 @triton.jit
 def is_infinite_or_nan(value, KIND: tl.constexpr):
-    """Whether a float32 is not finite once it is stored."""
+    """Return whether a float32 is not finite once it is stored."""
     bits = value.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
     if KIND == BFLOAT16:
         return bits + 0x7FFF + ((bits >> 16) & 1) >= INFINITY_BITS
@@ -111,7 +111,7 @@ def find_half_words(packed, first_word, PLANES: tl.constexpr):
 
 @triton.jit
 def load_half_words(halves, left, MASKED: tl.constexpr):
-    """Load those of a tile: (ROWS,) int32, 0 behind the words of ``left`` elements."""
+    """Load a tile's half words: (ROWS,) int32, 0 after the words of ``left`` elements."""
     if MASKED:
         return tl.load(halves, mask=tl.arange(0, ROWS) < (left + 63) // 64 * 2, other=0)
     else:
@@ -120,7 +120,7 @@ def load_half_words(halves, left, MASKED: tl.constexpr):
 
 @triton.jit
 def store_half_words(halves, words, left, MASKED: tl.constexpr):
-    """Store what ``load_half_words`` would load."""
+    """Store the half words that ``load_half_words`` would load."""
     if MASKED:
         tl.store(halves, words, mask=tl.arange(0, ROWS) < (left + 63) // 64 * 2)
     else:
@@ -143,7 +143,7 @@ def unpack(halves, VEC: tl.constexpr):
 
 @triton.jit
 def mix(z):
-    """Do what ``coin.mix`` does: z is uint64."""
+    """Compute ``coin.mix`` of z, uint64."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return z ^ (z >> 31)
@@ -178,7 +178,7 @@ def blend_direction(numbers, m, g):
 
 @triton.jit
 def mask_direction(numbers, c, g):
-    """Return c, or +0 where a cautious parameter's c has not the sign of g."""
-    if tl.load(numbers + CAUTIOUS) != 0:  # for a whole tile alike
+    """Return c, or +0 where a cautious parameter's c does not have the sign of g."""
+    if tl.load(numbers + CAUTIOUS) != 0:  # the same for a whole tile
         c = tl.where(((c > 0) & (g > 0)) | ((c < 0) & (g < 0)), c, 0.0)
     return c

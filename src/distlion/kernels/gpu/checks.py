@@ -19,7 +19,7 @@ from distlion.kernels.gpu.encode import halve
 WORD, N_WORDS = tl.constexpr(3), tl.constexpr(4)
 LANES, TURNS = tl.constexpr(256), tl.constexpr(32)
 CRC_POLYNOMIAL = tl.constexpr(0xEDB88320)
-# Where the parts of the table of a checksum begin.
+# Offsets of the parts of a checksum's table.
 STEP_POWERS, LANE_POWERS, CHUNK_POWERS = tl.constexpr(1), tl.constexpr(33), tl.constexpr(33 + 256)
 
 
@@ -58,7 +58,7 @@ def digest_tile(row, first, left, BYTES: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def digest_kernel(table, tiles, totals, BYTES: tl.constexpr):
-    """Add up what tensors with elements of BYTES bytes are digested from.
+    """Add up the sums for digests of tensors with elements of BYTES bytes.
 
     Grid: one program a tile.
     Reads: tensors by the addresses of ``table``.
@@ -100,7 +100,7 @@ def square_sums_kernel(elements, n_elements, out, KIND: tl.constexpr):
 
 @triton.jit
 def multiply(one, other):
-    """Multiply polynomials modulo that of the CRC: uint32."""
+    """Multiply polynomials modulo the CRC's polynomial: uint32."""
     product = one & 0
     for i in tl.static_range(32):
         product ^= one & (0 - ((other >> (31 - i)) & 1))
@@ -110,7 +110,7 @@ def multiply(one, other):
 
 @triton.jit
 def step_ahead(register, steps):
-    """Move registers ahead by LANES words: each bit of them stands for one entry of ``steps``."""
+    """Move registers ahead by LANES words; each bit of them stands for one entry of ``steps``."""
     moved = register & 0
     for i in tl.static_range(32):
         moved ^= tl.load(steps + i) & (0 - ((register >> i) & 1))

@@ -1,4 +1,4 @@
-"""Committing: gradient, momentum, parameter and reply are read, momentum and parameter written."""
+"""The commit: read gradient, momentum, parameter and reply; write momentum and parameter."""
 
 import triton
 import triton.language as tl
@@ -55,7 +55,7 @@ def read_step(
     width = tl.load(numbers + STEP_WIDTH)
     bits = unpack(load_half_words(halves, left, MASKED), VEC)
     if FORMAT == SIGN:
-        # a times one or minus one, which is a with another sign.
+        # a times one or minus one, which only changes the sign of a.
         return ((~bits << 31) ^ width.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     elif FORMAT == TERNARY:
         moves = unpack(load_half_words(halves + 16, left, MASKED), VEC)
@@ -140,7 +140,7 @@ def move_tile(
     if MOMENTUM:
         grad = tl.load(row + GRAD)
         exp_avg = tl.load(row + EXP_AVG)
-        # A worker without gradient keeps its momentum.
+        # A worker without a gradient keeps its momentum.
         if grad != 0:
             g = read(grad, first, inner, left, KIND, MASKED) * tl.load(numbers + GRAD_SCALE)
             m = read(exp_avg, first, inner, left, M_KIND, MASKED)

@@ -1,4 +1,4 @@
-"""Counting, at the owner of a shard or for all virtual workers at once."""
+"""The count of votes, at the owner of a shard or for all virtual workers at once."""
 
 import triton
 import triton.language as tl
@@ -79,7 +79,7 @@ def count_kernel(
     WEIGHTED: tl.constexpr,
     VEC: tl.constexpr,
 ):
-    """Add the votes of those present, and write the reply.
+    """Add the votes of the workers present, and write the reply.
 
     Grid: one program a tile of a run, the part of a parameter that lies in the blocks at hand.
     Reads: ``table``, whose BUCKET_WORD is the run's first word in these blocks; ``voters``

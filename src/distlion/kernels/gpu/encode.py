@@ -1,4 +1,4 @@
-"""Encoding: one pass over gradient and momentum, which are only read."""
+"""The encoding of votes: one pass over gradient and momentum, which are only read."""
 
 import triton
 import triton.language as tl
@@ -33,7 +33,7 @@ from distlion.kernels.gpu.bits import (
 )
 
 NONE, SIGNS, TERNARY, LEVELS, DIRECTIONS = (tl.constexpr(i) for i in range(5))
-# What rounds to an infinite bfloat16 is this or larger: the float32 of bits 0x7F7F8000.
+# The smallest float32 that rounds to an infinite bfloat16, of bits 0x7F7F8000.
 BFLOAT16_INFINITE = tl.constexpr(3.3961775292304957e38)
 
 
@@ -91,11 +91,12 @@ def write_levels(
     L1: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Write the planes of a behind that of the signs."""
+    """Write the planes of a after the sign plane."""
     magnitude = tl.abs(c)
     highest = (1 << (PLANES - 1)) - 1.0
     scaled = magnitude * invert_scale(table, magnitude, left, L1)
-    # Clamped first: NaN and what no integer holds are not cast. Casts cut, as floor does from 0 up.
+    # Clamped first, so that NaN and too large numbers are not cast. Casts truncate, as floor from
+    # 0.
     level = tl.where(scaled < highest, scaled, highest).to(tl.int32)
     for plane in tl.static_range(1, PLANES):
         write_bits(halves + 16 * plane, ((level >> (plane - 1)) & 1) != 0, left, VEC, MASKED)
@@ -105,8 +106,8 @@ def write_levels(
 def find_rare(c, voted, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
     """Return 2 if something may not be finite, else 1 if some vote is on 0, else 0: one for a tile.
 
-    A sum is no smaller than its largest term, and NaN where a term is. Only where it is large, each
-    element is asked.
+    A sum is no smaller than its largest term, and NaN if a term is. Only if it is large is each
+    element checked.
     """
     limit = float("inf") if (M_KIND == FLOAT32 and DIRECTION == FLOAT32) else BFLOAT16_INFINITE
     total = tl.sum(tl.abs(c) + tl.abs(moved), axis=2)
@@ -144,7 +145,7 @@ def encode_tile(
 
     first_word = tl.load(row + BUCKET_WORD) + first // 64
     if VOTE == DIRECTIONS:
-        # In memory all values lie in order. Whether `out` is aligned, its launch knows.
+        # In memory all values lie in order. The launch knows whether `out` is aligned.
         target = out + first_word * 64 + inner
         if MASKED:
             tl.store(target, narrow(voted, DIRECTION), mask=inner < left)
@@ -215,7 +216,7 @@ def blank_kernel(table, tiles, out, finite, PLANES: tl.constexpr, LINEAR: tl.con
 
     Grid: one program a tile.
     Reads: ``table``, ``finite``.
-    Writes: ``out``, half words; LINEAR: those of values in order, else of planes.
+    Writes: ``out``, half words: with LINEAR of values in order, else of planes.
     """
     tile = tl.program_id(0)
     segment = tl.load(tiles + tile)

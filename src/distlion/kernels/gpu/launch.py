@@ -1,4 +1,4 @@
-"""How a kernel is launched: over which programs, of how many threads, with exact arithmetic."""
+"""The launch of a kernel: its programs, their threads, and exact arithmetic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from distlion.kernels.gpu import bits
 from distlion.kernels.gpu.table import Part, Uploaded
 
 N_WARPS = 4
-"""Fewer than 8: a thread has 32 elements, over which what it does once is spread."""
+"""Fewer than 8, so that a thread has 32 elements, which share its one-time work."""
 OPTIONS = {"num_warps": N_WARPS, "enable_fp_fusion": False}
-"""Of every kernel. Fused, a product and a sum would round once."""
+"""Options of every kernel. If fused, a product and a sum would round only once."""
 
 
 def count_neighbors(*kinds: int) -> int:
@@ -50,5 +50,5 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *arguments: Any, **constant
 def _entered(device: torch.device) -> AbstractContextManager[Any]:
     if device.type == "cuda":
         return torch.cuda.device(device)
-    # The interpreter computes with NumPy, which would warn of what a device does without a word.
+    # The interpreter computes with NumPy, which would warn where a device does not.
     return np.errstate(all="ignore")

@@ -15,7 +15,7 @@ LANES, TURNS = checks.LANES.value, checks.TURNS.value
 
 
 def multiply(one: int, other: int) -> int:
-    """Multiply two polynomials modulo that of the CRC."""
+    """Multiply two polynomials modulo the CRC's polynomial."""
     product = 0
     while other:
         if other & ONE:
@@ -45,7 +45,7 @@ def _list_multiples(first: int, factor: int, count: int) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _list_fixed(n_chunks: int) -> tuple[int, ...]:
-    """List what does not depend on the length of a row."""
+    """List the powers that do not depend on the length of a row."""
     word, step = raise_x(32), raise_x(32 * LANES)
     steps = [multiply(1 << bit, step) for bit in range(32)]
     lanes = _list_multiples(word, word, LANES)[::-1]
@@ -54,5 +54,5 @@ def _list_fixed(n_chunks: int) -> tuple[int, ...]:
 
 
 def list_powers(n_bytes: int, n_chunks: int) -> npt.NDArray[np.uint32]:
-    """List what ``checks.checksum_kernel`` multiplies with, in its order."""
+    """List the factors of ``checks.checksum_kernel``, in its order."""
     return np.array([raise_x(8 * n_bytes), *_list_fixed(n_chunks)], dtype=np.uint32)

@@ -16,13 +16,13 @@ def list_runs(
     first_block: int,
     n_blocks: int,
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
-    """List the runs that somebody votes for.
+    """List the runs that some worker votes for.
 
     Args:
-        bucket: Where parameters lie.
-        present: (workers, n_params), as of ``BlockVotes``.
+        bucket: The layout of the parameters.
+        present: (workers, n_params), as in ``BlockVotes``.
         first_block: The first of the blocks at hand.
-        n_blocks: How many they are.
+        n_blocks: Number of these blocks.
 
     Returns:
         The rows of a table, header included, and (runs, workers): how many times a vote counts.

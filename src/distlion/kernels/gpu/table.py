@@ -1,12 +1,12 @@
-"""One launch for a bucket: what a kernel has to know of each parameter, in one upload.
+"""The table for one launch per bucket: a kernel's data of each parameter, in one upload.
 
     row 0          key and inversion of a coin; the width of a level
     row 1 + i      addresses, sizes, places and rounded coefficients of parameter i
     tile map       int32: which parameter a program works on; a part for each kind of parameter
 
-Everything that changes from step to step travels here. A number given to a kernel as an argument
-would be compiled in, or rounded to float32. A table goes up from pinned memory of its own, which
-nobody writes to again, so that the host waits for no copy.
+All numbers that change from step to step are in the table. A number given to a kernel as an
+argument would be compiled in, or rounded to float32. A table is uploaded from its own pinned
+memory, which nobody writes to again, so that the host does not wait for the copy.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ KINDS: dict[torch.dtype, int] = {
 FIELDS, TILE = bits.FIELDS.value, bits.TILE.value
 ALIGN_BYTES = 16
 _MAP_ALIGN = 16
-"""Parts of the tile map begin at multiples of so many numbers, as kernels are compiled for."""
+"""Parts of the tile map begin at multiples of this many numbers, as kernels expect."""
 
 
 class Part(NamedTuple):
     """The tiles of the parameters of one kind.
 
     Attributes:
-        kind: Which dtypes.
-        begin, end: Where they are in the tile map.
+        kind: Their dtypes.
+        begin, end: Their range in the tile map.
     """
 
     kind: Any
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """A table on the device, as the kernels take it; with room for a flag of each parameter."""
+    """A table on the device, in the form for kernels, with space for a flag of each parameter."""
 
     rows: Tensor
     numbers: Tensor
@@ -87,7 +87,7 @@ def map_tiles(rows: Rows, kinds: Sequence[Any]) -> tuple[npt.NDArray[np.int32], 
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Copy to the device without waiting for it."""
+    """Copy an array to the device without waiting for it."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -103,7 +103,7 @@ def upload_table(
     width: float = 0.0,
     n_flags: int = 0,
 ) -> Uploaded:
-    """Put rows, header, tile map and flags, all of them up, into one buffer, and copy that."""
+    """Put rows with header, tile map and raised flags into one buffer, and copy it."""
     n_rows, n_tables = rows.size, rows.size + tiles.size // 2
     buffer = np.empty(n_tables + -(-n_flags // 8), dtype=np.int64)
     buffer[:n_rows] = rows.reshape(-1)
@@ -131,7 +131,7 @@ class SegmentTable:
         lr: (n,) float64.
         tiles: The tile map.
         parts: Its parts; the kind is (parameter's, momentum's), as ``KINDS`` numbers them.
-        device: That of all tensors.
+        device: The device of all tensors.
     """
 
     rows: Rows
@@ -143,7 +143,7 @@ class SegmentTable:
     def check_room(self, packed: Tensor) -> None:
         """Refuse a packed tensor that is not on the device, contiguous and large enough.
 
-        Only ops that pack ask where in a bucket segments are.
+        Only ops that pack need the segments' places in a bucket.
         """
         if packed.device != self.device or not packed.is_contiguous():
             raise InvalidArgumentError(
@@ -160,7 +160,7 @@ class SegmentTable:
             )
 
     def mark_present(self, present: Sequence[int], *, counts: bool) -> Rows:
-        """Return rows with the numbers of voters, and a = lr / n of those that count."""
+        """Return rows with the numbers of voters, and with a = lr / n for replies of counts."""
         n_present = np.asarray(present, dtype=np.int64).reshape(-1)
         if len(n_present) != len(self.lr) or (n_present < 0).any():
             raise InvalidArgumentError(

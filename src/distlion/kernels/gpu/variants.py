@@ -1,4 +1,4 @@
-"""Every variant that kernels are launched in, and how to compile one without a device."""
+"""All variants in which kernels are launched, and their compilation without a device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINTERS = {
     "starts": "*i64",
     "sums": "*i64",
 }
-"""What kernels are given, from its start of 16 aligned bytes on, as torch allocates."""
+"""Pointer types of kernel arguments, aligned to 16 bytes, as torch allocates."""
 UNALIGNED = {"rows"}
 NUMBERS = ("n_workers", "worker_stride", "row_stride", "n_bytes", "n_elements")
 
@@ -45,8 +45,8 @@ class Variant:
         name: Op and dtypes.
         kernel: The compiled form of a kernel of this package.
         constants: Its constexpr arguments.
-        types: Pointers that are not what ``POINTERS`` says.
-        tile: Elements that one program works on; 0 where that says nothing.
+        types: Types of pointers that differ from ``POINTERS``.
+        tile: Elements that one program works on; 0 where this has no meaning.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Variant:
     def compile(self, capability: int, *, is_exact: bool = True) -> Any:
         """Compile for devices of a compute capability (90 is sm_90), as a launch would.
 
-        With ``is_exact=False``, products and sums are fused, which is how tests would notice.
+        With ``is_exact=False``, products and sums are fused, so that tests can check for it.
         """
         signature, attributes = {}, {}
         for place, name in enumerate(self.kernel.arg_names):
@@ -120,7 +120,7 @@ COUNTS = {
 
 
 def list_variants() -> Iterator[Variant]:
-    """List them all; of formats that differ in their number of planes, one."""
+    """List all variants, with one number of planes for formats that have several."""
     for kind_name, kind in _list_kinds():
         for name, (vote, planes, is_l1, direction) in VOTES.items():
             votes = {"VOTE": vote.value, "PLANES": planes, "L1": is_l1, "DIRECTION": direction}

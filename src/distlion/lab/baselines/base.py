@@ -1,4 +1,4 @@
-"""What every baseline defines: a gradient as a payload, and the mean of payloads."""
+"""The interface of baselines: a gradient as a payload, and the mean of payloads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SCALAR_BYTES = FLOAT32_BYTES
 LENGTH_BYTES = 8
 
 State = Mapping[str, Tensor]
-"""What a method keeps from step to step about one parameter on one worker, by name."""
+"""State of a method for one parameter on one worker, by name."""
 
 
 class Payload(ABC):
-    """What one worker sends about one parameter."""
+    """One worker's data about one parameter, as sent."""
 
     @property
     @abstractmethod
@@ -27,30 +27,30 @@ class Payload(ABC):
 
     @abstractmethod
     def to_wire(self) -> Tensor:
-        """Return these bytes: (n_bytes,) uint8, numbers as the machine keeps them."""
+        """Return these bytes: (n_bytes,) uint8, numbers in the machine's byte order."""
 
 
 class Compression(ABC):
     """A method that averages gradients in fewer bytes.
 
     Methods are frozen dataclasses without state; a method's ``repr`` rebuilds it. They are pure:
-    they work on one parameter of one worker, write to no argument, and never meet a peer. Tensors
-    are flat and on one device. What is not finite reaches all workers, as with an all-reduce.
+    they work on one parameter of one worker, write to no argument, and never communicate. Tensors
+    are flat and on one device. Values that are not finite reach all workers, as with an all-reduce.
     """
 
     @property
     def shares_scalar(self) -> bool:
-        """Whether workers exchange the scalars of ``measure`` before they compress."""
+        """True if workers exchange the scalars of ``measure`` before they compress."""
         return False
 
     @property
     def gathers(self) -> bool:
-        """Whether every worker needs all payloads; False where the network can add them."""
+        """True if every worker needs all payloads; False if the network can add them."""
         return True
 
     @property
     def varies(self) -> bool:
-        """Whether payloads of one parameter differ in length, which workers then exchange too."""
+        """True if a parameter's payloads differ in length; workers then exchange lengths too."""
         return False
 
     def create_state(self, n_elements: int, device: torch.device) -> State:
@@ -58,13 +58,13 @@ class Compression(ABC):
         return {}
 
     def measure(self, grad: Tensor) -> Tensor:
-        """Return the scalar of this worker, whose maximum over all workers ``compress`` is given.
+        """Return this worker's scalar; ``compress`` gets its maximum over all workers.
 
         Args:
             grad: (n,) float32. Read only.
 
         Returns:
-            () float32, 0 where no scalar is shared.
+            () float32; 0 if no scalar is shared.
         """
         return grad.new_zeros(())
 
@@ -79,14 +79,14 @@ class Compression(ABC):
         generator: torch.Generator,
         scalar: Tensor,
     ) -> tuple[Payload, State]:
-        """Choose what this worker sends.
+        """Compress a gradient into this worker's payload.
 
         Args:
             grad: (n,) float32. Read only.
-            state: Of this parameter on this worker. Read only.
-            step: Counted from 0.
-            n_workers: Workers whose gradients are averaged.
-            generator: On the gradient's device.
+            state: State of this parameter on this worker. Read only.
+            step: Number of the step, counted from 0.
+            n_workers: Number of workers in the average.
+            generator: Generator on the gradient's device.
             scalar: () float32, the largest ``measure`` of all workers.
 
         Returns:
@@ -95,7 +95,7 @@ class Compression(ABC):
 
     @abstractmethod
     def aggregate(self, payloads: Sequence[Payload], n_elements: int) -> Tensor:
-        """Average the payloads of all workers, added in rank order.
+        """Return the mean of all workers' payloads, added in rank order.
 
         Returns:
             (n_elements,) float32.
@@ -115,17 +115,17 @@ class Compression(ABC):
 
         Args:
             wire: (n_bytes,) uint8.
-            n_elements: Of the parameter.
+            n_elements: Length of the parameter.
             scalar: () float32, the largest ``measure`` of all workers.
         """
 
 
 def gathered_bytes(compression: Compression, payloads: Sequence[Payload]) -> int:
-    """Count what each worker sends when payloads of one parameter are gathered in a ring.
+    """Count the bytes that each worker sends to gather one parameter's payloads in a ring.
 
     Args:
-        compression: What made them.
-        payloads: Of all workers. Shorter ones are padded to the longest.
+        compression: The method that made them.
+        payloads: Payloads of all workers. Shorter ones are padded to the longest.
     """
     longest = max(payload.n_bytes for payload in payloads)
     own = SCALAR_BYTES * compression.shares_scalar + LENGTH_BYTES * compression.varies + longest

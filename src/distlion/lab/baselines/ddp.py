@@ -25,11 +25,11 @@ _ONE_BUCKET_MB = 1 << 20
 
 
 class Account(Protocol):
-    """The state of a communication hook, which counts."""
+    """A communication hook's state, which counts steps and bytes."""
 
     @property
     def steps(self) -> int:
-        """Return the backward passes so far."""
+        """Return the number of backward passes so far."""
 
     @property
     def sent_bytes(self) -> int:
@@ -41,7 +41,7 @@ def wrap_in_ddp(
 ) -> DistributedDataParallel:
     """Wrap a model with the buckets that a compression needs, and without a hook."""
     with warnings.catch_warnings():
-        # Torch 2.13 renamed the argument; older ones know only this name.
+        # Torch 2.13 renamed the argument; older versions know only this name.
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(
             model,
@@ -57,7 +57,7 @@ def compress_gradients(
     """Register the hook of a compression; None counts the bytes of a float32 all-reduce.
 
     Args:
-        model: As ``wrap_in_ddp`` makes it for the same compression.
+        model: Model from ``wrap_in_ddp`` for the same compression.
         compression: The method.
         seed: Seed of its draws, equal on all workers.
 

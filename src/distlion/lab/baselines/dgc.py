@@ -22,7 +22,7 @@ _WARMUP_FRACTIONS = (1 / 4, 1 / 16, 1 / 64, 1 / 256)
 
 @dataclass(frozen=True)
 class DeepGradientCompression(SparseCompression):
-    """Accumulate momentum, not gradients, and send the largest entries of what has accumulated.
+    """Accumulate momentum, not gradients, and send the largest accumulated entries.
 
     Equation:
         g' = g * min(1, C sqrt(N) / |g|);  u = m u + g';  v = v + u
@@ -34,21 +34,21 @@ class DeepGradientCompression(SparseCompression):
 
     Args:
         keep: Fraction of the entries to send, in (0, 1]; the paper's sparsity is 1 - ``keep``.
-        momentum: In [0, 1).
-        clip_norm: Norm at which the mean gradient of a parameter should be clipped, > 0; N
-            independent gradients with a mean of that norm are sqrt(N) times as long. None: never.
-        warmup_steps: Steps in which the sparsity rises, as 4 epochs in the paper, at least 0.
+        momentum: Momentum, in [0, 1).
+        clip_norm: Norm at which to clip a parameter's mean gradient, above 0. None: never. N
+            independent gradients with a mean of that norm are sqrt(N) times as long.
+        warmup_steps: Steps in which the sparsity rises, at least 0; the paper has 4 epochs.
 
     Raises:
         InvalidArgumentError: A number is out of its range.
         UnsupportedTypeError: ``warmup_steps`` is not an integer.
 
     Notes:
-        The momentum is in here: feed the mean to SGD without momentum.
+        The momentum is part of the method: feed the mean to SGD without momentum.
         The paper's G_k is a worker's gradient over N, clipped at C / sqrt(N): the same bound.
-        The paper clips by the norm of all gradients. Here it is that of each parameter, because
-        DDP exchanges the last layers before the gradients of the first ones exist.
-        The k largest are exact, at least one; which of equal ones is up to ``torch.topk``.
+        The paper clips by the norm of all gradients. This method clips each parameter by its own
+        norm, because DDP exchanges the last layers before the first layers' gradients exist.
+        The k largest are exact, at least one; ``torch.topk`` chooses among equal ones.
         There is no Nesterov momentum.
     """
 
@@ -80,7 +80,7 @@ class DeepGradientCompression(SparseCompression):
             )
 
     def kept_fraction(self, step: int) -> float:
-        """Return the fraction that is sent at a step, counted from 0."""
+        """Return the fraction to send at a step, counted from 0."""
         if step >= self.warmup_steps:
             return self.keep
         stage = len(_WARMUP_FRACTIONS) * step // self.warmup_steps

@@ -17,31 +17,32 @@ from distlion.lab.baselines.sparse import (
 )
 
 MIN_SAMPLE_ELEMENTS = 1000
-"""A sample is at least this large: with ``keep`` 0.04, the kept fraction then has a standard
-deviation of 0.006, and a parameter of at most as many elements is looked at whole."""
+"""Smallest size of a sample: with ``keep`` 0.04, the kept fraction then has a standard deviation of
+0.006. Parameters with at most this many elements are read as a whole."""
 
 
 @dataclass(frozen=True)
 class GradDrop(SparseCompression):
-    """Send the entries above a threshold, and add what was dropped to the next gradient.
+    """Send the entries above a threshold, and add the dropped ones to the next gradient.
 
     Equation:
         a = g + r;  sent = a where |a| >= T, else 0;  r' = a - sent
         (Sparse communication for distributed gradient descent, arXiv:1704.05021, Algorithm 1)
-        r is the state's ``residual``. T is the ``keep`` quantile from above of |a|, one for each
+        r is the state's ``residual``. T is the upper ``keep`` quantile of |a|, one for each
         parameter, in a random sample of ``sample`` of the entries.
 
     Args:
         keep: Fraction of the entries to send, in (0, 1]; the paper's drop rate R is 1 - ``keep``.
-        sample: Fraction of the entries to estimate T from, in (0, 1], drawn with replacement; at
-            least ``MIN_SAMPLE_ELEMENTS``, or all of a parameter that has no more.
+        sample: Fraction of the entries from which to estimate T, in (0, 1], drawn with
+            replacement. At least ``MIN_SAMPLE_ELEMENTS`` are drawn, or a smaller parameter is read
+            as a whole.
 
     Raises:
         InvalidArgumentError: A fraction is out of its range.
 
     Notes:
-        Entries that are exactly 0 are never sent, so that T = 0 sends what is not 0. Entries equal
-        to T are sent, NaN too. Payloads vary in length.
+        Entries that are exactly 0 are never sent, so T = 0 sends all nonzero entries. Entries equal
+        to T are sent, and so is NaN. Payloads vary in length.
     """
 
     keep: float = 0.04
@@ -71,7 +72,7 @@ class GradDrop(SparseCompression):
         accumulated = grad + state["residual"]
         sizes = accumulated.abs()
         threshold = self._estimate_threshold(sizes, generator)
-        # Not `>=`, which is False for a NaN that must not stay behind in the residual.
+        # Not `>=`, which is False for NaN: a NaN must not stay in the residual.
         chosen = ~(sizes < threshold) & (sizes != 0)
         payload = SparsePayload.pick(accumulated, chosen.nonzero().squeeze(1))
         return payload, {"residual": accumulated.masked_fill_(chosen, 0.0)}

@@ -39,9 +39,9 @@ class HalfPrecision(Compression):
         mean = sum_i fl16(fl16(g_i) / N), each addition rounded to float16
 
     Notes:
-        The network can add these payloads in an all-reduce: over DDP, take PyTorch's own
-        ``fp16_compress_hook``. Its sums may be taken in another order; for two workers they are
-        bitwise identical. Beyond the range of float16 they are infinite.
+        The network can add these payloads in an all-reduce: with DDP, use PyTorch's own
+        ``fp16_compress_hook``. It may add in another order; for two workers the sums are bitwise
+        identical. Sums beyond the range of float16 are infinite.
     """
 
     @property

@@ -15,26 +15,26 @@ from distlion.lab.baselines.worker import Worker
 
 
 class CompressionState:
-    """What the hook keeps on one worker: each parameter's state, the step, and bytes.
+    """The hook's state on one worker: each parameter's state, the step, and bytes.
 
-    State is kept by parameter, since DDP cuts its buckets anew after the first step.
+    State is kept by parameter, since DDP rebuilds its buckets after the first step.
 
     Args:
         compression: The method.
-        params: Of the wrapped model, in its order; frozen ones are passed over.
+        params: Parameters of the wrapped model, in its order; frozen ones are skipped.
         process_group: The workers whose gradients are averaged; None for the default group.
-        seed: Of random levels and samples, equal on all workers.
+        seed: Seed of random levels and samples, equal on all workers.
 
     Raises:
-        UnsupportedTypeError: The payloads of the method are not for gathering.
+        UnsupportedTypeError: The method's payloads are added in an all-reduce, not gathered.
         ProcessGroupError: There is no process group.
 
     Attributes:
-        steps: Backward passes whose gradients were averaged.
-        sent_bytes: Handed to the network by this rank in all of them: gathers in a ring, shared
-            scalars, lengths and padding included.
-        uplink_bytes, reply_bytes: What the method itself would have sent to a server, and a server
-            to this worker.
+        steps: Number of backward passes with averaged gradients.
+        sent_bytes: Bytes that this rank handed to the network in all of them: gathers in a ring,
+            with shared scalars, lengths and padding.
+        uplink_bytes, reply_bytes: Bytes that the method itself would have sent to a server, and a
+            server to this worker.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CompressionState:
         if not compression.gathers:
             raise UnsupportedTypeError(
                 f"the payloads of {compression!r} are added in an all-reduce; register PyTorch's "
-                "fp16_compress_hook in the place of this hook"
+                "fp16_compress_hook instead of this hook"
             )
         process_group = process_group or dist.group.WORLD
         if process_group is None:
@@ -69,12 +69,12 @@ class CompressionState:
         """Compress the gradient of a parameter, (n,) float32.
 
         Raises:
-            InvalidArgumentError: The parameter is not one of those given.
+            InvalidArgumentError: The parameter is not one of the given ones.
         """
         if param not in self._indices:
             raise InvalidArgumentError(
                 f"a gradient of shape {tuple(param.shape)} belongs to none of the given "
-                "parameters; give CompressionState those of the wrapped model"
+                "parameters; give CompressionState the parameters of the wrapped model"
             )
         return self._worker.compress(self._indices[param], grad, step=self.steps, scalar=scalar)
 
@@ -86,7 +86,7 @@ class CompressionState:
         return rows
 
     def count(self, payloads: Sequence[Payload], n_elements: int) -> None:
-        """Count what the method itself would have sent about one parameter."""
+        """Count the bytes that the method itself would have sent about one parameter."""
         own = payloads[self.process_group.rank()]
         self.uplink_bytes += self.compression.uplink_bytes(own)
         self.reply_bytes += self.compression.reply_bytes(payloads, n_elements)
@@ -102,7 +102,7 @@ def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futur
     5. aggregate them in rank order, which is the same arithmetic on every rank
 
     Args:
-        state: Of this model; registered together with this hook.
+        state: State for this model, registered together with this hook.
         bucket: Gradients of any floating dtype; the arithmetic is float32. Overwritten.
 
     Returns:
@@ -137,7 +137,7 @@ def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futur
 def _share_scalars(state: CompressionState, grads: Sequence[Tensor]) -> Sequence[Tensor]:
     own = torch.stack([state.compression.measure(grad) for grad in grads])
     if state.compression.shares_scalar:
-        # Not an all-reduce: the maximum must be NaN where one of them is.
+        # Not an all-reduce: the maximum must be NaN if any of them is.
         own = torch.stack(state.gather(own)).amax(dim=0)
     return own.unbind()
 

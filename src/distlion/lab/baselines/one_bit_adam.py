@@ -1,4 +1,4 @@
-"""1-bit Adam: AdamW in full precision, then momenta that travel as signs with error feedback."""
+"""1-bit Adam: AdamW in full precision, then momenta sent as signs with error feedback."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from distlion.lab.baselines.ring import FLOAT32_BYTES, ring_all_reduce_bytes
 BETAS = (0.9, 0.999)
 EPS = 1e-8
 WARM_UP_SHARE = 0.2
-"""Of a run: the steps in full precision."""
+"""Share of a run with steps in full precision."""
 
 
 class OneBitAdam:
-    """N workers of 1-bit Adam, which take turns with one set of parameters.
+    """N workers of 1-bit Adam that take turns with one set of parameters.
 
     Equation:
         warm-up: AdamW on the mean gradient; v stays as it is afterwards, corrected for its bias.
@@ -29,22 +29,22 @@ class OneBitAdam:
         (1-bit Adam, arXiv:2102.02888, with decoupled decay)
 
     Args:
-        params: Of the model.
-        lr: Highest learning rate, which a schedule reaches.
-        decay: What weights lose in a step at the highest rate.
+        params: Parameters of the model.
+        lr: Highest learning rate of the schedule.
+        decay: Share of its value that a weight loses in a step at the highest rate.
         workers: N, at least 1.
-        steps: Of the whole run, of which a fifth warms up and sends 32 bits each way.
+        steps: Steps of the whole run. The first fifth warms up and sends 32 bits each way.
 
     Attributes:
-        optimizer: Its rate is that of the next step.
-        rounds: Messages of a step that wait for each other.
+        optimizer: Optimizer with the learning rate of the next step.
+        rounds: Number of sequential messages in a step.
 
     Raises:
         InvalidArgumentError: ``workers`` is less than 1.
 
     Notes:
-        The sum of the workers' votes has one scale for each parameter, as a single server would
-        give it; bytes are those of a server that is shared out over all workers.
+        The sum of the workers' votes has one scale for each parameter, as from a single server. The
+        bytes are counted for a server that is divided among all workers.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OneBitAdam:
         self._errors = [_zeros_like(params) for _ in range(workers)]
         self._server_errors = _zeros_like(params)
         self.rounds = 0 if workers == 1 else 2 * math.ceil(math.log2(workers))
-        # It moves by lr times what is in the place of the gradient; the decay is done before.
+        # It moves by lr times the value in ``p.grad``; the decay is done before.
         self.optimizer = torch.optim.SGD(params, lr)
 
     @property
@@ -80,7 +80,7 @@ class OneBitAdam:
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits that the server sends to each worker: as many."""
+        """Bits that the server sends to each worker: as many as the worker sends."""
         return self.up_bits_per_parameter
 
     @property
@@ -115,7 +115,7 @@ class OneBitAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Move the parameters."""
-        # Decay follows the rate, and takes its share of a weight at the highest.
+        # Decay follows the rate, and takes its full share at the highest.
         kept = 1 - self._decay * float(self.optimizer.param_groups[0]["lr"]) / self._lr
         warm_steps = min(self._done + 1, self._warm_up)
         for index, param in enumerate(self._params):
@@ -129,7 +129,7 @@ class OneBitAdam:
         self._done += 1
 
     def _take_mean(self, index: int) -> Tensor:
-        """Move the first moment by what the workers sent; return it, corrected for its bias."""
+        """Move the first moment by the workers' mean; return it, corrected for its bias."""
         mean, first = self._sums[index], self._first[index]
         if self._is_warming_up:
             first.mul_(BETAS[0]).add_(mean, alpha=1 - BETAS[0])
@@ -148,7 +148,7 @@ def count_step_bytes(params: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def compress_signs(values: Tensor) -> Tensor:
-    """Return signs with one scale, of the norm of ``values``, any shape; 0 counts as plus."""
+    """Return signs scaled to the norm of ``values``, any shape; 0 counts as plus."""
     scale: Tensor = values.norm() / values.numel() ** 0.5
     return scale * torch.where(values < 0, -1.0, 1.0)
 

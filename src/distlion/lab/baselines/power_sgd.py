@@ -1,4 +1,4 @@
-"""PowerSGD: the mean gradient of a matrix as a product of two thin ones."""
+"""PowerSGD: the mean gradient of a matrix as a product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _SEED_LIMIT = 1_000_000_000
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Average gradients as matrices of low rank, and add what that lost to the next ones.
+    """Average gradients as matrices of low rank, and add the error to the next ones.
 
     Equation:
         M = G + E;  P = orth(M orth(Q));  R = M^T P;  the mean becomes P R^T
         next E = M - P R^T;  next Q = R
         (PowerSGD, arXiv:1905.13727, Algorithms 1 and 2)
         G, (n, m), is the mean gradient; orth makes columns orthonormal; Q, (m, r), starts random.
-        Workers add up M_i orth(Q) and M_i^T P, which are linear in their own M_i = G_i + E_i, and
-        the mean of what each has lost is E: with Q, all the state that it takes to train as all of
-        them do.
+        Workers add up M_i orth(Q) and M_i^T P, which are linear in their own M_i = G_i + E_i. E is
+        the mean of their errors E_i: with Q, it is all the state needed to train as N workers.
 
     Args:
-        rank: r, at least 1.
-        start_step: Steps of a full all-reduce before it, at least 0; for PyTorch's hook at least 2.
+        rank: Rank r of the factors, at least 1.
+        start_step: Steps with a full all-reduce before compression, at least 0; for PyTorch's hook
+            at least 2.
 
     Raises:
         InvalidArgumentError: A number is out of its range.
 
     Notes:
-        As in PyTorch's hook, a parameter of shape (n, ...) is a matrix of n rows, and one is left
-        alone that would not shrink to less than half. Each worker of the hook keeps the float32
-        sum of how its gradients differ from the mean, whose rounding grows with the steps. Where M
-        is 0, the hook's orth of rank 1 or 2 gives NaN; here it does not.
+        As in PyTorch's hook, a parameter of shape (n, ...) is a matrix of n rows. It is not
+        compressed if it would not shrink to less than half. Each worker of the hook keeps the
+        float32 sum of its gradients' differences from the mean; its rounding error grows with the
+        steps. Where M is 0, the hook's orth of rank 1 or 2 gives NaN; here it does not.
     """
 
     rank: int = 4
@@ -54,7 +54,7 @@ class PowerSGD:
             )
 
     def sent_elements(self, shape: torch.Size) -> int | None:
-        """Return how many numbers of a parameter a worker hands to all-reduces; None for all."""
+        """Return the numbers of a parameter that a worker hands to all-reduces; None for all."""
         if len(shape) < 2 or shape.numel() == 0:
             return None
         rows, columns = shape[0], shape.numel() // shape[0]
@@ -62,15 +62,15 @@ class PowerSGD:
         return n_sent if _LEAST_RATE * n_sent < rows * columns else None
 
     def draw_factors(self, shapes: Sequence[torch.Size], seed: int) -> dict[int, Tensor]:
-        """Draw the first Q of all parameters that are compressed.
+        """Draw the first Q of every compressed parameter.
 
         Args:
-            shapes: Of the parameters, in the order of the model.
-            seed: As of PyTorch's hook, which has the same factors if all parameters are in one
-                bucket and their gradients arrive from the last to the first.
+            shapes: Shapes of the parameters, in the order of the model.
+            seed: Seed, as in PyTorch's hook. The hook has the same factors if all parameters are in
+                one bucket and their gradients arrive from the last to the first.
 
         Returns:
-            By position: (m, r) float32, on the CPU.
+            The factors by position: (m, r) float32, on the CPU.
         """
         generator = torch.Generator().manual_seed(
             int(np.random.RandomState(seed).randint(_SEED_LIMIT))

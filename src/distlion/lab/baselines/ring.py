@@ -1,4 +1,4 @@
-"""What a worker sends in the ring collectives of Gloo and NCCL."""
+"""Bytes that a worker sends in the ring collectives of Gloo and NCCL."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def ring_all_reduce_bytes(
 
 
 def ring_all_gather_bytes(n_bytes: int, world_size: int) -> int:
-    """Count the bytes that each worker sends in a ring all-gather of ``n_bytes`` from everybody.
+    """Count the bytes that each worker sends in a ring all-gather of ``n_bytes`` from each.
 
     Equation:
-        (N - 1) * n_bytes    (its own piece, then each piece that arrives but the last)
+        (N - 1) * n_bytes    (its own piece, then each arriving piece but the last)
     """
     return (world_size - 1) * n_bytes

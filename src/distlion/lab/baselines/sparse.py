@@ -1,4 +1,4 @@
-"""What GradDrop and DGC have in common: a few entries of a tensor, as values and indices."""
+"""The common part of GradDrop and DGC: a few entries of a tensor, as values and indices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SparseCompression(Compression):
         entries = [_sparse(payload) for payload in payloads]
         total = torch.zeros(n_elements, device=entries[0].values.device)
         for payload in entries:
-            # No index comes twice in a payload, so the order of additions is that of the ranks.
+            # No index comes twice in a payload, so entries are added in rank order.
             total.index_add_(0, payload.indices, payload.values)
         return total.div_(len(entries))
 
@@ -80,7 +80,7 @@ class SparseCompression(Compression):
 
 
 def count_kept(n_elements: int, keep: float) -> int:
-    """Return how many of ``n_elements`` a fraction is, to the nearest, and at least one."""
+    """Return the number of elements in a fraction, to the nearest, and at least one."""
     return max(1, round(keep * n_elements))
 
 
@@ -88,7 +88,7 @@ def check_fraction(owner: str, name: str, value: float) -> None:
     """Check that a setting lies in (0, 1].
 
     Raises:
-        InvalidArgumentError: It does not.
+        InvalidArgumentError: It lies outside.
     """
     if not 0 < value <= 1:
         raise InvalidArgumentError(f"{owner}({name}={value}): expected a number in (0, 1]")

@@ -18,7 +18,7 @@ from distlion.lab.baselines.half import HALF_BYTES
 from distlion.lab.baselines.power_sgd import PowerSGD
 from distlion.lab.baselines.ring import FLOAT32_BYTES, ring_all_reduce_bytes
 
-# DDP cuts its buckets anew before it, and errors are kept by bucket.
+# DDP rebuilds its buckets before this step, and the hook keeps errors by bucket.
 _LEAST_START_STEP = 2
 
 
@@ -28,9 +28,9 @@ class AllReduceState:
 
     Attributes:
         process_group: The workers.
-        element_bytes: Of a number on the wire.
-        steps: Backward passes so far.
-        n_elements: Numbers in all of them.
+        element_bytes: Size of a number on the wire.
+        steps: Number of backward passes so far.
+        n_elements: Count of numbers in all of them.
     """
 
     process_group: dist.ProcessGroup
@@ -40,27 +40,27 @@ class AllReduceState:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that each worker has sent, if the all-reduce is a ring, as Gloo's is."""
+        """Bytes that each worker has sent, for all-reduces in a ring, as in Gloo."""
         return ring_all_reduce_bytes(
             self.n_elements, self.process_group.size(), element_bytes=self.element_bytes
         )
 
     def count(self, bucket: GradBucket, n_elements: int) -> None:
-        """Count one bucket, of which ``n_elements`` numbers travel."""
+        """Count one bucket that sends ``n_elements`` numbers."""
         self.n_elements += n_elements
         self.steps += bucket.is_last()
 
 
 class CountedPowerSGD(AllReduceState):
-    """PowerSGD's state, with an account of what its low-rank factors take.
+    """PowerSGD's state, with an account of its low-rank factors.
 
     Args:
         process_group: The workers.
-        method: Rank, and steps before it.
-        seed: Of the first factors, equal on all workers.
+        method: Rank, and number of steps before compression.
+        seed: Seed of the first factors, equal on all workers.
 
     Raises:
-        InvalidArgumentError: It would start before step 2, which PyTorch's hook cannot.
+        InvalidArgumentError: Compression would start before step 2, which PyTorch's hook refuses.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, method: PowerSGD, *, seed: int) -> None:
@@ -94,13 +94,13 @@ def power_sgd_hook(state: CountedPowerSGD, bucket: GradBucket) -> torch.futures.
     """Average a bucket by PowerSGD (arXiv:1905.13727).
 
     Notes:
-        The model must have one bucket. PyTorch's hook starts further all-reduces when the first of
-        a bucket is done: with several buckets in an order that differs between ranks, on which
-        Gloo aborts the process.
+        The model must have one bucket. PyTorch's hook starts further all-reduces when a bucket's
+        first one is done. With several buckets their order differs between ranks, and Gloo then
+        aborts the process.
     """
     full = state.inner.iter < state.inner.start_powerSGD_iter
     before = state.inner.total_numel_after_compression
-    # It adds to its account before it returns.
+    # The hook adds to its account before it returns.
     future: torch.futures.Future[Tensor] = powerSGD_hook(state.inner, bucket)
     compressed = state.inner.total_numel_after_compression - before
     state.count(bucket, bucket.buffer().numel() if full else compressed)

@@ -1,4 +1,4 @@
-"""TernGrad: three random levels for each element, without bias."""
+"""TernGrad: an unbiased random choice of three levels for each element."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TernaryPayload(Payload):
     """Levels of -1, 0 and 1.
 
     Attributes:
-        scale: () float32, shared by all workers; exchanged before, so not on the wire again.
+        scale: () float32, shared by all workers; exchanged before, so not part of the payload.
         levels: (n,) int8. On the wire, level + 1 of element j is in bits 2 (j % 4) and up of
             byte j // 4; spare bits are 0.
     """
@@ -42,7 +42,7 @@ class TernaryPayload(Payload):
 
 @dataclass(frozen=True)
 class TernGrad(Compression):
-    """Send a random level of -1, 0 or 1 for each element, whose mean is the clipped gradient.
+    """Send a random level of -1, 0 or 1 for each element, with the clipped gradient as its mean.
 
     Equation:
         g' = clamp(g, -c sigma, c sigma);  s = max_i max |g'_i|, over elements and workers i
@@ -51,18 +51,18 @@ class TernGrad(Compression):
         c is ``clip``; s is ``scale``, one for each parameter.
 
     Args:
-        clip: Standard deviations at which a gradient is clipped, > 0.
+        clip: Number of standard deviations at which a gradient is clipped, above 0.
 
     Raises:
         InvalidArgumentError: ``clip`` is not a finite number above 0.
 
     Notes:
-        sigma is taken about 0, the mean that the paper's analysis assumes. About the mean of the
-        parameter, one of a single element could never move.
+        sigma is taken about 0, the mean that the paper's analysis assumes. About the mean of its
+        gradient, a parameter of one element could never move.
         A gradient of only zeros has scale 0 and stays 0.
-        Bytes: the paper counts log2(3) = 1.585 bits an element, often quoted as 1.5; here are
-        the 2 that a packed level takes, and ceil(log2(2 N + 1)) for the sum. The scale adds 4 bytes
-        each way. Levels are drawn with a granularity of 2^-24 of the scale.
+        Bytes: the paper counts log2(3) = 1.585 bits an element, often quoted as 1.5. This class
+        counts the 2 bits of a packed level, and ceil(log2(2 N + 1)) for the sum. The scale adds
+        4 bytes each way. Levels are drawn with a granularity of 2^-24 of the scale.
     """
 
     clip: float = 2.5
@@ -95,7 +95,7 @@ class TernGrad(Compression):
         bound = self.measure(grad)
         clipped = grad.clamp(-bound, bound)
         draws = torch.rand(grad.shape, generator=generator, device=grad.device)
-        # draws < |g| / s without the division: a scale of 0 needs no case of its own.
+        # draws < |g| / s without the division: a scale of 0 needs no special case.
         levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())
         return TernaryPayload(scalar, levels.to(torch.int8)), state
 

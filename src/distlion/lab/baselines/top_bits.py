@@ -1,4 +1,4 @@
-"""SparseLoCo's message: the largest elements of what has accumulated, in two bits each."""
+"""SparseLoCo's message: the largest accumulated elements, in two bits each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlion.lab.baselines.ring import FLOAT32_BYTES
 from distlion.lab.baselines.sparse import check_fraction, count_kept
 
 BLOCK_ELEMENTS = 4096
-"""Elements of a block: a place in it takes 12 bits."""
+"""Number of elements in a block: a place in it takes 12 bits."""
 PLACE_BITS, CODE_BITS = 12, 2
 _ENTRY_BITS = PLACE_BITS + CODE_BITS
 _SCALES_BYTES = 2 * SCALAR_BYTES
@@ -27,7 +27,7 @@ class TopBitsPayload(Payload):
 
     Attributes:
         places: (k,) int16, rising within each block of 4,096 elements, in which they count from 0.
-        codes: (k,) uint8: bit 0 is set if the value is above 0, bit 1 if it is a large one.
+        codes: (k,) uint8: bit 0 is set if the value is above 0, bit 1 if it is large.
         scales: (2,) float32, the magnitudes of small values and of large ones.
     """
 
@@ -41,7 +41,7 @@ class TopBitsPayload(Payload):
 
     @property
     def values(self) -> Tensor:
-        """What each element stands for, (k,) float32."""
+        """Value of each element, (k,) float32."""
         large, plus = self.codes.long() >> 1, (self.codes & 1).bool()
         magnitudes = self.scales[large]
         return torch.where(plus, magnitudes, -magnitudes)
@@ -56,26 +56,27 @@ class TopBitsPayload(Payload):
 
 @dataclass(frozen=True)
 class TopBits(Compression):
-    """Send the largest elements of what has accumulated in two bits each, and keep the rest.
+    """Send the largest accumulated elements in two bits each, and keep the rest.
 
     Equation:
-        e = beta * e + d;  q = Q(top(e));  e = e - q;  the mean of all q is what workers step on
+        e = beta * e + d;  q = Q(top(e));  e = e - q;  workers step on the mean of all q
         (SparseLoCo, arXiv:2508.15706, Algorithm 1)
         d is ``grad``, e the state's ``residual``. ``top`` takes the ``keep`` largest magnitudes of
-        each block of 4,096 elements. Q keeps the sign and one of two magnitudes: the mean of those
-        that are at most the mean of all that are taken, and the mean of the others.
+        each block of 4,096 elements. Q keeps the sign and one of two magnitudes. The small one is
+        the mean of the taken magnitudes that do not exceed the mean of all taken ones, and the
+        large one is the mean of the others.
 
     Args:
         keep: Fraction of a block to send, in (0, 1]; to the nearest element, and at least one.
-        decay: beta, in [0, 1].
+        decay: Decay beta of the residual, in [0, 1].
 
     Raises:
         InvalidArgumentError: A number is out of its range.
 
     Notes:
-        Blocks begin anew in each parameter. Which of equal magnitudes are taken is up to
-        ``torch.topk``. An element of 0 that is taken counts as minus the small magnitude.
-        The quantizer is our reading of the paper's two bits; its bins are not spelled out there.
+        Blocks begin anew in each parameter. ``torch.topk`` chooses among equal magnitudes. A taken
+        element of 0 counts as minus the small magnitude. The quantizer is our reading of the
+        paper's two bits; the paper does not define its bins.
     """
 
     keep: float = 1 / 64
@@ -108,7 +109,7 @@ class TopBits(Compression):
         return payload, {"residual": residual}
 
     def _take_largest(self, magnitudes: Tensor) -> Tensor:
-        """Return the rising indices of the largest elements of each block, (k,) int64."""
+        """Return the ascending indices of the largest elements of each block, (k,) int64."""
         n_whole = magnitudes.numel() // BLOCK_ELEMENTS
         blocks = magnitudes[: n_whole * BLOCK_ELEMENTS].view(n_whole, BLOCK_ELEMENTS)
         each = count_kept(BLOCK_ELEMENTS, self.keep)
@@ -134,7 +135,7 @@ class TopBits(Compression):
         taken = [_read(payload) for payload in payloads]
         total = torch.zeros(n_elements, device=taken[0].scales.device)
         for payload in taken:
-            # No index comes twice in a payload, so the order of additions is that of the ranks.
+            # No index comes twice in a payload, so entries are added in rank order.
             total.index_add_(0, self._locate(payload, n_elements), payload.values)
         return total.div_(len(taken))
 

@@ -21,34 +21,35 @@ _FLOAT32_BYTES = 4
 
 
 class VirtualBaseline:
-    """Train as N workers would that average their gradients, plain or compressed.
+    """Train as N workers that average their gradients, plain or compressed.
 
-    Workers take turns with one set of parameters: each computes its gradient and is collected; then
-    the mean goes into ``p.grad`` and the optimizer steps. Kept are the method's states of every
-    worker and, within a step, one float32 sum, or all payloads; with a shared scalar (TernGrad) all
-    gradients, since no worker can compress before all are there.
+    Workers take turns with one set of parameters: each computes its gradient and is collected. Then
+    the mean goes into ``p.grad`` and the optimizer steps. Memory holds the method's state of every
+    worker and, within a step, one float32 sum or all payloads. With a shared scalar (TernGrad) it
+    holds all gradients, since no worker can compress before the last one is collected.
 
     Args:
-        optimizer: Steps on the mean. Its trainable parameters at construction are those collected.
+        optimizer: Optimizer that steps on the mean. Gradients are collected for the parameters that
+            are trainable at construction.
         workers: N, at least 1.
         compression: The method; None adds float32 gradients in rank order.
-        seed: Of random levels, samples and factors.
+        seed: Seed of random levels, samples and factors.
 
     Attributes:
-        optimizer: As given.
-        rounds: Rounds of a step: messages that wait for each other.
+        optimizer: The given optimizer.
+        rounds: Rounds of a step: sequential messages.
 
     Raises:
         InvalidArgumentError: ``workers`` is less than 1.
 
     Notes:
-        Compressed means are bitwise identical to those of N processes with ``compression_hook``, if
-        the optimizer has the parameters in the order of the model. Plain and float16 sums are taken
-        in rank order, those of an all-reduce in an order of its own. PowerSGD keeps the error of
-        the mean only, which says all; but for rounding and the draw of the first factors it equals
-        N processes with PyTorch's hook.
-        A worker without a gradient for a parameter counts as 0; a parameter for which no worker has
-        one is left alone.
+        Compressed means match N processes with ``compression_hook`` bit by bit, if the optimizer
+        has the parameters in the order of the model. Plain and float16 sums are taken in rank
+        order; an all-reduce has its own order. PowerSGD keeps only the error of the mean, which
+        suffices. But for rounding and the draw of the first factors it equals N processes with
+        PyTorch's hook.
+        A worker without a gradient for a parameter counts as 0. A parameter without any worker's
+        gradient stays unchanged.
 
     Example:
         >>> baseline = VirtualBaseline(optimizer, workers=32, compression=GradDrop())
@@ -94,21 +95,21 @@ class VirtualBaseline:
     def up_bits_per_parameter(self) -> float:
         """Bits that a worker sends to a server in a step, indices and scales included.
 
-        The mean over workers and steps, for each trainable element; 0 before the first step.
+        It is the mean over workers and steps, for each trainable element; 0 before the first step.
         """
         return 8 * self._bytes.uplink / (self._n_workers * max(1, self._steps * self._n_elements))
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits that the server sends to each worker in a step, as ``up_bits_per_parameter``."""
+        """Bits that the server sends to each worker in a step; see ``up_bits_per_parameter``."""
         return 8 * self._bytes.reply / max(1, self._steps * self._n_elements)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that each of N processes would have sent in all steps so far.
 
-        By a ring all-reduce; by the gathers of ``compression_hook`` for payloads that the network
-        cannot add.
+        They are counted for a ring all-reduce, or for the gathers of ``compression_hook`` if the
+        network cannot add the payloads.
         """
         reduced = ring_all_reduce_bytes(self._bytes.reduced, self._n_workers, element_bytes=1)
         return self._bytes.gathered + reduced
@@ -118,7 +119,7 @@ class VirtualBaseline:
         """Take every ``p.grad`` as the gradient of one worker and clear it.
 
         Args:
-            worker: Its number; the workers come in the order 0, 1, ..., N - 1.
+            worker: Number of the worker; the workers come in the order 0, 1, ..., N - 1.
 
         Raises:
             InvalidArgumentError: It is not this worker's turn; nothing is taken.
@@ -143,8 +144,8 @@ class VirtualBaseline:
 
         Raises:
             InvalidArgumentError: Not all workers were collected.
-            NonFiniteError: A mean is not finite; no parameter was moved. What a method keeps from
-                step to step may hold it now: begin anew from a checkpoint.
+            NonFiniteError: A mean is not finite; no parameter was moved. The method's state may
+                hold it now: restart from a checkpoint.
         """
         if self._collected != self._n_workers:
             raise InvalidArgumentError(
@@ -172,10 +173,10 @@ class _Bytes:
     """Count bytes.
 
     Attributes:
-        uplink: To a server, from all workers together, in all steps.
-        reply: From a server to each worker, in all steps.
-        gathered: Sent by each worker in gathers, in all steps.
-        reduced: Handed by each worker to all-reduces, in all steps.
+        uplink: Bytes from all workers together to a server, in all steps.
+        reply: Bytes from a server to each worker, in all steps.
+        gathered: Bytes that each worker sends in gathers, in all steps.
+        reduced: Bytes that each worker hands to all-reduces, in all steps.
     """
 
     uplink: int = 0
@@ -192,7 +193,7 @@ class _Bytes:
 
 
 class _Mean(Protocol):
-    """Take in the gradients of a step, worker by worker, and give their mean."""
+    """Collects the gradients of a step, worker by worker, and yields their mean."""
 
     def add(self, worker: int, grads: Sequence[Tensor | None]) -> None:
         """Take the gradients of one worker, (n,) float32 each."""
@@ -202,7 +203,7 @@ class _Mean(Protocol):
 
 
 class _PlainMean:
-    """Hold one running sum."""
+    """A mean with one running sum."""
 
     def __init__(self, n_params: int, n_workers: int) -> None:
         self._n_workers = n_workers
@@ -237,7 +238,7 @@ class _Matrix:
 
 
 class _LowRankMean:
-    """Hold one running sum and, from step to step, what was lost of each mean."""
+    """A mean with one running sum that keeps each mean's error from step to step."""
 
     def __init__(
         self, method: PowerSGD, params: Sequence[Tensor], *, n_workers: int, seed: int
@@ -277,7 +278,7 @@ class _LowRankMean:
 
 
 class _CompressedMean:
-    """Hold each worker's payloads, or its gradients where a scalar must be shared first."""
+    """A mean that holds each worker's payloads, or gradients if a scalar must be shared first."""
 
     def __init__(
         self, compression: Compression, params: Sequence[Tensor], *, n_workers: int, seed: int
@@ -315,7 +316,7 @@ class _CompressedMean:
         self._step += 1
 
     def _complete(self, index: int, held: Sequence[Payload | Tensor | None]) -> list[Payload]:
-        """Compress what is not yet; who has no gradient sends one of zeros."""
+        """Compress the remaining gradients; a worker without a gradient sends zeros."""
         param = self._params[index]
         zeros = torch.zeros(param.numel(), device=param.device)
         entries = [zeros if each is None else each for each in held]
@@ -351,10 +352,10 @@ def _flatten(param: Tensor) -> Tensor | None:
 
 
 def _count_rounds(workers: int, compression: Compression | PowerSGD | None) -> int:
-    """Count the rounds of a step, to the method's favor.
+    """Count the rounds of a step, in the method's favor.
 
-    Sums travel along a tree, 2 ceil(log2 N) rounds, PowerSGD's second factors after the first ones;
-    payloads that are gathered go to everybody at once, and so do scalars that are exchanged before.
+    Sums travel along a tree in 2 ceil(log2 N) rounds, and PowerSGD's second factors follow the
+    first ones. Gathered payloads go to all workers at once, and so do scalars exchanged before.
     """
     if workers == 1:
         return 0

@@ -10,16 +10,16 @@ from distlion.lab.baselines.base import Compression, Payload, State
 
 
 class Worker:
-    """Compress the gradients of one worker, whether a process of its own or a virtual one.
+    """Compress the gradients of one worker, which is a process or a virtual worker.
 
-    State is kept by parameter, whose number is its place in the model: how DDP cuts its buckets
-    changes after the first step.
+    State is kept by parameter, numbered by its place in the model: DDP's buckets change after the
+    first step.
 
     Args:
         compression: The method.
-        rank: Of this worker.
-        n_workers: Whose gradients are averaged.
-        seed: Equal on all workers.
+        rank: Number of this worker.
+        n_workers: Number of workers in the average.
+        seed: Seed, equal on all workers.
     """
 
     def __init__(self, compression: Compression, *, rank: int, n_workers: int, seed: int) -> None:
@@ -35,7 +35,7 @@ class Worker:
         Args:
             index: Number of the parameter, counted from 0.
             grad: (n,) float32. Read only.
-            step: Counted from 0.
+            step: Number of the step, counted from 0.
             scalar: () float32, the largest ``measure`` of all workers.
         """
         if index not in self._states:

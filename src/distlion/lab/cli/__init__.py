@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, show."""
+"""The command line: parse options, call one function, show its result."""
 
 from distlion.lab.cli.app import app
 

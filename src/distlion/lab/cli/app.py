@@ -1,4 +1,4 @@
-"""The commands and what they have in common."""
+"""The commands and their common options."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def distlion(
     """Train with workers that vote: one bit per parameter and step instead of full gradients."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A path may hold what the stream's encoding, such as ASCII, does not.
+            # A path may have characters outside the stream's encoding, such as ASCII.
             stream.reconfigure(errors="backslashreplace")

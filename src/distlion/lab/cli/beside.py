@@ -37,12 +37,12 @@ _NEXT = (
 
 
 def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> TrainSettings:
-    """Return the settings of the second run: those of the first one but for what its rule decides.
+    """Return the settings of the second run: the first run's, but for the rule and its defaults.
 
     Args:
-        settings: Of the first run.
-        rule: Of the second one.
-        lr: Its highest learning rate; None for that of the rule.
+        settings: Settings of the first run.
+        rule: Rule of the second run.
+        lr: Highest learning rate of the second run; None for the rule's default.
 
     Raises:
         InvalidArgumentError: The rule is unknown, or does not train with these settings.
@@ -62,14 +62,14 @@ def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> Train
 
 
 def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSettings | None:
-    """Return the settings of the run beside the first one; None if there is to be none.
+    """Return the settings of the run beside the first one; None if none is asked for.
 
     Args:
-        settings: Of the first run.
-        options: Of ``distlion train``, by name.
+        settings: Settings of the first run.
+        options: Options of ``distlion train``, by name.
 
     Raises:
-        InvalidArgumentError: Options do not go together, or as ``settle_beside``.
+        InvalidArgumentError: Options are incompatible, or as in ``settle_beside``.
     """
     if options["beside"] is None:
         if options["beside_lr"] is not None:
@@ -85,16 +85,16 @@ def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSet
 
 
 def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Path) -> None:
-    """Train by these settings too, and show both runs.
+    """Train with these settings too, and show both runs.
 
     Args:
-        runs: Trains.
-        first: What the first run reached.
-        settings: As ``settle_beside`` returns them.
-        run_dir: Folder of the first run; it gets ``beside.png`` and the folder ``beside``.
+        runs: Trains with settings, and shows the progress.
+        first: Record of the first run.
+        settings: Settings of the second run, from ``settle_beside``.
+        run_dir: Folder of the first run, for ``beside.png`` and the folder ``beside``.
     """
     second = runs.train(settings, run_dir / BESIDE_NAME, CheckpointSettings())
-    assert second is not None  # there is no torchrun
+    assert second is not None  # not under torchrun
     print_beside(Console(), first, second)
     figure = run_dir / f"{BESIDE_NAME}.png"
     draw_beside_figure([first.to_json(), second.to_json()], figure)
@@ -102,7 +102,7 @@ def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Pa
 
 
 def print_beside(console: Console, first: Record, second: Record) -> None:
-    """Show what two runs reached after equally many steps and in equal time, and what they sent."""
+    """Show the losses of two runs after equal steps and in equal time, and their bytes."""
     runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
     rules = [name_rule(run.settings) for run in runs]
     ahead = second.final_heldout_loss - first.final_heldout_loss
@@ -126,11 +126,11 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
     )
     print_table(console, table)
     share = f"{abs(ahead) / second.final_heldout_loss:.1%}"
-    where = f"{share} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "level with"
+    verb = f"{'leads' if ahead > 0 else 'trails'} {rules[1]} by {share}"
     console.print(
         Text(
-            f"{rules[0]} ends {where} {rules[1]} and {_compare_bytes(first, second)}. "
-            "One run decides little."
+            f"{rules[0]} {verb if ahead else f'matches {rules[1]}'} in validation loss and "
+            f"{_compare_bytes(first, second)}. A single run is inconclusive."
         ),
         soft_wrap=True,
     )
@@ -138,21 +138,21 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
     for what, command in _NEXT:
         console.print(Text(f"next, {what}: {command.format(**names)}"), soft_wrap=True)
     if first.settings.get("delay"):
-        console.print(Text("'distlion compare' takes outcomes without delay."), soft_wrap=True)
+        console.print(Text("'distlion compare' applies outcomes without delay."), soft_wrap=True)
 
 
 def _compare_bytes(first: Record, second: Record) -> str:
-    """Say how many times as much the one sends that sends more."""
+    """Describe the ratio of the runs' bytes, larger to smaller."""
     mine, other = (_count_step_bytes(run) for run in (first, second))
     if not (mine and other):
-        return "sends nothing" if not mine else "sends bytes where that one sends none"
+        return "sends nothing" if not mine else "sends bytes, while the other one sends none"
     if mine > other:
-        return f"sends {mine / other:.1f} times as much"
-    return f"sends {other / mine:.1f} times less"
+        return f"sends {mine / other:.1f}x as many bytes"
+    return f"sends {other / mine:.1f}x fewer bytes"
 
 
 def _name_method(run: Record) -> str:
-    """Return what ``distlion compare`` calls the rule of a run."""
+    """Return the name of a run's rule in ``distlion compare``."""
     rule, every = str(run.settings["rule"]), run.settings.get("every")
     return rule if every is None else find_delta_rule(rule, every=int(every), delay=0).name
 

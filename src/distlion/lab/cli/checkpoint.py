@@ -1,4 +1,4 @@
-"""``distlion checkpoint``: look at a checkpoint without loading it, and say whether it is whole."""
+"""``distlion checkpoint``: inspect and verify a checkpoint without loading it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _WHOLE, _DAMAGED, _LISTED = "whole", "damaged", "listed"
 checkpoint_app = typer.Typer(
     cls=Group,
     name="checkpoint",
-    help="Look at a checkpoint, and say whether it is whole.",
+    help="Inspect a checkpoint, and verify that it is complete.",
     no_args_is_help=True,
 )
 
 _Path = Annotated[
     Path,
-    typer.Argument(help="A run's checkpoints, for the latest, or the folder of one: step-..."),
+    typer.Argument(help="Folder of a run's checkpoints, for the latest one, or of one: step-..."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 
 @checkpoint_app.command("verify", cls=Command, epilog=EXAMPLE)
 def verify_command(path: _Path, *, as_json: _AsJson = False) -> None:
-    """Compare every file with its size and SHA-256; exit status 0 only if all are whole."""
+    """Compare every file with its recorded size and SHA-256; exit with 0 only if all match."""
     with shown_failures(Console(stderr=True)):
         report = verify_checkpoint(path)
         states = {
@@ -50,7 +50,7 @@ def verify_command(path: _Path, *, as_json: _AsJson = False) -> None:
 
 @checkpoint_app.command("show", cls=Command, epilog=EXAMPLE.replace("verify", "show"))
 def show_command(path: _Path, *, as_json: _AsJson = False) -> None:
-    """Show what a checkpoint says of itself; its files are not read."""
+    """Show the manifest of a checkpoint; its other files are not read."""
     with shown_failures(Console(stderr=True)):
         folder, manifest = inspect_checkpoint(path)
         missing = [name for name in manifest.files if not (folder / name).exists()]
@@ -65,7 +65,7 @@ def _show(folder: Path, manifest: Manifest, states: dict[str, str], *, as_json: 
         typer.echo(json.dumps(_to_record(folder, manifest, states), indent=1))
         return
     console = Console()
-    # Not in the table, whose cells a narrow terminal cuts.
+    # Outside the table: a narrow terminal cuts its cells.
     console.print(Text(str(folder)), soft_wrap=True)
     nodes = f" in nodes of {manifest.node_size}" if manifest.node_size > 1 else ""
     console.print(

@@ -1,4 +1,4 @@
-"""Commands as typer has them, but that refuse in one line and fit into narrow terminals."""
+"""Commands of typer that report misuse in one line and fit into narrow terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from distlion.lab.cli.failure import FAILED, MISUSED, named_options, show_message
 from distlion.lab.names import suggest
 
-# typer brings a copy of click whose classes have no public name, or uses click itself, by version.
+# Depending on its version, typer has a private copy of click, or uses click itself.
 _ClickError: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -26,7 +26,7 @@ _FRAMED_COLUMNS = 80
 
 
 class Command(TyperCommand):
-    """A command whose errors name its options."""
+    """A command with errors that name its options."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.rich_markup_mode = _choose_markup()
@@ -38,20 +38,20 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands that tells what it does not understand in one line."""
+    """A group of commands that reports misuse in one line."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.rich_markup_mode = _choose_markup()
         super().format_help(ctx, formatter)
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """Run a command and, unless asked for its result, end the process with its status."""
+        """Run a command and end the process with its status, unless asked for its result."""
         ends, more["standalone_mode"] = more.get("standalone_mode", True), False
         if not ends:
             return super().main(*args, **more)
         try:
             status = super().main(*args, **more)
-            # What a buffer still holds may be refused too, and nobody would hear of it at exit.
+            # Buffered output may be refused too, and an error at exit would go unseen.
             sys.stdout.flush()
             sys.exit(status)
         except _ClickError as error:
@@ -67,9 +67,9 @@ class Group(TyperGroup):
 
 
 def _tell_of_output(error: OSError) -> bool:
-    """Say in one line that output cannot be written; return whether that is what happened.
+    """Report in one line that output cannot be written; return True if that was the error.
 
-    A reader that has gone, such as ``head``, has what it wanted: nothing is said then.
+    A reader that has gone, such as ``head``, has all it wanted: nothing is reported then.
     """
     streams = (("standard output", sys.stdout), ("standard error", sys.stderr))
     refused = [name for name, stream in streams if _is_refused(stream)]
@@ -82,12 +82,12 @@ def _tell_of_output(error: OSError) -> bool:
 
 
 def _is_refused(stream: TextIO) -> bool:
-    """Return whether a stream refuses one more character; it is let go then."""
+    """Return True if a stream refuses one more character, and detach it then."""
     try:
         stream.write("\n")
         stream.flush()
     except OSError:
-        # Or the interpreter, which flushes at exit, would complain of it once more.
+        # Otherwise the interpreter, which flushes at exit, would report it once more.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
         return True
@@ -96,7 +96,7 @@ def _is_refused(stream: TextIO) -> bool:
 
 def _show_misuse(error: Any) -> None:
     message = _CHOICES.sub(_name_nearest, " ".join(error.format_message().split()).rstrip("."))
-    # Without any argument the message is the help, which has been shown.
+    # Without arguments the message is the help, which has been shown.
     if type(error).__name__ == "NoArgsIsHelpError":
         return
     context = getattr(error, "ctx", None)
@@ -105,7 +105,7 @@ def _show_misuse(error: Any) -> None:
 
 
 def _name_nearest(choices: re.Match[str]) -> str:
-    """Say of a choice that does not exist which one was meant, or what there is."""
+    """Suggest the choice that an unknown name probably meant, or list all choices."""
     known = re.findall("'([^']*)'", choices["known"])
     return f"{choices['given']!r} is unknown; {suggest(choices['given'], known, all_in='--help')}"
 

@@ -1,4 +1,4 @@
-"""``distlion compare``: methods, tuned alike, over worker counts and seeds, with a report."""
+"""``distlion compare``: methods with equal tuning, over worker counts and seeds, with a report."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ EXAMPLE = (
     "--seeds 3 --out comparison"
 )
 _COMPARISONS = Path("comparisons")
-# Not in the command that repeats a comparison, to which the folder is added.
+# Left out of the command that repeats a comparison; the folder is added to it.
 _LEFT_OUT = ("out", "as_json", "jobs")
 
 # The options, in the order of the help.
-_Task = Annotated[TaskName, typer.Option(help="What to train.")]
+_Task = Annotated[TaskName, typer.Option(help="Task to train.")]
 _PresetOption = Annotated[
     Preset | None,
-    typer.Option(help="Methods and workers of a paper; other options win.", show_default="none"),
+    typer.Option(
+        help="Methods and workers of a paper; other options override.", show_default="none"
+    ),
 ]
 _Quick = Annotated[
     bool, typer.Option("--quick", help="Minutes on two cores: fewer steps, workers and seeds.")
@@ -61,23 +63,23 @@ _Quick = Annotated[
 _Methods = Annotated[
     str | None,
     typer.Option(
-        help=f"Names with commas between: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits, 2 at most "
-        "for feedback; cautious masks elements whose direction and gradient differ in sign; A and "
-        "B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of steps "
-        "in which momenta are averaged once, or workers exchange once.",
+        help=f"Methods, separated by commas: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits, at most "
+        "2 for feedback; cautious masks elements whose direction and gradient differ in sign; A "
+        "and B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of "
+        "steps in which momenta are averaged once, or workers exchange once.",
         show_default="majority,average,global-lion,global-adamw",
     ),
 ]
 _Workers = Annotated[
     str | None,
-    typer.Option(help="Numbers of virtual workers with commas between.", show_default="4,8"),
+    typer.Option(help="Numbers of virtual workers, separated by commas.", show_default="4,8"),
 ]
 _Seeds = Annotated[int | None, typer.Option(help="Reported runs of each method.", show_default="3")]
 _Lrs = Annotated[
     int | None,
-    typer.Option(help="Learning rates that each method may try; 1: none.", show_default="3"),
+    typer.Option(help="Learning rates that each method tries; 1: no tuning.", show_default="3"),
 ]
-_LrFactor = Annotated[float, typer.Option(help="From one learning rate to the next.")]
+_LrFactor = Annotated[float, typer.Option(help="Ratio of neighboring learning rates.")]
 _LrScale = Annotated[
     float | None,
     typer.Option(help="Factor on all learning rates: smaller for larger models.", show_default="1"),
@@ -99,7 +101,7 @@ _EvalEvery = Annotated[
     int | None, typer.Option(help="Steps between evaluations.", show_default="a tenth")
 ]
 _WeightDecay = Annotated[
-    float | None, typer.Option(help="Of all methods.", show_default="by the method")
+    float | None, typer.Option(help="Weight decay of all methods.", show_default="by the method")
 ]
 _Data = Annotated[
     str | None,
@@ -111,7 +113,7 @@ _Data = Annotated[
 _Partition = Annotated[
     PartitionName | None,
     typer.Option(
-        help="Who gets which data: the same mix for all, or skewed.",
+        help="Partition of the data among workers: the same mix for all, or skewed.",
         show_default="text contiguous, images even",
     ),
 ]
@@ -126,13 +128,15 @@ _ModelConfig = Annotated[
     Path | None,
     typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
 ]
-_Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda.")]
+_Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda.")]
 _LinkRate = Annotated[str, typer.Option(help="Link of each worker for predicted times: 1gbit.")]
-_LatencyUs = Annotated[str, typer.Option(help="Of a round over that link: 100 (in us), 0.1ms.")]
+_LatencyUs = Annotated[
+    str, typer.Option(help="Latency of a round on that link: 100 (in us), 0.1ms.")
+]
 _Out = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of records and report; runs that it holds are not run again.",
+        help="Folder for records and report; its finished runs are not repeated.",
         show_default="a new one in comparisons",
     ),
 ]
@@ -174,9 +178,9 @@ def compare_command(
     jobs: _Jobs = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Train by several methods with virtual workers, all tuned alike, and draw how they compare.
+    """Train with virtual workers by several methods, all tuned equally, and report a comparison.
 
-    Every run is a record in the folder: what is there is not run again, so that a comparison can be
+    Every run leaves a record in the folder and is not repeated, so a comparison can be
     interrupted, continued and extended. The folder gets report.html, report.md and the figures.
     """
     messages = Console(stderr=True)
@@ -213,7 +217,7 @@ def compare_command(
 def _choose_settings(
     task: TaskName, given: dict[str, Any], *, preset: Preset | None, quick: bool
 ) -> CompareSettings:
-    """Take what was given, then what makes it quick, then the preset; defaults fill the rest."""
+    """Combine options: given ones first, then --quick, then the preset; defaults fill the rest."""
     embedded, steps = given["data"] is None, given["steps"]
     chosen: dict[str, Any] = {
         **(PRESETS[preset] if preset else {}),
@@ -226,7 +230,7 @@ def _choose_settings(
 def _run_all(
     settings: CompareSettings, folder: Path, jobs: int | None, command: str, messages: Console
 ) -> None:
-    """Run what the folder does not hold yet, and show how far it is."""
+    """Do the runs that the folder does not hold yet, and show the progress."""
     jobs = _default_jobs(settings.device) if jobs is None else jobs
     with _Display(messages) as display:
         compare(settings, folder=folder, jobs=jobs, command=command, observe=display)
@@ -244,13 +248,13 @@ def _split_numbers(text: str | None) -> tuple[int, ...] | None:
         return None
     if not all(part.isdecimal() for part in parts):
         raise InvalidArgumentError(
-            f"--workers {text!r}: expected whole numbers with commas between, such as 4,8"
+            f"--workers {text!r}: expected whole numbers separated by commas, such as 4,8"
         )
     return tuple(int(part) for part in parts)
 
 
 def _default_jobs(device: str) -> int:
-    """One for each core; a GPU is shared by none unless asked for."""
+    """Return one job for each core; on a GPU a single one."""
     return count_cores() if device == "cpu" else 1
 
 
@@ -265,7 +269,7 @@ def _choose_folder(settings: CompareSettings) -> Path:
 
 
 def _format_command(context: typer.Context, folder: Path) -> str:
-    """Write the command as it was given, less what its records do not depend on."""
+    """Format the given command, without options on which its records do not depend."""
     words = ["distlion", "compare"]
     for param in context.command.params:
         name = param.name or ""
@@ -282,7 +286,7 @@ def _format_value(value: Any) -> str:
 
 
 class _Display(LiveDisplay):
-    """Show how far a comparison is."""
+    """Show the progress of a comparison."""
 
     def __init__(self, console: Console) -> None:
         left = TextColumn("{task.fields[runs]}  {task.fields[left]}")
@@ -290,7 +294,7 @@ class _Display(LiveDisplay):
         super().__init__(console, *columns, description="starting", total=1.0, runs="", left="")
 
     def __call__(self, progress: CompareProgress) -> None:
-        """Show where the comparison is."""
+        """Show the comparison's progress."""
         runs = f"{progress.done_runs}/{progress.total_runs} runs"
         left = "" if progress.seconds_left is None else f"{_format_s(progress.seconds_left)} left"
         self.show(

@@ -1,4 +1,4 @@
-"""``distlion crew``: keep the store through which workers meet, and show who is there."""
+"""``distlion crew``: run the store through which workers meet, and show the members."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from distlion.lab.cli.failure import shown_failures
 EXAMPLE = "Example: distlion crew --port 29400"
 _LOOK_S = 0.5
 
-_Port = Annotated[int, typer.Option(help="Where workers find the store.")]
-_Run = Annotated[str, typer.Option(help="The run whose members are shown.")]
+_Port = Annotated[int, typer.Option(help="Port of the store.")]
+_Run = Annotated[str, typer.Option(help="Run whose members are shown.")]
 
 
 def crew_command(*, port: _Port = DEFAULT_PORT, run_id: _Run = "run") -> None:
-    """Keep the store through which the workers of a crew meet, until Ctrl-C.
+    """Run the store through which the workers of a crew meet, until Ctrl-C.
 
-    It must live as long as the run does. A line is printed whenever members change. The store
-    listens on all interfaces: let only the workers reach the port.
+    It must live as long as the run. Each change of members prints a line. The store listens on
+    all interfaces: let only the workers reach the port.
     """
     console = Console()
     with shown_failures(Console(stderr=True)):

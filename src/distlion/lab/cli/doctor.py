@@ -1,4 +1,4 @@
-"""``distlion doctor``: measure machines, kernels and links, and say what is wrong with them."""
+"""``distlion doctor``: measure machines, kernels and links, and report their faults."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _Workers = Annotated[
     typer.Option(help="Local worker processes.", show_default="2; under torchrun, its world size"),
 ]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
-_Params = Annotated[str, typer.Option(help="Trainable parameters that the plan is for: 125M.")]
+_Params = Annotated[str, typer.Option(help="Trainable parameters for the plan: 125M.")]
 _ComputeS = Annotated[
-    str, typer.Option(help="Time of forward and backward that the plan is for: 0.5, 500ms.")
+    str, typer.Option(help="Time of forward and backward for the plan: 0.5 (in seconds), 500ms.")
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
@@ -56,10 +56,10 @@ def doctor_command(
     compute_s: _ComputeS = "0.5",
     as_json: _AsJson = False,
 ) -> None:
-    """Measure machines, kernels and links; name the slowest rank; say whether to compress.
+    """Measure machines, kernels and links, name the slowest rank, and advise on compression.
 
-    Alone it starts local workers, whose link is the loopback interface. Under torchrun it joins
-    that world, and measures the network between its hosts.
+    By default it starts local workers, which are linked by the loopback interface. Under torchrun
+    it joins that world and measures the network between its hosts.
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
@@ -78,7 +78,7 @@ def doctor_command(
 
 
 def _examine_all(workers: int | None, threads: int, messages: Console) -> Checkup | None:
-    """Return what was found; under torchrun on rank 0 only."""
+    """Return the findings; under torchrun on rank 0 only."""
     joined = torchrun_world_size()
     if joined is None:
         world_size = 2 if workers is None else workers
@@ -98,7 +98,7 @@ def _examine_all(workers: int | None, threads: int, messages: Console) -> Checku
         return found
     if workers not in (None, joined):
         raise InvalidArgumentError(
-            f"--workers {workers}, but torchrun started {joined}; leave --workers away"
+            f"--workers {workers}, but torchrun started {joined}; omit --workers"
         )
     shows = int(os.environ["RANK"]) == 0
     dist.init_process_group("gloo")
@@ -113,12 +113,12 @@ def _work(emit: Any, threads: int) -> Checkup:
 
 
 def _check_planned(n_params: int, compute_s: float) -> None:
-    """Refuse what no plan can be made for before anything is measured."""
+    """Refuse numbers without a possible plan before measuring anything."""
     Scenario(n_params=n_params, nodes=1, link=LinkModel(0.0, 1.0), compute_s=compute_s)
 
 
 def _make_scenario(checkup: Checkup, n_params: int, compute_s: float) -> Scenario:
-    """Plan for these workers over the link as measured, with the slowest worker's arithmetic."""
+    """Make the scenario of these workers: the measured link and the slowest worker's arithmetic."""
     return Scenario(
         n_params=n_params,
         nodes=len(checkup.workers),
@@ -129,7 +129,7 @@ def _make_scenario(checkup: Checkup, n_params: int, compute_s: float) -> Scenari
 
 
 class _Found(NamedTuple):
-    """What there is to show."""
+    """Findings to show."""
 
     checkup: Checkup
     accelerators: Accelerators
@@ -204,7 +204,7 @@ def _describe_link(link: LinkModel) -> str:
 
 
 def _name_slowest(checkup: Checkup) -> list[str]:
-    """Name the slowest ranks; with one worker there is none to compare with."""
+    """Name the slowest ranks; a single worker has none to compare with."""
     if len(checkup.workers) == 1:
         return []
     kernels = (

@@ -1,4 +1,4 @@
-"""Errors as users see them: one clear line and an exit status, no traceback."""
+"""Errors for users: one clear line and an exit status, no traceback."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from distlion.errors import (
 from distlion.lab.training import torchrun_world_size
 
 FAILED = 1
-"""Exit status: the command line is right, and what it asks for failed."""
+"""Exit status: the command line is right, and the work failed."""
 
 MISUSED = 2
-"""Exit status: the command line is wrong, and nothing was begun."""
+"""Exit status: the command line is wrong, and nothing was started."""
 
 _INTERRUPTED = 130
 
-# What the library calls an argument, where the option has another name than it.
+# Names of arguments in the library, where the option has another name.
 _ALIASES = {
     "n_params": "params",
     "n_elements": "vector",
@@ -49,10 +49,10 @@ _options: ContextVar[Mapping[str, str]] = ContextVar("_options", default=Mapping
 
 @contextlib.contextmanager
 def named_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Let refusals name the options of a command.
+    """Make refusals name the options of a command.
 
     Args:
-        options: By the name of the argument, such as ``compute_s``: ``--compute-s``.
+        options: Options by the name of the argument, such as ``compute_s``: ``--compute-s``.
     """
     token = _options.set(options)
     try:
@@ -63,7 +63,7 @@ def named_options(options: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(option: str) -> Iterator[None]:
-    """Put the option in front of what is said of its value."""
+    """Put the option in front of a message about its value."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -72,12 +72,12 @@ def refusing(option: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shown_failures(console: Console) -> Iterator[None]:
-    """Turn distlion's errors and Ctrl-C into a line and an exit status.
+    """Turn distlion's errors and Ctrl-C into one line and an exit status.
 
-    The status is 2 where the command line is wrong, 1 where it failed, 130 after Ctrl-C.
+    The status is 2 if the command line is wrong, 1 if the work failed, 130 after Ctrl-C.
 
-    Of workers that torchrun or the network lab started, one tells what all of them know. Any other
-    exception is a bug and keeps its traceback; so does one that broke a worker.
+    If torchrun or the network lab started the workers, one of them reports an error that all know.
+    Any other exception is a bug and keeps its traceback, also if it broke a worker.
     """
     try:
         yield
@@ -86,7 +86,7 @@ def shown_failures(console: Console) -> Iterator[None]:
             show_message(console, _name_option(str(error)))
         raise typer.Exit(MISUSED) from None
     except DistlionError as error:
-        # Any other cause is in the message already.
+        # The message already has any other cause.
         if isinstance(error, WorkerFailedError) and error.__cause__ is not None:
             console.print(Text(str(error.__cause__).strip()))
         if _tells(error):
@@ -99,34 +99,34 @@ def shown_failures(console: Console) -> Iterator[None]:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is none of torchrun's workers, or the first of them."""
+    """Return True for torchrun's first worker, and for a process that is none of them."""
     return torchrun_world_size() is None or os.environ["RANK"] == "0"
 
 
 def show_message(console: Console, message: str) -> None:
-    """Write a line that no width of a terminal breaks, so that it can be searched and copied."""
+    """Print a line that no terminal width breaks, so that it can be searched and copied."""
     console.print(Text(f"distlion: {message}", style="red"), soft_wrap=True)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: what was written is flushed, no cleanup of the interpreter runs."""
+    """End this process at once: output is flushed, but no cleanup of the interpreter runs."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def leave_torchrun() -> None:
-    """End a worker of torchrun at once, its work done; any other process goes on.
+    """End a worker of torchrun at once after its work; any other process goes on.
 
-    A thread of Gloo may still have to free a tensor, which aborts a process whose interpreter is
-    shutting down; torch keeps these threads even after destroy_process_group.
+    A thread of Gloo may still have to free a tensor, which would abort a process while its
+    interpreter shuts down. torch keeps these threads even after destroy_process_group.
     """
     if torchrun_world_size() is not None:
         leave(0)
 
 
 def _tells(error: DistlionError) -> bool:
-    """Return whether this rank is the one to tell: the first that has not gone, if all know it."""
+    """Return True if this rank reports the error: the first one alive, if all ranks know it."""
     if is_first_rank() or not isinstance(error, StepError) or not error.culprits:
         return True
     if not isinstance(error, PeerLostError):
@@ -136,10 +136,10 @@ def _tells(error: DistlionError) -> bool:
 
 
 def _name_option(message: str) -> str:
-    """Write the option in place of the argument with which a message begins.
+    """Replace the argument at the beginning of a message by its option.
 
-    ``compute_s is 0`` becomes ``--compute-s is 0``; where the argument is that of a class, as in
-    ``LinkModel(latency_s=-1)``, the option comes first.
+    ``compute_s is 0`` becomes ``--compute-s is 0``. For an argument of a class, as in
+    ``LinkModel(latency_s=-1)``, the option is put in front.
     """
     match = re.match(r"(?:(?P<argument>\w+)\b(?!\()|\w+\((?P<field>\w+)=)", message)
     if match is None:

@@ -1,4 +1,4 @@
-"""``distlion netlab``: several hosts on one machine, with links of chosen rates."""
+"""``distlion netlab``: several emulated hosts on one machine, with links of chosen rates."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from distlion.lab.netlab.sweep import SweepProgress
     from distlion.lab.netlab.workload import Workload
 
-# Commands import the package: it needs pyroute2, which is optional and takes half a second.
+# Commands import the package inside: it needs pyroute2, which is optional and takes half a second.
 
 netlab_app = typer.Typer(
     cls=Group,
-    help="Make hosts in network namespaces, with links of chosen rates, and run commands on them. "
+    help="Make hosts in network namespaces with links of chosen rates, and run commands on them. "
     "Needs Linux and root rights.",
     no_args_is_help=True,
 )
 
 _RATE_HELP = (
-    "Rate of each link: 100mbit, 1gbit, unlimited; up and down apart: 100mbit/20mbit; one for each "
-    "host: 1gbit,1gbit,100mbit."
+    "Rate of each link: 100mbit, 1gbit, unlimited. Separate rates up and down: 100mbit/20mbit. One "
+    "rate for each host: 1gbit,1gbit,100mbit."
 )
 _Hosts = Annotated[int, typer.Option(help="Number of hosts, 1 to 250.")]
 _Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
@@ -54,7 +54,7 @@ def up_command(
     name: _Name = "lab",
     as_json: _AsJson = False,
 ) -> None:
-    """Make a lab that stays until `distlion netlab down`."""
+    """Make a lab that stays until `distlion netlab down` removes it."""
     messages = Console(stderr=True)
     with shown_failures(messages):
         from distlion.lab.netlab import Lab, parse_host_rates
@@ -72,7 +72,7 @@ def up_command(
 
 @netlab_app.command("down", cls=Command, epilog="Example: distlion netlab down --name lab")
 def down_command(*, name: _Name = "lab") -> None:
-    """Remove a lab: one that stays, or one that a killed command left."""
+    """Remove a lab that stays, or that a killed command left."""
     messages = Console(stderr=True)
     with shown_failures(messages):
         from distlion.lab.netlab import remove_lab
@@ -90,32 +90,34 @@ def down_command(*, name: _Name = "lab") -> None:
     epilog="Example: distlion netlab run --hosts 4 --rate 100mbit -- python train.py",
 )
 def run_command(
-    command: Annotated[list[str], typer.Argument(help="What to run on every host, after --.")],
+    command: Annotated[list[str], typer.Argument(help="Command for every host, after --.")],
     *,
     name: Annotated[
         str | None,
-        typer.Option(help="A lab that stays.", show_default="a new one, removed at the end"),
+        typer.Option(
+            help="Name of a lab that stays.", show_default="a new one, removed at the end"
+        ),
     ] = None,
     hosts: Annotated[
         int | None, typer.Option(help="Number of hosts of the new lab.", show_default="4")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help=_RATE_HELP + " Of a lab that stays, it is changed.")
+        str | None, typer.Option(help=_RATE_HELP + " A lab that stays is changed to it.")
     ] = None,
     per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
     master_port: Annotated[int, typer.Option(help="MASTER_PORT of the processes.")] = 29500,
 ) -> None:
-    """Run a command on every host with the environment that torchrun gives.
+    """Run a command on every host with torchrun's environment variables.
 
-    Lines of output begin with the rank. If one process fails, the others are ended, a last line
-    says which rank it was and how it ended, and its status is that of this command.
+    Lines of output begin with the rank. If one process fails, the others are ended. A last line
+    then names the rank and how it ended, and this command exits with its status.
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
         from distlion.lab import netlab
 
         if name is not None and hosts is not None:
-            raise typer.BadParameter("--hosts is for a new lab; the one of --name has its own")
+            raise typer.BadParameter("--hosts is for a new lab; the lab of --name has its own")
         with netlab.temporary_or_named(name, hosts or 4, rate) as lab:
             status = netlab.run_command(
                 lab,
@@ -144,7 +146,7 @@ def _list_methods() -> list[str]:
 def sweep_command(
     *,
     hosts: _Hosts = 4,
-    rate: Annotated[list[str], typer.Option(help=_RATE_HELP + " Several: one after the other.")] = [  # noqa: B006
+    rate: Annotated[list[str], typer.Option(help=_RATE_HELP + " Repeatable.")] = [  # noqa: B006
         "100mbit",
         "1gbit",
     ],
@@ -152,7 +154,7 @@ def sweep_command(
         list[str],
         typer.Option(
             help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN, such "
-            "as majority-all-reduce, with -overlap or -overlap-auto. Several may be given. Rules: "
+            "as majority-all-reduce, with -overlap or -overlap-auto. Repeatable. Rules:  "
             f"{', '.join(list_rule_names())}. Patterns: {', '.join(PATTERNS)}, auto.",
             default_factory=_list_methods,
             show_default=", ".join(_list_methods()),
@@ -161,31 +163,31 @@ def sweep_command(
     vector: Annotated[
         str | None,
         typer.Option(
-            help="Exchange a vector of so many elements, such as 16M, instead of training; then "
-            "also all-reduce-fp32."
+            help="Number of elements of a vector to exchange instead of training, such as 16M; "
+            "adds the method all-reduce-fp32."
         ),
     ] = None,
     device_s: Annotated[
         str | None,
         typer.Option(
-            help="Train on an emulated accelerator instead: forward and backward take so long, "
-            "such as 300ms, in which the host sleeps; --layers matrices of --width x --width."
+            help="Time of forward and backward on an emulated accelerator, such as 300ms, in which "
+            "the host sleeps; the model is --layers matrices of --width x --width."
         ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the model.")] = 128,
     vocabulary: Annotated[int, typer.Option(help="Vocabulary of the GPT.")] = 1024,
     repetitions: Annotated[int, typer.Option(help="Blocks of each method at each rate.")] = 5,
-    block_s: Annotated[str, typer.Option(help="Time that a block should take: 1, 500ms.")] = "1",
+    block_s: Annotated[str, typer.Option(help="Time of a block: 1 (in seconds), 500ms.")] = "1",
     results: Annotated[
         Path | None,
         typer.Option(help="Folder for sweep.json and sweep.png.", show_default="none is written"),
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Time training steps of methods at rates, all in one lab, and compare them.
+    """Time the training steps of several methods at several rates in one lab, and compare them.
 
-    Ratios are taken within a repetition, in which the methods take turns.
+    The methods take turns in each repetition, and ratios are taken within a repetition.
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
@@ -224,7 +226,7 @@ def _find_workload(
 
 
 class _SweepDisplay(LiveDisplay):
-    """Show where a sweep is."""
+    """Show the progress of a sweep."""
 
     def __init__(self, console: Console) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()

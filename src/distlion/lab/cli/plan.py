@@ -1,4 +1,4 @@
-"""``distlion plan``: what a step would take by every method, and whether to compress at all."""
+"""``distlion plan``: forecast a step by every method, and advise on compression."""
 
 from __future__ import annotations
 
@@ -52,21 +52,23 @@ _ComputeS = Annotated[
 _LatencyUs = Annotated[
     str,
     typer.Option(
-        help="Of a round between machines: 100 (in us), 0.1ms, 50ms between sites; 'distlion "
-        "doctor' measures it."
+        help="Latency of a round between machines: 100 (in us), 0.1ms, 50ms between sites; "
+        "'distlion doctor' measures it."
     ),
 ]
-_MessageUs = Annotated[str, typer.Option(help="Of every further message of a round: 10, 10us.")]
+_MessageUs = Annotated[
+    str, typer.Option(help="Latency of each additional message in a round: 10 (in us), 10us.")
+]
 _HalfDuplex = Annotated[
     bool, typer.Option("--half-duplex", help="The link cannot send and receive at once.")
 ]
-_NodeLink = Annotated[str, typer.Option(help="Inside a machine: nvlink, pcie or a rate.")]
+_NodeLink = Annotated[str, typer.Option(help="Link inside a machine: nvlink, pcie or a rate.")]
 _Device = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help=f"What encodes and commits: {', '.join(_MACHINES)}; gpu is an a100. Beside a GPU, one "
-        "thread of the host frames and counts votes.",
+        help=f"Device that encodes and commits: {', '.join(_MACHINES)}; gpu is an a100. With a "
+        "GPU, one thread of the host frames and counts votes.",
     ),
 ]
 _OverlapShare = Annotated[
@@ -76,12 +78,12 @@ _SyncEvery = Annotated[
     int | None,
     typer.Option(help="Steps in which every momentum is averaged once.", show_default="never"),
 ]
-_SyncBits = Annotated[int, typer.Option(help="Bits of a momentum on the way up: 32, 16 or 8.")]
+_SyncBits = Annotated[int, typer.Option(help="Uplink bits of a momentum: 32, 16 or 8.")]
 _Threshold = Annotated[
     float, typer.Option(help="Gain over all-reduce below which compression is not advised.")
 ]
-_PricePerGpuHour = Annotated[float, typer.Option(help="Money for a worker and hour.")]
-_PricePerGb = Annotated[float, typer.Option(help="Money for 10^9 bytes sent by a machine.")]
+_PricePerGpuHour = Annotated[float, typer.Option(help="Price of a worker for an hour.")]
+_PricePerGb = Annotated[float, typer.Option(help="Price of 10^9 bytes sent by a machine.")]
 _Figure = Annotated[
     Path | None,
     typer.Option(help="PNG of efficiency against rate and machines.", show_default="none"),
@@ -90,7 +92,7 @@ _Page = Annotated[
     Path | None,
     typer.Option(
         "--html",
-        help="One HTML page with this plan on sliders and as curves; it needs no network.",
+        help="HTML page of this plan with sliders and curves; it needs no network.",
         show_default="none",
     ),
 ]
@@ -130,7 +132,7 @@ def plan_command(
     sites: _Sites = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Forecast a step by every rule and exchange and by all-reduce; say whether to compress.
+    """Forecast a step by every rule and exchange and by all-reduce, and advise on compression.
 
     The forecasts are closed forms; nothing is measured. The latencies are assumptions for TCP.
     """
@@ -172,7 +174,7 @@ def _find_machine(name: str) -> Machine:
     if name.lower() not in _MACHINES:
         raise InvalidArgumentError(
             f"--device {name}: no figures for it; {suggest(name, _MACHINES, all_in=_HELP)}. For "
-            "another GPU take the one whose memory is as fast"
+            "another GPU take one with memory of the same speed"
         )
     return _MACHINES[name.lower()]
 

@@ -1,4 +1,4 @@
-"""How often to vote, and a step between sites, below a plan."""
+"""Advice on the period of votes, and steps between sites, printed below a plan."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from distlion.lab.cli.table import build_table, print_table
 from distlion.lab.planning import PERIODS, Scenario, Site, advise_local, format_rate, list_sites
 
 FEWER_VOTES = (
-    "Fewer votes cost some progress in each step: see docs/how-to/local-steps.md. * is what to "
-    "choose."
+    "Fewer votes cost some progress in each step: see docs/how-to/local-steps.md. * marks the "
+    "recommended choice."
 )
 
 
 def print_local(console: Console, scenario: Scenario, *, with_sites: bool) -> None:
-    """Print how often to vote here; between sites too if so asked."""
+    """Print the recommended period of votes, and a table of sites if asked for."""
     console.print(Text(f"\n{advise_local(scenario).text}", style="bold"), soft_wrap=True)
     if not with_sites:
         console.print(Text("--sites shows slower links and longer latencies."), soft_wrap=True)

@@ -14,7 +14,7 @@ from distlion.lab.planning import TIME_ONLY, Advice, Forecast, Forecasts, Scenar
 
 _MEGABYTE = 1e6
 _MILLISECONDS_BELOW_S = 0.1
-# What a narrow terminal leaves out, the most dispensable first.
+# Columns that a narrow terminal leaves out, the most dispensable first.
 _DISPENSABLE = (
     "network",
     "bits per\nparam",
@@ -29,13 +29,13 @@ _WORDS = ("method", "exchange", "overlap")
 def print_plan(
     console: Console, forecasts: Forecasts, advice: Advice, *, all_rows: bool = False
 ) -> None:
-    """Print the methods, the fastest first, then what to do and where it ends.
+    """Print the methods, the fastest first, then the advice and its limits.
 
     Args:
-        console: Where to.
-        forecasts: All of them.
-        advice: What follows.
-        all_rows: Every exchange of every rule, with overlap and without; otherwise the fastest.
+        console: Console for the output.
+        forecasts: All forecasts.
+        advice: Advice from the forecasts.
+        all_rows: True for every exchange of every rule, with overlap and without; else the fastest.
     """
     scenario = forecasts.scenario
     console.print(
@@ -66,12 +66,12 @@ def print_plan(
 
 
 def write_call(scenario: Scenario, forecast: Forecast) -> str:
-    """Write the call that makes the optimizer of a forecast, without its learning rate."""
+    """Format the call that makes the optimizer of a forecast, without its learning rate."""
     arguments = [f"aggregation=distlion.{forecast.method}", f"exchange=distlion.{forecast.pattern}"]
     if scenario.gpus_per_node > 1:
         arguments.append(f"nodes=distlion.Nodes({scenario.gpus_per_node})")
     if forecast.overlap:
-        # Whether the forecast holds on these machines is found out in the first steps.
+        # The first steps then find out if overlap pays on these machines.
         arguments.append('overlap="auto"')
     return f"distlion.DistributedLion(params, {', '.join(arguments)})"
 
@@ -85,7 +85,7 @@ def choose_best(ranked: Sequence[Forecast]) -> list[Forecast]:
 
 
 def format_number(value: float) -> str:
-    """Write three digits, or all before the point, without an exponent: 1,875, 15,000, 0.871."""
+    """Format three digits, or all before the point, without an exponent: 1,875, 15,000, 0.871."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     decimals = max(0, 2 - math.floor(math.log10(abs(float(f"{value:.3g}")))))
@@ -95,7 +95,7 @@ def format_number(value: float) -> str:
 def _fit_table(
     console: Console, forecasts: Forecasts, ranked: Sequence[Forecast]
 ) -> tuple[Table, list[str]]:
-    """Build the table with as many columns as fit; also those that were left out."""
+    """Build the table with as many columns as fit, and list the columns left out."""
     columns = _list_columns(forecasts)
     left_out: list[str] = []
     bold = [row for row, forecast in enumerate(ranked) if not forecast.votes]

@@ -20,20 +20,20 @@ from rich.text import Text
 from distlion.lab.training import Progress
 
 _PLAIN_EVERY_S = 10.0
-# On a terminal, the seconds of steps that a throughput is the mean of.
+# On a terminal, throughput is the mean over this many seconds of steps.
 _INTERVAL_S = 2.0
 _MEGABYTE = 1_000_000
 _Self = TypeVar("_Self", bound="LiveDisplay")
 
 
 class LiveDisplay:
-    """Show one task while it goes on; a context manager.
+    """A context manager that shows the progress of one task.
 
     Args:
         console: Where to show it; a bar needs a terminal.
-        columns: Of the bar.
-        expand: Whether the bar takes the whole width.
-        fields: What the columns show at first.
+        columns: Columns of the bar.
+        expand: True if the bar takes the whole width.
+        fields: Initial values of the columns.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class LiveDisplay:
             self._bar.stop()
 
     def tell(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line that stays."""
         self._console.print(Text(line), soft_wrap=True)
 
     def show(self, line: str, *, at_once: bool = False, **fields: Any) -> bool:
-        """Show where the task is; return whether a line was written.
+        """Show the progress of the task; return True if a line was written.
 
         Args:
-            line: In place of a bar; left out if the last one was shown just now.
-            at_once: Show it all the same.
-            fields: Of the bar.
+            line: Line in place of a bar; left out if the last one was shown just now.
+            at_once: True to show the line all the same.
+            fields: Fields of the bar.
         """
         if self._console.is_terminal:
             self._bar.update(self._task, **fields)
@@ -81,10 +81,10 @@ class LiveDisplay:
 
 
 class _Throughput:
-    """What workers train on in a second, in the steps of the last interval; as text.
+    """Throughput of all workers in the steps of the last interval; its ``str`` is shown.
 
     Args:
-        each_s: Seconds of steps from which on an interval counts; the first one always does.
+        each_s: Shortest interval that counts, in seconds of steps; the first one always counts.
     """
 
     def __init__(self, *, each_s: float) -> None:
@@ -100,7 +100,7 @@ class _Throughput:
         self._units, self._training_s = progress.units, progress.training_s
 
     def update(self, progress: Progress) -> bool:
-        """Measure from the beginning of the interval; return whether it is long enough."""
+        """Measure from the beginning of the interval; return True if it is long enough."""
         interval_s = progress.training_s - self._training_s
         is_long = interval_s > 0 and interval_s >= self._each_s
         if is_long or (interval_s > 0 and not self._text):
@@ -109,7 +109,7 @@ class _Throughput:
 
 
 class ProgressDisplay(LiveDisplay):
-    """Show the progress of one run; it is called with each ``Progress``.
+    """Show the progress of one run; called with each ``Progress``.
 
     Args:
         console: Where to show it.
@@ -131,17 +131,17 @@ class ProgressDisplay(LiveDisplay):
         )
 
     def announce(self) -> None:
-        """Say that workers are being started: all that can be refused before has been checked."""
+        """Announce the start of workers, after all checks that can refuse the run."""
         self.show(self._starting, at_once=True, description=self._starting)
 
     def __call__(self, progress: Progress) -> None:
-        """Show where the run is."""
+        """Show the run's progress."""
         if progress.note:
             self.tell(progress.note)
         if progress.validation_loss is not None:
             self._validation = f"validation {progress.validation_loss:.4f}"
             self._validated_step = progress.step
-        # On a terminal a mean of seconds, in a file of all steps since the last line.
+        # On a terminal the mean of some seconds, in a file of all steps since the last line.
         is_over = self._throughput.update(progress) and self._console.is_terminal
         what = self._describe(progress)
         is_written = self.show(

@@ -1,4 +1,4 @@
-"""Options that hold a number with a unit: one way to write them, for all commands."""
+"""Options with a number and a unit: one format for all commands."""
 
 from __future__ import annotations
 

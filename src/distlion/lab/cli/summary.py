@@ -16,9 +16,9 @@ _MEGABYTE = 1_000_000
 
 
 def print_summary(console: Console, record: Record, run_dir: Path) -> None:
-    """Show what a run reached, what it cost, and where its files are."""
+    """Show a run's results, its cost, and the paths of its files."""
     print_table(console, _build_table(record))
-    # Not in the table, whose cells a narrow terminal cuts.
+    # Outside the table: a narrow terminal cuts its cells.
     for what, name in (("record", RECORD_NAME), ("figure", FIGURE_NAME)):
         console.print(Text(f"{what}: {run_dir / name}"), soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Tables that are never cut: as wide as they are in a file, one value a line where it is narrow."""
+"""Tables that are never cut: full width in a file, one value a line on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def build_table(
 
     Args:
         head: Names of the columns; a line feed in one breaks it.
-        rows: Cells, as many as names.
-        left: Columns that hold words; all others hold numbers.
-        title: Above it.
-        bold: Numbers of rows that stand out.
+        rows: Rows of cells, one cell for each column.
+        left: Columns with words; all others hold numbers.
+        title: Title above the table.
+        bold: Numbers of rows to show in bold.
     """
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in head:
@@ -38,14 +38,14 @@ def build_table(
 
 
 def fits(console: Console, table: Table) -> bool:
-    """Return whether a console shows all of a table; a file or a pipe does."""
+    """Return True if a console shows the whole table; a file or a pipe does."""
     return not console.is_terminal or _measure(console, table) <= console.width
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; on a terminal that is too narrow for it, row by row with a value a line."""
+    """Print a table; on a terminal that is too narrow, row by row with one value a line."""
     if not console.is_terminal:
-        # In a file or a pipe, nothing says how wide it may be.
+        # In a file or a pipe, nothing limits the width.
         console.width = max(console.width, _measure(console, table))
     if fits(console, table):
         console.print(table)

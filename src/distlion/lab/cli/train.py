@@ -38,7 +38,7 @@ _RUNS = Path("runs")
 
 
 class WorldChangeName(str, Enum):
-    """What ``--on-world-change`` takes."""
+    """Values of ``--on-world-change``."""
 
     MAP = "map"
     MEAN = "mean"
@@ -46,7 +46,7 @@ class WorldChangeName(str, Enum):
 
 
 # The options, in the order of the help.
-_Task = Annotated[TaskName, typer.Option(help="What to train.")]
+_Task = Annotated[TaskName, typer.Option(help="Task to train.")]
 _Workers = Annotated[
     int | None,
     typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
@@ -55,7 +55,7 @@ _Rule = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"How workers agree, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits, 2 at most for "
+        help=f"Aggregation rule, one of {', '.join(RULE_NAMES)}. P is 1 to 8 bits, at most 2 for "
         "feedback; cautious masks elements whose direction and gradient differ in sign; A and B "
         "are digits of betas: majority-betas-90-95 has (0.9, 0.95). Baselines: "
         "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
@@ -66,11 +66,11 @@ _Rule = Annotated[
 ]
 _Exchange = Annotated[
     str,
-    typer.Option(metavar="NAME", help=f"Who sends votes to whom: {AUTO}, {', '.join(PATTERNS)}."),
+    typer.Option(metavar="NAME", help=f"Exchange pattern of votes: {AUTO}, {', '.join(PATTERNS)}."),
 ]
 _Overlap = Annotated[
     Overlap,
-    typer.Option(help="Send votes during backward; auto: both are tried, the faster one stays."),
+    typer.Option(help="Send votes during backward; auto tries both and keeps the faster one."),
 ]
 _SyncEvery = Annotated[
     int | None,
@@ -81,21 +81,21 @@ _SyncEvery = Annotated[
 _Every = Annotated[
     int | None,
     typer.Option(
-        help="Local steps of AdamW from vote to vote, as LocalSteps takes them: for slow links.",
+        help="Local steps of AdamW between votes, as in LocalSteps: for slow links.",
         show_default="a vote in each step",
     ),
 ]
 _Delay = Annotated[
     int | None,
     typer.Option(
-        help="With --every: steps after which the outcome of a vote is taken, while it travels.",
+        help="With --every: steps that a vote may travel before its outcome is applied.",
         show_default="0",
     ),
 ]
 _DiagnoseEvery = Annotated[
     int | None,
     typer.Option(
-        help="Steps between looks at how far votes agree; draws diagnosis.png.",
+        help="Steps between measurements of agreement among votes; draws diagnosis.png.",
         show_default="never",
     ),
 ]
@@ -114,28 +114,28 @@ _BatchSize = Annotated[
     int | None,
     typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
 ]
-_Seed = Annotated[int, typer.Option(help="Of weights, data order and random tie-breaking.")]
+_Seed = Annotated[int, typer.Option(help="Seed of weights, data order and random tie-breaking.")]
 _Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
 _Device = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Where workers compute: cpu, cuda. For rules that vote.",
+        help="Device of the workers: cpu, cuda. For rules that vote.",
     ),
 ]
 _Oversubscribe = Annotated[
     bool,
     typer.Option(
         "--oversubscribe",
-        help="Start more local workers than fit: 4 threads on a core (4 workers always do), and "
-        "256 MiB and 16 bytes a parameter of free memory for each, 34 with --every.",
+        help="Start more local workers than fit. The limits are 4 threads a core (4 workers always "
+        "fit), and 256 MiB and 16 bytes a parameter of free memory for each, 34 with --every.",
     ),
 ]
 _Crew = Annotated[
     bool,
     typer.Option(
         "--crew",
-        help="Local workers form a crew: kill any of them, and watch the others train on and a "
+        help="Form a crew of local workers: kill any of them, and watch the others train on and a "
         "newcomer take its place.",
     ),
 ]
@@ -143,7 +143,7 @@ _StepTimeout = Annotated[
     str | None,
     typer.Option(
         metavar="SECONDS",
-        help="How long a step waits for a worker that is silent: 60, 5min. For rules that vote.",
+        help="Time that a step waits for a silent worker: 60, 5min. For rules that vote.",
         show_default="60",
     ),
 ]
@@ -158,14 +158,15 @@ _Data = Annotated[
 _Partition = Annotated[
     PartitionName | None,
     typer.Option(
-        help="Who owns which data. Text: contiguous, even or by-book. Images: even or by-class.",
+        help="Partition of the data among workers. Text: contiguous, even or by-book. Images: even "
+        "or by-class.",
         show_default="text contiguous, images even",
     ),
 ]
 _Alpha = Annotated[
     float | None,
     typer.Option(
-        help="Dirichlet concentration of the partition by-class; small is skewed.",
+        help="Dirichlet concentration of the partition by-class; smaller is more skewed.",
         show_default="0.1",
     ),
 ]
@@ -184,24 +185,24 @@ _RunDir = Annotated[
 _CheckpointEvery = Annotated[
     int | None,
     typer.Option(
-        help="Steps between checkpoints, in checkpoints of the run folder; one after the last step "
+        help="Steps between checkpoints, in the run folder's checkpoints; the last step has one "
         "too. For rules that vote.",
         show_default="none",
     ),
 ]
-_KeepCheckpoints = Annotated[int, typer.Option(help="Latest checkpoints to keep.")]
+_KeepCheckpoints = Annotated[int, typer.Option(help="Number of latest checkpoints to keep.")]
 _Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on from the latest checkpoint of --run-dir; from the beginning where there is "
-        "none, as the first start under torchrun --max-restarts needs it.",
+        help="Continue from the latest checkpoint of --run-dir, or start from the beginning if "
+        "there is none, as for the first start under torchrun --max-restarts.",
     ),
 ]
 _OnWorldChange = Annotated[
     WorldChangeName | None,
     typer.Option(
-        help="Momenta that a resumed run of another number of workers begins with: the mean of "
+        help="Momenta at the start of a resumed run with another number of workers: the mean of "
         "each neighborhood, the mean of all, or zeros.",
         show_default="refuse",
     ),
@@ -210,21 +211,21 @@ _Beside = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Another rule, such as global-adamw: it is trained afterwards on the same data, and "
-        "both are shown side by side; its run is in beside of the run folder.",
+        help="Another rule, such as global-adamw, to train afterwards on the same data and show "
+        "side by side; its run goes to beside in the run folder.",
         show_default="none",
     ),
 ]
 _BesideLr = Annotated[
     float | None,
-    typer.Option(help="Highest learning rate of that one.", show_default="by the rule"),
+    typer.Option(help="Highest learning rate of --beside.", show_default="by the rule"),
 ]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the record without its series to standard output.")
 ]
 
 
-# Options that are settings of the run by the same name.
+# Options with the same name as the run's setting.
 _SETTINGS = (
     "workers",
     "exchange",
@@ -290,15 +291,15 @@ def train_command(
     beside_lr: _BesideLr = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Train a model from random weights and show what it reached and what it cost.
+    """Train a model from random weights, and show its results and their cost.
 
-    Alone it starts local workers; under torchrun it joins that world.
+    By default it starts local workers; under torchrun it joins that world.
 
     The run folder gets record.json and loss.png.
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        # All ranks have the same to tell, but for failures.
+        # All ranks have the same messages, but for failures.
         progress = messages if is_first_rank() else Console(stderr=True, quiet=True)
         settings = _read_settings(context, task, rule, step_timeout)
         checkpoints = CheckpointSettings(
@@ -335,11 +336,11 @@ def _read_settings(
 
 
 def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None:
-    """Refuse a folder of a new name where workers, or a later start, must find the same one."""
+    """Refuse to invent a folder's name where workers, or a later start, must find the same one."""
     if run_dir is not None:
         return
     if checkpoints.resume:
-        raise InvalidArgumentError("--resume needs the --run-dir of the run that it goes on with")
+        raise InvalidArgumentError("--resume needs the --run-dir of the run to continue")
     if checkpoints.every is not None and torchrun_world_size() is not None:
         raise InvalidArgumentError(
             "under torchrun, --checkpoint-every needs a --run-dir: one for all workers and restarts"

@@ -1,4 +1,4 @@
-"""A training run on the command line: how far it is, and what it reached."""
+"""A training run on the command line: its progress and its results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from distlion.lab.training import CheckpointSettings, Record, TrainSettings, tra
 
 @dataclass(frozen=True)
 class Runs:
-    """Train, and show how far it is.
+    """Train, and show the progress.
 
     Args:
-        messages: The console of the progress.
-        oversubscribe: Whether local workers may be more than cores and memory hold.
-        crew: Whether local workers form a crew.
+        messages: Console of the progress.
+        oversubscribe: True to allow more local workers than cores and memory hold.
+        crew: True if local workers form a crew.
     """
 
     messages: Console
@@ -33,11 +33,11 @@ class Runs:
     def train(
         self, settings: TrainSettings, run_dir: Path, checkpoints: CheckpointSettings
     ) -> Record | None:
-        """Return what a run reached; None on all ranks of torchrun's world but the first.
+        """Train and return the record; None on all ranks of torchrun's world but the first.
 
         Raises:
-            DistlionError: As ``distlion.lab.training.train``. A record that could not be written is
-                printed first.
+            DistlionError: As in ``distlion.lab.training.train``. A record that could not be
+                written is printed first.
         """
         with ProgressDisplay(self.messages, workers=settings.workers) as display:
             try:
@@ -57,10 +57,10 @@ class Runs:
 
 
 def show_record(record: Record, run_dir: Path, *, as_json: bool) -> None:
-    """Print what a run reached.
+    """Print the results of a run.
 
     Raises:
-        ReplicaMismatchError: Its workers ended with different parameters.
+        ReplicaMismatchError: The workers ended with different parameters.
     """
     if as_json:
         typer.echo(json.dumps(record.summary() | {"run_dir": str(run_dir)}, indent=1))

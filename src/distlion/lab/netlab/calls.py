@@ -1,4 +1,4 @@
-"""What the parent of a sweep and its workers say to each other."""
+"""Messages between the parent of a sweep and its workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Call:
-    """What a worker shall do.
+    """An order to a worker.
 
     Attributes:
         verb: Name of a method of ``SweepWorker``.
-        arguments: Of that method.
+        arguments: Arguments of that method.
     """
 
     verb: str
@@ -21,11 +21,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of it.
+    """A worker's answer to an order.
 
     Attributes:
-        value: What the method returned.
-        refusal: Why it could not be done, the worker being as before; "" if it was.
+        value: Value that the method returned.
+        refusal: Reason why the order could not be done, with the worker unchanged; "" if it was
+            done.
     """
 
     value: Any = None
@@ -37,11 +38,11 @@ class Block:
     """One timed block of steps on one worker.
 
     Attributes:
-        seconds: From after the barrier before it until its own last step was done.
-        cpu_seconds: Processor time of its process, all threads, user and system.
-        retransmitted: Segments that TCP on its host sent again.
-        sent_bytes: Of the last step, as the optimizer counts; None for a baseline.
-        wire_bytes: What the interface should count for that step; None for a baseline.
+        seconds: Seconds from the end of the barrier before it to the end of the worker's last step.
+        cpu_seconds: Processor time of the worker's process: all threads, user and system.
+        retransmitted: Segments that TCP on the worker's host sent again.
+        sent_bytes: Bytes of the last step by the optimizer's account; None for a baseline.
+        wire_bytes: Bytes that the interface should count for that step; None for a baseline.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""An emulated accelerator: layers whose passes take a stated time in which the host sleeps."""
+"""An emulated accelerator: each pass of a layer takes a stated time, in which the host sleeps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DEVIATION = 0.02
 
 
 class EmulatedModel(nn.Module):
-    """A chain of matrices that computes nothing, in the time that an accelerator would take.
+    """A chain of matrices that takes an accelerator's time but computes nothing.
 
     Args:
-        workload: Its sizes and times.
-        seed: Of the weights, equal on all workers.
-        rank: Number of this worker, whose gradients differ from those of the others.
+        workload: Sizes and times.
+        seed: Seed of the weights, equal on all workers.
+        rank: Number of this worker; gradients differ between workers.
     """
 
     def __init__(self, workload: DeviceWorkload, *, seed: int, rank: int) -> None:
@@ -31,12 +31,12 @@ class EmulatedModel(nn.Module):
             nn.Parameter(_DEVIATION * torch.randn(width, width, generator=draw))
             for _ in range(layers)
         )
-        # Layers share one row of numbers, each from another place on.
+        # Layers share one row of numbers; each starts at another place.
         self._drawn = torch.randn(width * width + layers, generator=seeded_generator(seed, rank))
         self._forward_s = workload.step_s / (3 * layers)
 
     def forward(self) -> Tensor:
-        """Return a loss after the time of all forward passes."""
+        """Sleep for the time of all forward passes, and return a loss."""
         passed = torch.zeros((), requires_grad=True)
         for number, weight in enumerate(self.weights):
             gradient = self._drawn[number : number + weight.numel()].view_as(weight)
@@ -47,7 +47,7 @@ class EmulatedModel(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """Pass a number on; the gradient of the weight is given."""
+    """Pass a number on; the weight's gradient is given."""
 
     @staticmethod
     def forward(

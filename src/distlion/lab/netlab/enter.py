@@ -1,4 +1,4 @@
-"""Enter a network namespace, and become a command that dies with the process that started it.
+"""Enter a network namespace, and run a command that dies with the process that started it.
 
     python enter.py NAMESPACE-FILE PARENT COMMAND...
 
@@ -18,14 +18,14 @@ _CANNOT_RUN = 127
 
 
 def enter_and_run(namespace: str, parent: int, command: list[str]) -> None:
-    """Do it; returns only by an exception.
+    """Enter the namespace and replace this process by the command; return only by an exception.
 
     Raises:
         OSError: The namespace cannot be entered, or the command cannot be run.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before it was watched
+    if os.getppid() != parent:  # the parent died before it was watched
         os._exit(1)
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:

@@ -1,4 +1,4 @@
-"""The workers of a sweep, as their parent sees them: one call goes to all, all answer."""
+"""The workers of a sweep, as their parent sees them: each call goes to all, and all answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distlion.lab.netlab.lab import Lab
 from distlion.lab.netlab.launch import MASTER_PORT, HostProcesses, place_ranks, show_line
 
 _POLL_S = 0.2
-# The worker's module brings transformers, which the parent does without.
+# The worker's module imports transformers, which the parent does not need.
 _COMMAND = "from distlion.lab.netlab.sweep_worker import main; main()"
 # c10d warns that hosts have no names.
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -24,10 +24,10 @@ class Fleet:
     """One worker on each host of a lab; leaving the ``with`` block ends them.
 
     Args:
-        lab: Where they run.
+        lab: Lab for the workers.
 
     Raises:
-        WorkerFailedError: One died.
+        WorkerFailedError: A worker died.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -45,7 +45,7 @@ class Fleet:
                     placement.environment(lab.plan.address(0), MASTER_PORT) | _QUIET,
                     pass_fds=[theirs.fileno()],
                 )
-                # Ours must be closed, or a worker's death would not end the pipe.
+                # Our copy must be closed, or a worker's death would not end the pipe.
                 theirs.close()
             self._collect()
         except BaseException:
@@ -64,10 +64,10 @@ class Fleet:
         self.close()
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
-        """Let all workers do something, and return what each found, in rank order.
+        """Call a method of all workers, and return their answers in rank order.
 
         Raises:
-            NetlabError: One could not do it; the message is what the first of them said.
+            NetlabError: A worker could not do it; the message is the first one's refusal.
             WorkerFailedError: One died.
         """
         for connection in self._connections:

@@ -1,4 +1,4 @@
-"""A lab: hosts on one machine, joined by a bridge, each link with a rate of its own."""
+"""A lab: hosts on one machine, joined by a bridge, with a rate for each link."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from distlion.signals import deferred_signals
 class Lab:
     """Make hosts in network namespaces of their own, each with one interface, ``eth0``.
 
-    The bridge lives in a namespace too, so that nothing appears among the machine's own interfaces.
-    A lab is removed when its ``with`` block is left, by Ctrl-C, SIGTERM and SIGHUP too, or else
-    when it is collected or the interpreter ends. What a killed process leaves is removed when the
-    next lab is made.
+    The bridge is in a namespace too, so the machine's own interfaces stay as they are.
+    A lab is removed when its ``with`` block is left, also by Ctrl-C, SIGTERM and SIGHUP. Otherwise
+    it is removed when it is collected or the interpreter ends. A killed process leaves its lab
+    behind; making the next lab removes it.
 
     Args:
-        n_hosts: 1 to 250; host i has the address 10.77.0.(i + 1).
-        rates: One for all hosts, as in "100mbit", "unlimited" or, up and down, "100mbit/20mbit"; or
-            one for each, as in "1gbit,1gbit,1gbit,100mbit".
-        name: Of the lab; None for a random one.
-        stays: Whether the lab stays after this process, until ``remove_lab``.
+        n_hosts: Number of hosts, 1 to 250; host i has the address 10.77.0.(i + 1).
+        rates: One rate for all hosts, as in "100mbit", "unlimited" or, up and down,
+            "100mbit/20mbit"; or one for each, as in "1gbit,1gbit,1gbit,100mbit".
+        name: Name of the lab; None for a random one.
+        stays: True if the lab stays after this process, until ``remove_lab``.
 
     Raises:
         InvalidArgumentError: A rate, the name or the number of hosts is wrong.
@@ -123,7 +123,7 @@ class Lab:
         return self.plan.n_hosts
 
     def set_rates(self, rates: str) -> None:
-        """Change the rates, as given to the constructor; connections stay.
+        """Change the rates, in the constructor's format; connections stay.
 
         Raises:
             InvalidArgumentError: A rate is wrong.
@@ -132,11 +132,11 @@ class Lab:
         self._wires.set_rates(parse_host_rates(rates, self.n_hosts))
 
     def read_buckets(self) -> list[tuple[TokenBucket | None, TokenBucket | None]]:
-        """Read back from the kernel what limits each host, up and down; None is unlimited."""
+        """Read each host's limits, up and down, back from the kernel; None is unlimited."""
         return self._wires.read_buckets()
 
     def set_link(self, host: int, *, up: bool) -> None:
-        """Pull or plug the cable of a host.
+        """Plug in a host's cable, or pull it.
 
         Raises:
             InvalidArgumentError: There is no such host.
@@ -147,19 +147,19 @@ class Lab:
         self._wires.set_link(host, up=up)
 
     def read_counters(self) -> list[Counters]:
-        """Read what the interface of each host has sent and received since the lab was made."""
+        """Read the traffic of each host's interface since the lab was made."""
         return self._wires.read_counters()
 
     @deferred_signals("the end of a lab", gives_way=False)
     def close(self) -> None:
-        """Remove the lab, unless it stays or is another process's; twice does no harm."""
+        """Remove the lab, unless it stays or belongs to another process; may be called twice."""
         if hasattr(self, "_close_wires"):
             self._close_wires()
         self._remove()
 
 
 def remove_lab(name: str) -> list[int]:
-    """Remove a lab that stays, or that an ended process left.
+    """Remove a lab that stays, or that an ended process left behind.
 
     Returns:
         Processes that still run inside, now without a network.
@@ -175,7 +175,7 @@ def remove_lab(name: str) -> list[int]:
 
 
 def remove_abandoned_labs() -> None:
-    """Remove the labs that have outlived the process that they belong to."""
+    """Remove the labs that have outlived their owner process."""
     for state in list_states():
         if state.is_abandoned:
             _remove(state, os.getpid())
@@ -201,15 +201,16 @@ def _keep() -> None:
 
 @contextlib.contextmanager
 def temporary_or_named(name: str | None, n_hosts: int, rates: str | None) -> Iterator[Lab]:
-    """Find the lab of a name, or make one for the time of a ``with`` block.
+    """Find a lab by name, or make one for the time of a ``with`` block.
 
     Args:
-        name: Of a lab that stays; None makes one.
-        n_hosts: Of the lab to make.
-        rates: None leaves those of a lab that stays, and does not limit a new one.
+        name: Name of a lab that stays; None makes a new one.
+        n_hosts: Number of hosts of a new lab.
+        rates: Rates to set; None keeps the rates of a lab that stays, and leaves a new one
+            unlimited.
     """
     with (
-        leaving_in_order(),  # while it is made, too
+        leaving_in_order(),  # also while the lab is made
         Lab(n_hosts, rates or UNLIMITED) if name is None else Lab.find(name) as lab,
     ):
         if name is not None and rates is not None:

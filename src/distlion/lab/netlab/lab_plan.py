@@ -17,11 +17,11 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 @dataclass(frozen=True)
 class LabPlan:
-    """Name everything that a lab is made of.
+    """Names of everything in a lab.
 
     Args:
-        name: The lab's; lower-case letters, digits and hyphens, at most 32.
-        n_hosts: 1 to 250.
+        name: Name of the lab: at most 32 lower-case letters, digits and hyphens.
+        n_hosts: Number of hosts, 1 to 250.
 
     Raises:
         InvalidArgumentError: Name or number is out of range.
@@ -51,7 +51,7 @@ class LabPlan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """All of them, the bridge's first."""
+        """All namespaces, the bridge's first."""
         return (self.bridge_namespace, *self.host_namespaces)
 
     def address(self, host: int) -> str:

@@ -23,18 +23,18 @@ from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_st
 _LR = 1e-4
 _WEIGHT_DECAY = 0.1
 _SEED = 0
-# Batches that a worker goes through again and again.
+# Batches that a worker repeats again and again.
 _BATCHES = 4
 
 
 @dataclass(frozen=True)
 class LabRun:
-    """A method with a model, optimizer and state of its own.
+    """A method with its own model, optimizer and state.
 
     Attributes:
-        step: Do one step.
-        optimizer: One of ours; None for a baseline.
-        n_parameters: Trainable elements.
+        step: Function that does one step.
+        optimizer: The voting optimizer; None for a baseline.
+        n_parameters: Number of trainable elements.
     """
 
     step: Callable[[], None]
@@ -42,15 +42,15 @@ class LabRun:
     n_parameters: int
 
     def sent_bytes(self) -> int | None:
-        """Return what the last step handed to the network; None if nobody counts it."""
+        """Return the bytes that the last step handed to the network; None if not counted."""
         return None if self.optimizer is None else self.optimizer.traffic.last_sent_bytes
 
     def wire_bytes(self) -> int | None:
-        """Return what the interface should count for that, by the cost model."""
+        """Return the bytes that the interface should count for that, by the cost model."""
         return None if self.optimizer is None else wire_bytes(self.optimizer.plan)
 
     def verify_replicas(self) -> None:
-        """Check that all workers hold the same parameters, for one of ours.
+        """Check that all workers hold the same parameters, for a method that votes.
 
         Raises:
             ReplicaMismatchError: They do not.
@@ -64,8 +64,8 @@ def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
 
     Args:
         name: Name of the method, as in ``distlion.lab.netlab.method_names``.
-        workload: Its model and data, its emulated accelerator, or its vector.
-        rank: Number of this worker, whose data differs from that of the others.
+        workload: Model and data, emulated accelerator, or vector.
+        rank: Number of this worker; data differs between workers.
     """
     if isinstance(workload, VectorWorkload):
         return _build_exchange(name, workload, rank)
@@ -73,7 +73,7 @@ def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
 
 
 def average_gradients(model: nn.Module, name: str, *, seed: int) -> nn.Module:
-    """Wrap a model in DDP as one of ``BASELINES``; without compression it has no hook at all.
+    """Wrap a model in DDP as one of ``BASELINES``; without compression it has no hook.
 
     Args:
         model: The model, on every worker.
@@ -88,7 +88,7 @@ def average_gradients(model: nn.Module, name: str, *, seed: int) -> nn.Module:
 
 
 def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
-    """Draw the random tokens that a worker goes through."""
+    """Draw a worker's batches of random tokens."""
     batches = []
     for number in range(_BATCHES):
         generator = seeded_generator(_SEED, number, rank)
@@ -121,7 +121,7 @@ def _build_training(name: str, workload: GptWorkload | DeviceWorkload, rank: int
 
 
 FindLoss = Callable[[nn.Module, int], Tensor]
-"""Takes the model and the number of the step."""
+"""A function of the model and the number of the step."""
 
 
 def _loss_of_gpt(batches: list[Batch], model: nn.Module, step: int) -> Tensor:
@@ -156,7 +156,7 @@ def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
         model.named_parameters(),
         lr=_LR,
         weight_decay=_WEIGHT_DECAY,
-        # A comparison now and then would make a few steps longer; there is one at the end.
+        # Regular comparisons of replicas would make a few steps longer; one follows at the end.
         check_every=None,
         seed=_SEED,
         **parse_vote(name),
@@ -181,14 +181,14 @@ def _training_step(
 def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> LabRun:
     n_elements = workload.n_elements
     if name == ALL_REDUCE:
-        # Sums would overflow before long; zeros take as long.
+        # Sums would soon overflow; zeros take the same time.
         vector = torch.zeros(n_elements)
         return LabRun(lambda: _all_reduce(vector), None, n_elements)
     param = nn.Parameter(torch.zeros(n_elements))
     param.grad = torch.randn(n_elements, generator=seeded_generator(_SEED, rank))
     holder = nn.ParameterDict({"vector": param})
     optimizer = _build_optimizer(name, holder)
-    # The commit would be none of the exchange.
+    # The commit is no part of the exchange.
     return LabRun(partial(rehearse_step, optimizer), optimizer, n_elements)
 
 

@@ -1,4 +1,4 @@
-"""Run processes on the hosts of a lab, with the environment that torchrun gives, and end them."""
+"""Run processes on the hosts of a lab with torchrun's environment variables, and end them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from distlion.lab.training.processes import describe_exit
 from distlion.signals import deferred_signals
 
 MASTER_PORT = 29500
-# How long others may go on after a rank has failed, and how long they may take to end.
+# Time for the others to go on after a rank has failed, and again to end.
 GRACE_S = 2.0
 TERMINATE_S = 2.0
 
-# Hosts of a lab have no names, of which torch warns on every rank; whoever wants that may set it.
+# Hosts of a lab have no names, and torch would warn of it on every rank. The user's level wins.
 _QUIET = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
 
 _ENTER = Path(__file__).with_name("enter.py")
@@ -34,17 +34,17 @@ _CHUNK_BYTES = 1 << 16
 
 Show = Callable[[int, bool, bytes], None]
 Blame = Callable[[int, str], None]
-"""Called with a rank, whether it is its standard error, and one line without its end."""
+"""Called with a rank, True for its standard error, and one line without its end."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process runs.
+    """The place of a process.
 
     Attributes:
-        rank, world_size: In the whole lab; the ranks of a host are neighbors.
-        host, n_hosts: In torchrun's words the group's rank and the number of groups.
-        local_rank, per_host: On its host.
+        rank, world_size: Place in the whole lab; the ranks of a host are neighbors.
+        host, n_hosts: Place of the host: torchrun's group rank and number of groups.
+        local_rank, per_host: Place on the host.
     """
 
     rank: int
@@ -97,19 +97,19 @@ def run_command(
 ) -> int:
     """Run a command on every host, and wait for all of its processes.
 
-    When one ends with another status than 0, the others have 2 s, then SIGTERM, and 2 s later
-    SIGKILL. However this function is left, no process is left: each is a process group of its own
-    that is killed as a whole, and dies if the thread that called this does.
+    If one ends with a status other than 0, the others get 2 s, then SIGTERM, and 2 s later SIGKILL.
+    No process outlives this function. Each has a process group of its own, which is killed as a
+    whole, and each dies with the thread that called this.
 
     Args:
         lab: Where to run it.
-        command: Program and arguments; the same for all ranks.
+        command: Program and arguments, the same for all ranks.
         per_host: Processes on each host.
         master_port: ``MASTER_PORT`` of the environment, on host 0.
-        environment: Further variables; they win over those of torchrun.
-        show: What becomes of the output; None writes it to standard output and error, line by
-            line, with the rank in front.
-        blame: Called with the rank that failed first, and how.
+        environment: Further variables; they override torchrun's.
+        show: Called with each line of output; None writes it to standard output and error with
+            the rank in front.
+        blame: Called with the rank that failed first, and a description of the failure.
 
     Returns:
         0, or the status of the rank that failed first; 128 + n if signal n killed it.
@@ -149,13 +149,13 @@ class _HostProcess:
     tails: dict[bool, bytes] = field(default_factory=lambda: {False: b"", True: b""})
 
     def kill_group(self, number: int) -> None:
-        # Its own end is collected only after this, so that the group's number is still its own.
+        # The process is collected only after this, so the group's number is still its own.
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, number)
 
     def collect(self) -> int:
-        """Note the status of an ended process, and kill what is left of its group."""
+        """Note the status of an ended process, and kill the rest of its group."""
         self.kill_group(signal.SIGKILL)
         status = self.popen.wait()
         self.status = status if status >= 0 else 128 - status
@@ -167,7 +167,7 @@ class HostProcesses:
     """The processes of one launch; leaving the ``with`` block ends them.
 
     Args:
-        show: What becomes of their output.
+        show: Called with each line of their output.
     """
 
     def __init__(self, show: Show) -> None:
@@ -204,7 +204,7 @@ class HostProcesses:
         """
         if not command:
             raise InvalidArgumentError("there is no command to run")
-        # A start that is cut short would leave a process that nobody ends.
+        # An interrupted start would leave a process that nobody ends.
         with deferred_signals("the start of a process", gives_way=False):
             self._start(lab, placement, command, environment, pass_fds)
 
@@ -224,7 +224,7 @@ class HostProcesses:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=pass_fds,
-            # Ctrl-C reaches only us, and a signal to the group reaches grandchildren.
+            # Ctrl-C then reaches only us, and a signal to the group reaches grandchildren.
             start_new_session=True,
         )
         process = _HostProcess(placement.rank, popen, os.pidfd_open(popen.pid))
@@ -241,14 +241,14 @@ class HostProcesses:
         return [process.rank for process in self._running()]
 
     def send_signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank and whatever it has started; nothing where it has ended."""
+        """Send a signal to a rank and all processes it has started; nothing if it has ended."""
         for process in self._running():
             if process.rank == rank:
                 process.kill_group(number)
 
     @property
     def culprit(self) -> tuple[int, str] | None:
-        """The rank that failed first, and how; None if none has."""
+        """The rank that failed first, with a description of the failure; None if none has."""
         return self._culprit
 
     def wait(self) -> int:
@@ -264,7 +264,7 @@ class HostProcesses:
         return self._first_failure or 0
 
     def serve(self, *, timeout_s: float | None) -> None:
-        """Wait for output or an end, and pass on what there is."""
+        """Wait for output or the end of a process, and handle it."""
         for key, _ in self._events.select(timeout_s):
             process, is_error = key.data
             if is_error is None:
@@ -274,11 +274,11 @@ class HostProcesses:
 
     @deferred_signals("the end of processes", gives_way=False)
     def end(self) -> None:
-        """End all that still run, by SIGTERM and soon by SIGKILL; what they still say is lost.
+        """End all running processes, by SIGTERM and soon by SIGKILL; their last output is lost.
 
-        No signal cuts it short.
+        No signal interrupts this.
         """
-        # An error in showing may be why we are here.
+        # An error in ``show`` may be the reason for this call.
         self._show = _discard
         self._signal_and_wait(signal.SIGTERM, TERMINATE_S)
         self._signal_and_wait(signal.SIGKILL, None)
@@ -322,7 +322,7 @@ class HostProcesses:
                 process.tails[is_error] = b""
 
     def _pass_on(self, process: _HostProcess, is_error: bool) -> None:
-        """Read what a stream has, and show its whole lines."""
+        """Read the available output of a stream, and show its complete lines."""
         stream = process.popen.stderr if is_error else process.popen.stdout
         assert stream is not None
         while (chunk := _read(stream.fileno())) is not None:
@@ -336,7 +336,7 @@ class HostProcesses:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Read once: b"" at the end, None if there is nothing yet."""
+    """Read once; return b"" at the end, None if there is nothing yet."""
     try:
         return os.read(descriptor, _CHUNK_BYTES)
     except BlockingIOError:

@@ -10,19 +10,19 @@ from distlion.lab.planning import format_rate, parse_rate
 
 UNLIMITED = "unlimited"
 
-# Between "up" and "down", but not in "mbit/s".
+# The separator of "up" and "down", but not the slash in "mbit/s".
 _SEPARATOR = re.compile(r"/(?!s\b)")
-# Below, a burst of one frame takes minutes, which the kernel cannot count.
+# Below this rate, a burst of one frame takes minutes, which the kernel cannot count.
 _LEAST_BIT_PER_S = 8_000.0
 # The kernel takes bytes per second in 32 bits.
 _MOST_BIT_PER_S = 8.0 * 0xFFFFFFFF
-# Tokens that a bucket saves up while a link is idle are bytes that cross free of charge, so it is
-# small. With these, one TCP stream carries 95.6 Mbit/s at 100mbit and 946 at 1gbit, of the 95.6 %
-# that headers leave. A larger bucket changes neither; at 10gbit the processor is the limit.
+# Tokens that a bucket saves while a link is idle let bytes pass above the rate, so the bucket is
+# small. With this size, one TCP stream carries 95.6 Mbit/s at 100mbit and 946 at 1gbit; headers
+# leave 95.6 %. A larger bucket changes neither. At 10gbit the processor is the limit.
 _BURST_S = 0.0002
 _LEAST_BURST_BYTES = 16 * 1024
-# What may wait in front of a bucket. Three senders to one receiver lose packets with 1 MB at 1gbit,
-# and none with 4 MB.
+# Queue in front of a bucket. At 1gbit, three senders to one receiver lose packets with 1 MB, and
+# none with 4 MB.
 _LEAST_QUEUE_BYTES = 4 * 1024 * 1024
 _QUEUE_S = 0.05
 
@@ -32,8 +32,8 @@ class LinkRate:
     """The rate of one host's link in each direction.
 
     Args:
-        up_bit_per_s: What the host may send; None is unlimited.
-        down_bit_per_s: What may reach the host; None is unlimited.
+        up_bit_per_s: Limit of the host's sending; None is unlimited.
+        down_bit_per_s: Limit of the host's receiving; None is unlimited.
 
     Raises:
         InvalidArgumentError: A rate is below 8 kbit/s or above 34 Gbit/s.
@@ -52,7 +52,7 @@ class LinkRate:
 
     @classmethod
     def parse(cls, text: str) -> LinkRate:
-        """Read ``100mbit``, ``unlimited``, or up and down apart: ``100mbit/20mbit``.
+        """Read ``100mbit``, ``unlimited``, or separate rates up and down: ``100mbit/20mbit``.
 
         Raises:
             InvalidArgumentError: It is no rate, or out of range.
@@ -72,9 +72,9 @@ class TokenBucket:
     """Parameters of a ``tbf`` queueing discipline.
 
     Attributes:
-        bytes_per_s: The rate; Ethernet headers count, checksum, preamble and gap do not.
-        burst_bytes: What may leave at once after a pause.
-        queue_bytes: What may wait; more is dropped.
+        bytes_per_s: Rate; Ethernet headers count, but checksum, preamble and gap do not.
+        burst_bytes: Bytes that may leave at once after a pause.
+        queue_bytes: Bytes that may wait; more are dropped.
     """
 
     bytes_per_s: int
@@ -93,7 +93,7 @@ class TokenBucket:
 
 
 def parse_host_rates(text: str, n_hosts: int) -> tuple[LinkRate, ...]:
-    """Read one rate for all hosts, or one for each with commas between them.
+    """Read one rate for all hosts, or one for each, separated by commas.
 
     Raises:
         InvalidArgumentError: A part is no rate, or their number is neither 1 nor ``n_hosts``.

@@ -1,4 +1,4 @@
-"""The methods that a sweep compares, by name: baselines, and the rules and patterns of distlion."""
+"""Names of the methods in a sweep: baselines, and the rules and patterns of distlion."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ BASELINES: dict[str, Compression | PowerSGD | None] = {
     DDP_FP16: HalfPrecision(),
     DDP_POWERSGD: PowerSGD(),
 }
-"""All-reduces of gradients by DistributedDataParallel, compressed or not, then Lion."""
+"""Baselines: DistributedDataParallel averages gradients, compressed or not, for Lion."""
 
 ALL_REDUCE = "all-reduce-fp32"
-"""Only of a vector: the all-reduce itself, without an optimizer."""
+"""Method of a bare vector: the all-reduce itself, without an optimizer."""
 
 _OVERLAP = "-overlap"
 _OVERLAP_AUTO = "-overlap-auto"
@@ -61,12 +61,12 @@ def parse_vote(name: str) -> VoteOptions:
 
 
 def is_baseline(name: str) -> bool:
-    """Return whether a method is the floor or a baseline, not one of ours."""
+    """Return True for the floor and for baselines; False for methods that vote."""
     return name in (FLOOR, ALL_REDUCE, *BASELINES)
 
 
 def adapts(name: str) -> bool:
-    """Return whether a method measures the link when built, so that every rate needs a new one."""
+    """Return True if a method measures the link when built, so that each rate needs a new one."""
     if is_baseline(name):
         return False
     options = parse_vote(name)

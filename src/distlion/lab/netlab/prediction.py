@@ -1,11 +1,11 @@
-"""Predict a method's step by the cost model, to compare with the measured one."""
+"""Predict a method's step by the cost model, to compare it with the measured step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from distlion.cost import LinkModel
-from distlion.exchange import PATTERNS, AllGather, Exchange, ParameterServer
+from distlion.exchange import AllGather, Exchange, ParameterServer
 from distlion.lab.netlab.method_names import (
     DDP_FP16,
     DDP_FP32,
@@ -20,22 +20,23 @@ from distlion.lab.planning import (
     Scenario,
     forecast_all_reduce,
     forecast_votes,
+    list_able,
 )
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Measurements that a prediction takes beside the method.
+    """Measurements that a prediction needs besides the method.
 
     Attributes:
-        n_parameters: Of the model.
-        hosts: Workers, one on each.
-        cores: Of this machine, on which all hosts run.
-        link: As probed between the workers, all sending at once: its latency counts.
-        machine: The kernels of one worker, as measured.
-        votes: What sending takes where all send to all, as measured.
-        gradients: Where each sends to the next one.
-        server: Where all send to one, or one to all.
+        n_parameters: Trainable elements of the model.
+        hosts: Number of hosts, with one worker on each.
+        cores: Cores of this machine, on which all hosts run.
+        link: Link between the workers, probed while all send at once; its latency counts.
+        machine: Measured rates of one worker's kernels.
+        votes: Measured cost of sending if all send to all.
+        gradients: Measured cost of sending if each sends to the next one.
+        server: Measured cost of sending if all send to one, or one to all.
         floor_s: Seconds of a step without communication, Lion's arithmetic included.
     """
 
@@ -53,7 +54,7 @@ class Surroundings:
 def predict_step(name: str, surroundings: Surroundings) -> float | None:
     """Predict the seconds of a method's step; None where there is no closed form.
 
-    The compute is what the floor leaves when the arithmetic of a lone worker is taken off it.
+    The compute time is the floor less the arithmetic of a single worker.
     """
     if name == FLOOR:
         return surroundings.floor_s
@@ -64,7 +65,11 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     if is_baseline(name):
         return None
     vote = parse_vote(name)
-    patterns = list(PATTERNS.values()) if vote["exchange"] == "auto" else [vote["exchange"]]
+    exchange = vote["exchange"]
+    if isinstance(exchange, Exchange):
+        patterns = [exchange]
+    else:
+        patterns = list_able(_describe(surroundings, surroundings.votes), vote["aggregation"])
     return min(
         forecast_votes(
             _describe(surroundings, _find_traffic(surroundings, pattern)),
@@ -78,7 +83,7 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
 
 
 def _find_traffic(surroundings: Surroundings, pattern: Exchange) -> Traffic:
-    """Return what the messages of a pattern take; large all-gathers go along a ring."""
+    """Return the traffic of a pattern's messages; large all-gathers go along a ring."""
     if isinstance(pattern, ParameterServer):
         return surroundings.server
     return surroundings.gradients if isinstance(pattern, AllGather) else surroundings.votes

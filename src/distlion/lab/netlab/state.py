@@ -1,4 +1,4 @@
-"""Which labs exist: one small file for each, so that a later process can find and remove it."""
+"""The labs that exist: one small file for each, so that a later process can find and remove it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from distlion.errors import DistlionError, NetlabError
 from distlion.lab.json_file import fields, optional, read_json, text, whole
 from distlion.lab.netlab.lab_plan import LabPlan
 
-# Emptied at boot, as namespaces are.
+# Emptied at boot, like the namespaces.
 STATE_FOLDER = Path("/run/distlion-netlab")
 _STATE = fields(name=text, n_hosts=whole, owner_pid=optional(whole), owner_start=optional(whole))
 
 
 @dataclass(frozen=True)
 class LabState:
-    """What the file of a lab says.
+    """The content of a lab's file.
 
     Attributes:
-        name: The lab's name.
-        n_hosts: Its number of hosts.
-        owner_pid: The process that the lab must not outlive; None if it stays until it is removed.
-        owner_start: When that process started, in ticks since boot: process numbers come back.
+        name: Name of the lab.
+        n_hosts: Number of hosts.
+        owner_pid: Process that the lab must not outlive; None if it stays until it is removed.
+        owner_start: Start of that process, in ticks since boot: process numbers are reused.
     """
 
     name: str
@@ -34,7 +34,7 @@ class LabState:
 
     @classmethod
     def of(cls, plan: LabPlan, *, stays: bool) -> LabState:
-        """Describe a lab, which is this process's own unless it ``stays``."""
+        """Describe a lab; this process owns it unless it ``stays``."""
         if stays:
             return cls(plan.name, plan.n_hosts, None, None)
         return cls(plan.name, plan.n_hosts, os.getpid(), _start_of(os.getpid()))
@@ -46,7 +46,7 @@ class LabState:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the lab has outlived its owner."""
+        """True if the lab has outlived its owner."""
         return self.owner_pid is not None and _start_of(self.owner_pid) != self.owner_start
 
     def claim(self) -> None:
@@ -87,7 +87,7 @@ def read_state(name: str) -> LabState:
 
 
 def list_states() -> list[LabState]:
-    """List all labs on this machine by name; files that are no lab's are passed over."""
+    """List all labs on this machine by name; other files are skipped."""
     states = []
     for path in sorted(STATE_FOLDER.glob("*.json")):
         try:
@@ -106,7 +106,7 @@ def _path(name: str) -> Path:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, or None if it has ended."""
+    """Return the start of a process in ticks since boot, or None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Methods x rates: the seconds of a step, in one launch, with the methods taking turns."""
+"""Seconds of a step for methods x rates, in one launch, with the methods taking turns."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ from distlion.lab.training.processes import leaving_in_order
 
 FORMAT = 2
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-# A full segment, as interfaces count it.
+# Size of a full segment, as interfaces count it.
 _FRAME_BYTES = ETHERNET_MTU + ETHERNET_BYTES
-# PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
+# PowerSGD compresses from its third step on, and DDP rebuilds its buckets in the second.
 _WARM_UP_STEPS = 3
 _WARM_UP_STEPS_AT_RATE = 1
 _MOST_STEPS = 50
 _PROBES = 3
 
 REFERENCES = (FLOOR, DDP_FP32, DDP_FP16, DDP_POWERSGD, ALL_REDUCE)
-"""Methods that others are compared with, where they are in a sweep."""
+"""Methods to which a sweep compares all others, if it has them."""
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What a sweep measures.
+    """Settings of a sweep.
 
     Args:
-        hosts: Workers, one on each host; 2 or more.
-        rates: As for ``Lab``; each one is measured after the other.
-        methods: Their names, as in ``distlion.lab.netlab.method_names``.
-        workload: What they work on.
+        hosts: Number of hosts, 2 or more, with one worker on each.
+        rates: Rates, in the format of ``Lab``, to measure one after the other.
+        methods: Names of methods, as in ``distlion.lab.netlab.method_names``.
+        workload: Work of a step.
         repetitions: Blocks of each method at each rate, at least 2.
-        block_s: Seconds that a block should take: it has as many steps as fit, at least one.
+        block_s: Target seconds of a block: it has as many steps as fit, at least one.
 
     Raises:
         InvalidArgumentError: A value is out of range, or given twice.
@@ -95,11 +95,11 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """Where a sweep is.
+    """Progress of a sweep.
 
     Attributes:
-        done, total: Blocks.
-        what: What comes next.
+        done, total: Numbers of blocks.
+        what: Description of the next part.
     """
 
     done: int
@@ -111,34 +111,38 @@ Observer = Callable[[SweepProgress], None]
 
 
 def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
-    """Measure every method at every rate, in a lab of its own.
+    """Measure every method at every rate, in a new lab.
 
     All methods live in the same workers, with models of their own. At each rate they take turns: a
-    repetition is one block of each, and ratios are taken within a repetition, so that whatever
-    slows the machine down slows all of them. Methods that adapt to the link are built anew at
-    each rate. In the end the replicas of each method are compared.
+    repetition is one block of each. Ratios are taken within a repetition, since other load on the
+    machine slows all of its blocks. Methods that adapt to the link are rebuilt at each rate. The
+    replicas of each method are compared at the end.
 
     Args:
-        settings: What to measure.
+        settings: Settings of the sweep.
         observe: Called with the progress.
 
     Returns:
-        The record, as JSON can hold it: ``settings``, ``conditions``, ``n_parameters``, ``machine``
-        (the kernels of a worker), ``links`` (for each rate, as measured between the workers),
-        ``traffic`` (for each rate, what ``votes``, ``gradients`` and a ``server`` reach and take of
-        the cores), ``missing`` (method -> why it was left out), ``replicas_equal`` (method of ours
-        -> bool) and ``results``: for each rate and method the ``seconds`` of a step (values of the
+        The record, as JSON types: ``settings``, ``conditions``, ``n_parameters``, ``machine`` (a
+        worker's kernels), ``links`` (measured between the workers, for each rate), ``traffic``
+        (rates and processor time of ``votes``, ``gradients`` and a ``server``, for each rate),
+        ``missing`` (method -> reason why it was left out), ``replicas_equal`` (method that votes ->
+        bool) and ``results``.
+
+        ``results`` has, for each rate and method: the ``seconds`` of a step (values of the
         repetitions, median, quartiles), ``predicted_s`` by the cost model (null without a floor),
-        ``speed_up`` over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, the
-        processor time of a step in medians, ``cpu_s`` of all workers' processes and ``busy_s`` of
-        all cores, the kernel's work on packets included, and for each host the bytes of a step:
-        ``interface_bytes`` (what the interface counted, median), ``sent_once_bytes`` (without the
-        segments that TCP sent again, each taken for a full one, median), ``sent_bytes`` (the
-        optimizer) and ``wire_bytes`` (those with headers, computed).
+        ``speed_up`` over each of ``REFERENCES`` (as ``seconds``), ``steps`` of a block, and the
+        median processor time of a step. That is ``cpu_s`` of all workers' processes and ``busy_s``
+        of all cores, the kernel's work on packets included.
+
+        It also has the bytes of a step for each host: ``interface_bytes`` (the interface's count,
+        median), ``sent_once_bytes`` (without the segments that TCP sent again, each counted as a
+        full one, median), ``sent_bytes`` (the optimizer's count) and ``wire_bytes`` (the same with
+        headers, computed).
 
     Raises:
         MissingDependencyError: A package of the extra ``train`` is not installed.
-        NetlabError: There can be no lab here.
+        NetlabError: No lab can be made here.
         WorkerFailedError: A worker died.
     """
     if importlib.util.find_spec("transformers") is None:
@@ -210,7 +214,7 @@ class _Sweep:
         self._observe(SweepProgress(min(self._done, total), total, what))
 
     def _build(self, name: str) -> None:
-        """Build a method and bring it into its steady state, or note why it cannot be."""
+        """Build a method and warm it up, or note why it cannot run."""
         self._report(f"building {name}")
         try:
             (self._n_parameters, *_) = self._fleet.ask("build", name, self._settings.workload)
@@ -240,7 +244,7 @@ class _Sweep:
         return _summarize_rate(measured, self._predict(rate, measured))
 
     def _probe(self) -> LinkModel:
-        """Measure the link a few times and take the best: what else runs here only takes time."""
+        """Measure the link a few times and take the best: other load can only slow it down."""
         links = [self._fleet.ask("probe")[0] for _ in range(_PROBES)]
         return LinkModel(
             latency_s=min(link.latency_s for link in links),
@@ -262,7 +266,7 @@ class _Sweep:
         return {name: predict_step(name, surroundings) for name in measured}
 
     def _start(self, name: str, rate: str) -> _Measured:
-        """Let a method get used to a rate, and choose how many steps make a block."""
+        """Warm up a method at a rate, and choose the number of steps in a block."""
         self._report(f"{rate}: warming up {name}")
         blocks = self._fleet.ask("run_block", name, _WARM_UP_STEPS_AT_RATE)
         step_s = max(block.seconds for block in blocks) / _WARM_UP_STEPS_AT_RATE
@@ -296,13 +300,13 @@ class _Sweep:
 
 
 def read_conditions() -> dict[str, Any]:
-    """Read what the seconds of a sweep depend on."""
+    """Read the conditions on which the seconds of a sweep depend."""
     return {
         "date": dt.date.today().isoformat(),
         "cpu": _read_cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
-        # Namespaces take that of the machine.
+        # Namespaces inherit the machine's.
         "tcp_congestion_control": _CONGESTION_CONTROL.read_text().strip(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -318,7 +322,7 @@ def summarize(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _turned(names: list[str], repetition: int) -> list[str]:
-    """Let another method begin in each repetition."""
+    """Rotate the methods, so that another one begins in each repetition."""
     first = repetition % max(1, len(names))
     return names[first:] + names[:first]
 

@@ -1,4 +1,4 @@
-"""A worker of a sweep: does what its parent asks, on one host of a lab."""
+"""A worker of a sweep: it follows its parent's orders on one host of a lab."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _COUNTERS = Path("/proc/self/net/snmp")
 
 
 class SweepWorker:
-    """The methods that have been built in this process, and what can be asked of them."""
+    """The methods built in this process, and the orders that a parent may give."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._runs: dict[str, LabRun] = {}
 
     def build(self, name: str, workload: Workload) -> int:
-        """Build a method, in place of an earlier one of that name; return its parameters."""
+        """Build a method, in place of an earlier one of that name; count its parameters."""
         self._runs.pop(name, None)
         self._runs[name] = start_run(name, workload, rank=self._rank)
         return self._runs[name].n_parameters
@@ -63,7 +63,7 @@ class SweepWorker:
         return probe_link(_make_link(), step=0)
 
     def exchange(self, chunk_bytes: int, times: int) -> None:
-        """Exchange a chunk with each peer, as votes are, some times one after the other."""
+        """Exchange a chunk with each peer, as votes are exchanged, ``times`` times in sequence."""
         link = _make_link()
         chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
         received = torch.zeros_like(chunks)
@@ -71,7 +71,7 @@ class SweepWorker:
             link.all_to_all(received, chunks, step=0).wait()
 
     def gather(self, chunk_bytes: int, times: int) -> None:
-        """Send a chunk to the first worker, as to a parameter server, some times."""
+        """Send a chunk to the first worker, as to a parameter server, ``times`` times."""
         link = _make_link()
         chunk = torch.zeros(chunk_bytes, dtype=torch.uint8)
         out = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
@@ -80,7 +80,7 @@ class SweepWorker:
         dist.barrier()
 
     def all_reduce(self, n_elements: int, times: int) -> None:
-        """Sum float32 gradients over all workers, some times one after the other."""
+        """Sum float32 gradients over all workers, ``times`` times in sequence."""
         gradients = torch.zeros(n_elements)
         for _ in range(times):
             dist.all_reduce(gradients)
@@ -100,7 +100,7 @@ def _make_link() -> Transport:
 
 
 def _read_retransmitted() -> int:
-    """Read how many TCP segments this process's network namespace has sent again."""
+    """Read the number of TCP segments that this process's network namespace has sent again."""
     names, values = (
         line.split() for line in _COUNTERS.read_text().splitlines() if line.startswith("Tcp:")
     )
@@ -116,7 +116,7 @@ def serve(connection: Connection, worker: SweepWorker) -> None:
             return
         try:
             answer = Answer(getattr(worker, call.verb)(*call.arguments))
-        # A method that cannot run here must not end those that can; the parent reports it.
+        # A method that cannot run here must not end the others; the parent reports it.
         except Exception as error:  # noqa: BLE001
             if dist.get_rank() == 0:
                 traceback.print_exc()
@@ -125,16 +125,16 @@ def serve(connection: Connection, worker: SweepWorker) -> None:
 
 
 def list_cores(rank: int, n_hosts: int) -> set[int]:
-    """List the cores of a host: its own where there are enough of them, or else all."""
+    """List the cores of a host: its own ones if there are enough, else all."""
     cores = sorted(os.sched_getaffinity(0))
     return set(cores[rank::n_hosts]) if n_hosts <= len(cores) else set(cores)
 
 
 def main() -> None:
-    """Join the others, and serve.
+    """Join the other workers, and serve.
 
-    The first argument of the program is the descriptor of the worker's end of a two-way pipe: in
-    come calls, out go answers.
+    The first argument of the program is the descriptor of the worker's end of a two-way pipe, for
+    calls and answers.
     """
     torch.set_num_threads(1)
     os.sched_setaffinity(0, list_cores(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])))
@@ -143,5 +143,5 @@ def main() -> None:
     connection.send(Answer())
     serve(connection, SweepWorker(dist.get_rank()))
     sys.stderr.flush()
-    # A thread of Gloo may still hold a tensor, which can abort an interpreter that shuts down.
+    # A thread of Gloo may still hold a tensor, which can abort the interpreter's shutdown.
     os._exit(0)

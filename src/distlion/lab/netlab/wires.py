@@ -1,4 +1,4 @@
-"""Namespaces, links, rates and counters in the kernel, by pyroute2: nothing else touches them."""
+"""Namespaces, links, rates and counters in the kernel; only this module uses pyroute2."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ except ImportError as error:
         "the network lab needs the package 'pyroute2': pip install \"distlion[netlab]\""
     ) from error
 
-# With any of these, an interface counts and passes on packets of up to 64 KiB.
+# With any of these on, an interface counts and forwards packets of up to 64 KiB.
 OFFLOADS = (
     "tcp-segmentation-offload",
     "generic-segmentation-offload",
     "generic-receive-offload",
 )
-# Making a namespace waits for those that are still being removed: seconds on a busy machine, while
+# Making a namespace waits for the removal of others, for several seconds on a busy machine;
 # pyroute2 expects 2.
 _PATIENCE_S = 60
 _ROOT_QDISC = 0xFFFFFFFF
@@ -39,7 +39,7 @@ _NO_IPV6_ADDRESS = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE
 
 @dataclass(frozen=True)
 class Counters:
-    """What a host's interface has sent and received since the lab was made, in whole frames."""
+    """Traffic of a host's interface since the lab was made, in whole frames."""
 
     tx_bytes: int
     tx_packets: int
@@ -59,7 +59,7 @@ def check_rights() -> None:
     """Check that this process may make namespaces.
 
     Raises:
-        NetlabError: Not Linux, or not root.
+        NetlabError: The system is not Linux, or the user not root.
     """
     if sys.platform != "linux":
         raise NetlabError(f"the network lab needs Linux; this is {sys.platform}")
@@ -68,7 +68,7 @@ def check_rights() -> None:
 
 
 def check_names_free(plan: LabPlan) -> None:
-    """Check that no namespace has one of the names of a lab.
+    """Check that no namespace has one of a lab's names.
 
     Raises:
         NetlabError: One has.
@@ -93,7 +93,7 @@ def create_namespaces(plan: LabPlan) -> None:
 
 
 def remove_namespaces(plan: LabPlan) -> None:
-    """Remove those of a lab's namespaces that exist; the kernel frees them with their last process.
+    """Remove a lab's existing namespaces; the kernel frees each one with its last process.
 
     Raises:
         NetlabError: The kernel refuses.
@@ -113,7 +113,7 @@ class Wires:
     """The links of a lab whose namespaces exist, seen from outside.
 
     Raises:
-        NetlabError: From every method, if the kernel refuses.
+        NetlabError: The kernel refuses; every method may raise this.
     """
 
     def __init__(self, plan: LabPlan) -> None:
@@ -124,7 +124,7 @@ class Wires:
             self._hosts = [self._enter(name) for name in plan.host_namespaces]
 
     def _enter(self, namespace: str) -> Any:
-        # Without flags, a missing namespace would be made.
+        # Without these flags, a missing namespace would be made.
         return self._open.enter_context(IPRoute(netns=namespace, flags=os.O_RDONLY))
 
     def close(self) -> None:
@@ -132,9 +132,9 @@ class Wires:
         self._open.close()
 
     def build(self) -> None:
-        """Make bridge and links, offloads off, addresses set, everything up."""
+        """Make bridge and links, switch offloads off, set addresses, and bring everything up."""
         with _explained("make bridge and links"):
-            # A bridge that snoops sends reports of its own.
+            # A bridge with snooping sends reports of its own.
             self._bridge.link("add", ifname=BRIDGE, kind="bridge", br_mcast_snooping=0)
             bridge = _index(self._bridge, BRIDGE)
             _switch_on(self._bridge, bridge)
@@ -159,14 +159,14 @@ class Wires:
         return [self._plan.port(host) for host in range(self._plan.n_hosts)]
 
     def set_rates(self, rates: Sequence[LinkRate]) -> None:
-        """Limit each host's link in both directions, also while it is used."""
+        """Limit each host's link in both directions, even while it is in use."""
         with _explained("limit a rate"):
             for number, rate in enumerate(rates):
                 _limit(self._hosts[number], INTERFACE, rate.up_bit_per_s)
                 _limit(self._bridge, self._plan.port(number), rate.down_bit_per_s)
 
     def read_buckets(self) -> list[tuple[TokenBucket | None, TokenBucket | None]]:
-        """Read back from the kernel what limits each host, up and down; None is unlimited."""
+        """Read each host's limits, up and down, back from the kernel; None is unlimited."""
         with _explained("read a rate"):
             return [
                 (_read_bucket(host, INTERFACE), _read_bucket(self._bridge, self._plan.port(number)))
@@ -174,15 +174,15 @@ class Wires:
             ]
 
     def set_link(self, host: int, *, up: bool) -> None:
-        """Pull or plug the cable of a host, at the bridge's end."""
+        """Plug in a host's cable, or pull it, at the bridge's end."""
         with _explained("set a link"):
             port = _index(self._bridge, self._plan.port(host))
             self._bridge.link("set", index=port, state="up" if up else "down")
 
     def read_counters(self) -> list[Counters]:
-        """Read what each host has sent and received.
+        """Read the traffic of each host.
 
-        The ports of the bridge are read, in one call: what a host sends its port receives.
+        One call reads the ports of the bridge: a port receives the bytes that its host sends.
         """
         with _explained("read counters"):
             links = {link.get_attr("IFLA_IFNAME"): link for link in self._bridge.get_links()}
@@ -190,7 +190,7 @@ class Wires:
 
 
 def switch_offloads_off(namespace: str, interfaces: Sequence[str]) -> None:
-    """Let interfaces of a namespace pass real packets only, and check that they do.
+    """Switch the segmentation offloads of a namespace's interfaces off, and check the result.
 
     Raises:
         NetlabError: The kernel refuses.
@@ -235,7 +235,7 @@ def _index(end: Any, interface: str) -> int:
 
 def _switch_on(end: Any, index: int) -> None:
     if Path("/proc/net/if_inet6").exists():
-        # Announcements of a link-local address would be counted.
+        # Otherwise announcements of a link-local address would be counted.
         end.link("set", index=index, IFLA_AF_SPEC=_NO_IPV6_ADDRESS)
     end.link("set", index=index, state="up")
 
@@ -266,7 +266,7 @@ def _read_bucket(end: Any, interface: str) -> TokenBucket | None:
     return None
 
 
-# The kernel reports a burst as the time that it takes, in ticks of 64 ns (PSCHED_SHIFT).
+# The kernel reports a burst as its duration, in ticks of 64 ns (PSCHED_SHIFT).
 _TICK_S = 64e-9
 
 
@@ -281,7 +281,7 @@ def _host_counters(port: dict[str, int]) -> Counters:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Give the kernel time, and say what was tried when it refuses."""
+    """Give the kernel time, and name the attempted action in its refusals."""
     before = config.default_communicate_timeout, config.default_create_socket_timeout
     config.default_communicate_timeout = config.default_create_socket_timeout = _PATIENCE_S
     try:

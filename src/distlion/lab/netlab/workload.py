@@ -32,7 +32,8 @@ class GptWorkload:
     """Training steps of a GPT-2 with random weights and tokens, without dropout.
 
     Args:
-        layers, width, heads, vocabulary: Of the model, whose input and output embedding are two.
+        layers, width, heads, vocabulary: Sizes of the model; its input and output embeddings are
+            separate.
         batch_size: Sequences of a worker in a step.
         context: Tokens of a sequence.
     """
@@ -65,12 +66,12 @@ class DeviceWorkload:
     """Training steps whose forward and backward pass run on an emulated accelerator.
 
     Each layer is a width x width matrix. Its forward pass takes ``step_s / (3 * layers)`` and its
-    backward pass twice as long, in which the host sleeps: the cores of the machine are left to
-    communication, as those of a host are whose accelerator computes. Gradients are random numbers,
-    drawn once. Lion's arithmetic, and that of votes, runs on the cores.
+    backward pass twice as long. The host sleeps meanwhile, so the machine's cores are free for
+    communication, as on a host with an accelerator. Gradients are random numbers, drawn once. The
+    arithmetic of Lion and of votes runs on the cores.
 
     Args:
-        layers, width: Of the model.
+        layers, width: Sizes of the model.
         step_s: Seconds of a forward and a backward pass together.
     """
 
@@ -95,7 +96,7 @@ class DeviceWorkload:
 
 @dataclass(frozen=True)
 class VectorWorkload:
-    """The exchange alone: steps of the optimizer for one parameter whose gradient is set once.
+    """The exchange alone: optimizer steps for one parameter with a gradient that is set once.
 
     Args:
         n_elements: Length of the vector.

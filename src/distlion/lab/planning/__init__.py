@@ -1,4 +1,4 @@
-"""Bytes and seconds of whole steps in closed form: of votes, and of what one could do instead."""
+"""Closed-form bytes and seconds of whole steps: of votes, and of the alternatives to votes."""
 
 from distlion.lab.planning.accelerator import (
     Accelerators,
@@ -43,7 +43,7 @@ from distlion.lab.planning.planner import (
 )
 from distlion.lab.planning.quantity import format_rate, parse_count, parse_rate, parse_seconds
 from distlion.lab.planning.scenario import NVLINK, PCIE, Scenario
-from distlion.lab.planning.votes import forecast_votes
+from distlion.lab.planning.votes import forecast_votes, list_able
 from distlion.lab.planning.worker_report import WorkerReport
 
 __all__ = [
@@ -87,6 +87,7 @@ __all__ = [
     "forecast_local",
     "forecast_votes",
     "format_rate",
+    "list_able",
     "list_sites",
     "measure_kernels",
     "parse_count",

@@ -1,4 +1,4 @@
-"""What GPUs a process finds, which kernels would work on them, and what is missing."""
+"""GPUs of this process, the kernels that work on them, and anything that is missing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Accelerators:
 
     Attributes:
         devices: Name and memory of each, in the order of their numbers.
-        cuda: The version of CUDA that torch is built for; None for none.
-        triton: The version that is installed; None for none.
-        missing: What keeps parameters from a GPU, and what to do; empty where nothing does.
-        warning: What to know of the kernels; empty for nothing.
+        cuda: CUDA version that torch is built for; None for none.
+        triton: Installed version; None for none.
+        missing: Reason why parameters cannot be on a GPU, and the remedy; empty if they can.
+        warning: Caveat about the kernels; empty for none.
     """
 
     devices: tuple[str, ...]
@@ -30,7 +30,7 @@ class Accelerators:
     warning: str
 
     def describe(self) -> str:
-        """Say in a sentence what there is."""
+        """Describe the GPUs in a sentence."""
         if self.missing:
             return f"no GPU is used: {self.missing}"
         return (
@@ -40,7 +40,7 @@ class Accelerators:
 
 
 def find_accelerators() -> Accelerators:
-    """Look for GPUs and for what their kernels need; starts nothing on them."""
+    """Look for GPUs and for their kernels' requirements; start nothing on them."""
     missing, triton, warning = explain_missing_cuda(), None, ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""What forecasts mean, in plain words."""
+"""Advice in plain words, from forecasts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ TIME_ONLY = (
 
 @dataclass(frozen=True)
 class Regime:
-    """Up to which rate majority vote is some times faster than another method.
+    """The highest rate at which majority vote reaches a speed-up over another method.
 
     Attributes:
-        factor: How many times faster.
-        against: Than what.
-        rate_bit_per_s: The highest such rate, in bits of payload; None where there is none.
+        factor: The speed-up.
+        against: The other method.
+        rate_bit_per_s: That rate, in bits of payload; None where no rate reaches the speed-up.
     """
 
     factor: float
@@ -57,12 +57,12 @@ class Regime:
 
 @dataclass(frozen=True)
 class Advice:
-    """Whether to compress, and why.
+    """A recommendation for or against compression, with its reason.
 
     Attributes:
-        compress: Whether it is worth it.
+        compress: True if compression is worth it.
         text: The answer and its reason.
-        regimes: Where speed-ups end.
+        regimes: Limits of the speed-ups.
     """
 
     compress: bool
@@ -71,7 +71,7 @@ class Advice:
 
 
 def advise(forecasts: Forecasts, *, threshold: float = THRESHOLD) -> Advice:
-    """Compare the best of ours with the best uncompressed all-reduce.
+    """Compare the fastest vote with the fastest uncompressed all-reduce.
 
     Args:
         forecasts: All forecasts.
@@ -88,7 +88,7 @@ def advise(forecasts: Forecasts, *, threshold: float = THRESHOLD) -> Advice:
 
 
 def find_regimes(scenario: Scenario) -> tuple[Regime, ...]:
-    """Find where speed-ups end: those of ``REGIME_FACTORS`` and the gain over the best baseline."""
+    """Find the limits of ``REGIME_FACTORS`` and of the gain over the best baseline."""
     if scenario.nodes == 1:
         return ()
     regimes = [
@@ -101,7 +101,7 @@ def find_regimes(scenario: Scenario) -> tuple[Regime, ...]:
 
 
 def build_record(forecasts: Forecasts, advice: Advice) -> dict[str, object]:
-    """Return everything that a plan found as JSON can hold it; figures read this."""
+    """Return all results of a plan as JSON types; figures read this."""
     return {
         "scenario": forecasts.scenario.to_json(),
         "advice": dataclasses.asdict(advice),
@@ -126,7 +126,7 @@ def _recommend(forecasts: Forecasts) -> str:
 
 
 def _name_host(best: Forecast) -> str:
-    """Say where the host is what limits votes."""
+    """Return a note where the host limits votes, else nothing."""
     if best.processor_s > max(best.host_s, best.communication_s):
         return (
             f" The cores that compute also work on packets for {best.processor_s:.3g} s, longer "

@@ -1,4 +1,4 @@
-"""Measure what the arithmetic of a step costs here, with the kernels that steps use."""
+"""Measure the cost of a step's arithmetic here, with the kernels that steps use."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _COEFFICIENTS = Coefficients(beta1=0.9, beta2=0.99, lr=1e-4, weight_decay=0.1)
 
 @dataclass(frozen=True)
 class KernelRates:
-    """How fast memory is gone through, plainly and by the kernels.
+    """Memory throughput of a plain read and of the kernels.
 
     Attributes:
         kernels: Instruction set of the C++ core, or "reference".
-        read_bytes_per_s: Of a plain sum of float32 numbers.
-        machine: The kernels' rates. Headers of frames are not measured: as ``CPU``.
-        core_share: Share of the time in which this thread had a core; less than 1 where others
-            took it.
+        read_bytes_per_s: Rate of a plain sum of float32 numbers.
+        machine: The kernels' rates. Frame headers are not measured; their times are taken from
+            ``CPU``.
+        core_share: Share of the time in which this thread had a core; less than 1 where other
+            processes took it.
     """
 
     kernels: str
@@ -46,7 +47,7 @@ class KernelRates:
 
     @property
     def encode_ratio(self) -> float:
-        """How fast encoding is, as a share of the plain read."""
+        """Rate of encoding as a share of the plain read."""
         return self.machine.encode_bytes_per_s / self.read_bytes_per_s
 
 
@@ -91,7 +92,7 @@ def measure_kernels() -> KernelRates:
 
 
 class _CoreClock:
-    """How much of the time since it was made this thread had a core."""
+    """A clock for the share of time in which this thread had a core."""
 
     def __init__(self) -> None:
         self._start_s, self._start_cpu_s = time.perf_counter(), time.thread_time()
@@ -103,13 +104,13 @@ class _CoreClock:
 
 
 def _frame(votes: Tensor, kernels: Kernels) -> None:
-    """Do what chunks go through: they are copied in and out, and summed up."""
+    """Treat votes as chunks are treated: copy them in and out, and compute the checksum."""
     kernels.checksums(votes.clone().view(_N_WORKERS, -1).view(torch.uint8), 0)
     votes.clone()
 
 
 def _rate(run: Callable[[], object], n_bytes: int) -> float:
-    """Return bytes a second, by the best of some tries: what else runs here only takes time."""
+    """Return bytes a second, by the best of some tries: other processes can only slow one down."""
     run()  # touches the memory for the first time
     times_s = []
     for _ in range(_TRIES):

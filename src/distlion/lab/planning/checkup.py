@@ -1,4 +1,4 @@
-"""Examine the workers of a process group: machines, kernels, links, and what is wrong with them."""
+"""Examine the workers of a process group: machines, kernels, links, and their faults."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _LEAST_CORE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Checkup:
-    """What an examination found; equal on all ranks.
+    """Findings of an examination; equal on all ranks.
 
     Attributes:
-        workers: In rank order.
-        link: The link, together and rank by rank.
-        warnings: What should be looked at.
+        workers: Reports of all workers, in rank order.
+        link: The link's probe, over all ranks and rank by rank.
+        warnings: Faults to look at.
     """
 
     workers: tuple[WorkerReport, ...]
@@ -49,7 +49,7 @@ class Checkup:
 
     @property
     def slowest_kernels(self) -> int:
-        """The rank whose commit is slowest; the first of equal ones."""
+        """The rank with the slowest commit; the first if several are equal."""
         rates = _commit_rates(self.workers)
         return rates.index(min(rates))
 
@@ -57,15 +57,15 @@ class Checkup:
     def machine(self) -> Machine:
         """The slowest worker's arithmetic while all work, whose threads may share cores.
 
-        Kernels are measured at their best, alone on a core now and then even where there are too
-        few.
+        The kernels are measured at their best: a worker has a core to itself now and then, even
+        where cores are too few.
         """
         crowding = max((threads / cores for _, threads, cores in _count_threads(self.workers)))
         return self.workers[self.slowest_kernels].kernels.machine.slowed(max(1.0, crowding))
 
     @property
     def kernels_slowdown(self) -> float:
-        """How many times the commit rate of the median rank is that of the slowest."""
+        """Ratio of the median rank's commit rate to the slowest rank's."""
         rates = _commit_rates(self.workers)
         return statistics.median(rates) / min(rates)
 
@@ -74,14 +74,14 @@ def examine(observe: Callable[[str], None]) -> Checkup:
     """Examine all workers of the default process group; every rank must call it.
 
     Args:
-        observe: Called with what is done next.
+        observe: Called with a description of each part before it starts.
 
     Raises:
         ProcessGroupError: There is no process group.
         KernelBackendError: There are no kernels, or not the ones asked for.
         PeerLostError: A peer's connection closed.
         StepTimeoutError: A peer did not answer in time.
-        CorruptFrameError: A peer sent something else than a report.
+        CorruptFrameError: A peer sent something other than a report.
     """
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
@@ -120,7 +120,7 @@ def report_worker(kernels: KernelRates) -> WorkerReport:
 
 
 def find_faults(workers: Sequence[WorkerReport], probe: LinkProbe) -> tuple[str, ...]:
-    """List what makes steps slow or wrong, each with what to do."""
+    """List faults that make steps slow or wrong, each with its remedy."""
     faults = [fault for rank, worker in enumerate(workers) for fault in _own_faults(rank, worker)]
     faults += _crowded_hosts(workers)
     if len({worker.host for worker in workers}) > 1:

@@ -1,4 +1,4 @@
-"""One line of a plan: what a step takes by one method."""
+"""One line of a plan: the cost of a step by one method."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Forecast:
     Attributes:
         method: The rule, or the baseline.
         pattern: The exchange, or the baseline's algorithm.
-        votes: Whether it is one of ours.
-        overlap: Whether communication runs during backward.
+        votes: True if workers vote; False for a baseline.
+        overlap: True if communication runs during backward.
         bits_per_parameter: Bits that the busiest node sends for each parameter.
         sent_bytes: Bytes that the busiest node sends.
         total_sent_bytes: Bytes that all nodes send.
         arithmetic_s: Seconds of encoding, counting and committing, or of a baseline's equivalents.
-        host_s: Those of framing, checking and counting, which the host does beside a GPU too.
+        host_s: Seconds of framing, checking and counting, which the host does even with a GPU.
         communication_s: Seconds of all communication, inside nodes and between them.
-        processor_s: Seconds that communication takes of the cores that compute: nothing hides them.
-        exposed_s: Seconds of communication that no backward hides, ``processor_s`` at least.
-        step_s: Compute, arithmetic and what is exposed.
+        processor_s: Seconds that communication takes from the compute cores: nothing hides them.
+        exposed_s: Seconds of communication that backward does not hide, at least ``processor_s``.
+        step_s: Seconds of compute, arithmetic and exposed communication.
         efficiency: Share of a step that is compute.
         cost_per_1000_steps: Money for workers and traffic.
     """
@@ -49,23 +49,23 @@ class Forecast:
     cost_per_1000_steps: float
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a method puts on network and machine in one step.
+    """A method's load on network and machine in one step.
 
     Attributes:
         sent_bytes: Bytes that the busiest node sends.
         total_sent_bytes: Bytes that all nodes send.
-        arithmetic_s: Seconds of arithmetic of the busiest worker.
-        host_s: Those of frames and counting.
+        arithmetic_s: Seconds of the busiest worker's arithmetic.
+        host_s: Seconds of frames and counting.
         communication_s: Seconds of communication that can start during backward.
-        last_bucket_s: Those of its last part, which starts when backward ends.
-        late_s: Seconds of communication that begins after the last vote: nothing hides it.
-        processor_s: Seconds that all of it but the late part takes of the cores that compute.
+        last_bucket_s: Seconds of its last part, which starts when backward ends.
+        late_s: Seconds of communication that begins after the last vote; nothing hides it.
+        processor_s: Seconds that all communication but the late part takes from the compute cores.
     """
 
     sent_bytes: float
@@ -81,14 +81,14 @@ class Load:
 def make_forecast(
     scenario: Scenario, load: Load, *, method: str, pattern: str, votes: bool, overlap: bool
 ) -> Forecast:
-    """Put a load into a step.
+    """Forecast a step from a load.
 
     Equation:
         exposed = max(T - hideable, T_B, P) + late with overlap, max(T, P) + late without
         step    = compute + arithmetic + exposed
         T is ``load.communication_s``, late ``load.late_s``, T_B is ``load.last_bucket_s``: the last
-        bucket's gradients come with the end of backward, so that nothing is left to hide it behind.
-        P is ``load.processor_s``: the cores that work on packets do not compute meanwhile.
+        bucket's gradients come with the end of backward, so no work is left to hide it behind. P is
+        ``load.processor_s``: the cores that work on packets do not compute meanwhile.
     """
     exposed_s = load.communication_s
     if overlap:

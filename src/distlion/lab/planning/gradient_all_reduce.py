@@ -21,9 +21,9 @@ class GradientAllReduce:
     """Sum gradients over all workers, then take a step of Lion.
 
     Args:
-        bits: 32, or 16 as by DDP's ``fp16_compress_hook``.
-        algorithm: "ring" takes 2 (N - 1) rounds, as Gloo and, for large messages, NCCL; "tree"
-            takes 2 ceil(log2 N) (recursive halving and doubling), so that it scales.
+        bits: 32, or 16 as with DDP's ``fp16_compress_hook``.
+        algorithm: "ring" takes 2 (N - 1) rounds, as in Gloo and, for large messages, NCCL. "tree"
+            takes 2 ceil(log2 N) (recursive halving and doubling), so it scales.
 
     Raises:
         InvalidArgumentError: A value is none of these.
@@ -42,15 +42,15 @@ class GradientAllReduce:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name of the baseline in tables."""
         return f"fp{self.bits} all-reduce"
 
     def bits_sent(self, n_workers: int) -> float:
-        """Return the bits for each parameter that a rank sends: 2 (N - 1) / N of ``bits``."""
+        """Return the bits that a rank sends for each parameter: 2 (N - 1) / N of ``bits``."""
         return 2 * (n_workers - 1) / n_workers * self.bits
 
     def count_rounds(self, n_workers: int) -> int:
-        """Count the rounds, one after the other, of one all-reduce."""
+        """Count the sequential rounds of one all-reduce."""
         if self.algorithm == "ring":
             return 2 * (n_workers - 1)
         return 2 * math.ceil(math.log2(n_workers))
@@ -102,5 +102,5 @@ def _arithmetic_s(scenario: Scenario, baseline: GradientAllReduce) -> float:
         return arithmetic_s
     if baseline.bits == 16:
         arithmetic_s += machine.pass_s(2 * n * (_GRAD_BYTES + 2))
-    # Two numbers read and one written for every number that arrives in the reduce-scatter.
+    # For every number that arrives in the reduce-scatter, two are read and one is written.
     return arithmetic_s + machine.pass_s((workers - 1) / workers * n * 3 * baseline.bits / 8)

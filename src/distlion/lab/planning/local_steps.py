@@ -1,4 +1,4 @@
-"""Local steps in a plan: what a step costs with a vote every H of them, and which H to take."""
+"""Local steps in a plan: the cost of a step with a vote every H steps, and the choice of H."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import dataclass, replace
 
 from distlion.aggregation import ScaledVote
 from distlion.cost import LinkModel
-from distlion.exchange import PATTERNS
 from distlion.lab.planning.planner import compare_methods
 from distlion.lab.planning.scenario import Scenario
-from distlion.lab.planning.votes import forecast_votes
+from distlion.lab.planning.votes import forecast_votes, list_able
 from distlion.optim import check_delay, check_every_steps
 
 PERIODS = (4, 8, 16, 32)
-"""H that a plan weighs; the protocol of local steps trains with these."""
+"""Values of H that a plan weighs; the study of local steps trains with these."""
 SHARE = 0.25
-"""Communication may add so much to computing: beyond it, a plan takes more local steps."""
+"""Communication as a share of computing, at most: beyond it, a plan takes more local steps."""
 SITE_RATES = (1e6, 3e6, 1e7, 3e7, 1e8)
-"""Bits of a line a second, between sites."""
+"""Line rates between sites, in bit/s."""
 SITE_LATENCIES_S = (0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True)
 class LocalForecast:
-    """A step of ``LocalSteps``, on average.
+    """The average step of ``LocalSteps``.
 
     Attributes:
         every: H.
@@ -50,13 +49,13 @@ def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalFo
     Equation:
         T = C + U + max(0, V - D (C + U)) / H
         V = A + r L + 8 b / R    (as ``forecast_votes`` without overlap)
-        C is ``compute_s``; U the update of one worker's optimizer; V the seconds of a vote, of
-        which A is arithmetic; r its rounds, L the latency of one; b the bytes that the busiest
-        node sends, R the rate of its link; H is ``every``, and a vote travels in D = ``delay``
-        steps.
+        C is ``compute_s``, U the update of one worker's optimizer. V is the seconds of a vote, of
+        which A is arithmetic; r is its rounds, L the latency of one. b is the bytes that the
+        busiest node sends, R the rate of its link. H is ``every``, and a vote travels in
+        D = ``delay`` steps.
 
     Args:
-        scenario: Where the step is to run; momenta are not averaged.
+        scenario: Model, workers and network; momenta are not averaged.
         every: H, 1 or more.
         delay: D, less than H.
 
@@ -67,7 +66,7 @@ def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalFo
     scenario = replace(scenario, sync_every=None)
     votes = [
         forecast_votes(scenario, ScaledVote(), pattern, overlap=False)
-        for pattern in PATTERNS.values()
+        for pattern in list_able(scenario, ScaledVote())
     ]
     vote = min(votes, key=lambda forecast: forecast.step_s)
     base_s = _base_s(scenario)
@@ -91,7 +90,7 @@ def _base_s(scenario: Scenario) -> float:
 
 @dataclass(frozen=True)
 class LocalAdvice:
-    """How often to vote, and why.
+    """A recommended period of votes, with its reason.
 
     Attributes:
         every: H; 1 for a vote in each step.
@@ -108,15 +107,15 @@ class LocalAdvice:
     local: tuple[LocalForecast, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)
 
 
 def advise_local(scenario: Scenario) -> LocalAdvice:
-    """Choose the least H at which communication adds at most a quarter to computing.
+    """Choose the smallest H at which communication adds at most a quarter to computing.
 
-    A vote in each step is chosen where it does. The greatest of ``PERIODS`` is chosen where none
-    does: more local steps than that have not been compared in training.
+    A vote in each step is chosen where it meets this limit. The largest of ``PERIODS`` is chosen
+    where none does: more local steps than that have not been compared in training.
     """
     forecasts = compare_methods(scenario)
     all_reduce_s, each_s = forecasts.best_baseline.step_s, forecasts.best_vote.step_s
@@ -142,7 +141,7 @@ def advise_local(scenario: Scenario) -> LocalAdvice:
 
 
 def _describe_delay(scenario: Scenario, forecast: LocalForecast) -> str:
-    """Say which delay hides a vote, or that none does."""
+    """Name the delay that hides a vote, or say that none does."""
     delay = math.ceil(forecast.vote_s / _base_s(scenario))
     if delay < forecast.every:
         return f"delay={delay} hides it behind later steps."
@@ -151,12 +150,12 @@ def _describe_delay(scenario: Scenario, forecast: LocalForecast) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A link between sites, and how often to vote over it.
+    """A link between sites, with advice on how often to vote over it.
 
     Attributes:
-        rate_bit_per_s: Of the line.
-        latency_s: Of a round.
-        advice: With what a step takes.
+        rate_bit_per_s: Rate of the line.
+        latency_s: Latency of a round.
+        advice: The recommended period, with forecasts of a step.
     """
 
     rate_bit_per_s: float
@@ -164,7 +163,7 @@ class Site:
     advice: LocalAdvice
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""What the arithmetic of a step costs on a machine, in bytes a second."""
+"""Cost of a step's arithmetic on a machine, in bytes a second."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ APPLY_BYTES = 8
 """Parameter read and written."""
 
 STATE_BYTES = 24
-"""Of a rule with state: float32 values read twice to encode, drafted, and taken over."""
+"""State of an element, for a rule with state: its float32 value is read twice to encode, drafted,
+and copied from the draft."""
 
 COUNTED_STATE_BYTES = 24
-"""Of each worker's element that is counted: its value read, added up by way of a row of its own,
-and written in the end."""
+"""State of each worker's element that is counted: its value is read, added up through a row of its
+own, and written in the end."""
 
 _RATE = "bytes_per_s"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How fast one worker goes through the bytes of a step.
+    """Rates at which one worker processes the bytes of a step.
 
     Args:
-        encode_bytes_per_s: Of gradient, momentum and vote, while encoding one bit.
-        commit_bytes_per_s: Of gradient, momentum, parameter and reply, while committing.
-        count_bytes_per_s: Of votes, while counting them.
-        frame_bytes_per_s: Of chunks, while they are copied and their checksums computed.
+        encode_bytes_per_s: Rate of gradient, momentum and vote, while encoding one bit.
+        commit_bytes_per_s: Rate of gradient, momentum, parameter and reply, while committing.
+        count_bytes_per_s: Rate of votes, while counting them.
+        frame_bytes_per_s: Rate of chunks, while copying them and computing their checksums.
         write_frame_s: Seconds to write the header of a chunk.
         read_frame_s: Seconds to check the header of a chunk.
-        vote_wire_s_per_byte: Seconds that the cores that compute spend on the network for each byte
-            of votes that a worker sends, and for the byte that it receives meanwhile: the network
-            stack and the process group's threads. 0 where other cores do that, as beside a GPU.
-        gradient_wire_s_per_byte: The same of gradients in an all-reduce, which are longer messages.
-        bucket_s: Seconds that those cores spend on one more bucket of votes.
+        vote_wire_s_per_byte: Seconds that the compute cores spend on the network for each byte of
+            votes that a worker sends and the byte that it receives meanwhile. They are spent in
+            the network stack and the process group's threads. 0 where other cores do that, as with
+            a GPU.
+        gradient_wire_s_per_byte: The same for gradients in an all-reduce, which are longer
+            messages.
+        bucket_s: Seconds that the compute cores spend on one more bucket of votes.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -66,7 +69,7 @@ class Machine:
                 raise InvalidArgumentError(f"Machine({field.name}={value!r}): expected {expected}")
 
     def slowed(self, factor: float) -> Machine:
-        """Return the same with everything ``factor`` times slower, as on cores that are shared."""
+        """Return a machine that is ``factor`` times slower in everything, as on shared cores."""
         return Machine(
             **{
                 field.name: getattr(self, field.name)
@@ -78,7 +81,7 @@ class Machine:
     def encode_s(self, n_elements: float, vote_planes: int) -> float:
         """Return the seconds to encode votes; more bits take more arithmetic, up to 1.6 times.
 
-        The factor is that of p = 2, 4 and 8 in benchmarks/results/kernels.md, 2026-11-21.
+        The factor was measured at p = 2, 4 and 8: benchmarks/results/kernels.md, 2026-11-21.
         """
         slowdown = 1.0 if vote_planes in (1, 16, 32) else min(1.6, 1.34 + 0.035 * vote_planes)
         n_bytes = n_elements * (READ_TO_ENCODE_BYTES + vote_planes / 8)
@@ -107,26 +110,26 @@ CPU = Machine(
 )
 """One thread of a 2.5 GHz Xeon with AVX-512: benchmarks/results/kernels.md, 2026-11-21.
 
-``count_bytes_per_s`` is that of one-bit votes, the slowest; frames were timed beside it. What the
-network takes is that of a worker with one core, in the network lab, whose virtual links are part
-of it: at 1 Gbit/s 11 to 16 ns a byte of votes and 8 to 12 of gradients, more on slower links and
-less on faster ones (docs/explanation/lab-notebook.md, 2026-11-23). ``bucket_s`` is what a bucket
-more took of the processor, 3 to 6 ms; the number of buckets is chosen by ``BUCKET_S``, what it
-took of the step.
+``count_bytes_per_s`` is the rate of one-bit votes, the slowest; frames were timed in the same run.
+The network's cost was measured for a worker with one core, in the network lab, and includes its
+virtual links. At 1 Gbit/s it is 11 to 16 ns a byte of votes and 8 to 12 of gradients. Slower links
+cost more, faster ones less (docs/explanation/lab-notebook.md, 2026-11-23). ``bucket_s`` is the
+processor time of one more bucket, 3 to 6 ms. The number of buckets is chosen by ``BUCKET_S``, the
+time that one more bucket added to the step.
 """
 
 _SHEET_SHARE = 0.7
-"""Of the rate in a data sheet that reads and writes in turn reach: an assumption, not measured."""
+"""Share of a data sheet's rate that alternating reads and writes reach: assumed, not measured."""
 
 _PCIE_BYTES_PER_S = 25e9
-"""Of the 31.5 GB/s of PCIe 4.0 x16, what arrives: an assumption."""
+"""Rate that PCIe 4.0 x16 delivers of its 31.5 GB/s: assumed, not measured."""
 
 
 def beside_host(memory_bytes_per_s: float) -> Machine:
     """Return a worker whose GPU encodes and commits, and whose host frames, checks and counts.
 
     Args:
-        memory_bytes_per_s: Of the GPU's memory, as its data sheet says.
+        memory_bytes_per_s: Rate of the GPU's memory in its data sheet.
     """
     rate = _SHEET_SHARE * memory_bytes_per_s
     return Machine(
@@ -147,7 +150,7 @@ GPUS: dict[str, Machine] = {
     "l4": beside_host(0.3e12),
     "rtx4090": beside_host(1.008e12),
 }
-"""By name; rates of NVIDIA's data sheets, of the A100 with 80 GB, and the SXM forms of Hopper."""
+"""GPUs by name, at the rates of NVIDIA's data sheets: A100 with 80 GB, and Hopper as SXM."""
 
 GPU = GPUS["a100"]
-"""What is planned for where nothing is said. The host is one thread of ``CPU``."""
+"""The default GPU of a plan. The host is one thread of ``CPU``."""

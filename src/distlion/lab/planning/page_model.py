@@ -1,4 +1,4 @@
-"""What the planner's page is given, so that its closed forms hold no number of their own."""
+"""Data for the planner's page, so that its closed forms hold no number of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _A_FEW, _MANY = 3, 1023
 
 
 def build_page_model() -> dict[str, Any]:
-    """Return rules, baselines and constants as JSON can hold them, for ``planner.js``.
+    """Return rules, baselines and constants as JSON types, for ``planner.js``.
 
     Lists are in the order of ``compare_methods``, so that equally fast methods rank alike.
     """
@@ -65,5 +65,6 @@ def _describe_rule(rule: Any) -> dict[str, Any]:
         "n_reply_scales": rule.n_reply_scales,
         "keeps_state": bool(rule.worker_state),
         "reply_planes": None if grows else rule.reply_planes(_A_FEW),
+        "has_partial_sums": rule.vote_format.has_partial_sums,
         "has_counts": rule.reply_format is ReplyFormat.COUNT,
     }

@@ -1,4 +1,4 @@
-"""Compare every rule under every pattern with the baselines, and say whether to compress at all."""
+"""Compare every rule under every pattern with the baselines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from distlion.aggregation import RULES, Aggregation, MajorityVote, QuantizedVote
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS
 from distlion.lab.planning.forecast import Forecast
 from distlion.lab.planning.gradient_all_reduce import (
     BASELINES,
@@ -16,13 +15,13 @@ from distlion.lab.planning.gradient_all_reduce import (
     forecast_all_reduce,
 )
 from distlion.lab.planning.scenario import MAX_NODES, Scenario
-from distlion.lab.planning.votes import forecast_votes
+from distlion.lab.planning.votes import forecast_votes, list_able
 
 THRESHOLD = 0.05
-"""Gain below which compressing is not worth a change of the optimizer."""
+"""Gain below which compression is not worth a change of optimizer."""
 
 REGIME_FACTORS = (5.0, 2.0, 1.05)
-"""Speed-ups whose rates a plan names; 5 is what Lion Cub (arXiv:2411.16462, v1) reports."""
+"""Speed-ups for which a plan names the rate; Lion Cub (arXiv:2411.16462, v1) reports 5."""
 
 LOWEST_RATE, HIGHEST_RATE = 1e5, 1e13
 _RATES_A_DECADE = 8
@@ -37,7 +36,7 @@ class Forecasts:
 
     @property
     def best_vote(self) -> Forecast:
-        """The fastest of ours."""
+        """The fastest vote."""
         return next(forecast for forecast in self.ranked if forecast.votes)
 
     @property
@@ -47,7 +46,7 @@ class Forecasts:
 
     @property
     def gain(self) -> float:
-        """How much faster the best of ours is than the best baseline: 0.05 is 5 %."""
+        """Gain of the fastest vote over the fastest baseline: 0.05 is 5 % faster."""
         return self.best_baseline.step_s / self.best_vote.step_s - 1
 
 
@@ -58,7 +57,7 @@ def compare_methods(scenario: Scenario) -> Forecasts:
         forecast_votes(scenario, named.rule, pattern, overlap=overlap)
         for named in RULES.values()
         if named.listed
-        for pattern in PATTERNS.values()
+        for pattern in list_able(scenario, named.rule)
         for overlap in (True, False)
     ]
     return Forecasts(scenario, tuple(sorted(forecasts, key=lambda forecast: forecast.step_s)))
@@ -68,14 +67,14 @@ def fastest_vote(scenario: Scenario, rule: Aggregation) -> Forecast:
     """Forecast a rule under its fastest pattern, with overlap or without."""
     forecasts = [
         forecast_votes(scenario, rule, pattern, overlap=overlap)
-        for pattern in PATTERNS.values()
+        for pattern in list_able(scenario, rule)
         for overlap in (True, False)
     ]
     return min(forecasts, key=lambda forecast: forecast.step_s)
 
 
 def fastest_all_reduce(scenario: Scenario, *, bits: int | None = None) -> Forecast:
-    """Forecast the fastest baseline, of all or of one number of bits."""
+    """Forecast the fastest baseline, among all or among those with ``bits``."""
     forecasts = [
         forecast_all_reduce(scenario, baseline)
         for baseline in BASELINES
@@ -85,7 +84,7 @@ def fastest_all_reduce(scenario: Scenario, *, bits: int | None = None) -> Foreca
 
 
 def speed_up(scenario: Scenario) -> float:
-    """Return how many times faster majority vote is than fp32 ring all-reduce.
+    """Return the speed-up of majority vote over fp32 ring all-reduce.
 
     The comparison of Lion Cub, arXiv:2411.16462: Lion with one-bit votes against Lion with a
     full-precision all-reduce.
@@ -95,23 +94,23 @@ def speed_up(scenario: Scenario) -> float:
 
 
 def gain_over_baselines(scenario: Scenario) -> float:
-    """Return how many times faster majority vote is than the fastest uncompressed all-reduce."""
+    """Return the speed-up of majority vote over the fastest uncompressed all-reduce."""
     return fastest_all_reduce(scenario).step_s / fastest_vote(scenario, MajorityVote()).step_s
 
 
 def find_rate(
     scenario: Scenario, factor: float, *, ratio: Callable[[Scenario], float] = speed_up
 ) -> float | None:
-    """Find the highest rate between nodes at which a speed-up is still reached.
+    """Find the highest rate between nodes that still reaches a speed-up.
 
     Args:
         scenario: Everything else.
         factor: The speed-up, above 0.
-        ratio: Which speed-up.
+        ratio: Computes the speed-up of a scenario.
 
     Returns:
-        Payload bits a second, to 0.1 %; None where no rate from 100 kbit/s to 10 Tbit/s reaches it.
-        Where all do, the highest of these.
+        Payload bits a second, to 0.1 %. None where no rate from 100 kbit/s to 10 Tbit/s reaches
+        the speed-up; 10 Tbit/s where all of them do.
 
     Raises:
         InvalidArgumentError: ``factor`` is not above 0.
@@ -149,7 +148,7 @@ def spread(lowest: float, highest: float, per_decade: int) -> list[float]:
 
 
 def sweep(scenario: Scenario) -> dict[str, object]:
-    """Forecast efficiency against rate and number of nodes, as figures read it.
+    """Forecast efficiency against rate and number of nodes, for figures.
 
     Returns:
         ``rates`` and ``nodes``, each a dict of ``x`` and ``efficiency`` by name of the method.

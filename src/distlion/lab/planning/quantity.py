@@ -26,7 +26,7 @@ _NANOSECONDS = {
     "h": 3600 * 10**9,
 }
 _MOST = Decimal(10) ** 18
-# A bare number below is rather one of Gbit/s whose unit was forgotten.
+# A bare number below this more likely means Gbit/s, with the unit forgotten.
 _LEAST_BARE_BIT_PER_S = 1000
 
 COUNT_FORMS = "a whole number above 0, such as 1e9, 125M or 1.3B (K, M, B or G, T)"
@@ -40,7 +40,7 @@ def parse_count(text: str) -> int:
     Suffixes are decimal, and their case does not matter: K, M, B or G, T.
 
     Raises:
-        InvalidArgumentError: It is none, below 1, or above 10^18.
+        InvalidArgumentError: ``text`` is no whole number, or one below 1 or above 10^18.
     """
     match = _COUNT.fullmatch(text.strip())
     count = _read(match["number"]) * _THOUSANDS[match["unit"].lower()] if match else Decimal(0)
@@ -52,11 +52,11 @@ def parse_count(text: str) -> int:
 def parse_rate(text: str) -> float:
     """Read a rate such as ``100mbit``, ``2.5Gbit/s``, ``1Gbps`` or ``1e9``, in bit/s.
 
-    Prefixes are decimal. Case does not matter, but for a lone letter: b is a bit, B a byte. Rates
-    in bytes are refused, and the message says what they are in bits.
+    Prefixes are decimal. Case matters only for a lone letter: b is a bit, B a byte. Rates in bytes
+    are refused, and the message converts them to bits.
 
     Raises:
-        InvalidArgumentError: It is no rate, in bytes, or not above 0.
+        InvalidArgumentError: ``text`` is no rate, in bytes, or not above 0.
     """
     match = _RATE.fullmatch(text.strip())
     rate = _read(match["number"]) * _THOUSANDS[match["prefix"].lower()] if match else Decimal(0)
@@ -75,7 +75,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_rate(rate_bit_per_s: float) -> str:
-    """Write a rate in bit/s to three digits with the prefix that fits, such as ``2.5gbit``."""
+    """Format a rate in bit/s to three digits with the fitting prefix, such as ``2.5gbit``."""
     for prefix in ("t", "g", "m", "k"):
         if rate_bit_per_s >= 0.9995 * _THOUSANDS[prefix]:
             scaled = float(f"{rate_bit_per_s / _THOUSANDS[prefix]:.3g}")
@@ -87,11 +87,11 @@ def parse_seconds(text: str, *, unit: str = "s") -> float:
     """Read a time such as ``500ms``, ``0.5``, ``100us`` or ``2min``, in seconds.
 
     Args:
-        text: What was written.
-        unit: That of a number without one.
+        text: The time.
+        unit: Unit of a number without one.
 
     Raises:
-        InvalidArgumentError: It is no time, or negative.
+        InvalidArgumentError: ``text`` is no time, or negative.
     """
     match = _TIME.fullmatch(text.strip())
     nanoseconds = _NANOSECONDS.get(match["unit"].lower() or unit) if match else None

@@ -1,4 +1,4 @@
-"""A worker's report as bytes of one size: what peers send is read as JSON, never unpickled."""
+"""A worker's report as a fixed number of bytes: JSON, so that no peer's data is unpickled."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distlion.lab.planning.machine import Machine
 from distlion.lab.planning.worker_report import WorkerReport
 
 RECORD_BYTES = 4096
-"""Of each record."""
+"""Size of each record."""
 
 # Host names have at most 253 characters, interfaces 15; names of processors are short too.
 _MOST_CHARACTERS = 256
 
 
 def encode_report(report: WorkerReport) -> bytes:
-    """Write a report, its strings cut to 256 characters, filled up with zero bytes."""
+    """Encode a report, its strings cut to 256 characters, padded with zero bytes."""
     fields = dataclasses.asdict(report)
     for name, value in fields.items():
         if isinstance(value, str):
@@ -33,10 +33,10 @@ def encode_report(report: WorkerReport) -> bytes:
 
 
 def decode_report(record: bytes, *, rank: int) -> WorkerReport:
-    """Read what a rank has sent.
+    """Decode the record of a rank.
 
     Raises:
-        CorruptFrameError: It is no report.
+        CorruptFrameError: ``record`` is no report.
     """
     try:
         fields = json.loads(record.rstrip(b"\0"))
@@ -63,7 +63,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _checked(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
-    """Check that each field of a dataclass is there, and of its type."""
+    """Check that each field of a dataclass is present and has its type."""
     for field in dataclasses.fields(kind):
         value = fields[field.name]
         if type(value) not in _KINDS[str(field.type)]:

@@ -1,4 +1,4 @@
-"""Where a step is to run: the model, the workers, the links, the machine, the prices."""
+"""The setting of a step: the model, the workers, the links, the machine, the prices."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from distlion.lab.planning.machine import GPU, Machine
 MAX_NODES = 100_000
 
 NVLINK = LinkModel(latency_s=10e-6, rate_bit_per_s=2.4e12)
-"""300 GB/s each way, NVIDIA's data sheet of the A100; the latency is that of a small NCCL call."""
+"""300 GB/s each way, by NVIDIA's data sheet of the A100; the latency of a small NCCL call."""
 
 PCIE = LinkModel(latency_s=10e-6, rate_bit_per_s=0.2e12)
-"""PCIe 4.0 x16: 31.5 GB/s each way on paper, of which 25 GB/s arrive."""
+"""PCIe 4.0 x16: 31.5 GB/s each way on paper, of which 25 GB/s are assumed to arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Everything that a forecast depends on.
+    """Everything on which a forecast depends.
 
     Args:
         n_params: Trainable parameters, 1 or more.
         nodes: Machines, 1 to 100,000; each has one link to the others.
-        gpus_per_node: Workers that share a node; with more than one, gradients are averaged inside.
+        gpus_per_node: Workers that share a node; if more than one, they average their gradients
+            inside the node.
         link: The network between nodes.
         node_link: The network inside a node, for each of its workers.
         compute_s: Seconds of forward and backward in a step; above 0.
-        machine: What the arithmetic costs.
+        machine: Rates of the arithmetic.
         backward_share: Share of ``compute_s`` that is backward. A backward pass does twice the
             work of the forward pass.
-        overlap_share: Share of backward that overlapped communication can hide behind; the
-            gradients of the first bucket must have been computed before.
-        sync_every: Steps in which votes' workers average every momentum once, a part in each step
-            (``MomentumSync``); None for never.
-        sync_bits: 32, 16 or 8 bits of a momentum on the way up; means come back in 32.
-        price_per_gpu_hour: Money for one worker and hour.
-        price_per_gb: Money for 10^9 bytes sent by a node.
+        overlap_share: Share of backward that overlapped communication can hide behind: the
+            gradients of the first bucket come first.
+        sync_every: Steps in which workers that vote average every momentum once, a part in each
+            step (``MomentumSync``); None for never.
+        sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
+        price_per_gpu_hour: Price of one worker for an hour.
+        price_per_gb: Price of 10^9 bytes that a node sends.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -82,22 +83,22 @@ class Scenario:
 
     @property
     def own_params(self) -> int:
-        """Parameters that one worker of a node votes for."""
+        """Parameters for which one worker of a node votes."""
         return -(-self.n_params // self.gpus_per_node)
 
     @property
     def worker_link(self) -> LinkModel:
-        """A worker's part of its node's link."""
+        """A worker's share of its node's link."""
         return replace(self.link, rate_bit_per_s=self.link.rate_bit_per_s / self.gpus_per_node)
 
     def with_rate(self, rate_bit_per_s: float) -> Scenario:
-        """Return the same with another rate between nodes."""
+        """Return the scenario with another rate between nodes."""
         return replace(self, link=replace(self.link, rate_bit_per_s=rate_bit_per_s))
 
     def with_nodes(self, nodes: int) -> Scenario:
-        """Return the same with another number of nodes."""
+        """Return the scenario with another number of nodes."""
         return replace(self, nodes=nodes)
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)

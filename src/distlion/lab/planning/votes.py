@@ -1,4 +1,4 @@
-"""A step of ours: bytes and seconds of a rule under a pattern."""
+"""A step with votes: bytes and seconds of a rule under a pattern."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from distlion.aggregation import Aggregation
 from distlion.cost.choice import count_overlap_buckets, exchange_seconds, stream_seconds
-from distlion.exchange import Exchange
+from distlion.exchange import PATTERNS, Exchange
 from distlion.lab.planning.forecast import Forecast, Load, make_forecast
 from distlion.lab.planning.machine import COUNTED_STATE_BYTES, STATE_BYTES, Machine
 from distlion.lab.planning.scenario import Scenario
@@ -27,15 +27,15 @@ def forecast_votes(
 ) -> Forecast:
     """Forecast a step of one rule under one pattern.
 
-    With several workers in a node, gradients are averaged inside it, each worker votes for its part
-    of the parameters over its part of the node's link, and replies are gathered inside. Momenta,
-    where they are averaged, follow the votes.
+    Several workers in a node average their gradients inside it. Each then votes for its part of the
+    parameters over its share of the node's link, and replies are gathered inside. Averaged momenta
+    follow the votes.
     """
     n_buckets = _count_buckets(scenario, rule, overlap=overlap)
     shape = rule.shape_of(-(-scenario.own_params // n_buckets), scenario.nodes)
+    pattern.check_carries(shape, rule)
     busiest = max(_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
-    others = _sent_bytes(pattern, shape, scenario.nodes - 1)
-    total = _sent_bytes(pattern, shape, 0) + (scenario.nodes - 1) * others
+    total = pattern.plan_total(shape)
     per_node = n_buckets * scenario.gpus_per_node
     momenta = _plan_momenta(scenario, pattern)
     host_s = n_buckets * _host_s(scenario.machine, rule, pattern, shape)
@@ -56,8 +56,19 @@ def forecast_votes(
     )
 
 
+def list_able(scenario: Scenario, rule: Aggregation) -> list[Exchange]:
+    """List the patterns that carry a rule's votes, and momenta where they are averaged."""
+    averages = scenario.sync_every is not None
+    return [
+        pattern
+        for pattern in PATTERNS.values()
+        if pattern.carries(rule.shape_of(1, scenario.nodes))
+        and not (averages and pattern.counts_in_parts)
+    ]
+
+
 def name_rule(rule: Aggregation) -> str:
-    """Write a rule without the arguments that have their defaults, but with its bits."""
+    """Format a rule with its bits and its other arguments that differ from their defaults."""
     frozen: Any = rule  # every rule is a frozen dataclass
     arguments = [
         f"{field.name}={value!r}"
@@ -68,7 +79,7 @@ def name_rule(rule: Aggregation) -> str:
 
 
 class _Momenta(NamedTuple):
-    """What averaging momenta takes in a step, for one worker of each node."""
+    """Load of averaging momenta in a step, for one worker of each node."""
 
     busiest_bytes: int = 0
     total_bytes: int = 0
@@ -101,7 +112,7 @@ def _sent_bytes(pattern: Exchange, shape: BucketShape, rank: int) -> int:
 
 
 def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
-    """Return the seconds of encode and commit; alone, nothing is encoded."""
+    """Return the seconds of encode and commit; a single node encodes nothing."""
     machine, own = scenario.machine, scenario.own_params
     if scenario.nodes == 1:
         return machine.commit_s(scenario.n_params, scenario.n_params, 0)
@@ -130,7 +141,7 @@ def _host_s(machine: Machine, rule: Aggregation, pattern: Exchange, shape: Bucke
 
 
 def _processor_s(scenario: Scenario, n_buckets: int, sent_bytes: int) -> float:
-    """Return what exchanges take of the cores that compute, of the busiest worker."""
+    """Return the seconds that exchanges take from the busiest worker's compute cores."""
     if scenario.nodes == 1:
         return 0.0
     machine = scenario.machine

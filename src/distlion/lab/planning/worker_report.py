@@ -1,4 +1,4 @@
-"""What a worker knows of itself and its machine."""
+"""A worker's report on itself and its machine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from distlion.lab.planning.bench import KernelRates
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker knows of itself.
+    """A worker's report on itself.
 
     Attributes:
-        host: Its machine's name.
-        cpu: Its machine's processor.
-        cores: Those that the process may use.
-        threads: Those that torch uses.
+        host: Name of its machine.
+        cpu: Processor of its machine.
+        cores: Number of cores that the process may use.
+        threads: Number of threads that torch uses.
         interface: GLOO_SOCKET_IFNAME, or "".
-        loopback: Whether Gloo would find this host under a loopback address.
-        denormals: Whether denormal numbers are kept.
-        debug: Whether torch was built for debugging.
-        kernels: How fast it is.
+        loopback: True if Gloo would find this host under a loopback address.
+        denormals: True if denormal numbers are kept.
+        debug: True if torch was built for debugging.
+        kernels: Rates of its kernels.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""Figures out of records; nothing here trains."""
+"""Figures and reports from records; nothing here trains."""
 
 from distlion.lab.report.beside_figure import draw_beside_figure
 from distlion.lab.report.comparison import Comparison, read_comparison

@@ -1,4 +1,4 @@
-"""Validation losses of runs of one task: over steps, and over what each worker sent."""
+"""Validation losses of runs of one task: over steps, and over the bytes that each worker sent."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def draw_beside_figure(records: Sequence[Mapping[str, Any]], figure_path: Path) 
     """Draw the validation losses of two runs as a PNG that also reads in grayscale.
 
     Args:
-        records: What ``record.json`` holds of each; of one task and as many steps.
-        figure_path: Where the PNG goes; an existing file is replaced.
+        records: Content of ``record.json`` of each run; both have the same task and steps.
+        figure_path: Path of the PNG; an existing file is replaced.
     """
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     by_step, by_bytes = figure.subplots(1, 2, sharey=True)
@@ -36,7 +36,7 @@ def draw_beside_figure(records: Sequence[Mapping[str, Any]], figure_path: Path) 
         label = name_rule(record["settings"])
         by_step.plot(steps, losses, label=label, **look)
         sent = [step * _count_step_megabytes(record) for step in steps[1:]]
-        if record["sent_bytes_per_worker"]:  # a logarithm has no place for nothing
+        if record["sent_bytes_per_worker"]:  # a logarithmic axis has no 0
             by_bytes.plot(sent, losses[1:], label=label, **look)
     by_step.set_xlabel("step")
     by_step.set_ylabel("validation loss (nats per prediction)")

@@ -1,4 +1,4 @@
-"""The records of a comparison, read from its folder, and what they say taken together."""
+"""The records of a comparison, read from its folder, and their summary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BITS_PER_BYTE = 8
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean of some values and how far they lie apart.
+    """The mean and the spread of some values.
 
     Attributes:
-        mean: Their mean.
+        mean: Mean of the values.
         sd: Standard deviation of a sample, with n - 1; 0 for a single value.
         least, most: The extremes.
         count: Number of values, at least 1.
@@ -44,13 +44,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task is judged by.
+    """The measure by which a task is judged.
 
     Attributes:
-        name: With its unit, for axes and headings.
-        column: Of the series.
-        scale, offset: The value is ``offset + scale * column``.
-        digits: Digits after the point.
+        name: Name with its unit, for axes and headings.
+        column: Column of the series.
+        scale, offset: Numbers that give the value ``offset + scale * column``.
+        digits: Number of digits after the point.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Cell:
     """A method with a number of workers.
 
     Attributes:
-        method: Its name.
+        method: Name of the method.
         workers: Number of workers.
-        grid: Learning rates that were tried, from the lowest on.
-        tuning: The records of the tuning runs, in the order of the grid; none if nothing was tuned.
-        lr: The one that was chosen; None if all diverged.
-        records: Those of the reported runs, by seed.
+        grid: Tried learning rates, in ascending order.
+        tuning: Records of the tuning runs, in the order of the grid; none if nothing was tuned.
+        lr: Chosen learning rate; None if all diverged.
+        records: Records of the reported runs, by seed.
     """
 
     method: str
@@ -96,16 +96,16 @@ class Cell:
 
     @property
     def diverged(self) -> int:
-        """Return how many of the reported runs diverged."""
+        """Return the number of reported runs that diverged."""
         return len(self.records) - len(self.finished)
 
     @property
     def is_at_edge(self) -> bool:
-        """Return whether the chosen learning rate is the first or last of a grid of several."""
+        """Return True if the chosen learning rate is the first or last of a grid of several."""
         return len(self.grid) > 1 and self.lr in (self.grid[0], self.grid[-1])
 
     def curve(self, metric: Metric) -> tuple[list[int], list[Spread]]:
-        """Return steps and the spread over seeds at each of them; both empty if all diverged."""
+        """Return steps with the spread over seeds at each of them; both empty if all diverged."""
         if not self.finished:
             return [], []
         values = [metric.read(record) for record in self.finished]
@@ -118,16 +118,16 @@ class Cell:
         return spreads[-1] if spreads else None
 
     def mean_of(self, field: str) -> float:
-        """Return the mean of a number over the runs that finished, at least one."""
+        """Return the mean of a number over the finished runs; at least one must have finished."""
         return fmean(record[field] for record in self.finished)
 
     def sent_bytes(self) -> list[float]:
-        """Return what a worker had sent at each evaluation, the mean of the finished runs."""
+        """Return a worker's sent bytes at each evaluation, the mean of the finished runs."""
         columns = [record["series"]["sent_bytes"] for record in self.finished]
         return [fmean(column) for column in zip(*columns, strict=True)]
 
     def seconds(self, link: LinkModel, *, compute_s: float) -> list[float]:
-        """Predict the seconds to each evaluation, as ``step_s``, with what was sent until then."""
+        """Predict the seconds to each evaluation from the bytes sent so far, as in ``step_s``."""
         steps = self.finished[0]["series"]["step"] if self.finished else []
         rounds_s = self.mean_of("rounds") * link.latency_s if self.finished else 0.0
         return [
@@ -158,7 +158,7 @@ class Comparison:
 
     Attributes:
         index: The content of ``comparison.json``.
-        cells: In the order of methods, then workers.
+        cells: All cells, in the order of methods, then workers.
     """
 
     index: dict[str, Any]
@@ -181,23 +181,23 @@ class Comparison:
         return list(self.settings["workers"])
 
     def cell(self, method: str, workers: int) -> Cell:
-        """Return a method with a number of workers."""
+        """Return the cell of a method with a number of workers."""
         (cell,) = (c for c in self.cells if (c.method, c.workers) == (method, workers))
         return cell
 
     @property
     def is_classification(self) -> bool:
-        """Return whether the error is what matters, not the loss."""
+        """Return True if the error matters, not the loss."""
         return bool(self.settings["task"] == "images")
 
     @property
     def course(self) -> Metric:
-        """Return what is drawn over steps."""
+        """Return the metric to draw over steps."""
         return ACCURACY if self.is_classification else LOSS
 
     @property
     def outcome(self) -> Metric:
-        """Return what methods are judged by in the end; lower is better."""
+        """Return the metric that judges methods in the end; lower is better."""
         return ERROR if self.is_classification else LOSS
 
     @cached_property
@@ -207,13 +207,13 @@ class Comparison:
 
     @cached_property
     def compute_s(self) -> float:
-        """Return the median over all runs of one worker's seconds of forward and backward."""
+        """Return the median, over all runs, of one worker's seconds of forward and backward."""
         seconds = [record["timing"]["compute_s"] for record in self.records]
         return float(median([each for each in seconds if each is not None] or [math.nan]))
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Read what ``distlion compare`` left in a folder.
+    """Read the results of ``distlion compare`` from a folder.
 
     Raises:
         DataError: The index or a record is missing or cannot be used.
@@ -237,7 +237,7 @@ def _read_cell(cell: dict[str, Any], folder: Path) -> Cell:
 
 
 def _check_steps(cell: Cell) -> None:
-    """Check that runs which are averaged were evaluated after the same steps."""
+    """Check that the runs of an average were evaluated after the same steps."""
     if any(
         record["series"]["step"] != cell.finished[0]["series"]["step"] for record in cell.finished
     ):

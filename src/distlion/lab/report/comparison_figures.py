@@ -1,4 +1,4 @@
-"""The figures of a comparison: curves over steps, bytes and seconds, and how it ends."""
+"""The figures of a comparison: curves over steps, bytes and seconds, and final outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ImportError as error:
 _DPI = 130
 _PANEL_INCHES = (4.6, 3.7)
 _LEGEND_INCHES = 2.1
-# Dark and light by turns, so that neighbors in a list differ in gray too.
+# Dark and light colors alternate, so that neighbors in a list differ in gray too.
 _COLORS = (
     "#000000",
     "#d55e00",
@@ -42,16 +42,16 @@ _MARKERS = "osD^v*PX<>ph8d"
 _LINES = {"ours": "-", "full precision": "--", "baseline": ":"}
 _BAND_ALPHA = 0.13
 _MEGA = 1e6
-# Markers of neighboring methods stand at different points of their curves.
+# Neighboring methods have markers at different points of their curves.
 _MARK_EVERY = 3
-# Numbers of workers are doublings; methods stand beside each other on this part of one.
+# Numbers of workers double along the axis; the methods share this part of a doubling.
 _DODGE = 0.3
 
 Across = Callable[[Cell, list[int]], list[float]]
 
 
 def draw_course(comparison: Comparison) -> Figure:
-    """Draw accuracy or loss against steps, a panel for each number of workers."""
+    """Draw accuracy or loss against steps, with a panel for each number of workers."""
     return _draw_curves(
         comparison,
         comparison.course,
@@ -74,9 +74,9 @@ def draw_seconds(comparison: Comparison, link: LinkModel, *, rate: str) -> Figur
     """Draw the loss against the seconds that training would take on a link.
 
     Args:
-        comparison: What was run.
-        link: Of each worker.
-        rate: How the link is called.
+        comparison: The comparison.
+        link: Link of each worker.
+        rate: Name of the link's rate.
     """
 
     def seconds(cell: Cell, steps: list[int]) -> list[float]:
@@ -148,7 +148,7 @@ def _draw_curves(
             if len(steps) > 2 * _MARK_EVERY:
                 first_mark = comparison.methods.index(method) % _MARK_EVERY
                 style["markevery"] = (first_mark, _MARK_EVERY)
-            # Nothing has been sent, nor taken any time, before the first step.
+            # Before the first step, bytes and seconds are 0.
             first = 1 if is_log and steps else 0
             _draw_curve(axes, places[first:], spreads[first:], style)
         axes.set_title(_count(workers))
@@ -177,7 +177,7 @@ def _draw_curve(
 def _draw_spreads(
     axes: Axes, places: Sequence[float], spreads: Sequence[Spread], style: dict[str, Any]
 ) -> None:
-    """Draw means with their standard deviations; a method that diverged keeps its legend."""
+    """Draw means with standard deviations; a diverged method keeps its legend."""
     axes.errorbar(
         places,
         [spread.mean for spread in spreads],
@@ -191,7 +191,7 @@ def _draw_spreads(
 def _style(comparison: Comparison, method: str) -> dict[str, Any]:
     """Distinguish methods by color and marker, and their kinds by the line.
 
-    Markers of baselines are hollow, so that what lies under them is seen.
+    Markers of baselines are hollow, so that points under them are visible.
     """
     number = comparison.methods.index(method)
     kind = comparison.index["methods"][method]["kind"]
@@ -207,7 +207,7 @@ def _style(comparison: Comparison, method: str) -> dict[str, Any]:
 
 
 def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
-    # Two side by side can be read at the width of a page.
+    # Two panels side by side are readable at the width of a page.
     columns = min(count, 2 if count <= 4 else 3)
     rows = math.ceil(count / columns)
     width = max(columns, 1.4 if count == 1 else 1) * _PANEL_INCHES[0] + _LEGEND_INCHES
@@ -238,7 +238,7 @@ def _scale_log(axes: Axes) -> None:
 def _finish(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         axes.grid(visible=True, alpha=0.3)
-        # Shared axes hide theirs where another panel is below.
+        # Shared axes would hide the labels where another panel is below.
         axes.tick_params(labelbottom=True)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize="small", handlelength=3)

@@ -1,4 +1,4 @@
-"""What the files of a comparison must hold, so that tables and figures can be made of them."""
+"""The required content of a comparison's files, for tables and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 
 def _name(value: Any, place: str) -> None:
-    """Accept what can name a file of a folder, and a line of a figure."""
+    """Check that a value can name a file of a folder, and a line of a figure."""
     text(value, place)
     if not _NAME.fullmatch(value):
         raise DataError(f"{place} is {value[:80]!r}; expected letters, digits, and . + - _")
@@ -76,7 +76,7 @@ def check_run(record: Any) -> None:
     """Check the record of a run.
 
     Raises:
-        DataError: It lacks something that tables and figures need; says what.
+        DataError: It lacks something that tables and figures need; the message names it.
     """
     _RUN(record, "the record")
     if record["diverged"] is None:
@@ -86,10 +86,10 @@ def check_run(record: Any) -> None:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read what lists the runs of a comparison.
+    """Read the index of a comparison's runs.
 
     Raises:
-        DataError: It cannot be read, or is not that of a comparison.
+        DataError: The index cannot be read, or is none of a comparison.
     """
     path = folder / _INDEX
     index = _read(path)
@@ -97,7 +97,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         _check_index(index)
     except DataError as error:
         raise DataError(
-            f"{str(path)!r} is not that of a comparison: {error}; run distlion compare again to "
+            f"{str(path)!r} is no index of a comparison: {error}; run distlion compare again to "
             "make it"
         ) from error
     return index
@@ -122,7 +122,7 @@ def _check_index(index: Any) -> None:
     for cell in index["cells"]:
         tried = len(cell["tuning"]), len(cell["grid"])
         if tried != (points if points > 1 else 0, points):
-            raise DataError(f"a cell has not {points} learning rates and their runs")
+            raise DataError(f"a cell lacks some of {points} learning rates and their runs")
     if not any(cell["tuning"] or cell["runs"] for cell in index["cells"]):
         raise DataError("no cell has a run")
 
@@ -131,7 +131,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """Read the record of a run.
 
     Raises:
-        DataError: It cannot be read, or lacks something.
+        DataError: The record cannot be read, or lacks something.
     """
     record = _read(path)
     try:

@@ -1,4 +1,4 @@
-"""The report of a comparison: figures, Markdown beside them, and a page that holds all."""
+"""The report of a comparison: figures, Markdown beside them, and one page with all of it."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def write_comparison_report(folder: Path, *, link: LinkModel, rate: str) -> list
     """Write figures, ``report.md`` and ``report.html`` into the folder of a comparison.
 
     Args:
-        folder: With ``comparison.json`` and the records of the runs.
-        link: Of each worker, for predicted times.
-        rate: How the link is called, such as ``1gbit``.
+        folder: Folder with ``comparison.json`` and the records of the runs.
+        link: Link of each worker, for predicted times.
+        rate: Name of the link's rate, such as ``1gbit``.
 
     Returns:
-        What was written; the page last.
+        The written files; the page comes last.
 
     Raises:
-        DataError: A record cannot be used, or the folder not be written.
+        DataError: A record cannot be used, or the folder cannot be written.
     """
     comparison = read_comparison(folder)
     blocks = build_report(comparison, link=link, rate=rate)
@@ -74,7 +74,7 @@ def write_comparison_report(folder: Path, *, link: LinkModel, rate: str) -> list
 def build_report(
     comparison: Comparison, *, link: LinkModel, rate: str, figures: Collection[str] = FIGURES
 ) -> list[Block]:
-    """Put the report together, with those of the figures that are asked for."""
+    """Build the report with the figures that are asked for."""
     return [
         *_introduce(comparison),
         *(Paragraph(f"Warning: {warning}.") for warning in list_warnings(comparison)),
@@ -87,7 +87,7 @@ def build_report(
         tabulate_settings(comparison),
         Paragraph(f"Made with {'; '.join(list_versions(comparison, _SOFTWARE))}."),
         Heading("To repeat"),
-        Paragraph("Runs whose records are in the folder are not run again."),
+        Paragraph("Runs with a record in the folder are not repeated."),
         Code(comparison.index["command"]),
     ]
 
@@ -112,16 +112,15 @@ def _introduce(comparison: Comparison) -> list[Block]:
 def _describe_outcomes(comparison: Comparison, *, link: LinkModel, rate: str) -> list[Block]:
     text = (
         f"{comparison.outcome.name[0].upper()}{comparison.outcome.name[1:]} after the last step, "
-        "mean ± standard deviation over the seeds that did not diverge, methods of which fewer "
-        "diverged and then the best first; no checkpoint is picked. Bits are those between a "
-        "worker and a server for each parameter and step, the mean of all steps, with indices and "
-        "scales (TernGrad: the 2 bits that a code takes; its paper counts 1.585). Traffic is to be "
-        "compared by these; MB depend on who sends to whom as well: they "
-        "are what one worker would send in the whole run without a server (votes by all-to-all, "
-        "sums by a ring, other payloads by an all-gather)."
+        "mean ± standard deviation over the seeds that did not diverge; no checkpoint is picked. "
+        "Methods with fewer diverged runs come first, then the best. Bits are the traffic between "
+        "a worker and a server for each parameter and step, the mean of all steps, with indices "
+        "and scales (TernGrad: the 2 bits of a code; its paper counts 1.585). Compare traffic by "
+        "these bits. MB also depend on the exchange: they are one worker's bytes in the whole run "
+        "without a server (votes by all-to-all, sums by a ring, other payloads by an all-gather)."
     )
     if REFERENCE in comparison.methods:
-        text += f" `minus {REFERENCE}` is taken seed by seed."
+        text += f" `minus {REFERENCE}` is the difference, taken seed by seed."
     blocks: list[Block] = [Heading("Outcome"), Paragraph(text)]
     for workers in comparison.workers:
         blocks.append(Heading(f"{workers} workers", level=3))
@@ -145,24 +144,24 @@ def _show_figures(
 
 
 def _write_captions(comparison: Comparison, *, link: LinkModel, rate: str) -> dict[str, str]:
-    band = "Lines are means over seeds, bands reach from the least to the most."
+    band = "Lines are means over seeds, bands reach from the minimum to the maximum."
     bars = "Bars are standard deviations over seeds."
-    lines = "Solid lines are ours, dashed ones uncompressed baselines, dotted ones other baselines."
+    lines = "Lines of votes are solid, of uncompressed baselines dashed, of other baselines dotted."
     metric = comparison.course.name.partition(" (")[0].capitalize()
     final = comparison.outcome.name.partition(" (")[0]
     latency = f"{link.latency_s * 1e6:g} us a round"
     return {
         "steps.png": f"{metric} against steps. {lines} {band}",
-        "workers.png": (f"Final {final} against workers; methods stand beside each other. {bars}"),
+        "workers.png": (f"Final {final} against workers; methods are side by side. {bars}"),
         "bits.png": (
             f"Final {final} against bits per parameter and step between a worker and a server. "
             f"Closer to the lower left is better. {bars}"
         ),
-        "bytes.png": f"Loss against what each worker has sent. {band}",
+        "bytes.png": f"Loss against the bytes that each worker has sent. {band}",
         "seconds.png": (
             f"Loss against the predicted time at {rate}/s, {latency}: "
             f"{comparison.compute_s * 1e3:.3g} ms of forward and backward a step, the median of "
-            f"all runs, and the exchange; the optimizer's own arithmetic is left out. {band}"
+            f"all runs, and the exchange, without the optimizer's own arithmetic. {band}"
         ),
     }
 
@@ -179,9 +178,9 @@ def _describe_tuning(comparison: Comparison) -> list[Block]:
         f"Every method got the same budget: for each number of workers {settings['lrs']} learning "
         f"rates, a factor of {settings['lr_factor']:g} apart, around a default of its own{scaled}, "
         f"one run each of {settings['tuning_steps']} steps with seed {seed}, "
-        "which is reported nowhere. The one with the lowest final loss on the validation half of "
-        "the evaluation batches was taken; all other numbers here are of the other half, the test "
-        "half. Nothing else was tuned."
+        "which is reported nowhere. The rate with the lowest final loss on the validation half of "
+        "the evaluation batches was taken; all other numbers here are from the other half, the "
+        "test half. Nothing else was tuned."
     )
     blocks: list[Block] = [Heading("Learning rates"), Paragraph(text)]
     if any(cell.is_at_edge for cell in comparison.cells):

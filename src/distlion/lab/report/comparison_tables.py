@@ -10,7 +10,7 @@ from distlion.lab.report.comparison import LOSS, Cell, Comparison, Metric, Sprea
 from distlion.lab.report.document import Table
 
 REFERENCE = "global-lion"
-"""What others are compared with, seed by seed, where it is among the methods."""
+"""Method to which others are compared, seed by seed, if it is among the methods."""
 
 _MEGA = 1e6
 _MILLI = 1e3
@@ -18,7 +18,7 @@ _DIVERGED = "diverged"
 
 
 def tabulate_outcome(comparison: Comparison, workers: int, *, link: LinkModel, rate: str) -> Table:
-    """Lay out how each method ended with a number of workers, the best first."""
+    """Tabulate the outcomes of all methods with a number of workers, the best first."""
     outcome = comparison.outcome
     head = ["method", outcome.name, "least to most"]
     if comparison.is_classification:
@@ -49,7 +49,7 @@ def _find_reference(comparison: Comparison, workers: int) -> Cell | None:
 
 
 def _sort_key(cell: Cell, outcome: Metric) -> tuple[int, float]:
-    """Sort by how many runs diverged, then by the mean of the others."""
+    """Return a key that sorts by the number of diverged runs, then by the mean of the others."""
     final = cell.final(outcome)
     return cell.diverged, final.mean if final else math.inf
 
@@ -103,7 +103,7 @@ def _mark_edge(cell: Cell) -> str:
 
 
 def tabulate_tuning(comparison: Comparison) -> Table:
-    """Lay out the validation loss of every learning rate that was tried, and the choice."""
+    """Tabulate the validation loss of every tried learning rate, and the choice."""
     points = comparison.settings["lrs"]
     head = ["method", "workers"]
     head += [name for k in range(1, points + 1) for name in (f"lr {k}", "loss")]
@@ -121,7 +121,7 @@ def _describe_tuning(cell: Cell) -> list[str]:
 
 
 def tabulate_methods(comparison: Comparison) -> Table:
-    """Lay out what the methods are."""
+    """Tabulate the methods with their definitions."""
     rows = [
         [
             name,
@@ -136,12 +136,12 @@ def tabulate_methods(comparison: Comparison) -> Table:
 
 
 def _shorten(definition: str) -> str:
-    """Leave out that momenta are not averaged."""
+    """Leave out a ``MomentumSync`` that averages no momenta."""
     return definition.removesuffix(", None")
 
 
 def tabulate_settings(comparison: Comparison) -> Table:
-    """Lay out the settings of the comparison, without those that the other tables show."""
+    """Tabulate the settings of the comparison that no other table shows."""
     shown = {"methods", "workers"}
     rows = [
         [name.replace("_", " "), "default" if value is None else str(value)]
@@ -152,7 +152,7 @@ def tabulate_settings(comparison: Comparison) -> Table:
 
 
 def format_spread(spread: Spread | None, digits: int, *, signed: bool = False) -> str:
-    """Write mean and standard deviation; a single value has none."""
+    """Format mean and standard deviation; a single value has none."""
     if spread is None:
         return _DIVERGED
     mean = f"{spread.mean:{'+' if signed else ''}.{digits}f}"
@@ -164,7 +164,7 @@ def _format_range(spread: Spread | None, digits: int) -> str:
 
 
 def list_versions(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Return what software the runs were made with, each version once."""
+    """Return the software of the runs, with each version once."""
     return [
         f"{name} {', '.join(sorted({record['versions'][name] for record in comparison.records}))}"
         for name in names

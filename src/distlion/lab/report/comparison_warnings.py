@@ -1,20 +1,20 @@
-"""What keeps a comparison from ranking its methods: few seeds, short runs, narrow grids."""
+"""Reasons why a comparison cannot rank its methods: few seeds, short runs, narrow grids."""
 
 from __future__ import annotations
 
 from distlion.lab.report.comparison import Comparison
 
 LEAST_SEEDS = 3
-"""Below, the spread over seeds is hardly known."""
+"""Number of seeds below which the spread over seeds is hardly known."""
 
 LEAST_STEPS = 200
-"""Below, a run ends in or soon after its warm-up."""
+"""Number of steps below which a run ends in or soon after its warm-up."""
 
 _MOST_NAMED = 5
 
 
 def list_warnings(comparison: Comparison) -> list[str]:
-    """List what keeps the numbers of a comparison from ranking its methods; empty for nothing."""
+    """List the reasons why the numbers of a comparison cannot rank its methods; empty for none."""
     return [*_warn_of_size(comparison), *_warn_of_edges(comparison)]
 
 

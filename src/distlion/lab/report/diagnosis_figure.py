@@ -1,4 +1,4 @@
-"""How far workers agreed, over steps and parameters, drawn from what an optimizer diagnosed."""
+"""Agreement of workers over steps and parameters, drawn from an optimizer's diagnostics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIDTH_INCHES = 11.0
 _LEAST_INCHES, _INCHES_PER_NAME = 3.0, 0.17
 _MOST_NAMES = 60
 _DPI = 120
-# Light is high in every map of lightness, so that it survives grayscale.
+# Lightness rises with the value, so that the map survives grayscale.
 _COLORS = "cividis"
 
 
@@ -39,9 +39,9 @@ def draw_diagnosis_figure(
     """Draw each measure as a map: parameters from top to bottom, steps from left to right.
 
     Args:
-        diagnostics: ``Diagnosis`` as dictionaries, as a record holds them.
-        figure_path: Where the PNG goes; an existing file is replaced.
-        title: Above all maps.
+        diagnostics: Each ``Diagnosis`` as a dictionary, as in a record.
+        figure_path: Path of the PNG; an existing file is replaced.
+        title: Title above all maps.
 
     Raises:
         DataError: There is nothing to draw, or a measure is missing.
@@ -66,7 +66,7 @@ def draw_diagnosis_figure(
 def _arrange(
     diagnostics: Sequence[dict[str, Any]], measure: str, steps: Sequence[int], names: Sequence[str]
 ) -> npt.NDArray[np.float64]:
-    """Return (names, steps), NaN where a parameter was not voted on."""
+    """Return (names, steps), with NaN where a parameter had no vote."""
     rows = {name: row for row, name in enumerate(names)}
     columns = {step: column for column, step in enumerate(steps)}
     values = np.full((len(names), len(steps)), np.nan)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _CODE = re.compile(r"`([^`]+)`")
-# Also one with a standard deviation, a range, and "1 of 3".
+# A number, also with a standard deviation, a range, and "1 of 3".
 _NUMBER = re.compile(r"[+\-]?\d[\d.,e+\-]*( (±|–|of) [\d.,e+\-]+)?")
 
 
@@ -23,7 +23,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph; what stands in `backquotes` is code."""
+    """A paragraph; text in `backquotes` is code."""
 
     text: str
 
@@ -56,12 +56,12 @@ Block = Heading | Paragraph | Code | Table | Picture
 
 
 def render_markdown(blocks: Sequence[Block]) -> str:
-    """Render a report whose pictures lie beside it."""
+    """Render a report with its pictures in the same folder."""
     return "\n\n".join(_to_markdown(block) for block in blocks) + "\n"
 
 
 def render_html(blocks: Sequence[Block]) -> str:
-    """Render a report as one page that needs no other file and no network, in light and dark."""
+    """Render a report as one page, light and dark, that needs no other file and no network."""
     title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
     body = "\n".join(_to_html(block) for block in blocks)
     return _PAGE.format(title=html.escape(title), style=_STYLE, body=body)
@@ -121,7 +121,7 @@ def _table_to_html(table: Table) -> str:
 
 
 def _find_numeric(table: Table) -> list[bool]:
-    """Find for each column whether most of its filled cells are numbers."""
+    """Return for each column True if most of its filled cells are numbers."""
     columns = [[cell for cell in column if cell] for column in zip(*table.rows, strict=True)]
     if not columns:
         return [False] * len(table.head)

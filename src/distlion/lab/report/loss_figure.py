@@ -34,7 +34,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read a ``record.json``.
 
     Raises:
-        DataError: It cannot be read or is no record of a run.
+        DataError: The file cannot be read or is no record of a run.
     """
     try:
         record: dict[str, Any] = read_json(path)
@@ -52,7 +52,7 @@ def draw_loss_figure(record_path: Path, figure_path: Path) -> None:
 
     Args:
         record_path: The ``record.json`` of a run.
-        figure_path: Where the PNG goes; an existing file is replaced.
+        figure_path: Path of the PNG; an existing file is replaced.
 
     Raises:
         DataError: The record cannot be used.

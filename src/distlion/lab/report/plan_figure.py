@@ -1,4 +1,4 @@
-"""Where compression pays: efficiency against the link's rate and against the number of nodes."""
+"""A figure of a plan: efficiency against the link's rate and against the number of nodes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def draw_plan_figure(record: dict[str, Any], figure_path: Path) -> None:
     """Draw the sweeps of a plan as a PNG that also reads in grayscale.
 
     Args:
-        record: What ``distlion.lab.planning.build_record`` returns, or the same read from JSON.
-        figure_path: Where the PNG goes; an existing file is replaced.
+        record: Record from ``distlion.lab.planning.build_record``, or the same read from JSON.
+        figure_path: Path of the PNG; an existing file is replaced.
 
     Raises:
         DataError: The record is none of a plan, or the figure cannot be written.
     """
     if not {"sweep", "scenario"} <= record.keys():
-        raise DataError("record lacks sweep or scenario; expected that of a plan")
+        raise DataError("record lacks sweep or scenario; expected the record of a plan")
     sweep, scenario = record["sweep"], record["scenario"]
     rate_gbit = scenario["link"]["rate_bit_per_s"] / _GIGA
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")

@@ -1,4 +1,4 @@
-"""The planner as one page of sliders and curves, which needs no other file and no network."""
+"""The planner as one page of sliders and curves that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _FOLDER = "page"
 def write_plan_page(
     scenario: dict[str, Any], model: dict[str, Any], page_path: Path, *, threshold: float
 ) -> None:
-    """Write the page.
+    """Write the planner's page.
 
     Args:
-        scenario: What it opens with, and assumes where it has no slider: ``Scenario.to_json``.
-        model: What ``distlion.lab.planning.build_page_model`` returns.
-        page_path: Where it goes; an existing file is replaced.
-        threshold: Gain from which compressing is advised.
+        scenario: Initial values of the sliders, and assumptions without a slider, from
+            ``Scenario.to_json``.
+        model: Model from ``distlion.lab.planning.build_page_model``.
+        page_path: Path of the page; an existing file is replaced.
+        threshold: Gain from which compression is advised.
 
     Raises:
         DataError: The page cannot be written.
@@ -29,7 +30,7 @@ def write_plan_page(
     plan = {"scenario": scenario, "model": model, "threshold": threshold}
     page = _read("page.html")
     for place, text in (
-        # No text of the data may end the element that holds it.
+        # Text in the data must not end the element that holds it.
         ("__PLAN__", json.dumps(plan, allow_nan=False).replace("<", "\\u003c")),
         ("__PLANNER__", _read("planner.js")),
         ("__PAGE__", _read("page.js")),

@@ -31,9 +31,9 @@ def draw_sweep_figure(
     """Draw a sweep as a PNG that also reads in grayscale: medians, with quartiles as bars.
 
     Args:
-        record: What ``distlion.lab.netlab.run_sweep`` returns, or the same read from JSON.
-        figure_path: Where the PNG goes; an existing file is replaced.
-        methods: Those to draw; None is all.
+        record: Record from ``distlion.lab.netlab.run_sweep``, or the same read from JSON.
+        figure_path: Path of the PNG; an existing file is replaced.
+        methods: Methods to draw; None for all.
 
     Raises:
         DataError: The record is none of a sweep, or the figure cannot be written.

@@ -1,4 +1,4 @@
-"""The table of a sweep over methods and rates, out of its record."""
+"""The table of a sweep over methods and rates, from its record."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from distlion.errors import DataError
 _MILLI = 1e3
 _MEGA = 1e6
 BASELINES = ("ddp-fp32", "all-reduce-fp32")
-"""What speed-ups are relative to: the first of these that is in a sweep."""
+"""Baselines of speed-ups: the first of these in a sweep counts."""
 
 
 def check_sweep(record: dict[str, Any]) -> None:
     """Check that a record is one of a sweep.
 
     Raises:
-        DataError: It is not.
+        DataError: It is none.
     """
     if not {"results", "settings", "missing"} <= record.keys():
-        raise DataError("record lacks results, settings or missing; expected that of a sweep")
+        raise DataError("record lacks results, settings or missing; expected the record of a sweep")
 
 
 def find_baseline(record: dict[str, Any]) -> str | None:
-    """Name the method that speed-ups are relative to; None if the sweep has none."""
+    """Return the baseline of a sweep's speed-ups; None if it has none."""
     for name in BASELINES:
         if all(name in methods for methods in record["results"].values()):
             return name
@@ -31,14 +31,14 @@ def find_baseline(record: dict[str, Any]) -> str | None:
 
 
 def tabulate_sweep(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Lay out milliseconds and speed-up of each method at each rate, and what a step sends.
+    """Tabulate milliseconds and speed-up of each method at each rate, and the bytes of a step.
 
     Args:
-        record: What ``distlion.lab.netlab.run_sweep`` returns, or the same read from JSON.
+        record: Record from ``distlion.lab.netlab.run_sweep``, or the same read from JSON.
 
     Returns:
-        The headings, and one row for each method. A step's bytes are those that the interface of
-        the busiest host counted, at the last rate.
+        The headings, and one row for each method. A step's bytes are the count of the busiest
+        host's interface, at the last rate.
 
     Raises:
         DataError: The record is none of a sweep.
@@ -68,7 +68,7 @@ def _describe_method(
 
 
 def _format(value: float | None) -> str:
-    """Give three digits, and whole numbers no more."""
+    """Format three digits, or a whole number from 100 on."""
     if value is None:
         return "left out"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What every training task gives to the run loop: batches, a model, and one way to score them."""
+"""The interface of a training task: batches, a model, and one way to score them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Batch:
-    """Hold the examples of one forward pass.
+    """The examples of one forward pass.
 
     Args:
-        inputs: Keyword arguments of the model's ``forward``; dim 0 of each tensor is the example.
-        targets: (...) int64 class of each prediction, shaped as the logits without their last dim.
+        inputs: Keyword arguments of the model's ``forward``; dim 0 of each tensor counts examples.
+        targets: (...) int64 class of each prediction, in the shape of the logits without their last
+            dim.
     """
 
     inputs: Mapping[str, Tensor]
@@ -28,12 +29,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Score:
-    """Hold sums over the predictions of a batch, so that batches add up exactly.
+    """Sums over the predictions of a batch, so that batches add up exactly.
 
     Args:
         loss_sum: Cross entropy summed over predictions, in nats.
-        correct: Predictions whose most likely class is the target.
-        count: Predictions.
+        correct: Number of predictions with the target as the most likely class.
+        count: Number of predictions.
     """
 
     loss_sum: float
@@ -42,38 +43,38 @@ class Score:
 
 
 class Task(Protocol):
-    """A real training job: data that is sharded by rank, and a model with random weights."""
+    """A real training job: data sharded by rank, and a model with random weights."""
 
     @property
     def name(self) -> str:
-        """Return the name that the command line uses."""
+        """Return the task's name on the command line."""
 
     @property
     def unit(self) -> str:
-        """Return what throughput counts: ``tokens`` or ``images``."""
+        """Return the unit of throughput: ``tokens`` or ``images``."""
 
     @property
     def units_per_batch(self) -> int:
-        """Return how many units a worker sees in a step."""
+        """Return the number of units that a worker sees in a step."""
 
     def build_model(self, *, seed: int) -> nn.Module:
-        """Return a model whose random weights depend on ``seed`` alone."""
+        """Return a model with random weights that depend on ``seed`` alone."""
 
     def training_batch(self, *, seed: int, step: int, rank: int, world_size: int) -> Batch:
-        """Return the batch of one rank at one step: a pure function of the arguments.
+        """Return the batch of one rank at one step, as a pure function of the arguments.
 
         Ranks draw from disjoint shards of the training data.
         """
 
     def heldout_batches(self) -> Sequence[Batch]:
-        """Return the same held-out batches at every call, whatever the settings of the run."""
+        """Return the validation batches, the same at every call and for all settings of the run."""
 
     def describe(self) -> dict[str, str | int]:
-        """Return the facts about data and model that belong in a record."""
+        """Return facts about data and model for a record."""
 
 
 def seeded_generator(*parts: int) -> torch.Generator:
-    """Make a generator whose stream non-negative integers fix, such as seed, step and rank."""
+    """Make a generator from non-negative integers, such as seed, step and rank."""
     state = np.random.SeedSequence(parts).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -97,7 +98,7 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def score_batch(model: nn.Module, batch: Batch) -> Score:
-    """Score a batch without gradients; the model's training mode is put back afterwards."""
+    """Score a batch without gradients; restore the model's training mode afterwards."""
     was_training = model.training
     model.eval()
     with torch.inference_mode():

@@ -16,7 +16,7 @@ TEST_FILE = "test_batch"
 IMAGE_SIZE = 32
 CHANNELS = 3
 CLASSES = 10
-# A batch of the standard folder has 31 million.
+# A batch of the standard folder has 31 million bytes.
 _MOST_BYTES = 1 << 29
 
 Images = npt.NDArray[np.uint8]
@@ -27,7 +27,7 @@ def read_cifar10(folder: Path) -> tuple[Images, Labels, Images, Labels]:
     """Read the folder ``cifar-10-batches-py``.
 
     Returns:
-        Training images (n, 3, 32, 32) uint8, their classes (n,) int64; the same of the test batch.
+        Training images (n, 3, 32, 32) uint8, their classes (n,) int64; the same for the test batch.
 
     Raises:
         DataError: A file is missing, not in the standard layout, or asks for more than arrays.

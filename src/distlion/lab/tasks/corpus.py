@@ -42,14 +42,14 @@ _EXCLUDED_FOLDERS = frozenset(
 
 @dataclass(frozen=True)
 class Corpus:
-    """Hold a text, split into a part to train on and a part held out.
+    """A text, split into a training part and a validation part.
 
     Args:
-        source: Where it came from, for records.
+        source: Origin of the text, for records.
         train: Bytes of the training part, UTF-8 as a rule.
-        heldout: Bytes of the held-out part.
-        book_bytes: Lengths of the books of the training part, in its order: the files of a folder
-            or of the standard library; one book for all else.
+        heldout: Bytes of the validation part.
+        book_bytes: Lengths of the books of the training part, in its order. Books are the files of
+            a folder or of the standard library; any other text is one book.
     """
 
     source: str
@@ -59,17 +59,17 @@ class Corpus:
 
 
 def load_corpus(source: str | None) -> Corpus:
-    """Read the text that a user named.
+    """Read the text of a given source.
 
     Args:
         source: None for the Python standard library's source; ``hf:NAME`` or
-            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise the path of a text
-            file, or of a folder whose ``.txt`` files are books, in the order of their names. Of a
-            folder every 20th book is held out, or the last one of fewer.
+            ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a path. The path leads
+            to a text file, or to a folder with books as ``.txt`` files, in the order of their
+            names. Every 20th book of a folder is for validation, or the last one of fewer.
 
     Raises:
-        DataError: It does not exist, cannot be read, or is empty.
-        MissingDependencyError: ``hf:`` was asked for and ``datasets`` is not installed.
+        DataError: The text does not exist, cannot be read, or is empty.
+        MissingDependencyError: ``hf:`` was given and ``datasets`` is not installed.
     """
     if source is None:
         corpus = _load_stdlib(Path(sysconfig.get_path("stdlib")))
@@ -80,7 +80,7 @@ def load_corpus(source: str | None) -> Corpus:
     else:
         corpus = _load_file(path)
     if not corpus.train or not corpus.heldout:
-        raise DataError(f"text data {corpus.source}: the training or the held-out part is empty")
+        raise DataError(f"text data {corpus.source}: the training or the validation part is empty")
     return corpus
 
 
@@ -96,7 +96,7 @@ def _load_stdlib(folder: Path) -> Corpus:
 
 
 def _hold_out_books(source: str, texts: Sequence[bytes]) -> Corpus:
-    """Split by whole file, so that no half of a file helps to predict its other half."""
+    """Split by whole files, so that no half of a file helps to predict its other half."""
     every = min(_HELDOUT_EVERY, max(1, len(texts)))
     train = [text for index, text in enumerate(texts) if index % every != every - 1]
     heldout = texts[every - 1 :: every]
@@ -116,7 +116,7 @@ def _load_folder(folder: Path) -> Corpus:
     if len(files) < 2:
         raise DataError(
             f"text data {str(folder)!r}: a folder needs two or more files {BOOK_PATTERN}, one of "
-            f"them to be held out; found {len(files)}"
+            f"them for validation; found {len(files)}"
         )
     return _hold_out_books(str(folder), [_read_text(path) for path in files])
 
@@ -137,7 +137,7 @@ def _read_text(path: Path) -> bytes:
 
 
 def _split_at_line(source: str, text: bytes) -> Corpus:
-    """Hold out the last part, beginning after a line end where there is one."""
+    """Take the last part for validation, beginning after a line end if there is one."""
     wanted = int(len(text) * (1 - HELDOUT_SHARE))
     cut = text.rfind(b"\n", 0, wanted) + 1 or wanted
     return _one_book(source, text[:cut], text[cut:])
@@ -160,14 +160,14 @@ def _load_hub(source: str) -> Corpus:
 
 
 def _open_hub(name: str, configuration: str | None) -> dict[str, Dataset]:
-    """Open a data set of the hub, a folder of data files, or what ``save_to_disk`` wrote."""
+    """Open a data set of the hub, a folder of data files, or a folder from ``save_to_disk``."""
     try:
-        import datasets  # imported when asked for: it costs a second and most runs do without
+        import datasets  # imported on demand: it costs a second, and most runs do not need it
     except ImportError as error:
         raise MissingDependencyError(
             f"{HUB_PREFIX}{name} needs the package 'datasets': pip install \"distlion[train]\""
         ) from error
-    # Its retries are lines about sockets; what comes of them is told in one line of ours.
+    # It logs retries as lines about sockets; we report their outcome in one line.
     chatter = logging.getLogger("huggingface_hub")
     level = chatter.level
     chatter.setLevel(logging.ERROR)
@@ -177,7 +177,7 @@ def _open_hub(name: str, configuration: str | None) -> dict[str, Dataset]:
             opened: Any = datasets.load_from_disk(name)
         else:
             opened = datasets.load_dataset(name, configuration)
-    # Besides its own errors, the hub's client passes on those of its HTTP library.
+    # Besides its own errors, the hub's client passes on its HTTP library's errors.
     except Exception as error:
         said = " ".join(str(error).split()) or repr(error)
         raise DataError(f"data set {HUB_PREFIX}{name} cannot be opened: {said}") from error

@@ -25,13 +25,13 @@ _HELDOUT_BATCH = 100
 _DIGITS_HELDOUT_EVERY = 5
 _DIGITS_MAX = 16
 _EVEN = Even()
-# A run needs one; comparisons go to and fro between seeds and numbers of workers.
+# A run needs one; comparisons alternate between seeds and numbers of workers.
 _CACHED_SPLITS = 4
 
 
 @dataclass(frozen=True)
 class _LabeledImages:
-    """Hold images (n, channels, size, size) float32, standardized, and classes (n,) int64."""
+    """Images (n, channels, size, size) float32, standardized, with classes (n,) int64."""
 
     source: str
     train_images: Tensor
@@ -41,12 +41,12 @@ class _LabeledImages:
 
 
 class _Shard:
-    """Order the images of one rank anew in every epoch, and remember the latest order.
+    """The images of one rank, in a new order for every epoch; keeps the latest order.
 
     Args:
         images: (n,) int64 numbers of the rank's images, at least one.
-        seed: Fixes the orders, together with ``rank``.
-        rank: Whose shard it is.
+        seed: Seed of the orders, together with ``rank``.
+        rank: Rank that owns the shard.
     """
 
     def __init__(self, images: Tensor, *, seed: int, rank: int) -> None:
@@ -73,14 +73,14 @@ class _Shard:
 class ImageTask:
     """Train a ViT with random weights to classify images.
 
-    A rank goes through the images that it owns in a new order in every epoch. Held out: every fifth
-    digit, or CIFAR-10's test batch.
+    A rank takes its own images in a new order in every epoch. Validation uses every fifth digit, or
+    CIFAR-10's test batch.
 
     Args:
         data: Path of the folder ``cifar-10-batches-py``; None for scikit-learn's digits.
         model_config: Path of a transformers config; None for a preset.
         batch_size: Images of a worker in a step.
-        partition: Which images a rank owns.
+        partition: Assignment of images to ranks.
 
     Raises:
         DataError: The data or the config cannot be used, or they do not fit each other.
@@ -129,10 +129,10 @@ class ImageTask:
         return build_vision_model(self._config, seed=seed)
 
     def training_batch(self, *, seed: int, step: int, rank: int, world_size: int) -> Batch:
-        """Return the next images of the shard of ``rank``: a pure function of the arguments.
+        """Return the next images of ``rank``'s shard, as a pure function of the arguments.
 
         Raises:
-            DataError: There are fewer images than workers, or than the partition wants.
+            DataError: There are fewer images than workers, or than the partition needs.
         """
         shard = self._cached_split(seed, world_size)[rank]
         chosen = shard.choose(step * self._batch_size, self._batch_size)
@@ -154,7 +154,7 @@ class ImageTask:
         return [_Shard(images, seed=seed, rank=rank) for rank, images in enumerate(owned)]
 
     def heldout_batches(self) -> Sequence[Batch]:
-        """Return the held-out images, always the same."""
+        """Return the validation images, always the same."""
         images, labels = self._data.heldout_images, self._data.heldout_labels
         parts = [
             slice(first, first + _HELDOUT_BATCH) for first in range(0, len(labels), _HELDOUT_BATCH)
@@ -183,7 +183,7 @@ class ImageTask:
 
 def _load_digits() -> _LabeledImages:
     try:
-        # It costs 2.5 s, so only when its data is asked for.
+        # It costs 2.5 s, so it is imported on demand.
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingDependencyError(

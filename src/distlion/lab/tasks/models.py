@@ -1,4 +1,4 @@
-"""Models with random weights, out of transformers configs."""
+"""Models with random weights, from transformers configs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 
-# Any other name may be that of a kernel on the hub.
+# Any other name may be a kernel on the hub.
 _LOCAL_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 
 
@@ -50,13 +50,13 @@ def read_model_config(path: Path) -> PreTrainedConfig:
     model_type = fields.pop("model_type")
     try:
         return CONFIG_MAPPING[model_type](**fields)
-    # Configs check themselves, each in its own way.
+    # Each config class checks itself, with errors of its own.
     except Exception as error:
         raise DataError(f"model config {str(path)!r} is not valid: {error!r}") from error
 
 
 def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
-    """Refuse what makes transformers fetch code from the hub and run it: modules, and kernels."""
+    """Refuse fields that make transformers fetch and run code from the hub: modules, kernels."""
     if "auto_map" in fields:
         raise DataError(
             f"model config {str(path)!r} names code of its own (auto_map), which is never run; "
@@ -119,12 +119,12 @@ def build_vision_model(config: PreTrainedConfig, *, seed: int) -> nn.Module:
 
 
 def _build(factory: Any, config: PreTrainedConfig, seed: int) -> nn.Module:
-    # transformers initializes from the global generator only: lend it ours, then put it back.
+    # transformers initializes from the global generator only: seed it, then restore its state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model: nn.Module = factory.from_config(config)
-        # Layers check their sizes, each in its own way.
+        # Each layer checks its sizes, with errors of its own.
         except Exception as error:
             raise DataError(
                 f"transformers cannot build this model from a config of type "

@@ -1,4 +1,4 @@
-"""How the training data is shared out among workers: the same mix for all, or a skewed one."""
+"""Partitions of the training data among workers: the same mix for all, or a skewed one."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from distlion.errors import DataError, InvalidArgumentError
 from distlion.lab.tasks.base import seeded_generator
 
 DRAWS = 1000
-# Apart from the streams of orders and windows, which begin with the same seed.
+# Separates this stream from the orders and windows, which start from the same seed.
 _OWNER_STREAM = 0x6F776E6572
 
 
 class TextPartition(Protocol):
-    """Share out a text that consists of books."""
+    """A partition of a text that consists of books."""
 
     def split_text(
         self, book_tokens: Sequence[int], *, world_size: int, block_tokens: int
     ) -> list[list[range]]:
-        """Return the places in the text that each rank owns.
+        """Return each rank's spans of the text.
 
         Args:
             book_tokens: Lengths of the books in tokens, in the order of the text; at least 0.
             world_size: Number of ranks, at least 1.
-            block_tokens: Least length of a block, where the text is cut into blocks; at least 1.
+            block_tokens: Least length of a block, if the text is cut into blocks; at least 1.
 
         Returns:
-            For each rank, spans in ascending order that do not touch. All spans of all ranks cover
-            the text once. A rank may own nothing.
+            For each rank, spans in ascending order with gaps between them. All spans of all ranks
+            cover the text once. A rank may own nothing.
         """
 
 
 class ImagePartition(Protocol):
-    """Share out labeled images."""
+    """A partition of labeled images."""
 
     def split_images(
         self, labels: Tensor, *, seed: int, world_size: int, batch_size: int
@@ -51,7 +51,7 @@ class ImagePartition(Protocol):
 
         Args:
             labels: (n,) int64 class of each image, 0 or above. Read only.
-            seed: Fixes the outcome.
+            seed: Seed of the partition.
             world_size: Number of ranks, at least 1.
             batch_size: Images of a worker in a step, at least 1.
 
@@ -60,16 +60,16 @@ class ImagePartition(Protocol):
             image belongs to one rank. With one rank, all partitions give the same order.
 
         Raises:
-            DataError: The partition wants more images than there are.
+            DataError: The partition needs more images than there are.
         """
 
 
 @dataclass(frozen=True)
 class Even:
-    """Give every worker the same mix.
+    """A partition that gives every worker the same mix.
 
     Images: rank r of N owns every N-th of a permutation. Text: rank r owns every N-th of equal
-    blocks, so that each book, if long enough, is shared by all.
+    blocks, so all ranks share each book that is long enough.
     """
 
     def split_images(
@@ -81,7 +81,7 @@ class Even:
     def split_text(
         self, book_tokens: Sequence[int], *, world_size: int, block_tokens: int
     ) -> list[list[range]]:
-        # As many blocks for each rank; a text too short for that is cut into one for each.
+        # Equally many blocks for each rank; a text too short for that has one for each.
         rounds = max(1, sum(book_tokens) // (world_size * block_tokens))
         blocks = _cut(sum(book_tokens), rounds * world_size)
         return [_join(blocks[rank::world_size]) for rank in range(world_size)]
@@ -89,7 +89,7 @@ class Even:
 
 @dataclass(frozen=True)
 class Contiguous:
-    """Give rank r the r-th of N equal parts of a text; where it has books, skewed by book."""
+    """A partition that gives rank r the r-th of N equal parts of a text; skewed by book."""
 
     def split_text(
         self, book_tokens: Sequence[int], *, world_size: int, block_tokens: int
@@ -99,10 +99,10 @@ class Contiguous:
 
 @dataclass(frozen=True)
 class ByBook:
-    """Give every worker whole books: skewed by book, with no book in two hands.
+    """A partition by whole books: skewed by book, and no two workers share a book.
 
-    Books are dealt from the longest to the shortest, each to the rank that has the fewest tokens
-    so far, the lowest such rank.
+    Books are dealt from the longest to the shortest, each to the rank with the fewest tokens so
+    far, and to the lowest of equal ranks.
 
     Reference:
         R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969: the largest share is
@@ -125,7 +125,7 @@ class ByBook:
 
 @dataclass(frozen=True)
 class ByClass:
-    """Skew the classes of each worker's images by Dirichlet draws.
+    """A partition that skews the classes of each worker's images by Dirichlet draws.
 
     Equation:
         p_c ~ Dirichlet(alpha, ..., alpha) over the N workers, for each class c on its own.
@@ -139,9 +139,9 @@ class ByClass:
         InvalidArgumentError: ``alpha`` is out of range.
 
     Notes:
-        All classes are drawn anew until every worker has the images of a batch, at most 1,000
-        times. Small alpha with many workers is thereby a little less skewed than a single draw.
-        Shards differ in size, too; each worker goes through its own at its own pace.
+        All classes are redrawn, at most 1,000 times, until every worker has the images of a batch.
+        Small alpha with many workers is therefore slightly less skewed than a single draw. Shards
+        differ in size too; each worker repeats its own at its own pace.
 
     Reference:
         Li et al., arXiv:2102.02079, "distribution-based label imbalance". Hsu et al.,
@@ -173,13 +173,13 @@ class ByClass:
                 shards, places.tensor_split(label_ends[:-1].tolist()), strict=True
             ):
                 shard.append(part)
-        # In the order of the permutation, not class by class.
+        # Images stay in the order of the permutation, not class by class.
         return [order[torch.cat(parts).sort().values] for parts in shards]
 
     def _draw_ends(
         self, class_sizes: npt.NDArray[np.int64], seed: int, *, world_size: int, batch_size: int
     ) -> npt.NDArray[np.int64]:
-        """Return (classes, world_size): where the share of each rank ends in each class."""
+        """Return the end of each rank's share in each class, (classes, world_size)."""
         generator = np.random.default_rng((seed, _OWNER_STREAM))
         for _ in range(DRAWS):
             shares = generator.dirichlet(np.full(world_size, self.alpha), size=len(class_sizes))
@@ -199,7 +199,7 @@ def _permute(labels: Tensor, seed: int) -> Tensor:
 
 
 def _cut(total: int, parts: int) -> list[range]:
-    """Cut 0 .. total - 1 into parts whose lengths differ by 1 at most."""
+    """Cut 0 .. total - 1 into parts with lengths that differ by at most 1."""
     return [range(total * part // parts, total * (part + 1) // parts) for part in range(parts)]
 
 

@@ -1,7 +1,7 @@
 """Read a pickle as plain data: a small interpreter that looks up no name and calls nothing.
 
-Names, calls and states of a pickle become inert records of what it says. Only ``build_bytes_array``
-knows one use of them, the pickle of a uint8 array, and builds it from its bytes after a check.
+Names, calls and states of a pickle become inert records. Only ``build_bytes_array`` knows one use
+of them, the pickle of a uint8 array, and builds the array from its bytes after a check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from distlion.errors import DataError
 
-# A batch of 10,000 images takes at most 120,000, and each makes one small object at most.
+# A batch of 10,000 images takes at most 120,000 opcodes; each makes at most one small object.
 _MOST_OPCODES = 1 << 21
 _MOST_DIGITS = 20
 _MOST_DIMS = 8
@@ -24,7 +24,7 @@ _MOST_DIMS = 8
 
 @dataclass(frozen=True)
 class Name:
-    """A name that a pickle gives, which nobody looks up."""
+    """A name in a pickle, which is never looked up."""
 
     module: str
     name: str
@@ -35,12 +35,12 @@ class Name:
 
 @dataclass(eq=False)
 class Call:
-    """A call that a pickle asks for, which nobody makes.
+    """A call in a pickle, which is never made.
 
     Attributes:
-        function: What it would call.
-        args: With what.
-        state: What it would then set.
+        function: Name of the function.
+        args: Arguments of the call.
+        state: State to set on the result.
     """
 
     function: Name
@@ -59,22 +59,22 @@ _KNOWN = {_NDARRAY, _DTYPE, _ENCODE, *_REBUILD, *_FROM_BUFFER}
 def read_plain_pickle(data: bytes) -> Any:
     """Read a pickle of numbers, strings, bytes, lists, tuples and dicts.
 
-    Strings of Python 2 are bytes. All protocols can be read but the text protocol 0 of Python 2.
+    Strings of Python 2 become bytes. All protocols can be read but Python 2's text protocol 0.
 
     Args:
-        data: All of it.
+        data: The whole pickle.
 
     Returns:
-        What it holds; in place of an array stands a ``Call``.
+        The content; a ``Call`` stands in place of an array.
 
     Raises:
-        DataError: It is damaged, larger than any batch, or holds something else.
+        DataError: The pickle is damaged, larger than any batch, or holds something else.
     """
     return _Machine(_Source(data)).run()
 
 
 def build_bytes_array(value: Any) -> npt.NDArray[np.uint8] | None:
-    """Build the uint8 array that a call in a pickle stands for; None for anything else."""
+    """Build the uint8 array that a ``Call`` describes; None for anything else."""
     if not isinstance(value, Call):
         return None
     order: Any
@@ -101,7 +101,7 @@ def _is_uint8(dtype: Any) -> bool:
 
 
 def _fits(shape: Any, data: Any) -> bool:
-    """Return whether there is just one byte for each element."""
+    """Return True if there is exactly one byte for each element."""
     return (
         isinstance(data, bytes)
         and isinstance(shape, tuple)
@@ -138,7 +138,7 @@ class _Source:
         return int.from_bytes(self.take(n_bytes), "little", signed=True)
 
     def counted(self, n_bytes: int) -> bytes:
-        """Take as many bytes as the next ``n_bytes`` say."""
+        """Take a block with its length in the first ``n_bytes``."""
         return self.take(self.unsigned(n_bytes))
 
     def text(self, n_bytes: int) -> str:
@@ -201,7 +201,7 @@ _VALUES: Final[dict[bytes, Callable[[_Source], Any]]] = {
         Name(_decode(source.line(), "utf-8"), _decode(source.line(), "utf-8"))
     ),
 }
-# Opcodes that only say how the pickle was written, and the bytes that follow.
+# Opcodes about the pickle's format, with the number of bytes that follow.
 _NOTES: Final = {b"\x80": 1, b"\x95": 8}
 _PUT: Final[dict[bytes, Callable[[_Source], int]]] = {
     b"p": _Source.number,
@@ -213,7 +213,7 @@ _GET: Final = {b"g": _PUT[b"p"], b"h": _PUT[b"q"], b"j": _PUT[b"r"]}
 
 @dataclass
 class _Machine:
-    """What a pickle is at: a stack, those set aside at a mark, and what it remembers."""
+    """The interpreter's state: a stack, the stacks set aside at marks, and the memo."""
 
     source: _Source
     stack: list[Any] = field(default_factory=list)
@@ -245,10 +245,10 @@ class _Machine:
         self.stack.append(value)
 
     def pop(self) -> Any:
-        return self.stack.pop() if self.stack else _refuse("its pickle takes what is not there")
+        return self.stack.pop() if self.stack else _refuse("its pickle pops an empty stack")
 
     def top(self) -> Any:
-        return self.stack[-1] if self.stack else _refuse("its pickle takes what is not there")
+        return self.stack[-1] if self.stack else _refuse("its pickle pops an empty stack")
 
     def _recall(self, key: int) -> Any:
         return self.memo[key] if key in self.memo else _refuse("its pickle recalls an unknown item")
@@ -261,7 +261,7 @@ class _Machine:
         self.stack = []
 
     def pop_to_mark(self) -> list[Any]:
-        """Take what was pushed since the mark."""
+        """Pop all values pushed since the mark."""
         if not self.below:
             _refuse("its pickle has lost a mark")
         items, self.stack = self.stack, self.below.pop()
@@ -274,7 +274,7 @@ class _Machine:
     def extend(self, items: list[Any]) -> None:
         target = self.top()
         if type(target) is not list:
-            _refuse("its pickle appends to what is no list")
+            _refuse("its pickle appends to something other than a list")
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:
@@ -303,13 +303,13 @@ class _Machine:
         self.push(self._encode(args) if function == _ENCODE else Call(function, args))
 
     def _encode(self, args: tuple[Any, ...]) -> bytes:
-        """Return bytes as protocols 0 to 2 hold them: as the text that latin1 makes of them."""
+        """Return bytes from protocols 0 to 2, which store them as latin1 text."""
         match args:
             case (str(text), "latin1" | b"latin1"):
                 self.n_encoded += len(text)
             case _:
                 _refuse("its pickle holds malformed bytes")
-        # One text may be recalled many times.
+        # A pickle may recall one text many times.
         if self.n_encoded > self.source.n_bytes:
             _refuse("its pickle holds more bytes than its file")
         try:

@@ -32,11 +32,11 @@ DEFAULT_CONTEXT = 128
 HELDOUT_WINDOWS = 128
 _HELDOUT_BATCH = 16
 _BYTE_VALUES = 256
-# 4,096 tokens by default: a window may not cross the end of a block, so short blocks would cost
+# 4,096 tokens by default. A window may not cross the end of a block, so short blocks would cost
 # windows; long ones would mix less.
 _BLOCK_CONTEXTS = 32
 _CONTIGUOUS = Contiguous()
-# A run needs one; comparisons go to and fro between numbers of workers.
+# A run needs one; comparisons alternate between numbers of workers.
 _CACHED_SPLITS = 4
 
 Codes = npt.NDArray[np.integer]
@@ -50,7 +50,7 @@ class Tokenizer(str, Enum):
 
 
 class CharVocabulary:
-    """Number the characters of a text by code point, from 1; 0 stands for any other character."""
+    """A numbering of a text's characters by code point, from 1; 0 stands for all others."""
 
     def __init__(self, text: str) -> None:
         self._code_points = np.unique(_code_points(text))
@@ -59,7 +59,7 @@ class CharVocabulary:
         return len(self._code_points) + 1
 
     def encode(self, text: str) -> Codes:
-        """Return (len(text),) int32 numbers, 0 for a character that the vocabulary lacks."""
+        """Return (len(text),) int32 numbers; 0 for a character outside the vocabulary."""
         wanted = _code_points(text)
         place = np.searchsorted(self._code_points, wanted)
         place = np.minimum(place, len(self._code_points) - 1)
@@ -73,7 +73,7 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Hold the tokens of a corpus; ``book_tokens`` are the lengths of its training books."""
+    """The tokens of a corpus; ``book_tokens`` are the lengths of its training books."""
 
     train: Codes
     heldout: Codes
@@ -82,39 +82,39 @@ class _Tokens:
 
 
 class _Shard:
-    """Number the windows within the spans of a rank, so that each is drawn equally often.
+    """A numbering of the windows within a rank's spans, so that each is drawn equally often.
 
     Args:
         spans: Ascending places in the training text.
-        context: A window has one token more, and lies within a span.
+        context: Context length. A window has one more token, and lies within a span.
     """
 
     def __init__(self, spans: Sequence[range], *, context: int) -> None:
         windows = [(span.start, len(span) - context) for span in spans if len(span) > context]
         self._ends = np.cumsum([count for _, count in windows], dtype=np.int64)
         self.windows = int(self._ends[-1]) if windows else 0
-        # Where a span's windows would start if its first one had number 0.
+        # Start of a span's windows, as if its first one had number 0.
         self._origins = np.array([start for start, _ in windows], dtype=np.int64)
         self._origins[1:] -= self._ends[:-1]
 
     def locate(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where in the text the windows of these numbers, below ``windows``, start."""
+        """Return the starts in the text of windows with these numbers, below ``windows``."""
         return numbers + self._origins[np.searchsorted(self._ends, numbers, side="right")]
 
 
 class TextTask:
     """Train a causal language model with random weights on a text.
 
-    A rank draws windows at random places of the training text that it owns, so that no token is
-    seen by two ranks. Held out: 128 windows spread evenly over the held-out part (fewer if it is
-    shorter).
+    A rank draws windows at random places of its own part of the training text, so no two ranks see
+    the same token. Validation uses 128 windows spread evenly over the validation part (fewer if it
+    is shorter).
 
     Args:
-        data: As in ``load_corpus``.
+        data: Source of the text, as in ``load_corpus``.
         tokenizer: Level of the tokens.
         model_config: Path of a transformers config; None for the preset of 0.8 million parameters.
         batch_size: Windows of a worker in a step.
-        partition: Which parts of the text a rank owns.
+        partition: Assignment of parts of the text to ranks.
 
     Raises:
         DataError: The text or the config cannot be used, or they do not fit each other.
@@ -144,7 +144,7 @@ class TextTask:
         self._cached_split = lru_cache(maxsize=_CACHED_SPLITS)(self._split)
         if len(self._tokens.heldout) <= self.context:
             raise DataError(
-                f"text data {self._source}: the held-out part has {len(self._tokens.heldout)} "
+                f"text data {self._source}: the validation part has {len(self._tokens.heldout)} "
                 f"tokens, "
                 f"but a window needs {self.context + 1}; give a longer text or a model of shorter "
                 f"context"
@@ -174,7 +174,7 @@ class TextTask:
         return build_language_model(self._config, seed=seed)
 
     def training_batch(self, *, seed: int, step: int, rank: int, world_size: int) -> Batch:
-        """Return random windows of the shard of ``rank``: a pure function of the arguments.
+        """Return random windows of ``rank``'s shard, as a pure function of the arguments.
 
         Raises:
             DataError: The text is too short for so many workers.
@@ -195,14 +195,14 @@ class TextTask:
             if not shard.windows:
                 raise DataError(
                     f"text data {self._source}: {len(self._tokens.train)} training tokens in "
-                    f"{len(self._tokens.book_tokens)} books for {world_size} workers, shared out "
+                    f"{len(self._tokens.book_tokens)} books for {world_size} workers, divided "
                     f"by {self._partition}, leave no window of {self.context + 1} tokens to rank "
                     f"{rank}; take fewer workers, more text or another partition"
                 )
         return shards
 
     def heldout_batches(self) -> Sequence[Batch]:
-        """Return windows spread evenly over the held-out text, always the same."""
+        """Return windows spread evenly over the validation text, always the same."""
         heldout = self._tokens.heldout
         places = len(heldout) - self.context
         count = min(HELDOUT_WINDOWS, max(1, places // self.context))

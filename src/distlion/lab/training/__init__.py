@@ -1,4 +1,4 @@
-"""Training runs: settings, local workers or torchrun's, the loop, and its record."""
+"""Training runs: settings, workers (local, or started by torchrun), the loop, and its record."""
 
 from distlion.lab.training.checkpoints import CHECKPOINTS_NAME, CheckpointSettings
 from distlion.lab.training.compare import CompareProgress, compare

@@ -1,4 +1,4 @@
-"""How many local workers a machine holds."""
+"""The number of local workers that a machine holds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distlion.lab.tasks import Task
 from distlion.lab.training.train_settings import DEFAULT_WORKERS, TrainSettings
 
 THREADS_PER_CORE = 4
-"""Threads of all workers together, for each core; more only wait for each other."""
+"""Threads of all workers together, for each core; more would only wait for each other."""
 
 # Measured with forked workers that share the modules of their server: 0.2 GiB each.
 WORKER_BYTES = 256 << 20
-# Parameter, gradient and momentum, and what a step has of them for a moment.
+# Parameter, gradient and momentum, and a step's temporary tensors.
 PARAMETER_BYTES = 16
-# AdamW's second moment, the common point, its bfloat16 momentum, a delta and a residual more.
+# In addition: AdamW's second moment, the common point, its bfloat16 momentum, delta and residual.
 LOCAL_BYTES = 18
 
 _MEMORY_FILE = Path("/proc/meminfo")
@@ -28,11 +28,11 @@ _LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.c
 
 @dataclass(frozen=True)
 class Machine:
-    """What local workers share.
+    """Resources that local workers share.
 
     Attributes:
-        cores: That this process may use.
-        memory_bytes: That are free; None where the system does not tell.
+        cores: Cores that this process may use.
+        memory_bytes: Free memory; None where the system does not report it.
     """
 
     cores: int
@@ -40,7 +40,7 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    """Look at the machine, and at the limits of the control group that this process is in."""
+    """Read the machine's resources, within the limits of this process's control group."""
     found = [size for size in (_read_available(), _read_limit()) if size is not None]
     return Machine(count_cores(), min(found, default=None))
 
@@ -63,19 +63,19 @@ def _read_limit() -> int | None:
 
 
 def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> None:
-    """Refuse more local workers than the machine has cores and memory for.
+    """Refuse more local workers than the machine's cores and memory can hold.
 
     Cores hold 4 threads each, or 4 workers in all. Memory holds workers of 256 MiB and 16 bytes
     for each parameter, 34 with local steps; activations are not counted.
 
     Raises:
-        InvalidArgumentError: They are too many; names the number that fits.
+        InvalidArgumentError: There are too many workers; the message names the number that fits.
     """
     by_cores = max(DEFAULT_WORKERS, THREADS_PER_CORE * machine.cores // settings.threads)
     if settings.workers > by_cores:
         raise InvalidArgumentError(
             f"workers is {settings.workers} with {_count(settings.threads, 'thread')} each, and "
-            f"{_count(machine.cores, 'core')} hold {by_cores}; take as many, or --oversubscribe"
+            f"{_count(machine.cores, 'core')} hold {by_cores}; use {by_cores} or --oversubscribe"
         )
     if machine.memory_bytes is None or settings.workers <= 1:
         return
@@ -85,7 +85,7 @@ def check_capacity(settings: TrainSettings, task: Task, machine: Machine) -> Non
     if settings.workers > by_memory:
         raise InvalidArgumentError(
             f"workers is {settings.workers} of about {needed_bytes / 1e9:.1f} GB each, and "
-            f"{machine.memory_bytes / 1e9:.1f} GB of free memory hold {by_memory}; take as many, "
+            f"{machine.memory_bytes / 1e9:.1f} GB of free memory hold {by_memory}; use {by_memory} "
             "or --oversubscribe"
         )
 

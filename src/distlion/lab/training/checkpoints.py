@@ -1,4 +1,4 @@
-"""When a run is saved, and from where it goes on."""
+"""Checkpoints of a run: when to save, and resuming from the latest one."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from distlion.lab.training.workers import RealWorker, gather_rows
 from distlion.optim import LocalSteps, VotingBase
 
 CHECKPOINTS_NAME = "checkpoints"
-"""The folder, inside that of the run."""
+"""Name of the folder, inside the run's folder."""
 
 _LATEST = "latest"
-# What a resumed run may change: losses do not depend on it, or --on-world-change says how.
+# Settings that a resumed run may change: losses do not depend on them, or --on-world-change says
+# how.
 _FREE = {"workers", "exchange", "overlap", "diagnose_every", "eval_every", "step_timeout_s"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """Say when to save and whether to resume.
+    """Settings of checkpoints: saving and resuming.
 
     Args:
-        every: Steps between checkpoints, at least 1; there is one after the last step too. None
+        every: Steps between checkpoints, at least 1; the last step is followed by one too. None
             for no checkpoints.
         keep: Complete checkpoints to keep, at least 1.
-        resume: Whether to go on from the latest checkpoint; without one a run starts anew.
-        on_world_change: What workers begin with where their number has changed: see
+        resume: True to continue from the latest checkpoint; without one the run starts over.
+        on_world_change: Momenta with which workers begin if their number has changed: see
             ``load_checkpoint``.
 
     Raises:
@@ -52,37 +53,37 @@ class CheckpointSettings:
 
     @property
     def are_used(self) -> bool:
-        """Return whether anything is saved or loaded."""
+        """Return True if anything is saved or loaded."""
         return self.every is not None or self.resume
 
     def check(self, settings: TrainSettings) -> None:
-        """Check that what is trained can be saved.
+        """Check that this training can be saved.
 
         Raises:
             InvalidArgumentError: It cannot.
         """
         if self.are_used and not settings.method.votes:
             raise InvalidArgumentError(
-                f"checkpoints are asked for with the rule {settings.rule}, a baseline whose state "
+                f"checkpoints are requested with the rule {settings.rule}, a baseline whose state "
                 "they cannot hold; --checkpoint-every and --resume belong to rules that vote"
             )
 
     def check_folder(self, run_dir: Path) -> None:
-        """Check that what is saved does not follow what another run has left.
+        """Check that the folder holds no checkpoints of another run.
 
         Raises:
-            InvalidArgumentError: It would.
+            InvalidArgumentError: It holds some, and this run does not resume.
         """
         if self.every is not None and not self.resume and has_checkpoint(run_dir):
             raise InvalidArgumentError(
-                f"{run_dir} holds checkpoints of an earlier run, and this one begins anew. "
+                f"{run_dir} holds checkpoints of an earlier run, and this one starts over. "
                 "Expected a folder of its own for each run. Give --resume to go on from there, "
                 f"another --run-dir, or remove {run_dir / CHECKPOINTS_NAME}"
             )
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Return whether a run's folder names a latest checkpoint, whole or not."""
+    """Return True if a run's folder names a latest checkpoint, complete or not."""
     return (run_dir / CHECKPOINTS_NAME / _LATEST).exists()
 
 
@@ -90,12 +91,12 @@ class RunCheckpoints:
     """The checkpoints of a run, as one worker sees them.
 
     Args:
-        settings: When to save, and whether to resume.
+        settings: Settings of checkpoints.
         run_dir: Folder of the run.
-        training: What is trained.
-        worker: Has model and optimizer.
-        schedule: Of the learning rate.
-        history: What the record will say.
+        training: Settings of the training.
+        worker: Owner of model and optimizer.
+        schedule: Schedule of the learning rate.
+        history: Series and accounts for the record.
     """
 
     def __init__(
@@ -120,17 +121,17 @@ class RunCheckpoints:
         self._history = history
 
     def resume(self) -> tuple[int, str]:
-        """Go on from the latest checkpoint, if so asked; every worker must call it.
+        """Continue from the latest checkpoint, if asked to; every worker must call it.
 
         Returns:
-            Steps done, and what to tell the user.
+            Steps done, and a note for the user.
 
         Raises:
-            CheckpointError: It is damaged, or is that of another run; on every rank.
+            CheckpointError: It is damaged, or belongs to another run; raised on every rank.
         """
         if not self._settings.resume:
             return 0, ""
-        # Of hosts that share no folder, one may have lost its checkpoints: a load will say so.
+        # Where hosts share no folder, one may have lost its checkpoints: loading reports it.
         if not gather_rows(torch.tensor(has_checkpoint(self._run_dir))).any():
             return 0, f"no checkpoint in {self._folder}: starting from the beginning"
         loaded = load_checkpoint(
@@ -158,15 +159,15 @@ class RunCheckpoints:
                 )
 
     def save_if_due(self, done: int) -> str:
-        """Save after ``done`` steps, if it is time to; every worker must call it.
+        """Save after ``done`` steps, if a checkpoint is due; every worker must call it.
 
         Returns:
-            What to tell the user: why nothing could be saved, on all ranks. The last checkpoint is
-            as it was, and training may go on.
+            A note for the user: the reason why nothing could be saved, on all ranks. The last
+            checkpoint is unchanged, and training may continue.
 
         Raises:
-            ReplicaMismatchError: Parameters are not equal on all workers.
-            StepError: A worker is gone.
+            ReplicaMismatchError: Parameters differ between workers.
+            StepError: A worker is lost.
         """
         every = self._settings.every
         if every is None or (done % every and done != self._training.steps):

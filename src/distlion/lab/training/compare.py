@@ -33,13 +33,13 @@ _EMIT_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class CompareProgress:
-    """How far a comparison is.
+    """Progress of a comparison.
 
     Attributes:
-        done_runs, total_runs: Those of this call; what was there before is in neither.
+        done_runs, total_runs: Runs of this call; runs that were there before are in neither.
         done_share: Share of their work that is done, 0 to 1.
-        what: The run that was heard of last.
-        seconds_left: None before it can be estimated.
+        what: The run that reported last.
+        seconds_left: Estimated seconds; None before there is an estimate.
     """
 
     done_runs: int
@@ -60,26 +60,26 @@ def compare(
     command: str,
     observe: CompareObserver,
 ) -> dict[str, Any]:
-    """Run what is not in the folder yet, and write which runs make up the comparison.
+    """Do the runs that are not in the folder yet, and write the index of the comparison.
 
     Args:
-        settings: What to compare.
-        folder: Gets ``runs/``, one record for each run, and ``comparison.json``.
+        settings: Settings of the comparison.
+        folder: Folder for ``runs/``, with one record for each run, and ``comparison.json``.
         jobs: Runs at the same time, each in a process with one thread; at least 1.
-        command: What repeats the comparison, for the report.
+        command: Command that repeats the comparison, for the report.
         observe: Called with progress, in the process that calls this function.
 
     Returns:
         The content of ``comparison.json``: ``settings``, ``command``, ``tuning_seed``, ``methods``
-        (name -> ``description``, ``definition``, ``kind``, ``weight_decay``), and ``cells``: for
-        each ``method`` and number of ``workers`` the ``grid`` of learning rates, the ``tuning``
-        (``lr``, ``run``), the ``lr`` that was chosen (null if all diverged) and the reported
+        (name -> ``description``, ``definition``, ``kind``, ``weight_decay``), and ``cells``. A cell
+        has, for each ``method`` and number of ``workers``, the ``grid`` of learning rates, the
+        ``tuning`` (``lr``, ``run``), the chosen ``lr`` (null if all diverged) and the reported
         ``runs``, as names of files in ``runs/``.
 
     Raises:
         DataError: Data or model config cannot be used, or the folder cannot be written.
         InvalidArgumentError: ``jobs`` is below 1.
-        WorkerFailedError: A run failed for another reason than that it diverged.
+        WorkerFailedError: A run failed for a reason other than divergence.
     """
     if jobs < 1:
         raise InvalidArgumentError(f"jobs is {jobs}; expected 1 or more")
@@ -103,13 +103,13 @@ def compare(
 
 
 def choose_lr(tuning: Sequence[tuple[float, dict[str, Any]]]) -> float | None:
-    """Choose the learning rate of the lowest final validation loss, of equal ones the lowest.
+    """Choose the learning rate with the lowest final validation loss; the lowest of equal ones.
 
     Args:
         tuning: Learning rates with the records of their runs.
 
     Returns:
-        None where all diverged.
+        The learning rate; None where all runs diverged.
     """
     losses = {
         lr: record["series"]["validation_loss"][-1]
@@ -151,7 +151,7 @@ def _load_task(settings: TrainSettings) -> Task:
 
 @dataclass
 class _CellState:
-    """How far a cell is: ``waiting`` runs, then the choice, then waiting runs again."""
+    """State of a cell: ``waiting`` runs, then the choice, then waiting runs again."""
 
     cell: Cell
     waiting: set[RunSettings] = field(default_factory=set)
@@ -160,12 +160,12 @@ class _CellState:
 
     @property
     def expected(self) -> list[RunSettings]:
-        """Runs that will follow, as far as is known."""
+        """Runs that will follow, as far as they are known."""
         return [] if self.is_tuned else self.cell.reported_runs(1e-3)
 
 
 class _Comparison:
-    """The runs of one call, those that wait for a choice included."""
+    """The runs of one call, including runs that wait for a choice."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _Comparison:
 
     def run(self) -> list[dict[str, Any]]:
         """Do all runs that are missing; return the cells of the index."""
-        # The longest first, so that no process is left with one at the end.
+        # The longest run first, so that no process is left with one at the end.
         for state in sorted(self._states, key=lambda state: -state.cell.workers):
             self._want(state, state.cell.tuning_runs())
         self._report("starting")
@@ -200,7 +200,7 @@ class _Comparison:
         return [self._describe(state) for state in self._states]
 
     def _want(self, state: _CellState, runs: Sequence[RunSettings]) -> None:
-        """Submit runs that have no record; go on where all of them have."""
+        """Submit runs without a record; advance the cell if all of them have one."""
         missing = [run for run in runs if self._records.read(run) is None]
         state.waiting = set(missing)
         for run in missing:
@@ -218,7 +218,7 @@ class _Comparison:
             self._advance(state)
 
     def _advance(self, state: _CellState) -> None:
-        """Choose the learning rate of a cell once it is tuned, and want its reported runs."""
+        """Choose the learning rate of a tuned cell, and submit its reported runs."""
         if state.is_tuned:
             return
         state.is_tuned = True

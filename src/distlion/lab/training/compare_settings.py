@@ -1,4 +1,4 @@
-"""The settings of a comparison, checked when made, and the runs that they ask for."""
+"""The settings of a comparison, checked at construction, and their runs."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from distlion.lab.training.train_settings import PartitionName, Schedule, TaskNa
 _METHODS = ("majority", "average", "global-lion", "global-adamw")
 _WORKERS = (4, 8)
 _STEPS = 200
-# Of a run: warm-up, and from one evaluation to the next.
+# Warm-up and the time between evaluations are each this part of a run: a tenth.
 _PARTS = 10
 
 TUNING_SEED = 0
-"""Chooses learning rates and is reported nowhere; seeds 1, 2, ... are."""
+"""Seed that chooses learning rates and is never reported; seeds 1, 2, ... are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings:
-    """Say what to compare, and on what.
+    """Settings of a comparison.
 
     Args:
-        task: What to train.
+        task: The task to train.
         methods: Names of methods, each once.
         workers: Numbers of virtual workers, each once; 1 or more.
-        seeds: Runs of each method and number of workers that are reported, at least 1.
-        lrs: Learning rates that each method may try, at least 1. With 1 nothing is tuned.
+        seeds: Reported runs of each method and number of workers, at least 1.
+        lrs: Number of learning rates that each method tries, at least 1. With 1 nothing is tuned.
         lr_factor: Ratio of neighbors on the grid, above 1.
-        lr_scale: What the centers of all grids are multiplied by, above 0: larger models and longer
-            runs want smaller learning rates, whatever the method.
+        lr_scale: Factor of the centers of all grids, above 0. Larger models and longer runs need
+            smaller learning rates with every method.
         steps: Optimizer steps of a reported run, at least 1.
-        tuning_steps: Those of a run that only chooses the learning rate, at least 1.
+        tuning_steps: Steps of a run that only chooses the learning rate, at least 1.
         schedule: Course of the learning rate.
         warmup_steps: Steps of linear rise, at least 0.
         batch_size: Examples of one worker in a step, at least 1.
         eval_every: Steps between evaluations, at least 1.
-        weight_decay: Of all methods; None for each method's own.
-        data: What to train on; None for the task's embedded data.
-        partition: How the training data is shared out among workers.
+        weight_decay: Weight decay of all methods; None for each method's own.
+        data: Training data; None for the task's embedded data.
+        partition: Partition of the training data among workers.
         alpha: Concentration of the partition ``by-class``; None for other partitions.
         tokenizer: Level of text; None for other tasks.
         model_config: A transformers config; None for the task's preset.
-        device: Where to train, such as ``cpu`` or ``cuda``.
+        device: Device to train on, such as ``cpu`` or ``cuda``.
 
     Raises:
         InvalidArgumentError: A value is out of its range, or a method unknown.
@@ -80,10 +80,10 @@ class CompareSettings:
 
     @classmethod
     def with_defaults(cls, task: TaskName, **given: Any) -> CompareSettings:
-        """Fill what is absent or None; what a run of ``distlion train`` has too, as that does.
+        """Fill absent settings, and None, with defaults, as ``distlion train`` does for its own.
 
         Raises:
-            InvalidArgumentError: As the class.
+            InvalidArgumentError: As in the class.
             TypeError: A name is not a setting.
         """
         given = {name: value for name, value in given.items() if value is not None}
@@ -134,11 +134,11 @@ class CompareSettings:
             cell.reported_runs(1e-3)
 
     def cells(self) -> list[Cell]:
-        """Return each method with each number of workers, in the order in which they are given."""
+        """Return each method with each number of workers, in the given order."""
         return [Cell(self, method, workers) for method in self.methods for workers in self.workers]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
+        """Return the settings as JSON types."""
         return {
             field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
@@ -146,14 +146,14 @@ class CompareSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with a number of workers: the runs that tune it and those that are reported."""
+    """A method with a number of workers: its tuning runs and its reported runs."""
 
     settings: CompareSettings
     method: str
     workers: int
 
     def tuning_runs(self) -> list[RunSettings]:
-        """Return one run for each learning rate of the grid; none where there is nothing to tune.
+        """Return one run for each learning rate of the grid; none if there is nothing to tune.
 
         Raises:
             InvalidArgumentError: The settings do not make a run.
@@ -173,7 +173,7 @@ class Cell:
         return [self._make_run(lr, seed, self.settings.steps) for seed in seeds]
 
     def grid(self) -> tuple[float, ...]:
-        """Return the learning rates to try, from the lowest on."""
+        """Return the learning rates to try, in ascending order."""
         return make_grid(
             find_method(self.method).base_lr * self.settings.lr_scale,
             points=self.settings.lrs,
@@ -199,7 +199,7 @@ class Cell:
             weight_decay=weight_decay,
             steps=steps,
             schedule=given.schedule,
-            # As large a part of a shorter run.
+            # A shorter run keeps the share of warm-up.
             warmup_steps=round(given.warmup_steps * steps / given.steps),
             batch_size=given.batch_size,
             eval_every=given.eval_every,
@@ -216,7 +216,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _shorten(path: Path) -> str:
-    """Write a path as seen from the working directory where it lies below that."""
+    """Format a path relative to the working directory if it lies below that."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

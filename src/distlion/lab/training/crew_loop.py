@@ -1,4 +1,4 @@
-"""The run loop of a member of a crew: who trains may change, and the loop goes on."""
+"""The run loop of a member of a crew: members may change, and the loop goes on."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Series:
     """Results of a run so far; a newcomer takes them from the most advanced member.
 
     Attributes:
-        losses, evaluations: As in a ``Record``; losses are those of one member.
-        seconds: Of the steps.
-        full_precision_bytes: What a ring all-reduce of gradients would have sent.
+        losses, evaluations: Series as in a ``Record``; losses of one member.
+        seconds: Seconds of the steps.
+        full_precision_bytes: Bytes that a ring all-reduce of gradients would have sent.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Series:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return round(time.perf_counter() - self._began_s, 6)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it."""
+        """Return the whole state."""
         return {
             "losses": self.losses,
             "evaluations": self.evaluations,
@@ -62,7 +62,7 @@ class Series:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state."""
+        """Load a state."""
         self.losses, self.evaluations = state["losses"], state["evaluations"]
         self.full_precision_bytes = state["full_precision_bytes"]
         self._began_s = time.perf_counter() - state["seconds"]
@@ -70,11 +70,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a member came to the end of the run.
+    """A member's results at the end of the run.
 
     Attributes:
-        record: Of the run, as this member knows it.
-        digest: Of its parameters.
+        record: Record of the run, as this member knows it.
+        digest: Digest of its parameters.
     """
 
     record: Record
@@ -85,10 +85,10 @@ class CrewLoop:
     """Train a task as a member of a crew.
 
     Args:
-        settings: The run's settings; the crew may have other members than ``workers``.
+        settings: The run's settings; the crew may have more or fewer members than ``workers``.
         task: The data and model.
-        crew: Its members.
-        observe: Called after every step of the member that is first at the time.
+        crew: The crew.
+        observe: Called by the member that is first at the time, after every step.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class CrewLoop:
         return self._optimizer.committed_step
 
     def run(self) -> Ending:
-        """Train to the last step, with whoever is there.
+        """Train to the last step, with the members that are there.
 
         Raises:
             NonFiniteError: The loss is no longer finite.
@@ -141,7 +141,7 @@ class CrewLoop:
             loss = batch_loss(self._worker.model, move_batch(batch, device))
             loss.backward()  # type: ignore[no-untyped-call]
         lr, found = float(self._schedule.get_last_lr()[0]), float(loss.detach())
-        # Where members have changed it is False, and the step may be another one.
+        # False if members have changed; the step may then be another one.
         was_committed = self._optimizer.step()
         self._optimizer.zero_grad()
         if not was_committed:
@@ -156,7 +156,7 @@ class CrewLoop:
         self._training_s += time.perf_counter() - start_s
 
     def _evaluate_if_due(self) -> None:
-        """Report, and now and then score all held-out batches: any member may be the last one."""
+        """Report, and now and then score all validation batches: any member may be the last one."""
         done, settings, evaluations = self._done, self._settings, self._series.evaluations
         is_due = done % settings.eval_every == 0 or done == settings.steps
         loss = None
@@ -222,7 +222,7 @@ class CrewLoop:
             sent_bytes_per_worker=worker.sent_bytes,
             full_precision_bytes_per_worker=series.full_precision_bytes,
             bits_per_parameter=worker.bits_per_parameter,
-            replicas_equal=False,  # until whoever has the digests of all says that they are
+            replicas_equal=False,  # until the parent, which has all digests, finds them equal
             traffic=worker.traffic(),
             losses=series.losses,
             evaluations=series.evaluations,

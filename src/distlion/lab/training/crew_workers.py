@@ -1,4 +1,4 @@
-"""Local workers of a crew: any of them may be killed, and a newcomer takes its place."""
+"""Local workers of a crew: if one is killed, a newcomer takes its place."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from distlion.lab.training.train_settings import TrainSettings
 Load = Callable[[TrainSettings], Task]
 
 REPLACED_AFTER_S = 3.0
-"""So that one sees the others go on before somebody comes."""
+"""Delay before a newcomer starts, so that users see the others go on without the lost worker."""
 _HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error of a worker; an error of the crew may end one worker and not the others."""
+    """An error of a worker; an error of the crew may end one worker but not the others."""
 
     description: str
     trace: str | None
@@ -54,7 +54,7 @@ class _Member:
     """A process, as its parent sees it.
 
     Attributes:
-        is_gone: True once the parent has noted its end, which may come between any two looks at it.
+        is_gone: True once the parent has noted its end, which may come between any two checks.
     """
 
     process: BaseProcess
@@ -71,16 +71,16 @@ def train_crew(
     *,
     preload: Sequence[str],
 ) -> Record:
-    """Train with local workers that may be killed; a newcomer comes for each that was.
+    """Train with local workers that may be killed; a newcomer replaces each one.
 
     Args:
-        settings: What to train and how; ``workers`` is the number of processes.
+        settings: The run's settings; ``workers`` is the number of processes.
         load: Loads the task; importable by name.
-        observe: Called with the progress of the first member, and with what happens to processes.
+        observe: Called with the first member's progress, and with notes on processes that end.
         preload: Modules to import once, before workers are forked.
 
     Returns:
-        The record of the run. Losses are those of one member, traffic is its own.
+        The record of the run, with the losses and the traffic of one member.
 
     Raises:
         WorkerFailedError: A worker raised an error, or all were killed.
@@ -115,7 +115,7 @@ class _Company:
         self._last: Progress | None = None
 
     def run(self) -> Record:
-        """Watch over the processes until those that are left have come to the end."""
+        """Watch the processes until all that are left have finished the run."""
         for _ in range(self._settings.workers):
             self._start()
         while not self._have_all_ended():
@@ -126,7 +126,7 @@ class _Company:
             self._fail()
         digests = {ending.digest for ending in endings}
         sent = max(ending.record.sent_bytes_per_worker for ending in endings)
-        # Who was there longest knows most of the run.
+        # The member that was there longest knows most of the run.
         record = max(endings, key=lambda ending: ending.record.traffic["steps"]).record
         return replace(record, replicas_equal=len(digests) == 1, sent_bytes_per_worker=sent)
 
@@ -140,7 +140,7 @@ class _Company:
         )
         self._members.append(_Member(process, inbox))
         start_process(process)
-        # Ours must be closed, or the inbox would never come to its end.
+        # Our copy must be closed, or the inbox would never come to its end.
         outbox.close()
 
     def _have_all_ended(self) -> bool:
@@ -150,11 +150,11 @@ class _Company:
 
     @property
     def _is_over(self) -> bool:
-        """True once some member has come to the end: nobody can join any more."""
+        """True once a member has finished the run: nobody can join any more."""
         return any(member.ending is not None for member in self._members)
 
     def _listen(self) -> None:
-        """Read one message of each that sent some, or note who has died."""
+        """Read one message of each process that sent some, and note the processes that died."""
         running = [member for member in self._members if not member.is_gone]
         sources: list[Any] = [member.inbox for member in running]
         sources += [member.process.sentinel for member in running]
@@ -182,11 +182,11 @@ class _Company:
             pass
 
     def _note_end(self, member: _Member) -> None:
-        """Say who has ended before the run did, and let a newcomer come for who was killed.
+        """Report a process that ended before the run, and replace it if it was killed.
 
         Raises:
             WorkerFailedError: A worker raised an error that every other one would raise too, or
-                too few are left and nobody is to come.
+                too few workers are left and no newcomer is due.
         """
         if member.ending is not None or self._is_over:
             return
@@ -203,7 +203,7 @@ class _Company:
 
     @property
     def _are_enough(self) -> bool:
-        """True if the workers that are left and those that are to come can train."""
+        """True if the remaining workers, with the newcomers that are due, can train."""
         left = sum(not member.is_gone for member in self._members)
         return left + len(self._vacant_since_s) >= _least(self._settings)
 
@@ -228,7 +228,7 @@ class _Company:
 
 
 def _least(settings: TrainSettings) -> int:
-    """Return how many workers the crew needs to train."""
+    """Return the number of workers that the crew needs to train."""
     return max(2, settings.workers // 2 + 1)
 
 
@@ -245,7 +245,7 @@ def _be_member(
         with crew:
             ending = CrewLoop(settings, load(settings), crew, outbox.send).run()
         outbox.send(ending)
-    # Whatever it is, the parent reports it; nothing is left to run here.
+    # The parent reports any exception; nothing is left to run here.
     except Exception as error:  # noqa: BLE001
         trace = None if isinstance(error, DistlionError) else traceback.format_exc()
         said = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Workers of ``LocalSteps`` as a comparison drives them."""
+"""Virtual workers of ``LocalSteps``, for comparisons."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OuterChoice:
 
     Attributes:
         kind: "sgd" or "lion".
-        lr: Outer rate, above 0; constant.
-        momentum: Of "sgd", Nesterov's; 0 for none.
+        lr: Constant outer rate, above 0.
+        momentum: Nesterov momentum of "sgd"; 0 for none.
     """
 
     kind: Literal["sgd", "lion"]
@@ -50,14 +50,14 @@ PLAIN, NESTEROV = OuterChoice("sgd"), OuterChoice("sgd", OUTER_LR, OUTER_MOMENTU
 
 
 class DeltaVotes:
-    """N workers that take local steps, and vote every K of them; ``VirtualLocalSteps``.
+    """N workers that take local steps and vote every K steps, over ``VirtualLocalSteps``.
 
     Args:
-        run: The model, the inner rate and N, 2 or more. The last step of a run ends in a vote.
+        run: The model, the inner rate and N, 2 or more. The last step of a run ends with a vote.
         every: K, at least 1.
-        rule: How deltas are voted on.
+        rule: Rule of the votes on deltas.
         make_inner: Makes a worker's optimizer over its parameters.
-        outer: What the common point does with the outcome.
+        outer: Outer step of the common point on the outcome.
 
     Raises:
         InvalidArgumentError: ``every``, N or the outer rate is out of range.
@@ -104,12 +104,12 @@ class DeltaVotes:
 
     @property
     def up_bits_per_parameter(self) -> float:
-        """Bits of a vote, shared out over the steps."""
+        """Bits of a vote, averaged over the steps."""
         return self._cluster.votes.up_bits_per_parameter * self._votes_per_step
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits of a reply, shared out over the steps."""
+        """Bits of a reply, averaged over the steps."""
         return self._cluster.votes.down_bits_per_parameter * self._votes_per_step
 
     @property

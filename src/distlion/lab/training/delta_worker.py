@@ -1,4 +1,4 @@
-"""A real worker that takes local steps of AdamW, and votes every few of them."""
+"""A real worker that takes local steps of AdamW and votes every few steps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _OF_LOCAL_STEPS = ("exchange", "diagnose_every", "step_timeout_s")
 class DeltaWorker:
     """``LocalSteps`` over AdamW on a bare model.
 
-    Between two votes workers differ. ``scoring`` shows the common point, and ``finish`` ends a run
-    with a vote.
+    Workers differ between two votes. ``scoring`` puts the common point into the model, and
+    ``finish`` ends a run with a vote.
     """
 
     model: nn.Module
@@ -52,10 +52,10 @@ class DeltaWorker:
         Args:
             model: The model whose parameters the run moves.
             run: The run.
-            options: How votes are exchanged and watched; overlap and momenta belong to others.
+            options: Exchange and diagnostics of votes; overlap and momenta do not apply here.
             rule: Name of a rule for deltas.
-            every: H of ``LocalSteps``.
-            delay: Of ``LocalSteps``.
+            every: Steps from vote to vote, H of ``LocalSteps``.
+            delay: Delay of ``LocalSteps``.
         """
         taken: dict[str, Any] = {
             name: value for name, value in options.items() if name in _OF_LOCAL_STEPS
@@ -72,12 +72,12 @@ class DeltaWorker:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the bytes of the votes; the replica digests are counted apart."""
+        """Return the bytes of the votes; replica digests are counted separately."""
         return self.optimizer.traffic.sent_bytes
 
     @property
     def bits_per_parameter(self) -> float:
-        """Return the bits of the last vote for each trainable parameter, shared out over H."""
+        """Return the bits of the last vote for each trainable parameter, divided by H."""
         return self.optimizer.traffic.bits_per_parameter / self.optimizer.every
 
     @property
@@ -87,7 +87,7 @@ class DeltaWorker:
         return "1 vote" if votes == 1 else f"{votes} votes"
 
     def traffic(self) -> dict[str, Any]:
-        """Return the optimizer's traffic, whose steps are votes; bits are those of a step."""
+        """Return the optimizer's traffic, which counts votes as steps; bits are for one step."""
         found = dataclasses.asdict(self.optimizer.traffic)
         return found | {"bits_per_parameter": self.bits_per_parameter}
 
@@ -96,7 +96,7 @@ class DeltaWorker:
         return [dataclasses.asdict(found) for found in self.optimizer.diagnostics()]
 
     def replicas_equal(self) -> bool:
-        """Return whether the optimizer finds the common points equal."""
+        """Return True if the optimizer finds the common points equal."""
         try:
             self.optimizer.verify_replicas()
         except ReplicaMismatchError:
@@ -105,8 +105,8 @@ class DeltaWorker:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Put the common point into the model, and this worker's own parameters back afterwards."""
-        common = self.optimizer.common_point  # once a vote that is under way has ended
+        """Put the common point into the model, and restore this worker's parameters afterwards."""
+        common = self.optimizer.common_point  # waits for a vote that is under way
         own = [param for param, _ in self.optimizer.list_pairs()]
         kept = [param.detach().clone() for param in own]
         _copy(common, own)
@@ -127,7 +127,7 @@ def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
 
 
 def find_delta_rule(rule: str, *, every: int, delay: int) -> Method:
-    """Return the method of a rule for deltas, as ``distlion train --every`` takes it.
+    """Return the method of a rule for deltas, by its name in ``distlion train --every``.
 
     Raises:
         InvalidArgumentError: There is no such rule.

@@ -33,11 +33,11 @@ def check_device(name: str) -> None:
 
 
 def find_device(name: str, rank: int) -> torch.device:
-    """Return the device of a worker: of several GPUs, workers of a machine take turns.
+    """Return the device of a worker: the workers of a machine are dealt its GPUs in turn.
 
     Args:
-        name: As in the settings; ``cuda:1`` is that one for all.
-        rank: Of the worker; torchrun says its place on its machine.
+        name: Device of the settings; ``cuda:1`` puts all workers on that one.
+        rank: Number of the worker; under torchrun its local rank counts instead.
     """
     device = torch.device(name)
     if device.type != "cuda" or ":" in name:
@@ -47,7 +47,7 @@ def find_device(name: str, rank: int) -> torch.device:
 
 
 def move_batch(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch that is on a device."""
+    """Return a batch on a device."""
     if device.type == "cpu":
         return batch
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}

@@ -1,4 +1,4 @@
-"""Dropout that seed, step and rank fix, whatever else the process has drawn."""
+"""Dropout that depends on seed, step and rank alone, not on other draws of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from distlion.lab.tasks import seeded_generator
 
-# A stream of chance that must not follow the data's: seeded_generator(seed, step, rank, stream).
+# A stream apart from the data's: seeded_generator(seed, step, rank, stream).
 _STREAM = 1
 
 
@@ -17,9 +17,9 @@ _STREAM = 1
 def seeded_dropout(
     *, seed: int, step: int, rank: int, device: torch.device | None = None
 ) -> Iterator[None]:
-    """Lend the global generator, from which dropout draws, one fixed by seed, step and rank.
+    """Set the state of the global generator, from which dropout draws, by seed, step and rank.
 
-    With a model on a GPU, ``device``, its generator is lent one too.
+    If the model is on a GPU, ``device``, its generator is set too. Both get their states back.
     """
     generator = seeded_generator(seed, step, rank, _STREAM)
     on_gpu = device is not None and device.type == "cuda"

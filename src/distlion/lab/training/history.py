@@ -1,4 +1,4 @@
-"""Keep the series of a run for its record, those before a resume included."""
+"""Keep the series of a run for its record, including the steps before a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlion.lab.training.workers import RealWorker, gather_rows
 
 _LOSS_SERIES = ("step", "seconds", "loss", "lr")
 _EVALUATION_SERIES = ("step", "seconds", "loss", "accuracy")
-# What a traffic account says of the last step alone.
+# Fields of a traffic account about the last step alone.
 _OF_LAST_STEP = ("last_sent_bytes", "last_received_bytes", "last_messages", "bits_per_parameter")
 
 
@@ -23,12 +23,12 @@ class History:
     """The series and accounts of a run on one worker.
 
     Args:
-        worker: Counts what this process has sent.
+        worker: Counter of the bytes that this process has sent.
         world_size: Number of workers.
 
     Attributes:
-        losses: Series ``step``, ``seconds``, ``loss``, ``lr``; losses are those of this worker, and
-            from ``settle`` on their means over workers.
+        losses: Series ``step``, ``seconds``, ``loss``, ``lr``. Losses are this worker's until
+            ``settle``, and means over workers from then on.
         evaluations: Series ``step``, ``seconds``, ``loss``, ``accuracy``.
     """
 
@@ -50,17 +50,17 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """Spent on the run so far, without what a resume repeats or waits for."""
+        """Seconds spent on the run so far, without a resume's repeated steps and waiting."""
         return round(time.perf_counter() - self._start_s, 6)
 
     @property
     def sent_bytes(self) -> int:
-        """Sent by this worker, or by the one that stood at its place before a resume."""
+        """Bytes sent by this worker, and by the worker of its rank before a resume."""
         return int(self._traffic_before.get("sent_bytes", 0)) + self._worker.sent_bytes
 
     @property
     def bits_per_parameter(self) -> float:
-        """Of the last step, as the worker counts them."""
+        """Bits of the last step, as the worker counts them."""
         return float(self.traffic()["bits_per_parameter"])
 
     def add_step(self, step: int, *, loss: float, lr: float) -> None:
@@ -77,14 +77,14 @@ class History:
             self.evaluations[name].append(value)
 
     def settle(self) -> None:
-        """Replace the losses of this worker by means over all; every worker must call it."""
+        """Replace this worker's losses by means over all; every worker must call it."""
         own = torch.tensor(self.losses["loss"][self._settled :], dtype=torch.float64)
         if own.numel():
             self.losses["loss"][self._settled :] = gather_rows(own).mean(dim=0).tolist()
             self._settled = len(self.losses["loss"])
 
     def traffic(self) -> dict[str, Any]:
-        """Return the worker's account, that of before a resume included."""
+        """Return the worker's account, including the steps before a resume."""
         before, now = self._traffic_before, self._worker.traffic()
         joined = {
             name: before.get(name, 0) + value if name not in _OF_LAST_STEP else value
@@ -95,17 +95,17 @@ class History:
         return joined
 
     def diagnostics(self) -> list[dict[str, Any]]:
-        """Return how far votes agreed, before a resume too."""
+        """Return the diagnoses of votes, including those before a resume."""
         return self._diagnostics_before + self._worker.diagnostics()
 
     def full_precision_bytes(self, trainable: int) -> int:
-        """Count what a ring all-reduce of fp32 gradients would have sent in the steps so far."""
+        """Count the bytes that a ring all-reduce of fp32 gradients would have sent so far."""
         return sum(
             ring_all_reduce_bytes(trainable * steps, workers) for steps, workers in self._stretches
         )
 
     def to_extra(self) -> dict[str, Any]:
-        """Return all of it as a checkpoint can hold it; every worker must call it."""
+        """Return the history as types of a checkpoint; every worker must call it."""
         self.settle()
         return {
             "seconds": self.seconds,
@@ -117,10 +117,10 @@ class History:
         }
 
     def restore(self, extra: Mapping[str, Any]) -> None:
-        """Take up what ``to_extra`` returned.
+        """Restore the history that ``to_extra`` returned.
 
         Raises:
-            CheckpointError: It is something else.
+            CheckpointError: ``extra`` is something else.
         """
         try:
             self.losses = {name: _unpack(extra["losses"][name]) for name in _LOSS_SERIES}

@@ -1,4 +1,4 @@
-"""Optimizers that step on one gradient, such as the mean of all workers' or a worker's own."""
+"""Optimizers that step on one gradient, such as the workers' mean or a worker's own."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LION_LR = 5e-4
 LION_WEIGHT_DECAY = 0.1
 ADAMW_BETAS = (0.9, 0.999)
 SGD_MOMENTUM = 0.9
-# DiLoCo's choice (arXiv:2311.08105), for votes too: only what is exchanged differs.
+# DiLoCo's choice (arXiv:2311.08105), for votes too: only the exchange differs.
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
 
 # Centers of grids, from one run each of 60 steps on the digits with 4 workers, 5 learning rates a
-# factor of 3 apart. Noisy means want a larger one of AdamW than exact ones do.
+# factor of 3 apart. AdamW needs a larger one on noisy means than on exact ones.
 _ADAMW_LR = 1e-3
 _NOISY_ADAMW_LR = 3e-3
 _MOMENTUM_SGD_LR = 0.01
 _PLAIN_SGD_LR = 0.03
-# Of `distlion train`, from small sweeps of one seed.
+# Default of `distlion train`, from small sweeps of one seed.
 _TRAIN_SGD_LR = 0.1
 # Per step the weights then shrink as much as Lion's: lr * weight_decay is the same.
 _SGD_WEIGHT_DECAY = 5e-4
@@ -50,7 +50,7 @@ class Inner:
 
 
 def choose_lion(betas: tuple[float, float], *, cautious: bool = False) -> Inner:
-    """Return Lion with these betas, and with a mask if it is cautious."""
+    """Return Lion with these betas; cautious Lion masks its updates."""
 
     def make(run: MethodRun) -> torch.optim.Optimizer:
         decay = run.weight_decay
@@ -96,5 +96,5 @@ OUTER_SGD = Inner(
     OUTER_LR,
     0.0,
 )
-# Of means: the workers' parameters are averaged.
+# For means: the workers' parameters are averaged.
 PLAIN_OUTER_SGD = Inner("SGD(lr=1.0)", partial(_make_outer_sgd, lr=1.0, momentum=0.0), 1.0, 0.0)

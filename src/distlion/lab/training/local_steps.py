@@ -1,7 +1,7 @@
-"""Workers that take local steps and communicate every K of them: DiLoCo, and votes in its place.
+"""Workers that take local steps and communicate every K steps: DiLoCo, and votes in its place.
 
-An experiment of comparisons and no option of any optimizer, hence neither in ``optim`` nor beside
-``VirtualCluster``: nothing but a comparison builds it.
+This is an experiment of comparisons, not an option of any optimizer. It is therefore neither in
+``optim`` nor with ``VirtualCluster``: only a comparison builds it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _SCALE_BYTES = 4
 
 
 class LocalSteps:
-    """N workers with parameters and an optimizer of their own, which meet every K steps.
+    """N workers with parameters and an optimizer of their own, which communicate every K steps.
 
     Equation:
         x_i = K steps of the inner optimizer from the anchor x, with the gradients of worker i
         d_i = x - x_i;  x' = outer step on d_1, ..., d_N;  then x_i = x' for all i
         (DiLoCo, arXiv:2311.08105, Algorithm 1, where the outer step is Nesterov's on the mean)
 
-    The model is a stage: it holds the parameters of the worker whose turn it is. ``collect`` does
-    that worker's inner step and puts the next worker's parameters there, so that a loop that knows
-    nothing of local steps drives it. Between steps the model holds the parameters of worker 0:
-    after an exchange, those of all.
+    The model holds the parameters of the worker whose turn it is. ``collect`` does that worker's
+    inner step and puts the next worker's parameters into the model, so a loop needs to know nothing
+    of local steps. Between steps the model holds worker 0's parameters; after an exchange they are
+    equal on all workers.
 
     Args:
         run: The model, the inner rate and N. The last step of a run always ends in an exchange.
         every: K, at least 1.
         make_inner: Builds a worker's optimizer over its parameters.
-        make_outer: Builds what exchanges, over the anchor, with deltas for gradients.
+        make_outer: Builds the outer step over the anchor; its gradients are the deltas.
 
     Raises:
         InvalidArgumentError: ``every`` is less than 1.
 
     Notes:
-        Inner states are kept over an exchange, as in DiLoCo. A scheduler sets the inner rate; the
+        Inner states survive an exchange, as in DiLoCo. A scheduler sets the inner rate; the
         outer one is constant.
     """
 
@@ -76,17 +76,17 @@ class LocalSteps:
 
     @property
     def up_bits_per_parameter(self) -> float:
-        """Bits of an exchange, shared out over the steps."""
+        """Bits of an exchange, averaged over the steps."""
         return self._outer.up_bits_per_parameter * self._exchanges_per_step
 
     @property
     def down_bits_per_parameter(self) -> float:
-        """Bits of an exchange, shared out over the steps."""
+        """Bits of an exchange, averaged over the steps."""
         return self._outer.down_bits_per_parameter * self._exchanges_per_step
 
     @property
     def rounds(self) -> int:
-        """Rounds of an exchange, which only the last of K steps has."""
+        """Rounds of an exchange; only the last of K steps has one."""
         return self._outer.rounds
 
     @property
@@ -97,7 +97,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def collect(self, worker: int) -> None:
-        """Do the inner step of a worker, and stage the next one.
+        """Do the inner step of a worker, and put the next one's parameters into the model.
 
         Raises:
             InvalidArgumentError: It is not this worker's turn; nothing has changed.
@@ -150,8 +150,8 @@ class _Worker:
     """A worker between two of its turns.
 
     Attributes:
-        params: Its own.
-        optimizer: Over these.
+        params: The worker's own parameters.
+        optimizer: The optimizer over these.
     """
 
     params: Sequence[nn.Parameter]
@@ -179,24 +179,24 @@ def _copy_params(run: MethodRun) -> MethodRun:
 
 
 class ScaledVotes:
-    """Workers that vote on directions, and one optimizer that steps on the scaled outcomes.
+    """Workers that vote on directions, with one optimizer that steps on the scaled outcomes.
 
     Equation:
         S = vote(d_1, ..., d_N);  s = mean over workers of mean |d_i|;  step on s S
         (signSGD with majority vote, arXiv:1810.05291; one scale a tensor as in arXiv:1901.09847)
 
-    Every worker would hold the same outcomes and therefore the same optimizer, so it is kept once.
-    The votes are those of ``VirtualCluster`` without momenta, on parameters that stand in for the
-    given ones: they begin an exchange at 0 with a rate of 1 and therefore end it at -S.
+    Every worker would hold the same outcomes and thus the same optimizer, so it is kept once.
+    ``VirtualCluster`` counts the votes, without momenta, on parameters that stand in for the given
+    ones: they begin an exchange at 0 with a rate of 1 and therefore end it at -S.
 
     Args:
-        run: What moves, N and the seed of ties.
-        rule: How directions are voted on.
-        make_optimizer: Builds what steps on the outcomes, momentum included.
+        run: The parameters, N and the seed of ties.
+        rule: Rule of the votes on directions.
+        make_optimizer: Builds the optimizer that steps on the outcomes, momentum included.
 
     Notes:
-        Scales travel as one float32 a tensor, to every other worker; a server would return their
-        mean. An element that is 0 on all workers moves by a random vote, as everywhere.
+        Each tensor's scale travels as one float32 to every other worker; a server would return
+        their mean. An element that is 0 on all workers moves by a random vote, as everywhere.
     """
 
     def __init__(
@@ -241,14 +241,14 @@ class ScaledVotes:
 
     @property
     def rounds(self) -> int:
-        """Rounds of the votes, with which the scales travel."""
+        """Rounds of the votes; the scales travel with them."""
         return self._votes.rounds
 
     @torch.no_grad()
     def collect(self, worker: int) -> None:
         """Take every ``p.grad`` as the direction of a worker, and clear it."""
         for place, param in enumerate(self._params):
-            assert param.grad is not None  # deltas are there for all
+            assert param.grad is not None  # every parameter has a delta
             self._scales[place] += param.grad.abs().mean() / self._run.workers
             self._outcomes[place].grad, param.grad = param.grad, None
         self._votes.collect(worker)

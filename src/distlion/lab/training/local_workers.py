@@ -29,7 +29,7 @@ from distlion.lab.training.processes import (
 )
 
 # A worker that loses a peer reports within milliseconds, sometimes before the operating system
-# reports the death that caused it: how long to wait for such news before a report is believed.
+# reports the death that caused it. Before a report is believed, wait this long for such news.
 _BLAME_WINDOW_S = 1.0
 
 Emit = Callable[[Any], None]
@@ -47,7 +47,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Report an exception; ``time_ns`` is of the machine's monotonic clock, equal for all ranks."""
+    """A reported exception; ``time_ns`` is the machine's monotonic clock, one for all ranks."""
 
     time_ns: int
     description: str
@@ -63,21 +63,21 @@ def run_workers(
 ) -> Any:
     """Run a function in local worker processes that form a Gloo process group.
 
-    Workers find each other through a file, so no port of ours is opened, and talk over the loopback
-    interface unless ``GLOO_SOCKET_IFNAME`` names another. However this function is left, by a
-    result, an error, Ctrl-C, SIGTERM or SIGHUP, all workers have ended; if this process is killed,
-    they end themselves.
+    Workers find each other through a file, so we open no port. They talk over the loopback
+    interface unless ``GLOO_SOCKET_IFNAME`` names another. All workers have ended when this function
+    is left, by a result, an error, Ctrl-C, SIGTERM or SIGHUP. If this process is killed, they end
+    themselves.
 
     Args:
         work: Called as ``work(emit, *args)`` on every rank with the default group initialized; must
-            be importable by name. What rank 0 passes to ``emit`` reaches ``observe`` here.
-        args: Its further arguments; they are pickled.
+            be importable by name. Values that rank 0 passes to ``emit`` reach ``observe`` here.
+        args: Further arguments of ``work``; they are pickled.
         world_size: Number of workers.
-        observe: Called here with what rank 0 emits.
+        observe: Called here with the values that rank 0 emits.
         preload: Modules to import once, before workers are forked, instead of in each worker.
 
     Returns:
-        What ``work`` returned on rank 0.
+        The value that ``work`` returned on rank 0.
 
     Raises:
         WorkerFailedError: A worker died or raised; the message names it. All others are ended.
@@ -120,29 +120,29 @@ class _Team:
             )
             self._processes.append(process)
             start_process(process)
-            # Ours must be closed, or the inbox would never come to its end.
+            # Our copy must be closed, or the inbox would never come to its end.
             outbox.close()
 
     def listen(self, observe: Emit) -> Any:
-        """Pass events on until all workers have ended well, or one has not."""
+        """Pass events on until all workers have ended well, or one has failed."""
         listening = True
         while listening:
-            running = self._list_running()  # whoever dies after this wakes the wait below
+            running = self._list_running()  # a worker that dies after this wakes the wait below
             if self._failures or self._silent_deaths():
                 self._blame(observe)
             listening = self._receive(observe, running, timeout_s=None)
-        assert self._result is not None  # rank 0 sends it before it ends well
+        assert self._result is not None  # rank 0 sends it before a good end
         return self._result.content
 
     def _list_running(self) -> list[int]:
-        """Return what becomes ready when a worker dies, of those that are not known to be dead."""
+        """Return the sentinels of workers not known to be dead; a death makes one ready."""
         return [process.sentinel for process in self._processes if process.exitcode is None]
 
     def _receive(self, observe: Emit, running: list[int], *, timeout_s: float | None) -> bool:
-        """Wait for messages or deaths and read one message of each worker that sent some.
+        """Wait for messages or deaths, and read one message of each worker that sent some.
 
         Returns:
-            Whether there was anything to wait for: a running worker, or an inbox not at its end.
+            True if there was something to wait for: a running worker, or an inbox not at its end.
         """
         sources: list[Connection | int] = [*self._inboxes, *running]
         if not sources:
@@ -174,7 +174,7 @@ class _Team:
     def _blame(self, observe: Emit) -> None:
         """Name the worker that failed first.
 
-        Deaths without a report come first, since reports of others may only name a lost peer.
+        Deaths without a report come first: the others' reports may only name a lost peer.
         """
         deadline_s = time.monotonic() + _BLAME_WINDOW_S
         while (left_s := deadline_s - time.monotonic()) > 0 and self._inboxes:
@@ -220,7 +220,7 @@ def _run_worker(
         )
         result = work(emit, *args)
         dist.destroy_process_group()
-    # Whatever it is, the parent reports it; nothing is left to run here.
+    # The parent reports any exception; nothing is left to run here.
     except Exception as error:  # noqa: BLE001
         trace = None if isinstance(error, DistlionError) else traceback.format_exc()
         description = f"{type(error).__name__}: {error}"

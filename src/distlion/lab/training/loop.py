@@ -41,22 +41,22 @@ _COSINE_FLOOR = 0.1
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, as rank 0 sees it.
+    """Progress of a run, as rank 0 sees it.
 
     Args:
         step: Steps done, 0 before the first.
         steps: Steps in all.
-        seconds: Since the start of the loop.
-        train_loss: Of the last batch of rank 0, in nats; None before the first step. Where a run
+        seconds: Seconds since the start of the loop.
+        train_loss: Loss of rank 0's last batch, in nats; None before the first step. In a run that
             has just been resumed, the mean over all ranks.
-        validation_loss: In nats, if the model has just been evaluated.
-        unit: What throughput counts.
-        units: That all workers have trained on since this process began, or was resumed.
+        validation_loss: Validation loss in nats, if the model has just been evaluated.
+        unit: Name of the unit that throughput counts.
+        units: Units on which all workers have trained since this process began, or was resumed.
         training_s: Seconds of their steps, without evaluations and checkpoints.
-        sent_bytes: By this worker so far.
-        bits_per_parameter: Of the last step.
-        note: What the user should be told at this point; mostly empty.
-        members: Who trains, where that changes, or the number of votes, where steps have none.
+        sent_bytes: Bytes that this worker has sent so far.
+        bits_per_parameter: Bits of the last step.
+        note: A note for the user at this point; mostly empty.
+        members: Members of a crew, or the number of votes with local steps; else empty.
     """
 
     step: int
@@ -96,7 +96,7 @@ def start_worker(
     model: nn.Module,
     make_optimizer: Callable[..., DistributedLion] = DistributedLion,
 ) -> RealWorker:
-    """Start this process's worker of a run, over the default process group or in a crew."""
+    """Start this process's worker of a run, in the default process group or in a crew."""
     run = MethodRun(
         params=list(model.named_parameters()),
         lr=settings.lr,
@@ -120,9 +120,9 @@ def start_worker(
 
 
 def score_heldout(model: nn.Module, task: Task, device: torch.device, mine: slice) -> Tensor:
-    """Score some of the held-out batches: (batches, 3) float64, with zeros for the others.
+    """Score some of the validation batches: (batches, 3) float64, with zeros for the others.
 
-    A row is the sum of losses, predictions that are right, and predictions.
+    A row holds the sum of losses, the number of correct predictions, and the number of predictions.
     """
     batches = task.heldout_batches()
     sums = torch.zeros(len(batches), 3, dtype=torch.float64)
@@ -133,7 +133,7 @@ def score_heldout(model: nn.Module, task: Task, device: torch.device, mine: slic
 
 
 def conclude_scores(sums: Tensor) -> tuple[float, float]:
-    """Return mean loss and accuracy, of rows that are added in their order."""
+    """Return mean loss and accuracy over rows, added in their order."""
     rows = sums.tolist()
     loss_sum, correct, count = (math.fsum(row[field] for row in rows) for field in range(3))
     return loss_sum / count, correct / count
@@ -146,8 +146,8 @@ class TrainingLoop:
         settings: The run's settings; ``workers`` is the group's size.
         task: The data and model.
         observe: Called on rank 0 after every step and evaluation.
-        checkpoints: When to save, and whether to resume; None for neither.
-        run_dir: Where checkpoints are.
+        checkpoints: Settings of checkpoints; None for none.
+        run_dir: Folder of the run, with its checkpoints.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class TrainingLoop:
         """Train from the first step, or the one after the latest checkpoint, to the last.
 
         Returns:
-            The record; all ranks return equal ones but for times and rank 0's account of traffic.
+            The record; it is equal on all ranks but for times and rank 0's account of traffic.
 
         Raises:
             NonFiniteError: The loss is no longer finite.
@@ -224,21 +224,21 @@ class TrainingLoop:
         self._worker.optimizer.step()
         self._worker.optimizer.zero_grad()
         self._schedule.step()
-        # Checked after the step, in which the ranks agree on errors of their gradients.
+        # Checked after the step: in a step, ranks agree on errors of their gradients.
         self._check_finite(float(loss.detach()), "training", step)
         self._history.add_step(step, loss=float(loss.detach()), lr=lr)
         self._own_steps += 1
         self._training_s += time.perf_counter() - start_s
 
     def _evaluate(self, done: int) -> float:
-        """Score held-out batch i on rank i mod N and add the sums in batch order.
+        """Score validation batch i on rank i mod N, and add the sums in batch order.
 
         The result is bitwise identical for any number of ranks.
         """
         model, mine = self._worker.model, slice(self._rank, None, self._world_size)
         with self._worker.scoring():
             own = score_heldout(model, self._task, self._device, mine)
-        # One rank fills a row, the others add zeros to it: exact.
+        # One rank fills a row and the others add zeros to it, which is exact.
         loss, accuracy = conclude_scores(gather_rows(own).sum(dim=0))
         self._check_finite(loss, "validation", done)
         self._history.add_evaluation(done, loss=loss, accuracy=accuracy)

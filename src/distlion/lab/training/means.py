@@ -1,4 +1,4 @@
-"""Methods that average gradients, compressed or not, for one optimizer."""
+"""Methods that average gradients, compressed or not, and give the mean to an optimizer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from distlion.lab.training.workers import (
 
 # The comparison of arXiv:2404.00438 keeps 4 % of the entries.
 _KEPT = 0.04
-# Of the run, in place of 4 epochs of the paper's 90 or more.
+# Share of the run, in place of 4 epochs of the paper's 90 or more.
 _WARM_UP_SHARE = 0.05
 WITH_BETAS = LION_MEAN, ADAMW_MEAN = "global-lion", "global-adamw"
 """Means whose names may have betas."""
@@ -59,7 +59,7 @@ def _mean(
     *,
     train: Inner | None = None,
 ) -> Method:
-    """Make a method of one optimizer; ``train`` is that of real workers, if they know it."""
+    """Make a method of one optimizer; ``train`` is for real workers, None if they lack it."""
     how = "mean gradient" if compression is None else repr(compression)
     if isinstance(compression, DeepGradientCompression):
         how += f" with a warm-up of {_WARM_UP_SHARE:.0%}"
@@ -137,9 +137,9 @@ _POWERSGD = f"{_POWERSGD_OF} rank {PowerSGD().rank}, Lion"
 _LARGEST = GradDrop(keep=_KEPT)
 _LARGEST_MOMENTUM = DeepGradientCompression(keep=_KEPT, momentum=SGD_MOMENTUM)
 
-# TernGrad and GradDrop say nothing of the optimizer. Real workers get AdamW: with plain SGD, vision
-# transformers and GPTs barely train. DGC has its momentum inside, and SGD without one outside,
-# whose L2 term is then decoupled weight decay.
+# TernGrad and GradDrop leave the optimizer open. Real workers get AdamW: with plain SGD, vision
+# transformers and GPTs barely train. DGC has its own momentum, and SGD without momentum outside;
+# the L2 term of that SGD is then decoupled weight decay.
 _MEANS = (
     _mean(LION_MEAN, "Lion on the mean gradient", LION, train=LION),
     _mean(ADAMW_MEAN, "AdamW on the mean gradient", ADAMW, train=ADAMW),
@@ -160,7 +160,7 @@ MEANS = {method.name: method for method in _MEANS}
 
 
 def find_mean(name: str) -> Method | None:
-    """Return the method of a name that averages gradients; None where it is none."""
+    """Return the method of this name that averages gradients; None where there is none."""
     base, cautious, betas = split_name(name)
     if betas is None and not cautious:
         return MEANS.get(name)

@@ -22,18 +22,18 @@ class MethodKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to train, which a name such as ``majority`` stands for.
+    """A way to train, with a name such as ``majority``.
 
     Attributes:
-        name: Its name on the command line.
+        name: Name on the command line.
         description: A phrase for reports.
-        definition: The same to the last number; a record is that of a method as defined here.
-        kind: Its side in a comparison.
+        definition: A description to the last number; it identifies the method in records.
+        kind: Side in a comparison.
         base_lr: Center of its grid of learning rates in a comparison.
-        weight_decay: Its default weight decay in a comparison.
+        weight_decay: Default weight decay in a comparison.
         enter: Builds the virtual workers of a run.
-        start: Builds this process's worker of a run; None where only a comparison knows it.
-        votes: Whether workers vote in each step; False where they average.
+        start: Builds this process's worker of a run; None for methods of comparisons only.
+        votes: True if workers vote; False if they average.
         train_lr, train_weight_decay: Defaults for real workers.
     """
 

@@ -1,8 +1,8 @@
 """Methods by name: how each trains real workers and virtual ones, and its place in comparisons.
 
 A method of one name is a line of ``_MEANS`` or ``_SIGNUM``. A rule is a line of
-``distlion.aggregation.RULES``: it has its name here, with masks, betas, momentum averaging and
-local steps, without another line.
+``distlion.aggregation.RULES``. That line also gives it its name here, with masks, betas, momentum
+averaging and local steps.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from distlion.lab.training.name_parts import (
     split_name,
 )
 from distlion.lab.training.periodic import PERIODIC_NAMES, find_periodic
+from distlion.lab.training.weighed_votes import WEIGHED
 from distlion.lab.training.workers import LION_BETAS, VirtualVoting, VoteOptions, VotingWorker
 from distlion.optim import MomentumSync, lion_cub
 
 
 def find_method(name: str) -> Method:
-    """Return the method of a name in ``METHOD_NAMES``, as ``distlion compare`` takes it.
+    """Return the method of a name in ``METHOD_NAMES``, for ``distlion compare``.
 
     Raises:
-        InvalidArgumentError: There is none, or its momenta cannot be averaged as it says.
+        InvalidArgumentError: There is none, or its momenta cannot be averaged in this way.
     """
-    method = find_mean(name) or find_periodic(name) or _find_vote(name)
+    method = find_mean(name) or find_periodic(name) or WEIGHED.get(name) or _find_vote(name)
     if method is None:
-        # In those of a pattern, letters in capitals stand for something.
+        # Capital letters in a pattern are placeholders.
         known = [*_list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
         form = describe_betas(name, of=WITH_BETAS) or describe_steps(name, of=PERIODIC_NAMES)
         hint = suggest(name, known, all_in="distlion compare --help")
@@ -55,7 +56,7 @@ def find_method(name: str) -> Method:
 
 
 def find_rule(name: str) -> Method:
-    """Return the method of a name in ``RULE_NAMES``, as ``distlion train`` takes it.
+    """Return the method of a name in ``RULE_NAMES``, for ``distlion train``.
 
     Raises:
         InvalidArgumentError: There is none.
@@ -69,14 +70,14 @@ def find_rule(name: str) -> Method:
     return method
 
 
-# Votes in each step: a rule, its momenta, and how these are averaged, if at all.
+# Votes in each step: a rule, its betas, and a description.
 
 _SIGNUM: dict[str, tuple[Aggregation, Betas, str]] = {
     "signum": (MajorityVote(), (0.9, 0.9), "Signum with majority vote (arXiv:1810.05291)"),
     "signum-average": (Average(), (0.9, 0.9), "Signum with the average of the signs"),
     "signsgd": (MajorityVote(), (0.0, 0.0), "signSGD with majority vote (arXiv:1810.05291)"),
 }
-"""Methods of others: our rules with their momenta. Betas (0, 0) vote on gradients."""
+"""Published methods: our rules with their momenta. Betas (0, 0) vote on gradients."""
 
 _LION_CUB = "lion-cub"
 
@@ -128,7 +129,7 @@ def _vote(
 
 
 def _make_lion_cub() -> Method:
-    """Take the settings of ``distlion.lion_cub``, which makes real workers, from its defaults."""
+    """Make Lion Cub with the defaults of ``distlion.lion_cub``, which makes real workers."""
     given = {name: each.default for name, each in inspect.signature(lion_cub).parameters.items()}
     rule = QuantizedVote(bits=given["bits"])
     description = "Lion Cub (arXiv:2411.16462): quantized votes, momenta averaged"
@@ -137,12 +138,12 @@ def _make_lion_cub() -> Method:
 
 
 def _list_plain_votes() -> list[str]:
-    """Return every name without betas, each number of bits a name of its own."""
+    """Return every name without betas; each number of bits has a name of its own."""
     return [*RULES, *(f"{name}{CAUTIOUS}" for name in RULES), *_SIGNUM]
 
 
-# For messages and help. P is 1 to 8 bits, 2 at most for feedback; A and B are digits of betas; K is
-# a number of steps, before which RULE may be one for deltas; plain has no outer momentum.
+# For messages and help. P is 1 to 8 bits, at most 2 for feedback. A and B are digits of betas. K is
+# a number of steps; RULE may then be a rule for deltas. Plain has no outer momentum.
 
 _VOTE_NAMES = (
     *list_rule_names(),
@@ -166,6 +167,7 @@ METHOD_NAMES = (
     _LION_CUB,
     *(f"RULE-sync-{how}" for how in _SYNC_NAMES),
     *PERIODIC_NAMES,
+    *WEIGHED,
     *MEANS,
     _MASKED_MEAN,
     *(f"{name}-betas-A-B" for name in WITH_BETAS),

@@ -1,4 +1,4 @@
-"""Parts of a method's name behind its base: mask, betas, and how momenta are averaged."""
+"""Parts of a method's name after its base: mask, betas, and averaging of momenta."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DTYPES = {None: torch.float32, "-bf16": torch.bfloat16, "-int8": torch.int8}
 def split_betas(name: str) -> tuple[str, Betas | None]:
     """Take betas from the end of a name: ``majority-betas-90-95`` has (0.9, 0.95).
 
-    The numbers are two or three digits behind the decimal point.
+    The numbers are two or three digits after the decimal point.
 
     Returns:
-        The rest of the name, and the betas; None where it says nothing of them.
+        The rest of the name, and the betas; None where the name has none.
     """
     match = _BETAS.fullmatch(name)
     if match is None:
@@ -43,7 +43,7 @@ def split_betas(name: str) -> tuple[str, Betas | None]:
 
 
 def split_name(name: str) -> tuple[str, bool, Betas | None]:
-    """Split ``majority-cautious-betas-90-95`` into its base, whether it is masked, and betas."""
+    """Split ``majority-cautious-betas-90-95`` into its base, a flag for the mask, and betas."""
     rest, betas = split_betas(name)
     base = rest.removesuffix(CAUTIOUS)
     return base, base != rest, betas
@@ -57,11 +57,11 @@ def describe_variant(description: str, cautious: bool, betas: Betas | None) -> s
 
 
 def describe_betas(name: str, *, of: Sequence[str]) -> str:
-    """Return the form of betas, for the error of an unknown name that has some; or "".
+    """Return the format of betas, for the error of an unknown name that has some; or "".
 
     Args:
         name: The unknown name.
-        of: Names beside those of rules that may have betas.
+        of: Names, besides rules, that may have betas.
     """
     if "-betas-" not in name:
         return ""
@@ -72,11 +72,11 @@ def describe_betas(name: str, *, of: Sequence[str]) -> str:
 
 
 def describe_steps(name: str, *, of: Sequence[str]) -> str:
-    """Return the form of local steps, for the error of an unknown name that has some; or "".
+    """Return the names with local steps, for the error of an unknown name that has some; or "".
 
     Args:
         name: The unknown name.
-        of: Forms of the names that have local steps.
+        of: Patterns of the names with local steps.
     """
     if "diloco" not in name and "-every-" not in name:
         return ""
@@ -87,10 +87,10 @@ def describe_steps(name: str, *, of: Sequence[str]) -> str:
 
 
 def read_sync(match: re.Match[str]) -> tuple[MomentumSync, str]:
-    """Read a match of ``SYNC``; return also a phrase for the description.
+    """Return the ``MomentumSync`` of a match of ``SYNC``, and a phrase for the description.
 
     Raises:
-        InvalidArgumentError: Momenta cannot be averaged as it says.
+        InvalidArgumentError: Momenta cannot be averaged in this way.
     """
     select, where = _WHERE[match["where"]]
     dtype = _DTYPES[match["dtype"]]

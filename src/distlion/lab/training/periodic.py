@@ -1,4 +1,4 @@
-"""Methods that exchange every K steps what local steps have moved."""
+"""Methods that take local steps and exchange their deltas every K steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PERIODIC_NAMES = (
     "local-K-RULE-nesterov",
     "local-K-RULE-lion[-RATE]",
 )
-"""Forms of their names. RATE is that of an outer Lion."""
+"""Patterns of their names. RATE is an outer Lion's learning rate."""
 _DILOCO = re.compile(r"diloco-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?")
 _SPARSE = re.compile(r"sparse-(?P<every>[1-9]\d*)")
 _VOTED = re.compile(r"(?P<rule>.+)-every-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?")
@@ -37,7 +37,7 @@ Enter = Callable[[MethodRun], VirtualWorkers]
 
 
 def find_periodic(name: str) -> Method | None:
-    """Return the method of a name that has local steps; None where it has none."""
+    """Return the method of a name with local steps; None where there is none."""
     if match := _DILOCO.fullmatch(name):
         return _find_diloco(match)
     if match := _SPARSE.fullmatch(name):
@@ -78,7 +78,7 @@ def _find_sparse(match: re.Match[str]) -> Method:
 
 
 def _find_voted(match: re.Match[str]) -> Method | None:
-    """Return votes of a rule: scaled by the loop of comparisons, or by the rule itself."""
+    """Return a method that votes: the comparison's loop or the rule itself scales the outcome."""
     inner, outer = _read_inner(match), PLAIN_OUTER_SGD if match["outer"] else OUTER_SGD
     vote, delta_rule = RULES.get(match["rule"]), SCALED_RULES.get(match["rule"])
     if delta_rule is not None:
@@ -99,11 +99,11 @@ def _find_voted(match: re.Match[str]) -> Method | None:
 
 @dataclass(frozen=True)
 class LocalVotes:
-    """A name ``local-K-RULE-OUTER``, taken apart.
+    """The parts of a name ``local-K-RULE-OUTER``.
 
     Attributes:
-        every: K.
-        rule: How deltas are voted on.
+        every: Steps from vote to vote, K.
+        rule: Rule of the votes on deltas.
         outer: The outer step.
     """
 
@@ -113,7 +113,7 @@ class LocalVotes:
 
 
 def read_local_votes(name: str) -> LocalVotes | None:
-    """Read the name of a method of ``LocalSteps`` over AdamW; None where it is none."""
+    """Split the name of a method of ``LocalSteps`` over AdamW; None where it is none."""
     match = _LOCAL.fullmatch(name)
     if match is None:
         return None
@@ -164,7 +164,7 @@ def _make(
     said: str = "",
     after: str = "",
 ) -> Method:
-    """Make a method; ``said`` is what reports say in the place of ``how``."""
+    """Make a method; reports show ``said`` instead of ``how``."""
     steps = f"{match['every']} local steps of {inner.name.partition('(')[0]}"
     return Method(
         name=match[0],

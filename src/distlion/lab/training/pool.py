@@ -1,4 +1,4 @@
-"""A pool of processes for long jobs that report how far they are."""
+"""A pool of processes for long jobs that report their progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distlion.lab.training.processes import (
 
 @dataclass(frozen=True)
 class Reported:
-    """What a job emitted before its end."""
+    """A value that a job emitted before its end."""
 
     job: Any
     content: Any
@@ -37,7 +37,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job returned."""
+    """The value that a job returned."""
 
     job: Any
     result: Any
@@ -51,7 +51,7 @@ class _Failure:
 
 @dataclass
 class _Seat:
-    """One process of the pool, and the job that it is at; None while it is idle."""
+    """One process of the pool, with its job; None while it is idle."""
 
     process: BaseProcess
     pipe: Connection
@@ -61,13 +61,13 @@ class _Seat:
 class Pool:
     """Do jobs in child processes, in the order in which they were submitted.
 
-    A context manager: however it is left, by Ctrl-C, SIGTERM and SIGHUP too, all processes have
-    ended; if this process is killed, they end themselves.
+    This is a context manager. All processes have ended when it is left, also by Ctrl-C, SIGTERM
+    and SIGHUP. If this process is killed, they end themselves.
 
     Args:
-        work: Called in a child as ``work(emit, job)``; must be importable by name, as jobs, results
-            and what it emits must be picklable.
-        size: Processes, at least 1; they are started when there is something to do.
+        work: Called in a child as ``work(emit, job)``; must be importable by name. Jobs, results
+            and emitted values must be picklable.
+        size: Number of processes, at least 1; they start when there is work.
         preload: Modules to import once, before processes are forked.
     """
 
@@ -98,11 +98,11 @@ class Pool:
         self._signals.__exit__(None, None, None)
 
     def submit(self, job: Any) -> None:
-        """Add a job to those that wait."""
+        """Add a job to the waiting ones."""
         self._waiting.append(job)
 
     def events(self) -> Iterator[Reported | Finished]:
-        """Do all jobs; those submitted meanwhile too.
+        """Do all jobs, including jobs submitted meanwhile.
 
         Raises:
             WorkerFailedError: A job raised, or its process died.
@@ -121,7 +121,7 @@ class Pool:
             self._assign()
 
     def _assign(self) -> None:
-        """Give waiting jobs to idle processes, starting as many as are needed."""
+        """Give waiting jobs to idle processes, and start as many processes as are needed."""
         while self._waiting:
             idle = [seat for seat in self._seats if seat.job is None]
             if not idle and len(self._seats) == self._size:
@@ -144,7 +144,7 @@ class Pool:
         )
         self._seats.append(_Seat(process, ours))
         start_process(process)
-        # Ours must be closed, or the pipe would never come to its end.
+        # Our copy must be closed, or the pipe would never come to its end.
         theirs.close()
         return self._seats[-1]
 
@@ -178,7 +178,7 @@ def _serve(pipe: Connection, work: Callable[[Emit, Any], Any]) -> None:
             return
         try:
             result = work(partial(_report, pipe, job), job)
-        # Whatever it is, the parent reports it.
+        # The parent reports any exception.
         except Exception as error:  # noqa: BLE001
             trace = None if isinstance(error, DistlionError) else traceback.format_exc()
             pipe.send(_Failure(f"{type(error).__name__}: {error}", trace))

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, whatever ends it."""
+"""Child processes that end with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerTraceError(Exception):
 
 
 def choose_context(preload: Sequence[str]) -> Any:
-    """Fork workers from a server that has the preloaded modules; spawn them where there is none."""
+    """Return a context that forks workers from a server with these modules, or else spawns them."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -40,17 +40,17 @@ def choose_context(preload: Sequence[str]) -> Any:
 
 @deferred_signals("the start of a process", gives_way=False)
 def start_process(process: BaseProcess) -> None:
-    """Start a process that ``end_processes`` will get; a signal is heard once it has started.
+    """Start a process that ``end_processes`` will end; signals wait until it has started.
 
-    Cut short, a start may leave a process whose number nobody knows. It takes as long as the fork
-    server needs to import what it preloads, and much less from then on.
+    An interrupted start may leave a process of unknown number. The first start takes as long as
+    the fork server needs to import the preloaded modules; later ones are much shorter.
     """
     process.start()
 
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Start children with SIGINT blocked: Ctrl-C goes to the whole terminal, but we end them."""
+    """Block SIGINT in children: Ctrl-C goes to the whole terminal, but the parent ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -59,7 +59,7 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 def become_child() -> None:
-    """Leave Ctrl-C to the parent, and end at once when it is gone, however that ended.
+    """Leave Ctrl-C to the parent, and end at once when the parent is gone, however it ended.
 
     To be called first in a child process.
     """
@@ -76,7 +76,7 @@ def _end_with_parent() -> None:
 
 @deferred_signals("the end of processes", gives_way=False)
 def end_processes(processes: Sequence[BaseProcess]) -> None:
-    """End all that still run: by SIGTERM, and soon by SIGKILL; no signal cuts it short."""
+    """End all running processes by SIGTERM, and soon by SIGKILL; no signal interrupts this."""
     started = [process for process in processes if process.pid is not None]
     for process in started:
         process.terminate()
@@ -89,20 +89,20 @@ def end_processes(processes: Sequence[BaseProcess]) -> None:
 
 @contextlib.contextmanager
 def leaving_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave ``with`` blocks in order, by SystemExit of 143 and 129.
+    """Let SIGTERM and SIGHUP leave ``with`` blocks in order, by SystemExit with 143 and 129.
 
-    What somebody else handles, or ignores as ``nohup`` does, stays so. Signals belong to the main
-    thread; elsewhere nothing changes.
+    Signals that other code handles, or ignores as ``nohup`` does, stay as they are. Signals belong
+    to the main thread; in other threads nothing changes.
     """
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
     owner_pid = os.getpid()
 
     def leave(number: int, frame: object) -> None:
-        # In a forked child, such as those of pyroute2, there are no blocks to leave.
+        # A forked child, such as pyroute2's, has no blocks to leave.
         if os.getpid() != owner_pid:
             os._exit(128 + number)
-        # Once: a second one must not interrupt the cleaning.
+        # Only once: a second signal must not interrupt the clean-up.
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
@@ -119,7 +119,7 @@ def leaving_in_order() -> Iterator[None]:
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Say how a process ended."""
+    """Describe the end of a process."""
     if exitcode is not None and exitcode < 0:
         return f"was killed by {signal.Signals(-exitcode).name}"
     return f"ended with exit code {exitcode}"

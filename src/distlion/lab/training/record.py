@@ -24,28 +24,29 @@ _SERIES = ("losses", "evaluations", "diagnostics")
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Hold everything that is known of a finished run.
+    """All results of a finished run.
 
     Args:
         format: Version of this layout.
-        settings: As ``TrainSettings.to_json``.
-        versions: Of distlion, torch, transformers, Python and the platform.
+        settings: The settings, by ``TrainSettings.to_json``.
+        versions: Versions of distlion, torch, transformers, Python and the platform.
         task: Facts about data and model.
-        trainable_parameters: Their number.
+        trainable_parameters: Number of trainable parameters.
         world_size: Number of workers.
-        first_heldout_loss: Nats per prediction, before the first step.
-        final_heldout_loss: Nats per prediction, after the last step.
-        final_heldout_accuracy: Share of held-out predictions that are right, after the last step.
-        final_train_loss: Mean over workers and over the last steps, at most 20, in nats.
+        first_heldout_loss: Initial validation loss, in nats per prediction.
+        final_heldout_loss: Validation loss after the last step, in nats per prediction.
+        final_heldout_accuracy: Validation accuracy after the last step, 0 to 1.
+        final_train_loss: Training loss in nats, the mean over workers and at most the last 20
+            steps.
         wall_s: Seconds from before the first evaluation to after the last one.
-        sent_bytes_per_worker: What the steps sent, the most of any worker.
-        full_precision_bytes_per_worker: What a ring all-reduce of fp32 gradients would have sent.
+        sent_bytes_per_worker: Bytes of the steps, from the worker that sent most.
+        full_precision_bytes_per_worker: Bytes of a ring all-reduce of fp32 gradients.
         bits_per_parameter: Bits that a worker sends in a step for each trainable parameter.
-        replicas_equal: Whether the workers ended with bitwise identical parameters.
-        traffic: The account of rank 0.
+        replicas_equal: True if the workers ended with bitwise identical parameters.
+        traffic: Rank 0's account of traffic.
         losses: Series ``step``, ``seconds``, ``loss`` (mean over workers) and ``lr``.
         evaluations: Series ``step`` (steps done), ``seconds``, ``loss`` and ``accuracy``.
-        diagnostics: ``Diagnosis`` of votes, one for each parameter and look; as rank 0 found them.
+        diagnostics: ``Diagnosis`` of votes, one for each parameter and diagnosed step, from rank 0.
     """
 
     format: int = FORMAT
@@ -78,7 +79,7 @@ class Record:
 
 
 def describe_versions() -> dict[str, str]:
-    """Name the software that the numbers of a run depend on."""
+    """Name the software on which the numbers of a run depend."""
     return {
         "distlion": __version__,
         "torch": torch.__version__,
@@ -89,7 +90,7 @@ def describe_versions() -> dict[str, str]:
 
 
 def claim_run_dir(run_dir: Path) -> None:
-    """Make the folder of a run, refusing one that holds a record.
+    """Make the folder of a run; refuse one that holds a record.
 
     Raises:
         InvalidArgumentError: It holds a record already, or cannot be made.
@@ -116,7 +117,7 @@ def write_record(record: Record, run_dir: Path) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file atomically, in the place of an existing one."""
+    """Write a text file atomically, replacing an existing one."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".record-", delete=False) as file:
         temporary = Path(file.name)
         try:

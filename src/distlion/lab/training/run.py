@@ -1,4 +1,4 @@
-"""Train: join the world that torchrun made, or start local workers; then write the run folder."""
+"""Train with torchrun's workers or with local ones, and write the run folder."""
 
 from __future__ import annotations
 
@@ -67,43 +67,44 @@ def train(
 ) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
 
-    With ``diagnose_every``, ``diagnosis.png`` too; checkpoints go to ``checkpoints/``.
+    ``diagnose_every`` adds ``diagnosis.png``; checkpoints go to ``checkpoints/``.
 
     Args:
-        settings: What to train and how.
-        run_dir: Folder of the run; made if need be.
-        observe: Called with the progress of rank 0, in the process that calls this function.
-        checkpoints: When to save, and whether to resume; None for neither. A run that was resumed
-            has the bits, and the record, of one that was not interrupted.
-        oversubscribe: Whether local workers may be more than cores and memory hold.
-        crew: Whether local workers form a crew: any of them may be killed, and a newcomer takes its
-            place. Losses and traffic of the record are then those of one worker.
-        starting: Called when all is checked, before the first local worker is started.
+        settings: The run's settings.
+        run_dir: Folder of the run; made if it does not exist.
+        observe: Called with rank 0's progress, in the process that calls this function.
+        checkpoints: Settings of checkpoints; None for none. A resumed run ends with the bits, and
+            the record, of an uninterrupted one.
+        oversubscribe: True to allow more local workers than cores and memory hold.
+        crew: True if local workers form a crew: if one is killed, a newcomer takes its place. The
+            record then has one worker's losses and traffic.
+        starting: Called after all checks, before the first local worker starts.
 
     Returns:
         The record; under torchrun only on rank 0, None on the other ranks.
 
     Raises:
-        InvalidArgumentError: The folder holds a record, or checkpoints beside which others are to
-            be saved, and the run is not resumed; ``workers`` is not torchrun's world or more than
-            the machine holds; or checkpoints are asked for with a baseline.
+        InvalidArgumentError: The folder holds a record, or checkpoints where this run would save
+            its own, and the run is not resumed. Or ``workers`` differs from torchrun's world size
+            or is more than the machine holds. Or checkpoints are asked for with a baseline.
         CheckpointError: Under torchrun, the run cannot be resumed.
         DataError: Data or model config cannot be used.
         WorkerFailedError: A local worker died or raised.
         StepError: Under torchrun, a step failed.
-        UnwrittenRunError: The run has ended, and its files cannot be written; it has the record.
+        UnwrittenRunError: The run has ended, but its files cannot be written; the error has the
+            record.
     """
     joined = torchrun_world_size()
     if joined is not None and joined != settings.workers:
         raise InvalidArgumentError(
-            f"workers is {settings.workers}, but torchrun started {joined}; leave --workers away"
+            f"workers is {settings.workers}, but torchrun started {joined}; omit --workers"
         )
     checkpoints = checkpoints or CheckpointSettings()
     if crew:
         _check_crew(settings, checkpoints)
     checkpoints.check(settings)
     checkpoints.check_folder(run_dir)
-    # A worker may be lost when the record is already there: whoever resumes writes it once more.
+    # A worker may be lost after the record was written: a resumed run writes it once more.
     is_resumed = checkpoints.resume and has_checkpoint(run_dir)
     work = _Work(settings, checkpoints, run_dir.absolute(), oversubscribe, crew)
     begin = starting or (lambda: None)
@@ -123,7 +124,7 @@ def _write_folder(record: Record, run_dir: Path) -> None:
     """Write record and figures.
 
     Raises:
-        UnwrittenRunError: The disk refuses; the record is with the error.
+        UnwrittenRunError: A file cannot be written; the error has the record.
     """
     path, is_record_written = run_dir / RECORD_NAME, False
     try:
@@ -148,7 +149,7 @@ def load_task(settings: TrainSettings) -> Task:
     """Load the data of a run and check that it fits its model and its number of workers.
 
     Raises:
-        DataError: It does not.
+        DataError: The data do not fit.
     """
     task: Task
     if settings.task is TaskName.TEXT:
@@ -173,7 +174,7 @@ def load_task(settings: TrainSettings) -> Task:
 
 @contextlib.contextmanager
 def _claimed(run_dir: Path, *, again: bool) -> Iterator[None]:
-    """Make the run folder; a failed run does not leave an empty one."""
+    """Make the run folder; a failed run leaves no empty one."""
     if not again:
         claim_run_dir(run_dir)
     try:
@@ -186,14 +187,14 @@ def _claimed(run_dir: Path, *, again: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a worker has to do.
+    """A worker's task.
 
     Args:
-        settings: What to train and how.
-        checkpoints: When to save, and whether to resume.
+        settings: The run's settings.
+        checkpoints: Settings of checkpoints.
         run_dir: Folder of the run, absolute.
-        oversubscribe: Whether there may be more than the machine holds.
-        crew: Whether workers may be killed and replaced.
+        oversubscribe: True to allow more workers than the machine holds.
+        crew: True if killed workers are replaced.
     """
 
     settings: TrainSettings
@@ -204,10 +205,10 @@ class _Work:
 
 
 def _check_crew(settings: TrainSettings, checkpoints: CheckpointSettings) -> None:
-    """Refuse what a crew of local workers cannot have.
+    """Refuse options that a crew of local workers cannot have.
 
     Raises:
-        InvalidArgumentError: It names the option.
+        InvalidArgumentError: Such an option is given; the message names it.
     """
     refused = {
         "torchrun": torchrun_world_size() is not None,
@@ -245,7 +246,7 @@ def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) ->
 
 
 def list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
-    """List modules that every worker imports; the launcher passes over those that do not exist."""
+    """List modules that every worker imports; the launcher skips missing ones."""
     model_type = task.describe()["model_type"]
     digits = settings.task is TaskName.IMAGES and settings.data is None
     return [
@@ -257,8 +258,8 @@ def list_slow_imports(settings: TrainSettings, task: Task) -> list[str]:
 
 
 def _train_joined(work: _Work, observe: Observer) -> Record:
-    # torchrun's agent keeps one store through all restarts: Gloo would connect to the addresses
-    # that workers of an earlier start have left there.
+    # torchrun's agent keeps one store through all restarts, with the addresses of earlier
+    # workers: Gloo would connect to those.
     store, rank, world_size = next(iter(rendezvous("env://")))
     start = find_start()
     dist.init_process_group(
@@ -268,7 +269,7 @@ def _train_joined(work: _Work, observe: Observer) -> Record:
         world_size=world_size,
     )
     record = _work(observe, work)
-    # Not after an error: a collective that a peer left open could keep this from returning.
+    # Not after an error: this could hang on a collective that a peer left open.
     dist.destroy_process_group()
     return record
 

@@ -19,29 +19,29 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Hold everything that is known of a run with virtual workers.
+    """All results of a run with virtual workers.
 
-    Equal settings give equal records but for ``timing`` and ``versions``.
+    Records of equal settings differ only in ``timing`` and ``versions``.
 
     Args:
         format: Version of this layout.
-        settings: As ``RunSettings.to_json``.
-        versions: Of distlion, torch, transformers, Python and the platform.
+        settings: The settings, by ``RunSettings.to_json``.
+        versions: Versions of distlion, torch, transformers, Python and the platform.
         task: Facts about data and model.
-        trainable_parameters: Their number.
-        diverged: None, or the ``step`` that was abandoned and a ``message``: the loss or a gradient
-            was not finite. Then the series end before it.
-        up_bits_per_parameter: Worker to server, for each parameter and step, as papers count.
-        down_bits_per_parameter: Server to worker.
-        sent_bytes_per_step: What one worker sends in a step over a network, the mean of all steps.
-        rounds: Messages of a step that wait for each other.
+        trainable_parameters: Number of trainable parameters.
+        diverged: None, or the abandoned ``step`` and a ``message``: the loss or a gradient was not
+            finite. The series then end before this step.
+        up_bits_per_parameter: Uplink bits for each parameter and step, as papers count.
+        down_bits_per_parameter: Downlink bits, likewise.
+        sent_bytes_per_step: Bytes that one worker would send over a network, the mean of all steps.
+        rounds: Number of sequential messages in a step.
         parameters_sha256: Digest of the final parameters.
-        series: At each evaluation: ``step`` (steps done), ``train_loss`` (mean over workers and the
+        series: At each evaluation, ``step`` (steps done), ``train_loss`` (mean over workers and the
             steps since the last evaluation; None before the first step), ``validation_loss``,
             ``validation_accuracy``, ``test_loss``, ``test_accuracy`` (nats per prediction, shares)
             and ``sent_bytes`` (of one worker so far).
-        timing: ``wall_s`` of the run, and ``compute_s``, the median seconds of forward and backward
-            of one worker; None before there was any.
+        timing: ``wall_s`` of the run, and ``compute_s``, the median seconds of one worker's forward
+            and backward; None before there was any.
     """
 
     format: int = FORMAT
@@ -66,14 +66,14 @@ class RunRecord:
 class RecordFolder:
     """A folder with one file for each run, named by ``RunSettings.name_record``.
 
-    A record counts if it was made with equal settings, on equal data, by the same versions.
+    A record counts if its settings, data and versions are the same.
 
     Args:
-        folder: Made if need be.
-        task: Facts about data and model of the runs that are looked for.
+        folder: The folder; made if it does not exist.
+        task: Facts about data and model, which a record must share.
 
     Raises:
-        DataError: It cannot be made.
+        DataError: The folder cannot be made.
     """
 
     def __init__(self, folder: Path, task: dict[str, str | int]) -> None:
@@ -87,11 +87,11 @@ class RecordFolder:
             ) from error
 
     def path(self, settings: RunSettings) -> Path:
-        """Return where the record of a run is, or will be."""
+        """Return the path of a run's record, whether it exists or not."""
         return self._folder / f"{settings.name_record()}.json"
 
     def read(self, settings: RunSettings) -> dict[str, Any] | None:
-        """Return the record of a run; None where there is none that is whole and counts."""
+        """Return the record of a run; None where no complete one counts."""
         try:
             record: dict[str, Any] = read_json(self.path(settings))
             check_run(record)
@@ -110,7 +110,7 @@ class RecordFolder:
 
 
 def _software(versions: Any) -> dict[str, str] | None:
-    """Leave out the platform, which a folder may be moved between."""
+    """Leave out the platform, since a folder may move to another one."""
     if not isinstance(versions, dict):
         return None
     return {name: version for name, version in versions.items() if name != "platform"}

@@ -22,30 +22,30 @@ _DATA_FIELDS = ("task", "data", "partition", "alpha", "tokenizer", "model_config
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Say all that the losses of a run with virtual workers depend on.
+    """All settings on which the losses of a run with virtual workers depend.
 
     Args:
-        task: What to train.
-        data: What to train on; None for the task's embedded data.
-        partition: How the training data is shared out among workers.
+        task: The task to train.
+        data: Training data; None for the task's embedded data.
+        partition: Partition of the training data among workers.
         alpha: Concentration of the partition ``by-class``; None for other partitions.
         tokenizer: Level of text; None for other tasks.
         model_config: A transformers config; None for the task's preset.
         method: Name of a method.
         workers: Virtual workers, at least 1.
-        seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
+        seed: Seed of weights, data order, dropout and random tie-breaking; 0 or above.
         lr: Highest learning rate, above 0.
-        weight_decay: At least 0.
+        weight_decay: Weight decay, at least 0.
         steps: Optimizer steps, at least 1.
         schedule: Course of the learning rate.
         warmup_steps: Steps of linear rise, at least 0.
         batch_size: Examples of one worker in a step, at least 1.
-        eval_every: Steps between evaluations, at least 1; there is always one before the first step
-            and one after the last.
-        device: Where to train, such as ``cpu`` or ``cuda``.
+        eval_every: Steps between evaluations, at least 1; the first one comes before the first
+            step, and the last one after the last step.
+        device: Device to train on, such as ``cpu`` or ``cuda``.
 
     Raises:
-        InvalidArgumentError: A number is out of its range, or two settings do not go together.
+        InvalidArgumentError: A number is out of its range, or two settings are incompatible.
     """
 
     task: TaskName
@@ -74,11 +74,11 @@ class RunSettings:
 
     @property
     def work(self) -> int:
-        """Forward and backward passes of the run: what its time is proportional to."""
+        """Number of forward and backward passes of the run, to which its time is proportional."""
         return self.steps * self.workers
 
     def to_training(self) -> TrainSettings:
-        """Return these as settings of the run loop, whose rule has no meaning here."""
+        """Return these as settings of the run loop; their rule has no meaning here."""
         shared = {field.name for field in dataclasses.fields(TrainSettings)}
         given = {
             field.name: getattr(self, field.name)
@@ -88,15 +88,15 @@ class RunSettings:
         return TrainSettings.with_defaults(**given)
 
     def to_data(self) -> TrainSettings:
-        """Return what the task depends on, equal for runs that can share it."""
+        """Return the settings of the task, equal for runs that can share it."""
         given = {name: getattr(self, name) for name in _DATA_FIELDS}
         return TrainSettings.with_defaults(workers=1, **given)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them.
+        """Return the settings as JSON types.
 
-        In place of the path of a model's config stands its content, and beside the name of the
-        method its ``definition``, so that no record outlives a change of what these mean.
+        A model config is included by its content, not its path, and a method by its name and its
+        ``definition``. No record thus outlives a change of their meaning.
 
         Raises:
             DataError: The config cannot be read.
@@ -121,7 +121,7 @@ class RunSettings:
             ) from error
 
     def name_record(self) -> str:
-        """Name the run by what people look for and a digest of all settings."""
+        """Name the run by its main settings and a digest of all settings."""
         text = json.dumps(self.to_json(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_DIGITS]
         return f"{self.method}-{self.workers}-{self.seed}-{digest}"

@@ -1,4 +1,4 @@
-"""The settings of a training run, checked when made."""
+"""The settings of a training run, checked at construction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TaskName(str, Enum):
 
 
 class PartitionName(str, Enum):
-    """How the training data is shared out among workers: the same mix for all, or skewed."""
+    """The partition of the training data among workers: the same mix for all, or skewed."""
 
     EVEN = "even"
     CONTIGUOUS = "contiguous"
@@ -85,43 +85,45 @@ def torchrun_world_size() -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Say all that the losses of a run depend on.
+    """All settings on which the losses of a run depend.
 
     Args:
-        task: What to train.
+        task: The task to train.
         workers: Processes that train together, at least 1.
-        rule: How they agree on a step: a vote, or a baseline; with ``every``, a vote on deltas.
+        rule: Rule of the votes, or a baseline; with ``every``, a rule for votes on deltas.
         exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
-        overlap: Whether votes leave during backward, or what is faster; off for a baseline.
-        sync_every: Steps in which every momentum is averaged over workers once; None for never, as
-            for a baseline.
+        overlap: Overlap of votes with backward: on, off, or the faster one; off for a
+            baseline.
+        sync_every: Steps in which every momentum is averaged over workers once. None for never;
+            always None for a baseline.
         every: Local steps of AdamW from vote to vote, at least 1; None votes in each step.
-        delay: Steps after which the outcome of a vote is taken, less than ``every``; None without.
-        diagnose_every: Steps between looks at how far votes agree, with ``every`` votes; None for
-            never, as for a baseline.
+        delay: Steps after which the outcome of a vote is applied, less than ``every``; None for no
+            delay.
+        diagnose_every: Steps, or votes with ``every``, between two diagnoses of the votes. None for
+            never; always None for a baseline.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.
         schedule: Course of the learning rate: cosine falls to a tenth of ``lr`` at the last step.
         warmup_steps: Steps of linear rise to ``lr``, at least 0.
         batch_size: Examples of one worker in a step, at least 1.
-        eval_every: Steps between validations, at least 1; there is always one before the
-            first step and one after the last.
-        seed: Of weights, data order, dropout and random tie-breaking; 0 or above.
-        threads: Threads of a worker, at least 1. With as many, losses are bitwise identical.
-        device: Where workers compute, such as ``cpu`` or ``cuda``; of several GPUs of a machine,
-            its workers take turns. ``cpu`` for a baseline.
-        step_timeout_s: Seconds that a step waits for a peer, above 0; None for 60, as for
+        eval_every: Steps between validations, at least 1; the first one comes before the first
+            step, and the last one after the last step.
+        seed: Seed of weights, data order, dropout and random tie-breaking; 0 or above.
+        threads: Threads of a worker, at least 1. Losses are bitwise identical for equal numbers.
+        device: Device of the workers, such as ``cpu`` or ``cuda``; the workers of a machine are
+            dealt its GPUs in turn. ``cpu`` for a baseline.
+        step_timeout_s: Seconds that a step waits for a peer, above 0; None for 60. Always None for
             a baseline.
-        data: What to train on; None for the task's embedded data.
-        partition: How the training data is shared out among workers.
+        data: Training data; None for the task's embedded data.
+        partition: Partition of the training data among workers.
         alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
         tokenizer: Level of text; None for other tasks.
         model_config: A transformers config; None for the task's preset.
 
     Raises:
-        InvalidArgumentError: A name is unknown, a number is out of its range, or two settings do
-            not go together.
+        InvalidArgumentError: A name is unknown, a number is out of its range, or two settings are
+            incompatible.
     """
 
     task: TaskName
@@ -154,10 +156,10 @@ class TrainSettings:
     def with_defaults(
         cls, task: TaskName = TaskName.TEXT, rule: str | None = None, **given: Any
     ) -> TrainSettings:
-        """Fill what is absent or None by the defaults of the task and the rule.
+        """Fill absent settings, and None, with the defaults of the task and the rule.
 
         Raises:
-            InvalidArgumentError: As the class.
+            InvalidArgumentError: As in the class.
             TypeError: A name is not a setting.
         """
         every, delay = given.get("every"), given.get("delay")
@@ -267,7 +269,7 @@ class TrainSettings:
         if self.sync_every is not None:
             raise InvalidArgumentError(
                 f"sync_every is {self.sync_every} with every {self.every}: these votes have no "
-                "momenta to average. Leave sync_every away"
+                "momenta to average. Omit sync_every"
             )
 
     def _check_partition(self) -> None:
@@ -286,14 +288,14 @@ class TrainSettings:
             ByClass(self.alpha)  # checks its range
 
     def to_json(self) -> dict[str, str | int | float | None]:
-        """Return the settings as JSON can hold them."""
+        """Return the settings as JSON types."""
         return {
             field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
 
 def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
-    """Return the method of a rule, in each step or every few of them.
+    """Return the method of a rule with votes in each step, or every few steps.
 
     Raises:
         InvalidArgumentError: There is none, or a number is out of its range.
@@ -302,7 +304,7 @@ def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
         if delay is not None:
             raise InvalidArgumentError(
                 f"delay is {delay} without every: a vote of each step is taken in that step. "
-                "Set every to more than delay, or leave delay away"
+                "Set every to more than delay, or omit delay"
             )
         if rule in SCALED_RULES:
             raise InvalidArgumentError(

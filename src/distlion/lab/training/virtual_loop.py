@@ -1,4 +1,4 @@
-"""The run loop of virtual workers: each computes its gradient in turn, then all step together."""
+"""The run loop of virtual workers: each computes a gradient in turn, then all step together."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from distlion.lab.training.run_record import RunRecord
 from distlion.lab.training.run_settings import RunSettings
 from distlion.lab.training.workers import MethodRun
 
-# Often enough for a median, seldom enough not to hold up a GPU.
+# Often enough for a median, rare enough not to hold up a GPU.
 _TIME_EVERY = 8
 
 Observer = Callable[[int], None]
 
 
 def split_heldout(task: Task) -> tuple[list[Batch], list[Batch]]:
-    """Split the evaluation batches: even numbers choose the learning rate, odd ones are reported.
+    """Split the evaluation batches: even ones choose the learning rate, odd ones are reported.
 
     Returns:
         Validation and test batches.
@@ -53,9 +53,9 @@ class VirtualLoop:
     """Train a task with virtual workers.
 
     Args:
-        settings: What to run.
+        settings: The run's settings.
         task: The data and model.
-        observe: Called with the number of steps done, after each.
+        observe: Called after each step with the number of steps done.
 
     Raises:
         DataError: The evaluation batches cannot be split.
@@ -89,10 +89,10 @@ class VirtualLoop:
         self._compute_s: list[float] = []
 
     def run(self) -> RunRecord:
-        """Train from the first step to the last, or until something is not finite.
+        """Train from the first step to the last, or until a loss or gradient is not finite.
 
         Returns:
-            The record; ``diverged`` says whether it came to the end.
+            The record; ``diverged`` is None if the run came to its end.
         """
         start_s = time.perf_counter()
         diverged = None
@@ -160,7 +160,7 @@ class VirtualLoop:
         )
 
     def _score(self, batches: Sequence[Batch]) -> tuple[float, float]:
-        """Return nats per prediction and the share of predictions that are right."""
+        """Return nats per prediction and the share of correct predictions."""
         scores = [score_batch(self._model, batch) for batch in batches]
         count = sum(score.count for score in scores)
         loss = math.fsum(score.loss_sum for score in scores) / count

@@ -1,4 +1,4 @@
-"""Workers that train by a method: real ones, one in each process, and N virtual ones in one."""
+"""Workers that train by a method: one real worker a process, or N virtual ones in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distlion.virtual import VirtualCluster
 
 LION_BETAS = (0.9, 0.99)
 AUTO = "auto"
-"""In place of a pattern's name: the optimizer chooses one."""
+"""Name that lets the optimizer choose the pattern."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class MethodRun:
         seed: Seed of every draw.
         warmup_steps: Steps in which Deep Gradient Compression raises its sparsity; None for a
             twentieth of the run.
-        make_optimizer: Makes the optimizer of a real worker that votes: that of a crew can be put
-            in the place of ``DistributedLion``.
+        make_optimizer: Makes the optimizer of a real worker that votes: ``DistributedLion``, or a
+            crew's.
     """
 
     params: Sequence[tuple[str, nn.Parameter]]
@@ -95,27 +95,27 @@ class RealWorker(Protocol):
         """Return the bits for each trainable parameter that this worker sends in a step."""
 
     def traffic(self) -> dict[str, Any]:
-        """Return the account of bytes as JSON can hold it."""
+        """Return the account of bytes as JSON types."""
 
     def diagnostics(self) -> list[dict[str, Any]]:
-        """Return how far votes agreed as JSON can hold it; empty unless that was asked for."""
+        """Return the diagnoses of votes as JSON types; empty unless asked for."""
 
     def replicas_equal(self) -> bool:
-        """Return whether all ranks, which must all call it, hold bitwise identical parameters."""
+        """Return True if all ranks hold bitwise identical parameters; all ranks must call it."""
 
     @property
     def place(self) -> str:
-        """Return what progress says of this worker beside loss and bytes; mostly empty."""
+        """Return this worker's note for progress, besides loss and bytes; mostly empty."""
 
     def scoring(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has parameters that all workers share."""
+        """Return a context in which the model has the parameters that all workers share."""
 
     def finish(self) -> None:
         """Agree after the last step of a run; all ranks must call it."""
 
 
 class _InStep:
-    """What a worker has that shares its parameters with the others after every step."""
+    """Defaults of a worker whose parameters are equal on all workers after every step."""
 
     @property
     def place(self) -> str:
@@ -153,8 +153,8 @@ class VotingWorker(_InStep):
         Args:
             model: The model whose parameters the run moves.
             run: The run.
-            options: How votes are exchanged and watched.
-            vote: How the method votes: rule, betas and mask.
+            options: Exchange, overlap and diagnostics of votes.
+            vote: The method's rule, betas and mask.
         """
         optimizer = run.make_optimizer(
             run.params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
@@ -163,7 +163,7 @@ class VotingWorker(_InStep):
 
     @property
     def sent_bytes(self) -> int:
-        """Return the bytes of the steps; the replica digests are counted apart."""
+        """Return the bytes of the steps; replica digests are counted separately."""
         return self.optimizer.traffic.sent_bytes
 
     @property
@@ -180,7 +180,7 @@ class VotingWorker(_InStep):
         return [dataclasses.asdict(found) for found in self.optimizer.diagnostics()]
 
     def replicas_equal(self) -> bool:
-        """Return whether the optimizer finds the replicas equal."""
+        """Return True if the optimizer finds the replicas equal."""
         try:
             self.optimizer.verify_replicas()
         except ReplicaMismatchError:
@@ -190,10 +190,10 @@ class VotingWorker(_InStep):
 
 @dataclass(frozen=True)
 class AveragingWorker(_InStep):
-    """An optimizer fed the mean gradient of all workers, plain or compressed, by a hook of DDP.
+    """An optimizer on the mean gradient of all workers, plain or compressed, from a DDP hook.
 
-    Gloo does not report what it sends, so bytes are those of rings that carry what the hook handed
-    over.
+    Gloo does not report its traffic, so the bytes are computed: rings that carry the payloads of
+    the hook.
     """
 
     model: nn.Module
@@ -229,7 +229,7 @@ class AveragingWorker(_InStep):
         return {
             "steps": self.account.steps,
             "sent_bytes": self.sent_bytes,
-            "received_bytes": self.sent_bytes,  # a ring passes on as much as it takes
+            "received_bytes": self.sent_bytes,  # a rank of a ring receives as much as it sends
             "bits_per_parameter": self.bits_per_parameter,
         }
 
@@ -242,7 +242,7 @@ class AveragingWorker(_InStep):
         digest = hashlib.sha256()
         for param in self.model.parameters():
             digest.update(param.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        # A clone: Gloo's thread, which lets go of it last, could not free Python's memory at exit.
+        # A clone: Gloo's thread releases it last, and could not free Python's memory at exit.
         rows = gather_rows(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).clone())
         return bool((rows == rows[0]).all())
 
@@ -271,7 +271,7 @@ class VirtualWorkers(Protocol):
 
     @property
     def rounds(self) -> int:
-        """Return how many messages of a step wait for each other."""
+        """Return the number of sequential messages in a step."""
 
     def collect(self, worker: int) -> None:
         """Take every ``p.grad`` as the gradient of a worker, and clear it."""
@@ -331,7 +331,7 @@ class VirtualVoting:
 
 
 def _count_rounds(run: MethodRun, aggregation: Aggregation, *, syncs: bool) -> int:
-    """Count the rounds of a step; staggered momenta travel in an exchange of their own."""
+    """Count the rounds of a step; staggered momenta travel in a separate exchange."""
     if run.workers == 1:
         return 0
     shape = aggregation.shape_of(run.n_elements, run.workers)

@@ -1,5 +1,5 @@
 // The page around the planner: sliders, curves, table, advice. `state` holds exact values; a slider
-// moves along a list that has the value it begins with.
+// moves along a list that contains its initial value.
 "use strict";
 
 (() => {
@@ -21,7 +21,7 @@
     return { stroke, dash: model.baselines.some((baseline) => baseline.method === method) ? "7 4" : "" };
   };
 
-  // ---- numbers as people read them
+  // ---- numbers in readable form
 
   function three(x) {
     if (x === 0) return "0";
@@ -36,13 +36,13 @@
   const formatCount = (x) => scaled(x, [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"], [1, ""]]);
   const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
   const formatS = (x) => scaled(x, SECONDS);
-  // In a column, so that digits stand below digits.
+  // For a column, so that digits align.
   function formatStep(x) {
     const [size, name] = SECONDS.find(([least]) => x >= 0.9995 * least) ?? SECONDS[2];
     return `${three(x / size)} ${name}`;
   }
 
-  // ---- what a state means
+  // ---- from the state to a scenario
 
   const scenarioOf = (values) => ({
     ...given,
@@ -150,7 +150,7 @@
     return values.filter((value) => Math.log10(value) >= lowest && Math.log10(value) <= highest);
   }
 
-  // ---- the table, the advice and what they assume
+  // ---- the table, the advice and their assumptions
 
   function showMethods(ranked) {
     const baseline = ranked.find((forecast) => !forecast.votes), body = document.getElementById("methods");
@@ -201,16 +201,16 @@
     const rows = [
       ["workers a machine", given.gpus_per_node],
       ["latency of a round", formatS(link.latency_s)],
-      ["every further message", formatS(link.message_s)],
+      ["each additional message", formatS(link.message_s)],
       ["link", link.full_duplex ? "full duplex" : "half duplex"],
-      ["of its rate is payload", `${(100 * model.payload_share).toFixed(1)}%`],
+      ["payload share of its rate", `${(100 * model.payload_share).toFixed(1)}%`],
       ["inside a machine", `${formatRate(inside.rate_bit_per_s)}, ${formatS(inside.latency_s)}`],
       ["encode, commit", `${formatBytes(given.machine.encode_bytes_per_s)}, ${formatBytes(given.machine.commit_bytes_per_s)}`],
-      ["sending a MB of votes, of gradients", formatWire(given.machine)],
-      ["backward, of compute", `${(100 * given.backward_share).toFixed(0)}%`],
-      ["overlap hides, of backward", `${(100 * given.overlap_share).toFixed(0)}%`],
+      ["sending 1 MB of votes, of gradients", formatWire(given.machine)],
+      ["backward, share of compute", `${(100 * given.backward_share).toFixed(0)}%`],
+      ["overlap hides, share of backward", `${(100 * given.overlap_share).toFixed(0)}%`],
       ["momenta averaged", given.sync_every === null ? "never" : `every ${given.sync_every} steps, ${given.sync_bits} bits`],
-      ["compress from a gain of", `${(100 * threshold).toFixed(0)}%`],
+      ["least gain to compress", `${(100 * threshold).toFixed(0)}%`],
     ];
     document.getElementById("assumptions").replaceChildren(...rows.map(([name, value]) => {
       const row = document.createElement("div");
@@ -221,8 +221,8 @@
   }
   function formatWire(machine) {
     const votes = machine.vote_wire_s_per_byte, gradients = machine.gradient_wire_s_per_byte;
-    if (votes === 0 && gradients === 0) return "by cores that do not compute";
-    return `${formatS(1e6 * votes)}, ${formatS(1e6 * gradients)} of a core; ${formatS(machine.bucket_s)} a bucket more`;
+    if (votes === 0 && gradients === 0) return "by other cores";
+    return `${formatS(1e6 * votes)}, ${formatS(1e6 * gradients)} of a core; ${formatS(machine.bucket_s)} for each additional bucket`;
   }
   const formatBytes = (x) => scaled(x, [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]);
 

@@ -1,4 +1,4 @@
-// The closed forms of distlion.lab.planning: what a step takes by every method. A test compares them with
+// The closed forms of distlion.lab.planning: the time of a step by every method. A test compares them with
 // Python's, number by number; every constant is in `model`, which Python writes.
 "use strict";
 
@@ -22,6 +22,8 @@ const planner = (() => {
     const blocks = ceilDiv(words, (model.block_elements / model.word_elements) * workers);
     return {
       shards: workers,
+      planeBytes: workers * blocks * model.block_bytes,
+      votePlanes: rule.vote_planes,
       voteBytes: blocks * rule.vote_planes * model.block_bytes + padTo(model, model.float_bytes * rule.n_scales),
       replyBytes: blocks * replyPlanes(rule, workers) * model.block_bytes
         + padTo(model, model.float_bytes * rule.n_reply_scales),
@@ -49,6 +51,22 @@ const planner = (() => {
 
   const gatherRounds = (model, workers, bytes) => (bytes <= model.most_bytes_at_once ? 1 : workers - 1);
   const plan = (sent, received, messages) => ({ sent, received, messages });
+
+  const sumChunk = (model, shape, votes) => chunkBytes(model,
+    model.header_bytes * votes + bitLength(votes * (2 ** shape.votePlanes - 1)) * shape.planeBytes, votes > 1);
+
+  // How many votes are in the sums that a rank gives and takes in each round of recursive doubling.
+  function listSums(workers, rank) {
+    const bits = bitLength(workers) - 1, power = 2 ** bits, extra = workers - power;
+    const known = (first, size) => size + Math.max(0, Math.min(first + size, extra) - first);
+    if (rank >= power) return [[1, 0]];
+    const sums = rank < extra ? [[0, 1]] : [];
+    for (let size = 1; size < power; size *= 2) {
+      const first = rank - (rank % size), other = first % (2 * size) === 0 ? first + size : first - size;
+      sums.push([known(first, size), known(other, size)]);
+    }
+    return sums;
+  }
 
   const PATTERNS = [
     {
@@ -82,7 +100,37 @@ const planner = (() => {
       rounds: () => 2,
       work: (shape) => ({ written: 2, read: shape.shards, counted: shape.shards ** 2 * shape.voteBytes }),
     },
+    {
+      name: "RecursiveDoubling()",
+      bothWays: true,
+      countsInParts: true,
+      plan(model, shape, rank) {
+        const workers = shape.shards, power = 2 ** (bitLength(workers) - 1);
+        const reply = replyChunk(model, shape, workers);
+        const total = plan(0, 0, 0);
+        for (const [gives, takes] of listSums(workers, rank)) {
+          if (gives) { total.sent += sumChunk(model, shape, gives); total.messages += 1; }
+          if (takes) total.received += sumChunk(model, shape, takes);
+        }
+        if (rank >= power) total.received += reply;
+        else if (rank < workers - power) { total.sent += reply; total.messages += 1; }
+        return total;
+      },
+      rounds: (model, shape) => listSums(shape.shards, 0).length + hasExtra(shape),
+      work(shape) {
+        const bytes = (votes) => bitLength(votes * (2 ** shape.votePlanes - 1)) * shape.planeBytes;
+        const sums = listSums(shape.shards, 0), swaps = sums.filter(([gives]) => gives).length;
+        return {
+          written: swaps + hasExtra(shape),
+          read: sums.length + swaps,
+          counted: sums.reduce((all, [gives, takes]) => all + bytes(gives || 1) + bytes(takes), bytes(1)),
+        };
+      },
+    },
   ];
+  const hasExtra = (shape) => (shape.shards > 2 ** (bitLength(shape.shards) - 1) ? 1 : 0);
+  const listAble = (scenario, rule) => PATTERNS.filter((pattern) =>
+    !pattern.countsInParts || (rule.has_partial_sums && scenario.sync_every === null));
 
   // ---- link: seconds
 
@@ -219,7 +267,7 @@ const planner = (() => {
   function compareMethods(model, scenario) {
     const forecasts = model.baselines.map((baseline) => forecastAllReduce(model, scenario, baseline));
     for (const rule of model.rules)
-      for (const pattern of PATTERNS)
+      for (const pattern of listAble(scenario, rule))
         for (const overlap of [true, false])
           forecasts.push(forecastVotes(model, scenario, rule, pattern, overlap));
     return forecasts.sort((a, b) => a.step_s - b.step_s);
@@ -232,7 +280,8 @@ const planner = (() => {
 
   function forecastLocal(model, given, every, delay = 0) {
     const scenario = { ...given, sync_every: null }, base = baseS(model, scenario);
-    const votes = PATTERNS.map((pattern) => forecastVotes(model, scenario, model.delta_rule, pattern, false));
+    const votes = listAble(scenario, model.delta_rule)
+      .map((pattern) => forecastVotes(model, scenario, model.delta_rule, pattern, false));
     const vote = votes.reduce((a, b) => (b.step_s < a.step_s ? b : a));
     const voteS = scenario.nodes > 1 ? vote.step_s - scenario.compute_s : 0;
     const step = base + Math.max(0, voteS - delay * base) / every;
@@ -276,7 +325,7 @@ const planner = (() => {
 
   // ---- advice, in the words of distlion.lab.planning.advice
 
-  // Three significant digits as Python's format ".3g" writes them.
+  // Three significant digits, as in Python's format ".3g".
   function short(x) {
     if (x === 0) return "0";
     const [digits, exponent] = x.toExponential(2).split("e"), power = Number(exponent);

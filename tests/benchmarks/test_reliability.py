@@ -1,0 +1,186 @@
+"""Votes weighed by agreement against a majority: the plan, a short run, and what is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from programs import BENCHMARKS, imported_by_name
+
+MODULES = (
+    "study_path",
+    *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
+    *("runs", "archive", "work", "cells", "plan", "images", "text", "sources"),
+    *("protocol", "watched"),
+)
+
+
+@pytest.fixture(scope="module")
+def study() -> Iterator[Any]:
+    """The modules of the program."""
+    with imported_by_name("reliability", *MODULES) as found:
+        yield found
+
+
+class Made:
+    """Records as they would come, of accuracies by method and condition.
+
+    Args:
+        study: The modules.
+        accuracies: Beside the 50 % of all others, in percent, by method, alpha and flippers.
+    """
+
+    def __init__(self, study: Any, accuracies: dict[tuple[str, float | None, int], float]) -> None:
+        self._study, self._accuracies = study, accuracies
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        return self.found.get(name)
+
+    def make_all(self) -> None:
+        for run in self._study.protocol.list_open(self.find):
+            percent = self._accuracies.get((run.method, run.alpha, run.attackers), 50.0)
+            n = run.attackers
+            self.found[run.name] = {
+                "config": {"attackers": n},
+                "test": {"accuracy": percent / 100 + run.seed / 1000},
+                "agreement": [0.31 + run.seed / 100] * n + [0.52] * (8 - n),
+                "named": [0, 7] if n else [],
+            }
+
+
+def test_each_condition_has_three_seeds_of_each_method_at_one_rate(study: Any) -> None:
+    runs = study.protocol.list_open(lambda name: None)
+
+    assert len({run.name for run in runs}) == len(runs) == 3 * 2 * 3 * 3
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    assert {(run.alpha, run.lr) for run in runs} == {(None, 0.0016), (0.1, 0.0002)}
+    assert {(run.attackers, run.factor) for run in runs} == {(0, 1.0), (2, -1.0), (3, -1.0)}
+    assert {(run.workers, run.steps, run.batch) for run in runs} == {(8, 1055, 128)}
+
+
+def test_rates_are_those_that_the_study_chose_for_a_majority(study: Any) -> None:
+    records = study.archive.Records(BENCHMARKS / "results" / "runs")
+    parts = {part.name: part.cells for part in study.plan.PARTS}
+    (even,) = (cell for cell in parts["images-8"] if cell.method == "majority")
+    (skewed,) = (cell for cell in parts["skew-tuned"] if cell.method == "majority")
+
+    for cell in (even, skewed):
+        choice = study.cells.choose_rate(cell, records.read)
+        assert choice.rate == study.protocol.RATES[cell.alpha]
+
+
+BETTER = {("gated", None, 2): 51.0, ("gated", None, 3): 53.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "decided"),
+    [
+        (BETTER, "build"),
+        (BETTER | {("gated", None, 2): 50.9}, "reject"),
+        (BETTER | {("gated", 0.1, 0): 49.1}, "build"),
+        (BETTER | {("gated", 0.1, 0): 49.0}, "reject"),
+        ({}, "reject"),
+    ],
+)
+def test_what_is_decided_follows_the_protocol(
+    study: Any, changes: dict[tuple[str, float | None, int], float], decided: str
+) -> None:
+    made = Made(study, changes)
+    assert study.protocol.decide(made.find, "gated") == "open"
+    made.make_all()
+
+    assert study.protocol.decide(made.find, "gated") == decided
+    assert study.protocol.decide(made.find, "weighted") == "reject"
+
+
+def test_a_lead_that_not_all_seeds_have_is_inconclusive(study: Any) -> None:
+    made = Made(study, BETTER)
+    made.make_all()
+    (first, *_) = study.protocol.list_runs("gated", (None, 3))
+    made.found[first.name]["test"]["accuracy"] = 0.5009
+
+    assert study.protocol.judge(made.find, "gated", (None, 3)) == "inconclusive"
+
+
+def test_a_run_that_diverged_counts_as_chance(study: Any) -> None:
+    made = Made(study, {})
+    made.make_all()
+    for run in study.protocol.list_runs("weighted", (0.1, 0)):
+        made.found[run.name]["test"] = None
+
+    assert study.protocol.judge(made.find, "weighted", (0.1, 0)) == "worse"
+    assert "10.0 ± 0.0, worse" in study.protocol.describe(made.find)
+
+
+def test_the_page_shows_accuracies_agreement_and_who_was_named(study: Any) -> None:
+    made = Made(study, BETTER)
+    empty = study.protocol.describe(made.find)
+    made.make_all()
+    page = study.protocol.describe(made.find)
+
+    assert "| even, 3 flip | open | open | open |  |  | 0 of 0 | 0 |" in empty
+    assert "Decided: weighted: open, gated: open." in empty
+    row = "| even, 3 flip | 50.2 ± 0.1 | 50.2 ± 0.1, inconclusive | 53.2 ± 0.1, better | "
+    assert row + "0.32 to 0.34 | 0.52 to 0.52 | 3 of 9 | 3 |" in page
+    assert "| alpha 0.1 | 50.2 ± 0.1 |" in page
+    assert "Decided: weighted: reject, gated: build." in page
+
+
+@pytest.fixture
+def task(study: Any) -> Any:
+    """A small task of noise whose classes can be told apart."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.arange(n) % 10
+        pixels = torch.randn(n, 3, size, size, generator=generator)
+        return (pixels + labels.view(-1, 1, 1, 1) / 3).half(), labels
+
+    images = study.images.Images(draw(64, 40), draw(20, 32), draw(30, 32), "noise")
+    return study.images.ImageTask(
+        images, batch=16, workers=8, seed=1, width=4, groups=2, alpha=None
+    )
+
+
+def configure(study: Any, method: str) -> Any:
+    """Return a short run with two flippers."""
+    (run, *_) = study.protocol.list_runs(method, (None, 2))
+    return replace(run, steps=12, batch=16, evaluations=1)
+
+
+@pytest.mark.parametrize("method", ["weighted", "gated"])
+def test_a_run_of_a_method_that_weighs_records_its_weights(
+    study: Any, task: Any, method: str
+) -> None:
+    record = study.watched.WatchedTrainer(configure(study, method), task, lambda _: None).run()
+
+    assert record["diverged"] is None
+    assert (len(record["agreement"]), len(record["weights"])) == (8, 8)
+    assert record["bits_up"] == 1
+
+
+def test_a_majority_that_is_watched_is_the_study_s_majority_bitwise(study: Any, task: Any) -> None:
+    config = configure(study, "majority")
+    watched = study.watched.WatchedTrainer(config, task, lambda _: None).run()
+    plain = study.runs.Trainer(config, task, lambda _: None).run()
+
+    assert watched["parameters_sha256"] == plain["parameters_sha256"]
+    assert watched["named"] == []
+    assert len(watched["agreement"]) == 8
+    assert 0 < min(watched["agreement"]) < 0.5 < max(watched["agreement"]) < 1
+
+
+def test_the_program_lists_what_is_open_and_writes_the_page(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.program.main(["open", "--results", str(tmp_path)])
+    assert len(capsys.readouterr().out.split()) == 54
+
+    study.program.main(["report", "--results", str(tmp_path)])
+    assert "Decided: weighted: open" in (tmp_path / "reliability.md").read_text()

@@ -1,0 +1,46 @@
+"""A worker whose gradients are flipped is named on every rank, and no bit changes by looking."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import distlion
+from cluster import run_workers
+from distlion.errors import DisagreeingWorkersWarning
+
+pytestmark = pytest.mark.distributed
+
+FLIPPER, LOOKS = 2, 100
+
+
+def train(rank: int, world_size: int, every: int | None) -> tuple[list[str], list[float], str]:
+    """Train on noisy gradients; return warnings with their files, and parameters."""
+    param = torch.nn.Parameter(torch.zeros(70))
+    optimizer = distlion.DistributedLion([("w", param)], lr=0.01, diagnose_every=every)
+    common, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + rank)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(LOOKS + 2):
+            param.grad = 3 * torch.randn(70, generator=common) + torch.randn(70, generator=own)
+            if rank == FLIPPER:
+                param.grad.neg_()
+            optimizer.step()
+    named = [each for each in seen if isinstance(each.message, DisagreeingWorkersWarning)]
+    assert [each.message.workers for each in named] == [(FLIPPER,)] * len(named)
+    assert {each.filename for each in named} <= {__file__}
+    messages, last = [str(each.message) for each in named], optimizer.diagnostics()[-1:]
+    return messages, param.detach().tolist(), repr([each.agreement_of for each in last])
+
+
+def test_every_rank_names_the_worker_that_flips_its_gradients() -> None:
+    watched, silent = run_workers(train, 4, 1), run_workers(train, 4, None)
+
+    messages, params, shares = watched[0]
+    assert all(outcome == watched[0] for outcome in watched)
+    assert len(messages) == 1
+    assert f"worker {FLIPPER} on" in messages[0]
+    assert shares.count("0.") == 4
+    assert all(outcome == ([], params, "[]") for outcome in silent)
