@@ -142,6 +142,12 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...], str]]
         (1, 2),
         "ranks 1, 2 cannot vote: weight=2 and clip_norm",
     ),
+    "packed sums": (
+        (1, 1, 3),
+        {"exchange": distlion.RecursiveDoubling()},
+        (2,),
+        r"rank 2 cannot vote: weight=3 and exchange=RecursiveDoubling\(\)",
+    ),
 }
 
 

@@ -19,6 +19,28 @@ EVERY_RULE = (
 
 WEIGHTS = (
     Mutation(
+        "weights: doubling takes them",
+        "exchange/recursive_doubling.py",
+        "counts_weights: ClassVar[bool] = False",
+        "counts_weights: ClassVar[bool] = True",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: auto chooses doubling beside them",
+        "cost/choice.py",
+        "each.carries(shape, weighted=weighted)",
+        "each.carries(shape)",
+        ("cost/test_choice.py",),
+    ),
+    Mutation(
+        "weights: agreement counts votes",
+        "options/diagnostics.py",
+        "            counts.append(count_agreement([row[:n] for row in mine]))\n",
+        "            rows_of = self._counted_rows or range(len(mine))\n"
+        "            counts.append(count_agreement([mine[row][:n] for row in rows_of]))\n",
+        CLUSTER,
+    ),
+    Mutation(
         "weights: the reference counts each vote once",
         "kernels/words.py",
         "voters = voters.repeat_interleave(times[voters].to(torch.int64))",
@@ -121,8 +143,8 @@ WEIGHTS = (
     Mutation(
         "weights: a diagnosis counts workers",
         "options/diagnostics.py",
-        "            rows = [rows[row] for row in self._counted_rows]\n",
-        "            pass\n",
+        "                mine = [mine[row] for row in self._counted_rows]\n",
+        "                pass\n",
         CLUSTER,
     ),
     Mutation(

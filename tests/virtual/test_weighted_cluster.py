@@ -147,6 +147,8 @@ def test_diagnoses_weigh_as_votes_do() -> None:
     (found,) = cluster.diagnostics()
     # 3 * 1 - 2 - 1.5 is below 0, as the sum of directions: the vote differs from it.
     assert (found.margin, found.ties, found.agreement) == (0.2, 0.0, 0.0)
+    # Each worker counts once: the others of the first agree, those of another are tied.
+    assert found.agreement_of == (0.0, None, None)
 
 
 def test_workers_keep_their_weights_while_others_come_and_go() -> None:
@@ -160,6 +162,15 @@ def test_workers_keep_their_weights_while_others_come_and_go() -> None:
     with pytest.raises(InvalidArgumentError, match="1 to 255"):
         cluster.change_workers([7, 2], weights=[0, 3])
     assert cluster.weights == (4, 3)
+
+
+def test_a_change_to_weights_that_a_pattern_does_not_count_changes_nothing() -> None:
+    case = make_case(distlion.MajorityVote())
+    cluster = make_cluster(case, 2, exchange=distlion.RecursiveDoubling())
+    with pytest.raises(InvalidArgumentError, match="RecursiveDoubling"):
+        cluster.change_workers([1, 0], weights=[4, 3])
+    assert cluster.weights == (1, 1)
+    train(cluster, case, range(2))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -184,6 +195,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"weights": [1, 1, 2], "clip_norm": distlion.ClipNorm(1.0, scope="global")},
         InvalidArgumentError,
         "weight=2 and clip_norm",
+    ),
+    "packed sums": (
+        {"weights": [1, 1, 2], "exchange": distlion.RecursiveDoubling()},
+        InvalidArgumentError,
+        r"weight=2 and exchange=RecursiveDoubling\(\)",
     ),
 }
 

@@ -41,14 +41,14 @@ class PartialReducer(Protocol):
             votes: As for ``Reducer.reduce``, of these workers.
             present: Likewise.
             first_shard: Likewise.
-            rows: Which workers these are, by their places in the link; None for all of them. A
-                pattern that leaves it out can count some votes only where each counts once.
+            rows: Places of these workers in the link; None for all workers. A pattern that leaves
+                it out can count a part of the votes only if each counts once.
 
         Returns:
             (n_shards * tally_bytes,) uint8.
 
         Raises:
-            InvalidArgumentError: Votes have weights, and it is not clear whose these are.
+            InvalidArgumentError: Votes have weights, and their workers are not known.
         """
         ...
 

@@ -318,7 +318,7 @@ class VotingBase(LionBase):
 
     @property
     def weight(self) -> int:
-        """Times that this worker's vote counts, as all workers agreed when this was made."""
+        """Number of times that this worker's vote counts, as agreed at construction."""
         return self._settings.weight
 
     @property

@@ -28,7 +28,7 @@ ABSENT = math.nan
 class Diagnosis:
     """The workers' agreement on one parameter in one step.
 
-    Equation, for each element, over the n votes of workers present, each as often as its weight:
+    Equation, for each element, over the n votes of the workers present, repeated by weight:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step

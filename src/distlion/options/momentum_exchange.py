@@ -129,7 +129,7 @@ class MomentumRows:
         return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
     def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Count who sent anything."""
+        """Count the workers that sent each part."""
         return present.sum(0)
 
     def settle(self, row: Tensor, reply: Tensor) -> list[tuple[MomentumSlice, Tensor]]:

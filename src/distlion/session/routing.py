@@ -87,7 +87,7 @@ class Routing:
         self.begin_trial()
 
     def take_ranks(self, ranks: Ranks) -> None:
-        """Take over the ranks, whose roster has weights since workers have met."""
+        """Take over the ranks, whose roster has weights after the handshake."""
         self._ranks = ranks
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:

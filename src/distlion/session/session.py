@@ -109,7 +109,7 @@ class Session:
     ) -> None:
         """Become one of the workers: 1 compare settings, 2 connect, 3 take over parameters.
 
-        Since 1, all know how many times the vote of each worker counts.
+        After 1, all ranks know all workers' weights.
 
         Args:
             lines: Lines that must be equal on all ranks.
@@ -284,7 +284,7 @@ class Session:
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
-        """How far workers agreed, the oldest first."""
+        """The measurements of the workers' agreement, oldest first."""
         return [] if self.follow_up is None else self.follow_up.diagnoses
 
     def note_norm(self, norm: float) -> None:

@@ -1,4 +1,4 @@
-"""Weights: how many times each worker's vote counts, agreed before the first one."""
+"""Weights: the number of times that each worker's vote counts, agreed before the first one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNUSABLE = 1
 
 
 def encode_weight(settings: Settings) -> int:
-    """Return what the handshake's record says of this worker's weight: unsigned 32 bits."""
+    """Return this worker's weight for the handshake's record: unsigned 32 bits."""
     if settings.find_weight_problem():
         return _UNUSABLE
     return 0 if settings.weight == 1 else settings.weight
@@ -26,14 +26,14 @@ def encode_weight(settings: Settings) -> int:
 def agree_on_weights(
     link: Transport, ranks: Ranks, settings: Settings, told: Sequence[int], *, step: int
 ) -> Ranks:
-    """Give the roster of voters the weights that all ranks have told; every rank must call it.
+    """Put all ranks' weights into the roster of voters; every rank must call it.
 
-    Where all votes count once, nothing is sent.
+    If all votes count once, nothing is sent.
 
     Args:
         link: All ranks.
-        ranks: Those of the optimizer.
-        settings: The optimizer's.
+        ranks: All ranks of the optimizer.
+        settings: The optimizer's settings.
         told: ``encode_weight`` of each rank, in order.
         step: The step that errors name.
 
@@ -54,7 +54,7 @@ def agree_on_weights(
 
 
 def _find_problem(ranks: Ranks, settings: Settings, told: Sequence[int]) -> str:
-    """Say what keeps this rank from voting with these weights; "" for nothing."""
+    """Explain why this rank cannot vote with these weights; return "" if it can."""
     if problem := settings.find_weight_problem():
         return problem
     inside = [told[rank] or 1 for rank in ranks.inside]
@@ -73,7 +73,7 @@ def _find_problem(ranks: Ranks, settings: Settings, told: Sequence[int]) -> str:
 
 
 def describe_weights(roster: Roster) -> list[str]:
-    """Say the weights in a line that must be equal on all workers; none where all are 1."""
+    """List a line with the weights, equal on all workers; no line if all are 1."""
     if not roster.is_weighted:
         return []
     return [f"weights of workers: {', '.join(map(str, roster.weights))}"]

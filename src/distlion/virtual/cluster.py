@@ -254,7 +254,7 @@ class VirtualCluster(VotingBase):
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Times that the vote of each worker counts, by place."""
+        """Number of times that each worker's vote counts, by place."""
         return self._roster.weights
 
     @property
@@ -308,7 +308,7 @@ class VirtualCluster(VotingBase):
             ids: Ids of the workers, by place: ``collect(0)`` is for the first of them. At first
                 they are 0 to N - 1. Workers that were there before keep their momentum and coins.
             newcomers: The momentum that others begin with, as for ``Crew``.
-            weights: Their weights, by place; None: who was there keeps its own, others have 1.
+            weights: Their weights, by place; None: those that were there keep theirs, others get 1.
 
         Raises:
             InvalidArgumentError: Ids repeat or are negative, there are too many, ``newcomers`` is

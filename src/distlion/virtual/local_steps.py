@@ -38,7 +38,7 @@ class VirtualLocalSteps:
         params: The model's parameters, or (name, parameter) pairs.
         make_inner: Function that makes a worker's inner optimizer over its own copy of ``params``.
         workers: N, 2 or more.
-        weights: For each worker, how many times its vote counts; None for once each.
+        weights: The number of times that each worker's vote counts; None: once each.
         every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
         nesterov, outer, outer_betas: Likewise.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.

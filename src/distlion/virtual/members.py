@@ -14,15 +14,15 @@ from distlion.vote import Roster
 
 
 def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings) -> Roster:
-    """Return the roster of so many workers.
+    """Return the roster of ``workers`` workers.
 
     Args:
         workers: N, 1 or more.
-        weights: For each worker, how many times its vote counts; None for once each.
-        settings: What weights must go with.
+        weights: The number of times that each worker's vote counts; None: once each.
+        settings: The settings that weights must fit.
 
     Raises:
-        InvalidArgumentError: A number is out of range, or weights do not go with a setting.
+        InvalidArgumentError: A number is out of range, or weights do not fit a setting.
         UnsupportedTypeError: A number is not an integer.
     """
     if not isinstance(workers, int) or isinstance(workers, bool):
@@ -38,13 +38,13 @@ def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings)
 def change_roster(
     before: Roster, ids: Sequence[int], weights: Sequence[int] | None, settings: Settings
 ) -> Roster:
-    """Return the roster of the workers with these ids; after a change of members.
+    """Return the roster after a change of members.
 
     Args:
         before: The roster so far.
-        ids: By place.
-        weights: None: who was there keeps its own, others have 1.
-        settings: What weights must go with.
+        ids: Ids of the workers, by place.
+        weights: Their weights, by place; None: workers that were there keep theirs, others get 1.
+        settings: The settings that weights must fit.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: As ``make_roster``, or ids repeat.

@@ -74,7 +74,7 @@ class VirtualRoute:
         return self._counter.count(self.kernels, self._votes, self.present, 0, coins)
 
     def count_present(self) -> list[int]:
-        """Return how many votes each parameter gets."""
+        """Return the number of votes of each parameter."""
         counted: list[int] = self._counter.count_present(self.present).tolist()
         return counted
 

@@ -228,7 +228,7 @@ class BucketCount:
         return RuleTally(vote.rule, vote.bucket, self.coins, roster.n_votes, roster)
 
     def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Count who votes; arguments are those of ``BucketVote.count_present``."""
+        """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
         if not self.vote.is_weighted:
             return present.sum(0)
         return self.vote.count_present(present, rows)

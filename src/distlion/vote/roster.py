@@ -16,7 +16,7 @@ MOST_EPOCHS = 1 << 32
 MOST_IDS = 1 << 63
 """Coins are keyed by an id and a few numbers, in 64 bits."""
 MOST_WEIGHT = 255
-"""Ops are told in a byte how many times a vote counts."""
+"""Ops take the number of times that a vote counts as a byte."""
 MOST_VOTES = 4096
 """The most that the C++ core adds for an element, in votes of 8 bits."""
 
@@ -113,11 +113,11 @@ class Roster:
         return tuple(row for row, weight in rows for _ in range(weight))
 
     def weigh(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Return how many times each vote counts.
+        """Return the number of times that each vote counts.
 
         Args:
-            present: (voters, n_params) bool on the CPU: who votes for which parameter.
-            rows: The rows of these voters, where they are not all; None for all.
+            present: (voters, n_params) bool on the CPU: the votes cast for each parameter.
+            rows: The rows of these voters; None for all voters.
 
         Returns:
             ``present`` itself where every vote counts once; else (voters, n_params) uint8.

@@ -36,7 +36,7 @@ class RuleTally:
         bucket: The layout of the parameters.
         coins: The coins of this step; only those that are equal on all workers are used.
         n_votes: The most votes that a parameter can get.
-        roster: Everybody who votes, with the weights w_i; None where every vote counts once.
+        roster: All voters, with the weights w_i; None if every vote counts once.
     """
 
     rule: Rule

@@ -83,7 +83,7 @@ def count_kernel(
 
     Grid: one program a tile of a run, the part of a parameter that lies in the blocks at hand.
     Reads: ``table``, whose BUCKET_WORD is the run's first word in these blocks; ``voters``
-        (runs, n_workers) int32, 0 for absent, else 1 or, if WEIGHTED, how many times a vote counts;
+        (runs, n_workers) int32, 0 for absent, else 1 or, if WEIGHTED, the times that it counts;
         ``votes``, half words (values for DIRECTIONS) of
         which each worker has ``worker_stride``.
     Writes: ``out``, half words, which must be zeros.

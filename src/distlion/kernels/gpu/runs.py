@@ -25,7 +25,7 @@ def list_runs(
         n_blocks: Number of these blocks.
 
     Returns:
-        The rows of a table, header included, and (runs, workers): how many times a vote counts.
+        The rows of a table, header included, and (runs, workers): the times that each vote counts.
     """
     begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
     fields, members = [], []
