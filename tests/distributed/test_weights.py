@@ -65,6 +65,7 @@ def list_cases() -> list[Case]:
     patterns = [
         make_case(name, rules, absent=True, exchange=pattern)
         for name, pattern in matrix.PATTERNS.items()
+        if pattern.counts_weights
     ]
     return [
         *patterns,
