@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -276,7 +277,8 @@ private:
         distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads, flags);
     }
 
-    // `wanted_out_planes` 0: as many as the number of workers needs.
+    // `wanted_out_planes` 0: as many as the number of workers needs, or of votes, where some count more
+    // than once; then more planes may be there for workers that are absent.
     void count(Tally tally, nb::handle votes, PlaneRange vote_planes, nb::handle present,
                nb::handle slots, std::size_t first_block, Coin tie, nb::handle out,
                std::size_t wanted_out_planes, int threads, DType direction = DType::float32) const {
@@ -289,10 +291,24 @@ private:
         if (ballots.n_planes < vote_planes.least || ballots.n_planes > vote_planes.most) {
             refuse("votes: they have " + std::to_string(ballots.n_planes) + " planes");
         }
+        std::vector<std::uint32_t> voters;
+        const std::vector<Run> runs =
+            read_runs(tensors_, present, slots, ballots.n_workers, first_block, ballots.n_blocks, voters);
+        std::size_t most_votes = ballots.n_workers;
+        for (const Run& run : runs) {
+            most_votes = std::max(most_votes, run.n_voters);
+        }
+        if (most_votes > kMaxWorkers) {
+            refuse("present: a parameter gets " + std::to_string(most_votes) + " votes, expected at most " +
+                   std::to_string(kMaxWorkers));
+        }
         std::size_t needed = wanted_out_planes;
         if (needed == 0) {
-            while (ballots.n_workers >> needed) {
+            while (most_votes >> needed) {
                 ++needed;
+            }
+            if (has_weights(tensors_, present)) {
+                needed = std::max(needed, reply.n_planes);
             }
         }
         if (reply.n_blocks != ballots.n_blocks || reply.n_planes != needed) {
@@ -308,9 +324,6 @@ private:
                                 reply.n_planes,
                                 tie,
                                 direction};
-        std::vector<std::uint32_t> voters;
-        const std::vector<Run> runs =
-            read_runs(tensors_, present, slots, ballots.n_workers, first_block, ballots.n_blocks, voters);
         const nb::gil_scoped_release released;
         distlion::count(*loops_, runs.data(), runs.size(), counting, ballots.n_blocks, threads);
     }

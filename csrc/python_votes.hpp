@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -91,24 +92,46 @@ inline bool* read_flags(const TensorReader& tensors, nb::handle finite, std::siz
     return static_cast<bool*>(flags.data);
 }
 
+// Who votes for which parameter, bool; or how many times each vote counts, uint8.
+struct Presence {
+    const std::uint8_t* times;
+    bool is_weighted;
+
+    std::size_t read(std::size_t at) const { return is_weighted ? times[at] : times[at] != 0; }
+};
+
+inline Presence read_presence(const TensorReader& tensors, nb::handle present, std::size_t n_workers,
+                              std::size_t n_slots) {
+    const TensorView flags = tensors.read(present, "present", {}, Wants::shape);
+    const bool is_weighted = is_type(flags.dtype, kUInt, 8);
+    if (!(is_weighted || is_type(flags.dtype, kBool, 8)) || flags.shape.size() != 2 ||
+        flags.shape[0] != static_cast<std::int64_t>(n_workers) ||
+        flags.shape[1] != static_cast<std::int64_t>(n_slots)) {
+        refuse("present: expected bool or uint8 of shape (" + std::to_string(n_workers) + ", " +
+               std::to_string(n_slots) + ")");
+    }
+    return {static_cast<const std::uint8_t*>(flags.data), is_weighted};
+}
+
+inline bool has_weights(const TensorReader& tensors, nb::handle present) {
+    return is_type(tensors.read(present, "present", {}).dtype, kUInt, 8);
+}
+
 // Cut the bucket's parameters to the shard; leave out those that nobody votes for.
 inline std::vector<Run> read_runs(const TensorReader& tensors, nb::handle present, nb::handle slots,
                                   std::size_t n_workers, std::size_t first_block, std::size_t n_blocks,
                                   std::vector<std::uint32_t>& voters) {
-    const TensorView flags = tensors.read(present, "present", {}, Wants::shape);
     const Py_ssize_t n_slots_or_error = PyTuple_Size(slots.ptr());
     if (n_slots_or_error < 0) {
         throw nb::python_error();
     }
     const auto n_slots = static_cast<std::size_t>(n_slots_or_error);
-    if (!is_type(flags.dtype, kBool, 8) || flags.shape.size() != 2 ||
-        flags.shape[0] != static_cast<std::int64_t>(n_workers) ||
-        flags.shape[1] != static_cast<std::int64_t>(n_slots)) {
-        refuse("present: expected bool of shape (" + std::to_string(n_workers) + ", " +
-               std::to_string(n_slots) + ")");
+    const Presence presence = read_presence(tensors, present, n_workers, n_slots);
+    std::size_t n_votes = n_workers * n_slots;
+    if (presence.is_weighted) {
+        n_votes = std::accumulate(presence.times, presence.times + n_workers * n_slots, std::size_t{0});
     }
-    const auto* is_present = static_cast<const std::uint8_t*>(flags.data);
-    voters.reserve(n_workers * n_slots);  // runs point into it
+    voters.reserve(n_votes);  // runs point into it
     if (first_block > kMostCounted) {
         refuse("first_block is " + std::to_string(first_block) + ", expected at most 2^56");
     }
@@ -127,9 +150,8 @@ inline std::vector<Run> read_runs(const TensorReader& tensors, nb::handle presen
         }
         const std::size_t before = voters.size();
         for (std::size_t worker = 0; worker < n_workers; ++worker) {
-            if (is_present[worker * n_slots + k]) {
-                voters.push_back(static_cast<std::uint32_t>(worker));
-            }
+            const std::size_t times = presence.read(worker * n_slots + k);
+            voters.insert(voters.end(), times, static_cast<std::uint32_t>(worker));
         }
         if (voters.size() == before) {
             continue;

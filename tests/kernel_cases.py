@@ -194,6 +194,7 @@ def counting(
     shard: tuple[int, int] = (0, 1),
     ties: bool = False,
     share: float = 1.0,
+    weights: Sequence[int] | None = None,
 ) -> tuple[str, Run]:
     """Count shard `shard[0]` of `shard[1]`; each worker is present for a `share` of parameters."""
     _, planes, count = COUNTERS[counter]
@@ -205,12 +206,15 @@ def counting(
         if share < 1:
             present[:, ::4] = False  # nobody
         votes = m.place(draw_votes(counter, n_workers, n_blocks, ties=ties, g=g))
-        out = m.packed(n_blocks, planes or n_workers.bit_length())
+        out = m.packed(n_blocks, planes or sum(weights or [1] * n_workers).bit_length())
+        if weights is not None:
+            present = present * torch.tensor(weights, dtype=torch.uint8)[:, None]
         # Presence is read on the host, whatever the backend.
         cast = BlockVotes(votes, m.place(present, CPU), bucket, shard[0] * n_blocks)
         count(k, cast, out)
 
-    return f"{counter}, {n_workers} workers {tuple(sizes)} {shard} ties={ties} {share}", run
+    said = f"{counter}, {n_workers} workers {tuple(sizes)} {shard} ties={ties} {share}"
+    return (said if weights is None else f"{said} {weights}"), run
 
 
 # Committing.
@@ -290,6 +294,7 @@ def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:
             yield encoding(encoder, sizes, dtypes, wild=wild)
     for counter in COUNTERS:
         yield counting(counter, 4, sizes, shard=(1, 2), share=0.7)
+        yield counting(counter, 4, sizes, shard=(1, 2), share=0.7, weights=(2, 1, 5, 1))
     for bits in (1, 2):
         for wild in (False, True):
             yield resting(bits, sizes, dtypes, wild=wild)

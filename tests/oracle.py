@@ -261,6 +261,7 @@ class OracleCluster:
     exp_avg_dtype: str | None = None
     nonfinite: str = "raise"
     step_number: int = 0
+    weights: Sequence[int] | None = None
     exp_avgs: list[list[F32]] = field(init=False)
     estimates: list[list[F32]] = field(init=False)
     first_words: list[int] = field(init=False)
@@ -329,12 +330,15 @@ class OracleCluster:
                 said = self.estimates[rank][index]
                 said = said + feedback_step(c - said, group.rule.bits, zeros)
                 self.estimates[rank][index] = said
-            everybody = [mine[index] for mine in self.estimates]
-            total = sign_of_estimates(everybody, self._coin(TIE_DOMAIN, word, n))
-            divisor = 1
+            weights = map(np.float32, self.weights or [1] * self.world_size)
+            everybody = [w * mine[index] for w, mine in zip(weights, self.estimates, strict=True)]
+            total, divisor = sign_of_estimates(everybody, self._coin(TIE_DOMAIN, word, n)), 1
         else:
-            total = combine(directions, zero_signs, group.rule, self._coin(TIE_DOMAIN, word, n))
-            divisor = len(directions) if group.rule.kind == "average" else 1
+            times = self.weights or [1] * self.world_size
+            rows = [row for row, rank in enumerate(voters) for _ in range(times[rank])]
+            counted = [directions[row] for row in rows], [zero_signs[row] for row in rows]
+            total = combine(*counted, group.rule, self._coin(TIE_DOMAIN, word, n))
+            divisor = len(rows) if group.rule.kind == "average" else 1
         x = updated(x, total, group.lr, group.weight_decay, divisor)
         if self.stochastic and group.dtype == "bfloat16":
             x = round_to_bfloat16_by_coin(x, rounding_bits(self.seed, self.step_number, word, n))

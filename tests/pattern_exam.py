@@ -8,7 +8,7 @@ Ranks are ends of a network inside this process (loopback.py), and votes are opa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -68,7 +68,13 @@ class ByteSums:
     def parts(self) -> PartialReducer:
         return self
 
-    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+    def tally(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        first_shard: int,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
         self.counted_bytes += votes.numel()
         weights = torch.arange(1, len(votes) + 1) if self._is_weighted else torch.ones(len(votes))
         counted = votes.int() * present[:, :1] * weights[:, None].int()
@@ -115,6 +121,9 @@ class ByteSums:
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         return self.settle(self.tally(votes, present, first_shard), present.sum(0), first_shard)
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        return present.sum(0)
 
 
 @dataclass

@@ -48,6 +48,7 @@ class Case:
     bucket_elements: int | None = None
     overlap: bool | str = False
     micro_steps: int = 1
+    weights: tuple[int, ...] | None = None
 
     @property
     def sizes(self) -> list[int]:
@@ -125,6 +126,7 @@ def play_oracle(case: Case, world_size: int) -> list[Outcome]:
         seed=case.seed,
         stochastic=case.rounding == "stochastic",
         exp_avg_dtype=case.exp_avg_dtype,
+        weights=case.weights,
     )
     for step in range(case.steps):
         cluster.step([worker_grads(case, step, rank) for rank in range(world_size)])
@@ -163,6 +165,8 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
         "overlap": case.overlap,
         "step_timeout_s": 20,
     }
+    if case.weights is not None:
+        defaults["weight"] = case.weights[rank]
     return distlion.DistributedLion(param_groups, **(defaults | options))
 
 

@@ -75,11 +75,13 @@ class TwoLevels(Exchange):
         first = link.rank - link.rank % 2
         pair = slice(first, first + 2)
         header = find_errors(read, replace(sent, kind=ChunkKind.REPLY), link.ranks)
-        tally = parts.tally(read.payloads[pair], read.present[pair].bool(), 0)
+        present, rows = read.present[pair].bool(), range(*pair.indices(shape.n_shards))
+        tally = parts.tally(read.payloads[pair], present, 0, rows)
+        n_present = reducer.count_present(present, rows)
 
         # 3 gather tallies
         chunk = link.empty(chunk_shape.n_bytes)
-        write_chunk(kernels, chunk, chunk_shape, header, read.present[pair].sum(0), tally)
+        write_chunk(kernels, chunk, chunk_shape, header, n_present, tally)
         tallies = link.empty(shape.n_shards, chunk.numel())
         under_way = link.all_gather(tallies, chunk, step=sent.step)
         yield

@@ -114,6 +114,13 @@ def test_floats_take_a_pattern_that_does_not_count_in_parts():
     assert not choose_exchange(replace(shape, tally_bytes=None), link).counts_in_parts
 
 
+def test_weighted_votes_take_a_pattern_that_counts_them():
+    shape = make_shape(1000, 64, 64)
+    link = LinkModel(latency_s=1e-9, rate_bit_per_s=1e15, message_s=1.0)
+    assert choose_exchange(shape, link, weighted=False) == RecursiveDoubling()
+    assert choose_exchange(shape, link, weighted=True) == ParameterServer()
+
+
 def test_a_pattern_of_the_registry_is_a_choice(monkeypatch):
     class Instant(AllReduce):
         def cost(self, shape):

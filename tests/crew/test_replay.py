@@ -41,8 +41,14 @@ def lose_and_join(rank: int, size: int, port: int, name: str, newcomers: Any) ->
             store.set("come", "")
         await_members(crew, size - 1 if optimizer.committed_step == COME_BY else 0)
 
-    result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=GOAL, each=act)
+    options = {**OPTIONS[name], "weight": weigh(name, crew.id)}
+    result = train(crew, options, seed=rank, size=size - 1, goal=GOAL, each=act)
     return {**result, "seed": rank}
+
+
+def weigh(name: str, member: int) -> int:
+    """Return the weight of a member, in one of the cases."""
+    return 1 + member if name == "server" else 1
 
 
 def replay(results: list[dict[str, Any]], name: str, newcomers: Any) -> None:
@@ -55,13 +61,17 @@ def replay(results: list[dict[str, Any]], name: str, newcomers: Any) -> None:
     # The first member's parameters count; the one that was killed is the only one not to say.
     model = make_model(seeds.get(first[0], 0))
     options = {key: value for key, value in OPTIONS[name].items() if key != "overlap"}
-    cluster = distlion.VirtualCluster(model.named_parameters(), workers=3, lr=1e-2, **options)
+    weights = [weigh(name, member) for member in range(3)]
+    cluster = distlion.VirtualCluster(
+        model.named_parameters(), workers=3, weights=weights, lr=1e-2, **options
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(cluster, lambda step: 0.99**step)
     members = tuple(range(3))
     for step in range(GOAL):
         if epochs[step + 1][1] != members:
             members = epochs[step + 1][1]
-            cluster.change_workers(members, newcomers=newcomers)
+            weights = [weigh(name, member) for member in members]
+            cluster.change_workers(members, newcomers=newcomers, weights=weights)
         for place, member in enumerate(members):
             draw_loss(model, step, member).backward()
             cluster.collect(place)
@@ -77,7 +87,7 @@ def replay(results: list[dict[str, Any]], name: str, newcomers: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "newcomers"),
-    [("majority", "zeros"), ("feedback", "donor"), ("overlap", "mean")],
+    [("majority", "zeros"), ("feedback", "donor"), ("overlap", "mean"), ("server", "zeros")],
 )
 def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str, newcomers: str) -> None:
     store = host_store()

@@ -22,6 +22,29 @@ def test_counts_of_any_number_of_workers_are_equal(counter: str, backend: Backen
         conform(backend, *counting(counter, n_workers, sizes, share=0.6))
 
 
+WEIGHTS: tuple[tuple[int, ...], ...] = (
+    (3,),
+    (1, 2),
+    (2, 1, 1, 3),
+    (7, 1, 4, 2, 2),
+    (1,) * 20 + (19,),
+    *(() if INTERPRETS else ((255, 255, 1), (255,) * 16)),
+)
+
+
+@over_others
+@over_counters
+def test_votes_that_count_several_times_are_counted_alike(counter: str, backend: Backend) -> None:
+    """16 weights of 255 are 4,080 votes, of the 4,096 that the C++ core adds."""
+    sizes = (65, 3, 0, 64, 130, 1, 1, 7)
+    for weights in WEIGHTS:
+        n = len(weights)
+        conform(backend, *counting(counter, n, sizes, weights=weights))
+        conform(backend, *counting(counter, n, sizes, weights=weights, ties=True))
+        conform(backend, *counting(counter, n, sizes, weights=weights, share=0.6))
+        conform(backend, *counting(counter, n, MANY, weights=weights, shard=(1, 3), share=0.6))
+
+
 @over_others
 @over_counters
 def test_counts_of_any_size_are_equal(counter: str, backend: Backend) -> None:

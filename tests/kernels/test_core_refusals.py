@@ -200,7 +200,17 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: count(words(3, 2, 1, 8), words(2, 2, 8)[:, :1]),
         "out.*not contiguous",
     ),
-    "present, dtype": (lambda: count(present=words(3, 2)), r"present: .* bool of shape \(3, 2\)"),
+    "present, dtype": (lambda: count(present=words(3, 2)), r"present: .* uint8 of shape \(3, 2\)"),
+    "too many votes": (
+        lambda: count(words(17, 1, 1, 8), present=torch.full((17, 2), 255, dtype=torch.uint8)),
+        "a parameter gets 4335 votes, expected at most 4096",
+    ),
+    "counts, too few planes for votes": (
+        lambda: count(
+            present=torch.full((3, 2), 5, dtype=torch.uint8), out=words(1, 3, 8), op="count_ones"
+        ),
+        "out: given 1 blocks of 3 planes, expected 1 of 4",
+    ),
     "present, size": (lambda: count(present=words(3, 1).bool()), r"present: .*shape \(3, 2\)"),
     "present, dims": (lambda: count(present=words(6).bool()), r"present: .*shape \(3, 2\)"),
     # The rest.

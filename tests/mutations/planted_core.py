@@ -10,22 +10,22 @@ CORE = (
     Mutation(
         "core: a weight is not counted",
         "vote/bucket_vote.py",
-        "        if self._is_weighted:\n",
+        "        if self.is_weighted:\n",
         "        if False:\n",
         TOYS,
     ),
     Mutation(
         "core: votes that count as several are one",
         "vote/bucket_vote.py",
-        "return present[list(self.roster.counted_rows)].sum(0)",
+        "return self.roster.weigh(present, rows).sum(0)",
         "return present.sum(0)",
         TOYS,
     ),
     Mutation(
         "core: a weight is that of the worker before",
         "vote/roster.py",
-        "for _ in range(weight))",
-        "for _ in range(self.weights[row - 1]))",
+        "        times = torch.tensor(weights, dtype=torch.uint8)\n",
+        "        times = torch.tensor(weights, dtype=torch.uint8).roll(1)\n",
         TOYS,
     ),
     Mutation(

@@ -67,7 +67,7 @@ DOUBLED = (
     Mutation(
         "auto chooses a pattern that cannot carry the votes",
         "cost/choice.py",
-        "[pattern for pattern in PATTERNS.values() if pattern.carries(shape)]",
+        "[each for each in PATTERNS.values() if each.carries(shape, weighted=weighted)]",
         "list(PATTERNS.values())",
         ("cost/test_choice.py",),
     ),

@@ -29,6 +29,7 @@ from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
 from planted_trial import TRIAL
+from planted_weights import WEIGHTS
 
 EVERYWHERE = (
     *MUTATIONS,
@@ -58,4 +59,5 @@ EVERYWHERE = (
     *LOCAL_STEPS,
     *LOCAL_PARTS,
     *RELIABILITY,
+    *WEIGHTS,
 )

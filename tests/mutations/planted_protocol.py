@@ -48,8 +48,8 @@ PROTOCOL = (
     Mutation(
         "the last bucket's verdict is not heard, simulated",
         "optim/distributed_lion.py",
-        "verdict = judge_votes(votes)",
-        "verdict = judge_votes(votes[:1])",
+        "inputs.header.step, judge_votes(votes)",
+        "inputs.header.step, judge_votes(votes[:1])",
         SIMULATION,
     ),
     Mutation(

@@ -17,11 +17,12 @@ class Average(Aggregation):
 
     Equation:
         Delta = (1 / n) sum_i sign(c_i) = (2 * count - n) / n
-        count: +1 votes; n: workers present for the parameter, carried in the reply
+        count: +1 votes; n: all votes on the parameter, carried in the reply
         (Distributed Lion, arXiv:2404.00438, Algorithm 1, Avg)
 
     Notes:
-        ceil(log2(N + 1)) bits down. A direction that is exactly 0 votes by its worker's coin.
+        ceil(log2(N + 1)) bits down, N the sum of all weights. A direction that is exactly 0 takes
+        the coin of its worker.
     """
 
     @property

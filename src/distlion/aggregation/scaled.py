@@ -107,12 +107,12 @@ class ScaledBucket(ScalingVote):
         self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
     ) -> Tensor:
         rows = list(self.roster.counted_rows)
-        packed, scales = self._split_votes(votes[rows])
+        packed, scales = self._split_votes(votes)
         first_block = first_shard * self.bucket.shard_blocks
-        cast = BlockVotes(packed, present[rows], self.bucket, first_block)
+        cast = BlockVotes(packed, self.roster.weigh(present), self.bucket, first_block)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
         self.rule.count(kernels, cast, coins, out=out)
-        means = mean_scales(scales[:, :, 0], cast.present)
+        means = mean_scales(scales[rows, :, 0], present[rows])
         return self._join_reply(out, means.expand(self._count_shards(votes), -1))
 
 

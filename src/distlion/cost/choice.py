@@ -47,12 +47,14 @@ def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buc
     return exchange_seconds(pattern, shape, link) + (n_buckets - 1) * further_s
 
 
-def choose_exchange(shape: BucketShape, link: LinkModel) -> Exchange:
-    """Choose the fastest pattern that carries a bucket; of equals the first of ``PATTERNS``.
+def choose_exchange(shape: BucketShape, link: LinkModel, *, weighted: bool = False) -> Exchange:
+    """Choose the fastest pattern that carries a bucket, perhaps with weighted votes.
+
+    Of equals it is the first of ``PATTERNS``.
 
     Ranks that give equal arguments get equal answers.
     """
-    able = [pattern for pattern in PATTERNS.values() if pattern.carries(shape)]
+    able = [each for each in PATTERNS.values() if each.carries(shape, weighted=weighted)]
     return min(able, key=lambda pattern: exchange_seconds(pattern, shape, link))
 
 

@@ -96,6 +96,7 @@ def count_whole_votes(
     if not chunks.agree:
         nothing = torch.zeros(shape.n_params, dtype=torch.int64)
         return Reply(judge_chunks(chunks, link.ranks), nothing, received)
-    reply = reducer.reduce(chunks.payloads, chunks.present.bool(), 0)
-    payload = reply.view(shape.n_shards, -1)
-    return Reply(Verdict(Status.OK), chunks.present.sum(0), payload, chunks.gradient_digests)
+    voting = chunks.present.bool()
+    payload = reducer.reduce(chunks.payloads, voting, 0).view(shape.n_shards, -1)
+    present = reducer.count_present(voting)
+    return Reply(Verdict(Status.OK), present, payload, chunks.gradient_digests)

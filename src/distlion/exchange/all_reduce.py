@@ -73,8 +73,9 @@ class AllReduce(Exchange):
         votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
         header = replace(ballot.header, kind=ChunkKind.REPLY)
         if votes.agree:
-            present = votes.present.sum(0)
-            payload = reducer.reduce(votes.payloads, votes.present.bool(), header.sender)
+            voting = votes.present.bool()
+            present = reducer.count_present(voting)
+            payload = reducer.reduce(votes.payloads, voting, header.sender)
         else:  # nobody is present
             header = find_errors(votes, header, link.ranks)
             present = torch.zeros(reply_shape.n_params, dtype=torch.int64)

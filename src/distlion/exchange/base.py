@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -28,11 +28,27 @@ class PartialReducer(Protocol):
     tallies and then ``settle`` give the reply of ``Reducer.reduce`` to all votes.
     """
 
-    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        """Count the votes of some workers; arguments as for ``Reducer.reduce``.
+    def tally(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        first_shard: int,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Count the votes of some workers.
+
+        Args:
+            votes: As for ``Reducer.reduce``, of these workers.
+            present: Likewise.
+            first_shard: Likewise.
+            rows: Places of these workers in the link; None for all workers. A pattern that leaves
+                it out can count a part of the votes only if each counts once.
 
         Returns:
             (n_shards * tally_bytes,) uint8.
+
+        Raises:
+            InvalidArgumentError: Votes have weights, and their workers are not known.
         """
         ...
 
@@ -96,6 +112,21 @@ class Reducer(Protocol):
 
         Returns:
             (n_shards * reply_bytes,) uint8.
+        """
+        ...
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Count the votes that each parameter gets: a worker has as many as its weight.
+
+        Args:
+            present: (workers, n_params) bool on the CPU.
+            rows: As for ``PartialReducer.tally``.
+
+        Returns:
+            (n_params,) int64.
+
+        Raises:
+            InvalidArgumentError: As for ``PartialReducer.tally``.
         """
         ...
 
@@ -166,12 +197,17 @@ class Exchange(ABC):
     counts_in_parts: ClassVar[bool] = False
     """Whether it passes on partial counts, which votes of floats do not have."""
 
+    counts_weights: ClassVar[bool] = True
+    """Whether a vote may count several times, as workers' weights say."""
+
     @abstractmethod
     def count_transfers(self, n_workers: int) -> int:
         """Count the transfers that an exchange waits for; every rank yields as often."""
 
-    def carries(self, shape: BucketShape) -> bool:
-        """Return whether votes of such a bucket can travel by this pattern."""
+    def carries(self, shape: BucketShape, *, weighted: bool = False) -> bool:
+        """Return whether votes of such a bucket, perhaps with weights, can travel by it."""
+        if weighted and not self.counts_weights:
+            return False
         return shape.tally_bytes is not None or not self.counts_in_parts
 
     def check_carries(self, shape: BucketShape, rule: object) -> None:

@@ -54,12 +54,14 @@ class RecursiveDoubling(Exchange):
         more rounds.
 
         Only votes of integers have partial counts: ``FullPrecision``, rules with scales and
-        averaged momenta are refused. All ranks count all elements. As with ``AllGather``, damage
+        averaged momenta are refused. So are weights: a sum has room for votes that count once. All
+        ranks count all elements. As with ``AllGather``, damage
         on the way to a single rank is known to that rank, and to those that it has yet to meet:
         they raise ``CorruptFrameError``, and the others lose them in their next step.
     """
 
     counts_in_parts: ClassVar[bool] = True
+    counts_weights: ClassVar[bool] = False
 
     def count_transfers(self, n_workers: int) -> int:
         return len(_list_meetings(n_workers, 0))

@@ -20,7 +20,8 @@ class BlockVotes(NamedTuple):
 
     Attributes:
         packed: (workers, blocks, planes, 8) int64, on the device where they are counted.
-        present: (workers, n_params) bool on the CPU: the votes cast for each parameter.
+        present: (workers, n_params) on the CPU: bool, the votes cast for each parameter; or uint8,
+            the number of times that each vote counts, 0 for none. Floats are added as often.
         bucket: The layout of the parameters.
         first_block: The bucket's block that ``packed`` begins with.
     """

@@ -120,7 +120,8 @@ class Run:
     """The part of one parameter that lies in the blocks at hand.
 
     Attributes:
-        voters: (n_present,) int64 on the votes' device: rows of the workers present, one or more.
+        voters: (n_votes,) int64 on the votes' device: rows of the workers present, each as often as
+            its vote counts; one or more.
         words: Its words within the blocks.
         n_elements: Its elements there.
         first_word, first_bit: Its start among the coins, as in its slot.
@@ -133,7 +134,7 @@ class Run:
     first_bit: int
 
     def bits(self, planes: Tensor, plane: int) -> Tensor:
-        """Take present workers' bits, (n_present, n_elements), from (workers, planes, words)."""
+        """Take present workers' bits, (n_votes, n_elements), from (workers, planes, words)."""
         return unpack(planes[self.voters, plane, self.words], self.n_elements)
 
 
@@ -145,7 +146,10 @@ def cut_runs(
     for index, slot in enumerate(bucket.slots):
         first = max(begin, slot.bucket_word)
         last = min(end, slot.bucket_word + slot.n_words)
-        voters = present[:, index].nonzero().flatten()
+        times = present[:, index]
+        voters = times.nonzero().flatten()
+        if times.dtype != torch.bool:
+            voters = voters.repeat_interleave(times[voters].to(torch.int64))
         if first < last and len(voters):
             skipped = first - slot.bucket_word
             n_elements = min(

@@ -318,6 +318,11 @@ class VotingBase(LionBase):
         return self._settings
 
     @property
+    def weight(self) -> int:
+        """Number of times that this worker's vote counts, as agreed at construction."""
+        return self._settings.weight
+
+    @property
     def momentum_ownership(self) -> MomentumOwnership:
         """The momenta that this process keeps, for checkpoints."""
         raise NotImplementedError

@@ -51,10 +51,11 @@ class DistributedLion(VotingBase):
         worker i   c_i = beta1 * m_i + (1 - beta1) * g_i, and sends a vote on c_i
                    m_i = beta2 * m_i + (1 - beta2) * g_i
         all        x = x - lr * (S / n + weight_decay * x)
-                   S is the result of ``aggregation`` over the votes; n = 1 except for ``Average``
+                   S is the result of ``aggregation`` over the votes, each counted w_i times;
+                   w_i = ``weight``; n = 1 except for ``Average``, the sum of all w_i
 
-        (Distributed Lion, arXiv:2404.00438, Algorithm 1.) Gradients stay local, without
-        DistributedDataParallel. Each worker has its own ``exp_avg``; parameters stay identical.
+        (Distributed Lion, arXiv:2404.00438, Algorithm 1; weights: signSGD-FV, arXiv:2403.16372.)
+        No DistributedDataParallel: gradients stay local, as ``exp_avg``; parameters stay identical.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups, in the same order on all workers;
@@ -70,6 +71,7 @@ class DistributedLion(VotingBase):
             or "auto": for each bucket the fastest by the cost model, on the link as measured.
         nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None: each for itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None: never.
+        weight: Number of times that this worker's vote counts, 1 to 255, such as by batch size.
         process_group: The workers that vote; None: the default group, or for DTensors the only mesh
             dim that replicates all. With no group, and WORLD_SIZE unset or 1, this is ``Lion``.
         overlap: Send votes during backward, each bucket as soon as its last gradient has arrived;
@@ -123,6 +125,7 @@ class DistributedLion(VotingBase):
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
         momentum_sync: MomentumSync | None = None,
+        weight: int = 1,
         process_group: dist.ProcessGroup | None = None,
         overlap: bool | Literal["auto"] = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
@@ -152,6 +155,7 @@ class DistributedLion(VotingBase):
             init_timeout_s=init_timeout_s,
             step_timeout_s=step_timeout_s,
             seed=seed,
+            weight=weight,
         )
         params = list_params(params)
         self._session, pieces = self._open(name_tensors(params), process_group, self._settings)
@@ -166,6 +170,9 @@ class DistributedLion(VotingBase):
             pieces=pieces,
             worker=name_worker(self._session),
         )
+        self._meet_all()
+
+    def _meet_all(self) -> None:
         with self._session.lifecycle.exchange("construction"):
             trained = self._list_trainable()
             lines = self._take_fingerprint(trained).list_lines(self.param_groups)
@@ -200,8 +207,7 @@ class DistributedLion(VotingBase):
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, votes) = self._session, self._cast_votes()
-        step = inputs.header.step
-        verdict = judge_votes(votes)
+        step, verdict = inputs.header.step, judge_votes(votes)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
         follow_up, followed, routing = session.follow_up, None, session.routing
@@ -283,14 +289,11 @@ class DistributedLion(VotingBase):
             >>> with optimizer.no_sync():
             ...     model(first).loss.backward()
             >>> model(second).loss.backward()
-            >>> optimizer.step()
         """
         return nullcontext() if self._session.overlap is None else self._session.overlap.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients; with overlap, give up a step if its first votes are already sent.
-
-        A worker without any gradient has nothing to give up; it takes part in the next step.
+        """Reset gradients; with overlap, give up a step if votes of this worker are already sent.
 
         Raises:
             StepMismatchError: Some workers gave it up and others did not; nothing was committed.
@@ -321,8 +324,7 @@ class DistributedLion(VotingBase):
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return the last 1,000 measurements of the workers' agreement, oldest first."""
-        follow_up = self._session.follow_up
-        return [] if follow_up is None else follow_up.diagnoses
+        return self._session.diagnoses
 
     def verify_replicas(self) -> None:
         """Compare the parameters of all workers, bit by bit; every worker must call it.
@@ -350,9 +352,7 @@ class DistributedLion(VotingBase):
         with session.lifecycle.exchange("add_param_group()"):
             try:
                 lines = self._take_fingerprint(self._list_trainable()).list_lines(self.param_groups)
-                lines += session.fingerprint.list_toggled(before)
-                session.meetings.meet("add_param_group()", lines, step=step)
-                session.fingerprint.check_unchanged(before)
+                session.meet_to_add(before, lines, step=step)
             except BaseException:
                 self._remove_last_group()
                 raise

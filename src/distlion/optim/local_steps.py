@@ -59,9 +59,9 @@ class LocalSteps(AroundInner):
         outer_betas: Betas of "lion"; None for (0.9, 0.99).
         common_on: Device of the common point and of the rule's state, such as "cpu" where a GPU has
             no memory for them; None: each parameter's own device.
-        exchange, nodes, process_group, nonfinite, on_divergence: As for ``DistributedLion``.
-        bucket_elements, check_every, diagnose_every, init_timeout_s, step_timeout_s, seed: As for
-            ``DistributedLion``; steps are votes there.
+        exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
+        on_divergence, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
+        step_timeout_s, seed: Likewise; steps are votes there.
 
     Raises:
         InvalidArgumentError: A value is out of range, or does not fit another.
@@ -113,6 +113,7 @@ class LocalSteps(AroundInner):
         common_on: torch.device | str | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
+        weight: int = 1,
         process_group: dist.ProcessGroup | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         on_divergence: Literal["raise", "repair"] = "raise",
@@ -135,6 +136,7 @@ class LocalSteps(AroundInner):
             common_on=common_on,
             exchange=exchange,
             nodes=nodes,
+            weight=weight,
             process_group=process_group,
             nonfinite=nonfinite,
             on_divergence=on_divergence,

@@ -28,7 +28,7 @@ ABSENT = math.nan
 class Diagnosis:
     """The workers' agreement on one parameter in one step.
 
-    Equation, for each element, over the n workers present:
+    Equation, for each element, over the n votes of the workers present, repeated by weight:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
@@ -43,8 +43,8 @@ class Diagnosis:
         dispersion: 1 where momenta are equal, about 1 / N where they have nothing in common.
         agreement_of: For each worker, in rank order, its agreement with the majority of the others:
             of the elements where it has a direction and the others are not tied, the share on which
-            both have one sign. Each counts once. None for a worker that is absent or has no such
-            element. With two workers, both have the same number.
+            both have one sign. Each worker counts once, whatever its weight. None for a worker that
+            is absent or has no such element. With two workers, both have the same number.
     """
 
     step: int
@@ -65,6 +65,7 @@ class Examiner:
         voters: Ids of the workers that vote, in rank order.
         seed: Seed of the sample, equal on all workers.
         earlier: An examiner of fewer parameters, whose findings are kept.
+        counted_rows: Rows of workers, each as often as its vote counts; None if all count once.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class Examiner:
         voters: tuple[int, ...],
         seed: int,
         earlier: Examiner | None,
+        counted_rows: Sequence[int] | None = None,
     ) -> None:
         self._every = every
         self._params, self._n_turns = params, count_turns(params)
-        self._voters = voters
+        self._voters, self._counted_rows = voters, counted_rows
         self._sample = draw_sample(params, seed)
         self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
@@ -144,6 +146,8 @@ class Examiner:
             at += 2 * n
             updates = reply.read(index.to(reply.packed.device))
             counts.append(count_agreement([row[:n] for row in mine]))
+            if self._counted_rows is not None:
+                mine = [mine[row] for row in self._counted_rows]
             name = self._params[reply.position].name
             found = diagnose(step, name, mine, updates, counts=counts[-1])
             if found is not None:

@@ -99,6 +99,7 @@ class FollowUp:
                 voters=ranks.roster.ids,
                 seed=seed,
                 earlier=before,
+                counted_rows=ranks.roster.counted_rows if ranks.roster.is_weighted else None,
             )
         if n_voters == 1 or (momenta is None and examiner is None):
             return None

@@ -128,6 +128,10 @@ class MomentumRows:
         # By a tensor: for a number, some backends multiply by the reciprocal.
         return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Count the workers that sent each part."""
+        return present.sum(0)
+
     def settle(self, row: Tensor, reply: Tensor) -> list[tuple[MomentumSlice, Tensor]]:
         """Return each slice with a worker's averaged momentum, flat float32.
 

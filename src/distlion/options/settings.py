@@ -12,6 +12,7 @@ from distlion.options.clipping import ClipNorm
 from distlion.options.momentum_sync import MomentumSync
 from distlion.options.nodes import Nodes
 from distlion.step import check_positive
+from distlion.vote import MOST_WEIGHT
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
@@ -34,6 +35,7 @@ class Settings:
     init_timeout_s: float
     step_timeout_s: float
     seed: int
+    weight: int = 1
 
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
@@ -102,6 +104,38 @@ class Settings:
                 "momentum_sync out"
             )
 
+    def find_weight_problem(self) -> str:
+        """Explain why ``weight`` cannot be used; return "" if it can.
+
+        The constructor does not check it: if one worker raised alone, the others would wait. They
+        learn of it in the handshake.
+        """
+        weight: object = self.weight
+        if not isinstance(weight, int) or isinstance(weight, bool):
+            return f"weight={weight!r}: expected an integer from 1 to {MOST_WEIGHT}"
+        if not 1 <= weight <= MOST_WEIGHT:
+            return (
+                f"weight={weight}: expected 1 to {MOST_WEIGHT}. Only ratios matter: divide the "
+                "weights of all workers by the same number"
+            )
+        if weight > 1 and self.momentum_sync is not None:
+            return (
+                f"weight={weight} and momentum_sync={self.momentum_sync!r}, which averages momenta "
+                "of workers that count alike. Expected one of them. Leave momentum_sync out"
+            )
+        if weight > 1 and self.clip_norm is not None and self.clip_norm.scope == "global":
+            return (
+                f"weight={weight} and clip_norm={self.clip_norm!r}, whose norm is a mean over "
+                "workers that count alike. Expected one of them. Use scope='worker'"
+            )
+        pattern = self.exchange
+        if weight > 1 and isinstance(pattern, Exchange) and not pattern.counts_weights:
+            return (
+                f"weight={weight} and exchange={pattern!r}, which adds votes that count alike. "
+                "Expected one of them. Use exchange=AllReduce()"
+            )
+        return ""
+
     @property
     def group_timeout_s(self) -> float:
         """Seconds for the optimizer's own process groups; at least the timeout of their steps."""
@@ -109,7 +143,7 @@ class Settings:
 
     def describe(self) -> list[str]:
         """List a line for each setting that must be equal on all workers."""
-        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync")
+        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync", "weight")
         sync = self.momentum_sync
         return [
             f"momentum_sync: {None if sync is None else sync.describe()}",

@@ -16,12 +16,27 @@ PROBLEM_BYTES = 1024
 """Most bytes of a message that are sent, so that records have one size."""
 
 
-def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:
+_OWN = slice(4, 8)
+"""The bytes of a record with the worker's weight, which may differ between workers."""
+
+
+def shake_hands(link: Transport, lines: Sequence[str], *, step: int, weight: int = 0) -> list[int]:
     """Compare this worker's description of parameters and settings with all others.
 
     Records of a fixed size are compared first, since tensors whose sizes differ between ranks can
     abort a process inside the network library. Only if they differ are the descriptions themselves
-    sent.
+    sent. A record is
+
+        protocol version (4 B) | weight (4 B) | bytes of the description (8 B) | its digest (32 B)
+
+    Args:
+        link: All ranks.
+        lines: Lines that must be equal on all of them.
+        step: The step that errors name.
+        weight: This worker's weight, as ``encode_weight`` returns it; it may differ.
+
+    Returns:
+        The weights in all ranks' records, in rank order.
 
     Raises:
         ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
@@ -29,16 +44,18 @@ def shake_hands(link: Transport, lines: Sequence[str], *, step: int) -> None:
     """
     text = "\n".join(lines).encode()
     record = (
-        PROTOCOL_VERSION.to_bytes(8, "little")
+        PROTOCOL_VERSION.to_bytes(4, "little")
+        + weight.to_bytes(4, "little")
         + len(text).to_bytes(8, "little")
         + digest_lines(lines)
     )
     records = gather_bytes(link, record, step=step)
-    if len(set(records)) > 1:
+    if len({each[: _OWN.start] + each[_OWN.stop :] for each in records}) > 1:
         longest = max(int.from_bytes(other[8:16], "little") for other in records)
         raise_difference(link, lines, longest, step=step)
     # A worker may have sent its record and then been interrupted while it waited.
     link.check_present(step=step)
+    return [int.from_bytes(each[_OWN], "little") for each in records]
 
 
 def explain_verdict(
@@ -58,7 +75,7 @@ def explain_verdict(
         ConfigMismatchError: Settings differ.
     """
     if verdict.status is Status.INPUT:
-        culprits, said = _gather_problems(link, problem, step=step)
+        culprits, said = gather_problems(link, problem, step=step)
         raise make_error(verdict.status, rank=link.rank, step=step, culprits=culprits, problem=said)
     if verdict.status is Status.CONFIG:
         if not any(line.startswith(CALL) for line in lines):
@@ -157,7 +174,7 @@ def share_problem(
     Raises:
         CheckpointError: Some rank has a problem; names the ranks and the first one's problem.
     """
-    culprits, said = _gather_problems(link, "" if problem is None else str(problem), step=step)
+    culprits, said = gather_problems(link, "" if problem is None else str(problem), step=step)
     if culprits:
         error = CheckpointError(
             f"[rank {link.rank}, step {step}] {call} was refused on {name_ranks(culprits)}, and "
@@ -190,7 +207,7 @@ def share_said(link: Transport, said: str, *, call: str, step: int) -> None:
         raise error
 
 
-def _gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
+def gather_problems(link: Transport, problem: str, *, step: int) -> tuple[list[int], str]:
     """Return the ranks that have a problem, and the first one's problem."""
     culprits, said = _gather_texts(link, problem, step=step)
     return culprits, said[culprits[0]] if culprits else ""

@@ -86,6 +86,10 @@ class Routing:
         self.clipper: NormClipper | None = None
         self.begin_trial()
 
+    def take_ranks(self, ranks: Ranks) -> None:
+        """Take over the ranks, whose roster has weights after the handshake."""
+        self._ranks = ranks
+
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
         """Put parameters into buckets, and choose a route for each; every rank must call it.
 
@@ -262,7 +266,8 @@ class Routing:
             self._settings.exchange.check_carries(shape, rule)
             return self._settings.exchange
         assert self.model is not None  # ``_wants_model`` says so
-        return choose_exchange(shape, self.model)
+        weighted = self._ranks.roster.is_weighted
+        return choose_exchange(shape, self.model, weighted=weighted)
 
     def _build_flat(
         self,

@@ -16,6 +16,7 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Reply, Verdict
 from distlion.failures import Status
 from distlion.options import (
+    Diagnosis,
     FollowUp,
     NodePieces,
     Overlap,
@@ -32,6 +33,7 @@ from distlion.session.handshake import shake_hands
 from distlion.session.meetings import Meetings
 from distlion.session.replicas import Replicas
 from distlion.session.routing import Routing
+from distlion.session.weights import agree_on_weights, describe_weights, encode_weight
 from distlion.step import (
     GradientWatch,
     Lifecycle,
@@ -108,6 +110,8 @@ class Session:
     ) -> None:
         """Become one of the workers: 1 compare settings, 2 connect, 3 take over parameters.
 
+        After 1, all ranks know all workers' weights.
+
         Args:
             lines: Lines that must be equal on all ranks.
             params: The trainable parameters.
@@ -116,7 +120,8 @@ class Session:
             alike: Ranks whose parameters must be equal already, where some have trained before.
 
         Raises:
-            InvalidArgumentError: There is nothing to vote on; on every rank.
+            InvalidArgumentError: There is nothing to vote on, or a weight cannot be used; on every
+                rank.
             ConfigMismatchError: Settings differ, or the order of parameters; on every rank.
             ProcessGroupError: Connections failed.
             ReplicaMismatchError: Parameters that must be equal differ.
@@ -124,7 +129,12 @@ class Session:
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.ranks.is_alone:
             self.connections.approach()
-            shake_hands(self.connections.link_all(self.settings.init_timeout_s), lines, step=step)
+            link = self.connections.link_all(self.settings.init_timeout_s)
+            told = shake_hands(link, lines, step=step, weight=encode_weight(self.settings))
+            self.ranks = agree_on_weights(link, self.ranks, self.settings, told, step=step)
+            self.routing.take_ranks(self.ranks)
+        elif problem := self.settings.find_weight_problem():
+            raise InvalidArgumentError(problem)
         if not any(param.whole_slot.n_elements for param in params):
             raise InvalidArgumentError(
                 "no parameter requires a gradient, so there is nothing to vote on"
@@ -168,6 +178,7 @@ class Session:
             f"world size: {self.ranks.n_ranks}",
             f"node size: {self.ranks.node_size}",
             f"workers that vote: {self.ranks.roster.n_voters}",
+            *describe_weights(self.ranks.roster),
             *self.settings.describe(),
             f"exp_avg_dtype: {exp_avg_dtype}",
             *more,
@@ -241,6 +252,14 @@ class Session:
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
 
+    def meet_to_add(
+        self, before: Sequence[Mapping[str, Any]], lines: Sequence[str], *, step: int
+    ) -> None:
+        """Meet all ranks, which must add a param group to ``before``; it makes ``lines`` of all."""
+        lines = [*lines, *self.fingerprint.list_toggled(before)]
+        self.meetings.meet("add_param_group()", lines, step=step)
+        self.fingerprint.check_unchanged(before)
+
     def compare_replicas(self, *, step: int) -> None:
         """Compare the parameters of all workers at the same step, and repair them if allowed.
 
@@ -263,6 +282,11 @@ class Session:
             with self.lifecycle.exchange(call):
                 self.meetings.meet(call, lines, step=step)
                 self.compare_replicas(step=step)
+
+    @property
+    def diagnoses(self) -> list[Diagnosis]:
+        """The measurements of the workers' agreement, oldest first."""
+        return [] if self.follow_up is None else self.follow_up.diagnoses
 
     def note_norm(self, norm: float) -> None:
         """Note the norm by which the gradients of a step were clipped."""

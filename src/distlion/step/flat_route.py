@@ -55,10 +55,10 @@ class FlatRoute:
     inside: Transport | None = None
 
     def __post_init__(self) -> None:
-        if self.roster.owners != self.roster.ids or self.roster.is_weighted:
+        if self.roster.owners != self.roster.ids:
             raise InvalidArgumentError(
-                "a pattern lets every voter count one shard, and count as one vote; expected a "
-                f"roster whose owners are its ids, with weights of 1, not {self.roster}"
+                "a pattern lets every voter count one shard; expected a roster whose owners are "
+                f"its ids, not {self.roster}"
             )
 
     @property
@@ -167,3 +167,6 @@ class _Hearing:
         shape = self.vote.told_shape
         n_shards = votes.shape[1] // shape.vote_bytes
         return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8)
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        return present.sum(0)

@@ -57,6 +57,7 @@ OF_THE_WHOLE = frozenset(
         "rounding",
         "seed",
         "step_timeout_s",
+        "weight",
     }
 )
 """Arguments of a whole optimizer, which no param group may have."""

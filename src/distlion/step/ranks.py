@@ -29,7 +29,8 @@ class Ranks:
         inside: The ranks of this worker, in their order.
         between: This rank and its peers, one in each other worker.
         is_sharded: Whether the ranks of a worker hold shards of the parameters.
-        members: In a crew, the roster of its epoch; None: workers are numbered by rank.
+        members: The roster of the voters, in a crew and with weights; None: workers are numbered by
+            rank, and each vote counts once.
         connect_timeout_s: Seconds to make further groups; None: as long as for operations.
     """
 

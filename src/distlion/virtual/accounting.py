@@ -38,15 +38,15 @@ class Account:
     ) -> Account:
         """Sum up a step's traffic, before the step changes the state that sets the next one's."""
         settings, workers, last = layout.settings, layout.n_workers, layout.n_workers - 1
-        pattern = settings.exchange
+        pattern, n_votes = settings.exchange, layout.roster.n_votes
         assert isinstance(pattern, Exchange)  # the constructor refuses "auto"
         account = cls()
         for route in routes:
-            account.votes += pattern.plan(route.rule.shape(route.bucket, workers), last)
+            account.votes += pattern.plan(route.rule.shape(route.bucket, n_votes), last)
             n_elements = sum(slot.n_elements for slot in route.bucket.slots)
             account.up_bits += n_elements * route.rule.vote_planes
             account.up_bits += len(route.bucket.slots) * route.rule.n_scales * 8 * FLOAT_BYTES
-            account.down_bits += n_elements * route.rule.reply_planes(workers)
+            account.down_bits += n_elements * route.rule.reply_planes(n_votes)
             account.down_bits += (
                 len(route.bucket.slots) * route.rule.n_reply_scales * 8 * FLOAT_BYTES
             )

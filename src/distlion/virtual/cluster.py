@@ -18,7 +18,7 @@ from distlion.errors import (
     StepError,
     UnsupportedTypeError,
 )
-from distlion.exchange import MAX_WORKERS, AllReduce, Exchange, list_patterns
+from distlion.exchange import AllReduce, Exchange, list_patterns
 from distlion.failures import SPARSE_WORDS, Status, make_error
 from distlion.kernels import Coefficients
 from distlion.optim import Traffic, VotingBase
@@ -42,10 +42,9 @@ from distlion.step import (
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.layout import ClusterLayout
-from distlion.virtual.members import reseat
+from distlion.virtual.members import change_roster, make_roster, reseat
 from distlion.virtual.momenta import average_momenta
 from distlion.virtual.worker_number import read_worker
-from distlion.vote import Roster
 
 
 class VirtualCluster(VotingBase):
@@ -62,6 +61,8 @@ class VirtualCluster(VotingBase):
         momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
         bucket_elements, diagnose_every, seed: Likewise.
         workers: N, 1 or more.
+        weights: The number of times that each worker's vote counts, as ``weight`` of
+            ``DistributedLion``; None: once each.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
         nonfinite: As for ``DistributedLion``, but "raise" raises in ``collect``, unless gradients
             wait for ``step()``.
@@ -95,6 +96,7 @@ class VirtualCluster(VotingBase):
         betas: tuple[float, float] = (0.9, 0.99),
         *,
         workers: int,
+        weights: Sequence[int] | None = None,
         weight_decay: float = 0.0,
         cautious: bool = False,
         aggregation: Aggregation | None = None,
@@ -108,7 +110,6 @@ class VirtualCluster(VotingBase):
         diagnose_every: int | None = None,
         seed: int = 0,
     ) -> None:
-        self._roster = Roster.of(_check_workers(workers))
         self._grad_norms: dict[int, float] | None = None
         self._accounting = Accounting()
         self._layout: ClusterLayout | None = None
@@ -128,6 +129,7 @@ class VirtualCluster(VotingBase):
             step_timeout_s=1,
             seed=seed,
         )
+        self._roster = make_roster(workers, weights, self._settings)
         super().__init__(
             params,
             lr,
@@ -251,6 +253,11 @@ class VirtualCluster(VotingBase):
         return self._roster.n_voters
 
     @property
+    def weights(self) -> tuple[int, ...]:
+        """Number of times that each worker's vote counts, by place."""
+        return self._roster.weights
+
+    @property
     def traffic(self) -> Traffic:
         """Traffic that one real worker would have, other than the server."""
         return self._accounting.traffic
@@ -288,25 +295,31 @@ class VirtualCluster(VotingBase):
         """Return the momenta of a worker: views, one for each trainable parameter in order."""
         return self._laid_out.exp_avg(self._check_worker(worker))
 
-    def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
+    def change_workers(
+        self,
+        ids: Sequence[int],
+        *,
+        newcomers: Newcomers = "zeros",
+        weights: Sequence[int] | None = None,
+    ) -> None:
         """Let these workers vote from the next step on, as the members of a crew change.
 
         Args:
             ids: Ids of the workers, by place: ``collect(0)`` is for the first of them. At first
                 they are 0 to N - 1. Workers that were there before keep their momentum and coins.
             newcomers: The momentum that others begin with, as for ``Crew``.
+            weights: Their weights, by place; None: those that were there keep theirs, others get 1.
 
         Raises:
             InvalidArgumentError: Ids repeat or are negative, there are too many, ``newcomers`` is
-                unknown, or workers have been collected for the present step.
+                unknown, a weight is out of range, or workers have been collected for this step.
             UnsupportedTypeError: An id is not an integer.
         """
         self._collection.check_idle("change_workers()")
         self._collection.check_whole()
         check_newcomers(newcomers)
         ids, before = tuple(ids), self._roster
-        _check_workers(len(ids))
-        self._roster = Roster(ids, ids, (1,) * len(ids), before.epoch + 1)
+        self._roster = change_roster(before, ids, weights, self._settings)
         reseat(self.state, before.ids, ids, newcomers)
         self._lay_out()
 
@@ -367,14 +380,6 @@ class VirtualCluster(VotingBase):
                 raise SparseGradientError(
                     SPARSE_WORDS.format(name=param.name), rank=worker, step=self.committed_step
                 )
-
-
-def _check_workers(workers: int) -> int:
-    if not isinstance(workers, int) or isinstance(workers, bool):
-        raise UnsupportedTypeError(f"workers={workers!r}: expected an integer")
-    if not 1 <= workers <= MAX_WORKERS:
-        raise InvalidArgumentError(f"workers={workers}: expected 1 to {MAX_WORKERS}")
-    return workers
 
 
 def _check_pattern(exchange: Any) -> Exchange:

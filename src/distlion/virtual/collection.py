@@ -198,7 +198,7 @@ class Collection:
                 param.segment(coefficients[param.group], None, param.exp_avg[0])
                 for param in route.params
             ]
-            reply, present = route.count(coins), route.present.sum(0).tolist()
+            reply, present = route.count(coins), route.count_present()
             replies += route.list_replies(reply, present)
             route.apply(segments, present, reply, self._rounding(coins))
         self._examine(replies, coefficients)

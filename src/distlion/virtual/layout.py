@@ -67,7 +67,12 @@ class ClusterLayout:
             momenta = stage if n_workers > 1 else None
         if settings.diagnose_every is not None and n_workers > 1:
             examiner = Examiner(
-                settings.diagnose_every, params, voters=roster.ids, seed=seed, earlier=earlier
+                settings.diagnose_every,
+                params,
+                voters=roster.ids,
+                seed=seed,
+                earlier=earlier,
+                counted_rows=roster.counted_rows if roster.is_weighted else None,
             )
         routes = []
         if n_workers > 1:

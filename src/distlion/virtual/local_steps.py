@@ -38,6 +38,7 @@ class VirtualLocalSteps:
         params: The model's parameters, or (name, parameter) pairs.
         make_inner: Function that makes a worker's inner optimizer over its own copy of ``params``.
         workers: N, 2 or more.
+        weights: The number of times that each worker's vote counts; None: once each.
         every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
         nesterov, outer, outer_betas: Likewise.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
@@ -69,6 +70,7 @@ class VirtualLocalSteps:
         make_inner: MakeInner,
         *,
         workers: int,
+        weights: Sequence[int] | None = None,
         every: int = 8,
         delay: int = 0,
         parts: int = 1,
@@ -103,6 +105,7 @@ class VirtualLocalSteps:
             aggregation,
             parts=parts,
             workers=workers,
+            weights=weights,
             exchange=exchange,
             nonfinite=nonfinite,
             bucket_elements=bucket_elements,

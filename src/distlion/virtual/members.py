@@ -1,12 +1,66 @@
-"""The state of virtual workers when some of them leave and others join."""
+"""The roster of virtual workers, and their state when some of them leave and others join."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from distlion.options import Newcomers, begin_momentum
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.exchange import MAX_WORKERS
+from distlion.options import Newcomers, Settings, begin_momentum
+from distlion.vote import Roster
+
+
+def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings) -> Roster:
+    """Return the roster of ``workers`` workers.
+
+    Args:
+        workers: N, 1 or more.
+        weights: The number of times that each worker's vote counts; None: once each.
+        settings: The settings that weights must fit.
+
+    Raises:
+        InvalidArgumentError: A number is out of range, or weights do not fit a setting.
+        UnsupportedTypeError: A number is not an integer.
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool):
+        raise UnsupportedTypeError(f"workers={workers!r}: expected an integer")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError(f"workers={workers}: expected 1 to {MAX_WORKERS}")
+    roster = Roster.of(workers)
+    if weights is None:
+        return roster
+    return _check_weights(replace(roster, weights=tuple(weights)), settings)
+
+
+def change_roster(
+    before: Roster, ids: Sequence[int], weights: Sequence[int] | None, settings: Settings
+) -> Roster:
+    """Return the roster after a change of members.
+
+    Args:
+        before: The roster so far.
+        ids: Ids of the workers, by place.
+        weights: Their weights, by place; None: workers that were there keep theirs, others get 1.
+        settings: The settings that weights must fit.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: As ``make_roster``, or ids repeat.
+    """
+    if weights is None:
+        known = dict(zip(before.ids, before.weights, strict=True))
+        weights = [known.get(each, 1) for each in ids]
+    make_roster(len(ids), None, settings)
+    roster = Roster(tuple(ids), tuple(ids), tuple(weights), before.epoch + 1)
+    return _check_weights(roster, settings)
+
+
+def _check_weights(roster: Roster, settings: Settings) -> Roster:
+    if problem := replace(settings, weight=max(roster.weights)).find_weight_problem():
+        raise InvalidArgumentError(problem)
+    return roster
 
 
 def reseat(

@@ -73,6 +73,11 @@ class VirtualRoute:
         self._hear()
         return self._counter.count(self.kernels, self._votes, self.present, 0, coins)
 
+    def count_present(self) -> list[int]:
+        """Return the number of votes of each parameter."""
+        counted: list[int] = self._counter.count_present(self.present).tolist()
+        return counted
+
     def apply(
         self,
         segments: Sequence[Segment],

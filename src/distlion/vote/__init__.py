@@ -2,11 +2,13 @@
 
 from distlion.vote.bucket_vote import BucketCount, BucketVote, WorkerState, make_worker_state
 from distlion.vote.reply import ParameterReply
-from distlion.vote.roster import Roster
+from distlion.vote.roster import MOST_VOTES, MOST_WEIGHT, Roster
 from distlion.vote.scaling import ScalingVote
 from distlion.vote.tally import RuleTally
 
 __all__ = [
+    "MOST_VOTES",
+    "MOST_WEIGHT",
     "BucketCount",
     "BucketVote",
     "ParameterReply",

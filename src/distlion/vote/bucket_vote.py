@@ -36,6 +36,7 @@ class BucketVote:
         shape: Sizes on the wire.
         vote_planes, reply_planes: Bits per element of a vote, and of a reply.
         reply_format: The format in which a reply encodes S.
+        is_weighted: Whether some vote counts more than once.
     """
 
     def __init__(self, rule: Rule, bucket: Bucket, roster: Roster) -> None:
@@ -44,7 +45,7 @@ class BucketVote:
         self.vote_planes = rule.vote_planes
         self.reply_planes = rule.reply_planes(roster.n_votes)
         self.reply_format = rule.reply_format
-        self._is_weighted = roster.is_weighted
+        self.is_weighted = roster.is_weighted
 
     def encode(
         self,
@@ -89,9 +90,8 @@ class BucketVote:
         Returns:
             (n_shards * reply_bytes,) uint8.
         """
-        if self._is_weighted:
-            rows = list(self.roster.counted_rows)
-            votes, present = votes[rows], present[rows]
+        if self.is_weighted:
+            present = self.roster.weigh(present)
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
@@ -100,9 +100,12 @@ class BucketVote:
         self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
-    def count_present(self, present: Tensor) -> Tensor:
-        """Return the number of votes of each parameter for ``apply``, (n_params,) int64."""
-        return present[list(self.roster.counted_rows)].sum(0)
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Return the number of votes of each parameter for ``apply``, (n_params,) int64.
+
+        Arguments are those of ``Roster.weigh``.
+        """
+        return self.roster.weigh(present, rows).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, without padding after them: (blocks, planes, 8) int64."""
@@ -219,9 +222,16 @@ class BucketCount:
     def parts(self) -> RuleTally | None:
         """The count in parts; None for rules that have none."""
         vote = self.vote
-        if vote.shape.tally_bytes is None or vote.roster.is_weighted:
+        if vote.shape.tally_bytes is None:
             return None
-        return RuleTally(vote.rule, vote.bucket, self.coins, vote.roster.n_votes)
+        roster = vote.roster
+        return RuleTally(vote.rule, vote.bucket, self.coins, roster.n_votes, roster)
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
+        if not self.vote.is_weighted:
+            return present.sum(0)
+        return self.vote.count_present(present, rows)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments as for ``BucketVote.count``."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import torch
+from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
@@ -11,6 +15,10 @@ MOST_EPOCHS = 1 << 32
 """The epoch takes 32 bits in a frame."""
 MOST_IDS = 1 << 63
 """Coins are keyed by an id and a few numbers, in 64 bits."""
+MOST_WEIGHT = 255
+"""Ops take the number of times that a vote counts as a byte."""
+MOST_VOTES = 4096
+"""The most that the C++ core adds for an element, in votes of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,8 @@ class Roster:
         ids: A number for each voter, which it keeps while others come and go, and on which its
             coins depend. The place of an id is its row in tensors of votes.
         owners: For each shard of a bucket, the id of the voter that counts it.
-        weights: For each voter, the weight of its vote: an integer, 1 or more.
+        weights: For each voter, the number of times that its vote counts, 1 to 255. Unless all are
+            1, they add up to 4,096 at most.
         epoch: Number that grows with every change of membership. Bytes of another epoch are
             refused.
 
@@ -55,10 +64,16 @@ class Roster:
             raise InvalidArgumentError(
                 f"shards are counted by {self.owners}; expected some of the voters, {self.ids}"
             )
-        if len(self.weights) != len(self.ids) or min(self.weights) < 1:
+        if (
+            len(self.weights) != len(self.ids)
+            or min(self.weights) < 1
+            or max(self.weights) > MOST_WEIGHT
+            or (self.is_weighted and self.n_votes > MOST_VOTES)
+        ):
             raise InvalidArgumentError(
-                f"{len(self.ids)} voters have the weights {self.weights}; expected one each, of at "
-                "least 1"
+                f"{len(self.ids)} voters have the weights {self.weights}; expected one each, of 1 "
+                f"to {MOST_WEIGHT}, and {MOST_VOTES:,} votes in all. Only ratios matter: use "
+                "smaller weights"
             )
         if not 0 <= self.epoch < MOST_EPOCHS:
             raise InvalidArgumentError(
@@ -96,6 +111,30 @@ class Roster:
         """Rows of votes to count, each as often as its voter's weight."""
         rows = enumerate(self.weights)
         return tuple(row for row, weight in rows for _ in range(weight))
+
+    def weigh(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Return the number of times that each vote counts.
+
+        Args:
+            present: (voters, n_params) bool on the CPU: the votes cast for each parameter.
+            rows: The rows of these voters; None for all voters.
+
+        Returns:
+            ``present`` itself where every vote counts once; else (voters, n_params) uint8.
+
+        Raises:
+            InvalidArgumentError: It is not clear whose votes these are.
+        """
+        if not self.is_weighted:
+            return present
+        weights = self.weights if rows is None else [self.weights[row] for row in rows]
+        if len(weights) != len(present):
+            raise InvalidArgumentError(
+                f"{len(present)} votes are counted, and {len(weights)} weights are known. "
+                "Expected one each. A pattern that counts some votes must say whose they are"
+            )
+        times = torch.tensor(weights, dtype=torch.uint8)
+        return present.to(torch.uint8) * times[:, None]
 
     def find_row(self, voter: int) -> int:
         """Return the row of a voter's votes, by its id."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from distlion.errors import InvalidArgumentError
 from distlion.kernels import (
     BlockVotes,
     Coins,
@@ -17,6 +19,7 @@ from distlion.kernels import (
     tally_votes,
 )
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_sum_planes
+from distlion.vote.roster import Roster
 from distlion.vote.rule import Rule
 
 
@@ -25,7 +28,7 @@ class RuleTally:
     """Count some workers' votes, add such counts, and turn the sum into the reply: bytes only.
 
     Equation:
-        tally = sum_i vote_i over some workers, an int32 for each element; tallies add up in any
+        tally = sum_i w_i vote_i over some workers, an int32 for each element; tallies add up in any
         order, and the reply to their sum is that to all votes, bitwise
 
     Attributes:
@@ -33,14 +36,24 @@ class RuleTally:
         bucket: The layout of the parameters.
         coins: The coins of this step; only those that are equal on all workers are used.
         n_votes: The most votes that a parameter can get.
+        roster: All voters, with the weights w_i; None if every vote counts once.
     """
 
     rule: Rule
     bucket: Bucket
     coins: Coins
     n_votes: int
+    roster: Roster | None = None
 
-    def tally(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+    def tally(
+        self,
+        votes: Tensor,
+        present: Tensor,
+        first_shard: int,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        if self.roster is not None:
+            present = self.roster.weigh(present, rows)
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.rule.vote_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks
@@ -67,6 +80,11 @@ class RuleTally:
         return out.view(-1).view(torch.uint8)
 
     def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
+        if self.roster is not None and self.roster.is_weighted:
+            raise InvalidArgumentError(
+                "packed sums count votes alike, and workers have weights. Expected weights of 1; "
+                "or use a pattern without packed sums, such as AllReduce()"
+            )
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(1, -1, self.rule.vote_planes, BLOCK_WORDS)
         cast = BlockVotes(packed, present.unsqueeze(0), self.bucket, 0)

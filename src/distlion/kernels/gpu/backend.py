@@ -352,6 +352,7 @@ def _count(
         DIRECTION=direction,
         REPLY=FORMATS[reply],
         REPLY_PLANES=out.shape[1],
+        WEIGHTED=present.dtype != torch.bool,
         VEC=count_neighbors(direction),
     )
 

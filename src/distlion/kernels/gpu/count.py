@@ -76,13 +76,15 @@ def count_kernel(
     DIRECTION: tl.constexpr,
     REPLY: tl.constexpr,
     REPLY_PLANES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     VEC: tl.constexpr,
 ):
     """Add the votes of the workers present, and write the reply.
 
     Grid: one program a tile of a run, the part of a parameter that lies in the blocks at hand.
     Reads: ``table``, whose BUCKET_WORD is the run's first word in these blocks; ``voters``
-        (runs, n_workers) int32, 0 for absent; ``votes``, half words (values for DIRECTIONS) of
+        (runs, n_workers) int32, 0 for absent, else 1 or, if WEIGHTED, the times that it counts;
+        ``votes``, half words (values for DIRECTIONS) of
         which each worker has ``worker_stride``.
     Writes: ``out``, half words, which must be zeros.
     """
@@ -98,7 +100,11 @@ def count_kernel(
     else:
         total = tl.zeros((ROWS, 32 // VEC, VEC), tl.int32)
     for worker in range(n_workers):
-        if tl.load(voters + run * n_workers + worker) != 0:
+        times = tl.load(voters + run * n_workers + worker)
+        if WEIGHTED:
+            for _ in range(times):
+                total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION, VEC)
+        elif times != 0:
             total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION, VEC)
         votes += worker_stride
 

@@ -11,18 +11,21 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 
 
 def list_runs(
-    bucket: Bucket, present: npt.NDArray[np.bool_], first_block: int, n_blocks: int
+    bucket: Bucket,
+    present: npt.NDArray[np.bool_ | np.uint8],
+    first_block: int,
+    n_blocks: int,
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
     """List the runs that some worker votes for.
 
     Args:
         bucket: The layout of the parameters.
-        present: (workers, n_params).
+        present: (workers, n_params), as in ``BlockVotes``.
         first_block: The first of the blocks at hand.
         n_blocks: Number of these blocks.
 
     Returns:
-        The rows of a table, header included, and (runs, workers): 1 where a worker is present.
+        The rows of a table, header included, and (runs, workers): the times that each vote counts.
     """
     begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
     fields, members = [], []

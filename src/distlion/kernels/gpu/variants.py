@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +140,8 @@ def list_variants() -> Iterator[Variant]:
                 yield Variant(
                     f"{name}, {kind_name}{rounding}", commit.commit_kernel, moves | kind, {}
                 )
-    for name, (vote, planes, direction, reply, reply_planes) in COUNTS.items():
+    for (name, count_of), is_weighted in itertools.product(COUNTS.items(), (False, True)):
+        vote, planes, direction, reply, reply_planes = count_of
         is_linear = vote is encode.DIRECTIONS
         constants = {
             "VOTE": vote.value,
@@ -147,10 +149,12 @@ def list_variants() -> Iterator[Variant]:
             "DIRECTION": direction,
             "REPLY": reply.value,
             "REPLY_PLANES": reply_planes,
+            "WEIGHTED": is_weighted,
             "VEC": count_neighbors(direction),
         }
         types = {"votes": _pointer(direction)} if is_linear else {}
-        yield Variant(name, count.count_kernel, constants, types, 0)
+        weights = ", weighted" if is_weighted else ""
+        yield Variant(f"{name}{weights}", count.count_kernel, constants, types, 0)
     for is_linear in (False, True):
         constants = {"PLANES": 16, "LINEAR": is_linear}
         yield Variant(f"blank, linear={is_linear}", encode.blank_kernel, constants, {}, 0)

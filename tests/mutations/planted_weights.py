@@ -1,0 +1,227 @@
+"""Bugs of weights: how often a vote counts, who says so, and who agrees."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+COUNTS = (
+    "kernels/test_conformance_count.py::test_votes_that_count_several_times_are_counted_alike",
+)
+INTERPRETED = ("kernels/test_interpreted.py::test_every_op_is_that_of_the_reference",)
+CLUSTER = ("virtual/test_weighted_cluster.py",)
+SCALED = ("aggregation/test_scaled_rules.py",)
+TALLY = ("vote/test_tally.py",)
+HANDSHAKE = ("session/test_handshake.py",)
+WORKERS = ("distributed/test_weights.py",)
+EVERY_RULE = (
+    "distributed/test_weights.py::test_every_rule_in_every_pattern_is_that_of_the_oracle",
+)
+
+WEIGHTS = (
+    Mutation(
+        "weights: doubling takes them",
+        "exchange/recursive_doubling.py",
+        "counts_weights: ClassVar[bool] = False",
+        "counts_weights: ClassVar[bool] = True",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: auto chooses doubling beside them",
+        "cost/choice.py",
+        "each.carries(shape, weighted=weighted)",
+        "each.carries(shape)",
+        ("cost/test_choice.py",),
+    ),
+    Mutation(
+        "weights: agreement counts votes",
+        "options/diagnostics.py",
+        "            counts.append(count_agreement([row[:n] for row in mine]))\n",
+        "            rows_of = self._counted_rows or range(len(mine))\n"
+        "            counts.append(count_agreement([mine[row][:n] for row in rows_of]))\n",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: the reference counts each vote once",
+        "kernels/words.py",
+        "voters = voters.repeat_interleave(times[voters].to(torch.int64))",
+        "pass",
+        COUNTS,
+    ),
+    Mutation(
+        "weights: Triton counts each vote once",
+        "kernels/gpu/count.py",
+        "            for _ in range(times):\n",
+        "            for _ in range(tl.minimum(times, 1)):\n",
+        INTERPRETED,
+        interprets=True,
+    ),
+    Mutation(
+        "weights: Triton takes the workers present for votes",
+        "kernels/gpu/runs.py",
+        "n_present = present.sum(0, dtype=np.int64)",
+        "n_present = (present != 0).sum(0, dtype=np.int64)",
+        INTERPRETED,
+        interprets=True,
+    ),
+    Mutation(
+        "weights: counts in parts count each vote once",
+        "vote/tally.py",
+        "            present = self.roster.weigh(present, rows)\n",
+        "            self.roster.weigh(present, rows)\n",
+        TALLY,
+    ),
+    Mutation(
+        "weights: counts in parts take the first weights for any votes",
+        "vote/roster.py",
+        "[self.weights[row] for row in rows]",
+        "self.weights[: len(rows)]",
+        TALLY,
+    ),
+    Mutation(
+        "weights: votes of nobody knows whom take the weights of the first",
+        "vote/roster.py",
+        "        if len(weights) != len(present):\n",
+        "        weights = weights[: len(present)]\n        if len(weights) < len(present):\n",
+        TALLY,
+    ),
+    Mutation(
+        "weights: owners of shards say how many workers were present",
+        "exchange/all_reduce.py",
+        "present = reducer.count_present(voting)",
+        "present = voting.sum(0)",
+        EVERY_RULE,
+    ),
+    Mutation(
+        "weights: who counts everything says how many workers were present",
+        "exchange/all_gather.py",
+        "present = reducer.count_present(voting)",
+        "present = voting.sum(0)",
+        EVERY_RULE,
+    ),
+    Mutation(
+        "weights: virtual workers say how many of them were present",
+        "virtual/route.py",
+        "self._counter.count_present(self.present).tolist()",
+        "self.present.sum(0).tolist()",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: signs of deltas count once",
+        "aggregation/scaled.py",
+        "self.roster.weigh(present), self.bucket",
+        "present, self.bucket",
+        SCALED,
+    ),
+    Mutation(
+        "weights: scales of deltas count once",
+        "aggregation/scaled.py",
+        "mean_scales(scales[rows, :, 0], present[rows])",
+        "mean_scales(scales[:, :, 0], present)",
+        SCALED,
+    ),
+    Mutation(
+        "weights: rows that are counted are as many as the worker before has votes",
+        "vote/roster.py",
+        "for _ in range(weight))",
+        "for _ in range(self.weights[row - 1]))",
+        SCALED,
+    ),
+    Mutation(
+        "weights: bytes of virtual replies have room for workers, not for votes",
+        "virtual/accounting.py",
+        "settings.exchange, layout.roster.n_votes",
+        "settings.exchange, workers",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: virtual workers that stay lose theirs",
+        "virtual/members.py",
+        "known.get(each, 1)",
+        "1",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: a diagnosis counts workers",
+        "options/diagnostics.py",
+        "                mine = [mine[row] for row in self._counted_rows]\n",
+        "                pass\n",
+        CLUSTER,
+    ),
+    Mutation(
+        "weights: workers that differ in theirs refuse each other",
+        "session/handshake.py",
+        "{each[: _OWN.start] + each[_OWN.stop :] for each in records}",
+        "set(records)",
+        HANDSHAKE,
+    ),
+    Mutation(
+        "weights: a record without one has other bytes",
+        "session/weights.py",
+        "return 0 if settings.weight == 1 else settings.weight",
+        "return settings.weight",
+        HANDSHAKE,
+    ),
+    Mutation(
+        "weights: one that cannot be used is kept secret",
+        "session/weights.py",
+        "        return _UNUSABLE\n",
+        "        return 0\n",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: ranks of a node may differ in theirs",
+        "session/weights.py",
+        "if len(set(inside)) > 1 and",
+        "if False and",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: nobody adds them up",
+        "session/weights.py",
+        "n_votes > MOST_VOTES:",
+        "n_votes > 256 * MOST_VOTES:",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: nodes take the weights of the first ranks",
+        "session/weights.py",
+        "tuple(told[rank] or 1 for rank in ranks.between)",
+        "tuple(told[rank] or 1 for rank in range(len(ranks.between)))",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: frames do not carry them",
+        "session/weights.py",
+        "    if not roster.is_weighted:\n",
+        "    if True:\n",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: momenta are averaged beside them",
+        "options/settings.py",
+        "if weight > 1 and self.momentum_sync is not None:",
+        "if False:",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: routes are built before they are known",
+        "session/session.py",
+        "            self.routing.take_ranks(self.ranks)\n",
+        "",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: a weight of local steps is left out",
+        "optim/local_steps.py",
+        "            weight=weight,\n",
+        "",
+        WORKERS,
+    ),
+    Mutation(
+        "weights: a weight of a param group is ignored",
+        "step/hyperparameters.py",
+        '        "weight",\n',
+        "",
+        ("session/test_fixed_groups.py",),
+    ),
+)
