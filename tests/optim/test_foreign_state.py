@@ -80,7 +80,7 @@ def test_a_state_of_another_optimizer_is_refused_whether_or_not_it_has_stepped(
     other = OTHERS[name](params)
     for _ in range(n_steps):
         step(other, params)
-    refuse(kind, copy_state(other), "no Lion|Lion does not have")
+    refuse(kind, copy_state(other), "not a Lion|Lion does not have")
 
 
 @EVERY
@@ -126,7 +126,7 @@ def test_a_state_that_has_counted_steps_and_has_no_momentum_is_refused(kind: str
 def test_groups_without_a_key_of_every_lion_are_refused(key: str, kind: str) -> None:
     state = copy_state(lion_pytorch.Lion(make_params()))
     del state["param_groups"][0][key]
-    refuse(kind, state, f"no Lion.*{key}")
+    refuse(kind, state, f"not a Lion.*{key}")
 
 
 @EVERY
