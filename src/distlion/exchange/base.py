@@ -195,10 +195,10 @@ class Exchange(ABC):
     """
 
     counts_in_parts: ClassVar[bool] = False
-    """Whether it passes on partial counts, which votes of floats do not have."""
+    """True if ranks pass on partial counts; votes of floats have none."""
 
     counts_weights: ClassVar[bool] = True
-    """Whether a vote may count several times, as workers' weights say."""
+    """True if workers may have weights, so that a vote counts several times."""
 
     @abstractmethod
     def count_transfers(self, n_workers: int) -> int:

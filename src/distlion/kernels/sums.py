@@ -5,7 +5,7 @@ A vote v of p bits is written as a level l >= 0, so that a sum of levels has no 
     LEVEL    l = (v + 2^p - 1) / 2    v odd, |v| < 2^p
     TERNARY  l = v + 1                v in {-1, 0, 1}
 
-Who is absent has l = 0, and n votes on a parameter say which sum of levels is a vote of 0.
+An absent worker has l = 0. The number n of votes on a parameter gives the sum of levels of a tie.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _NUMBER_BYTES = 4
 
 
 class Weighing(str, Enum):
-    """How a worker's agreement becomes its weight."""
+    """Map from a worker's agreement to its weight."""
 
     RUNNING = "weighted"
     GATED = "gated"
