@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from conditions import ROOT
 from distlion.aggregation import RULES
 
 LISTED = [name for name, named in RULES.items() if named.listed]
+# Options of rank.py beside a rule, each with the rule that it is tried with.
+OPTIONS = (("majority", "--cautious"), ("average", "--weighted"), ("scaled", "--local"))
 SIZES, TINY_SIZES = [70, 1_000_003, 1, 4096 * 64], [70, 4200, 1]
 MOST_CALLS = 6
 """Launches and copies of a bucket in each of its two phases."""
+CORES_OF_A_CASE = 4
+"""Of two ranks, each with a thread of its own to receive."""
 RANK_LIMIT_S = 600
 TESTS_LIMIT_S = 3600
 
@@ -36,7 +41,8 @@ def check_memory(*, rehearses: bool) -> dict[str, Any]:
     tool = shutil.which("compute-sanitizer")
     if tool is None and not rehearses:
         return {"ok": False, "missing": "compute-sanitizer, of the CUDA toolkit"}
-    before = () if rehearses else (tool, "--error-exitcode", "9")
+    # Whatever processes share the tests, all are checked.
+    before = () if rehearses else (tool, "--target-processes", "all", "--error-exitcode", "9")
     # A checked kernel takes tens of times as long: no millions.
     words = (
         "test_a_packed_tensor" if rehearses else "triton and cuda and conformance and not million"
@@ -54,10 +60,20 @@ def run_tests(*paths: str, words: str, before: tuple[str, ...] = ()) -> dict[str
         check=False,
         timeout=TESTS_LIMIT_S,
     )
-    summary = (ended.stdout.strip().splitlines() or [""])[-1]
-    passed = re.search(r"(\d+) passed", summary)
-    n_passed = int(passed[1]) if passed else 0
-    return {"ok": ended.returncode == 0 and n_passed > 0, "summary": summary, "passed": n_passed}
+    return judge_tests(ended.stdout, ended.returncode, is_checked=bool(before))
+
+
+def judge_tests(out: str, code: int, *, is_checked: bool) -> dict[str, Any]:
+    """Read what pytest said, and after it the checker of memory, once for each process."""
+    lines = out.strip().splitlines()
+    summary = next((line for line in reversed(lines) if re.search(r"\d+ passed", line)), "")
+    n_passed = int(found[1]) if (found := re.search(r"(\d+) passed", summary)) else 0
+    faults = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", out)]
+    ok = code == 0 and n_passed > 0 and not any(faults) and bool(faults) == is_checked
+    record = {"ok": ok, "summary": summary, "passed": n_passed}
+    if is_checked:
+        record |= {"processes_checked": len(faults), "errors": sum(faults)}
+    return record if ok else record | {"tail": lines[-40:]}
 
 
 def check_cast(*, rehearses: bool) -> dict[str, Any]:
@@ -78,19 +94,27 @@ def check_cast(*, rehearses: bool) -> dict[str, Any]:
 
 
 def check_ranks(*, rehearses: bool) -> dict[str, Any]:
-    """Train two ranks of one device, and one with a device beside one without."""
-    cases = []
-    for rule in LISTED[:2] if rehearses else LISTED:
-        for overlap in (False, True):
-            rows = {
-                kind: train_ranks(kind, rule, overlap=overlap, rehearses=rehearses)
-                for kind in ("host and host", "device and device", "device and host")
-            }
-            cases.append(judge_ranks(rule, rows, overlap=overlap))
-    return {"ok": all(case["ok"] for case in cases), "cases": cases}
+    """Train two ranks of one device, and one with a device beside one without.
+
+    Cases run beside each other, as many as the cores allow: what takes how long is not asked.
+    """
+    overlaps = ((), ("--overlap",))
+    named = [(rule, *overlap) for rule in LISTED for overlap in overlaps] + list(OPTIONS)
+    cases = named[:4] + named[-len(OPTIONS) :] if rehearses else named
+    n_at_once = max(1, (os.cpu_count() or 1) // CORES_OF_A_CASE)
+    with ThreadPoolExecutor(n_at_once) as pool:
+        judged = list(pool.map(lambda case: check_case(case, rehearses=rehearses), cases))
+    return {"ok": all(case["ok"] for case in judged), "cases": judged}
 
 
-def judge_ranks(rule: str, rows: dict[str, list[dict]], *, overlap: bool) -> dict[str, Any]:
+def check_case(case: tuple[str, ...], *, rehearses: bool) -> dict[str, Any]:
+    rule, *options = case
+    kinds = ("host and host", "device and device", "device and host")
+    rows = {kind: train_ranks(kind, rule, options, rehearses=rehearses) for kind in kinds}
+    return judge_ranks(rule, options, rows)
+
+
+def judge_ranks(rule: str, options: list[str], rows: dict[str, list[dict]]) -> dict[str, Any]:
     first = rows["host and host"][0]
     same_bits = all(row["digests"] == first["digests"] for pair in rows.values() for row in pair)
     calls = [row["calls"] for pair in rows.values() for row in pair if row["calls"]]
@@ -99,24 +123,25 @@ def judge_ranks(rule: str, rows: dict[str, list[dict]], *, overlap: bool) -> dic
     most_calls = max((each["launches"] + each["copies"] for each in calls), default=None)
     return {
         "rule": rule,
-        "overlap": overlap,
+        "options": " ".join(option.removeprefix("--") for option in options),
         "buckets": n,
         "same_bits": same_bits,
         "waits": most_waits,
         "launches_and_copies": most_calls,
-        "step_s": {kind: pair[0]["step_s"] for kind, pair in rows.items()},
         "ok": same_bits
         and (most_waits is None or most_waits <= n)
         and (most_calls is None or most_calls <= 2 * MOST_CALLS * n),
     }
 
 
-def train_ranks(kind: str, rule: str, *, overlap: bool, rehearses: bool) -> list[dict[str, Any]]:
+def train_ranks(
+    kind: str, rule: str, options: list[str], *, rehearses: bool
+) -> list[dict[str, Any]]:
     """Train two ranks, each a process; return what they say."""
     command = [sys.executable, Path(__file__).with_name("rank.py"), "--rule", rule]
     command += ["--steps", "4" if rehearses else "20"]
     command += ["--sizes", *map(str, TINY_SIZES if rehearses else SIZES)]
-    command += ["--overlap"] * overlap
+    command += options
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -140,7 +165,7 @@ def train_ranks(kind: str, rule: str, *, overlap: bool, rehearses: bool) -> list
             )
         )
     try:
-        return [read_rank(process, f"{kind}, {rule}") for process in ranks]
+        return [read_rank(process, f"{kind}, {rule} {' '.join(options)}") for process in ranks]
     finally:
         for process in ranks:
             process.kill()

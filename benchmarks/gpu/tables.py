@@ -67,8 +67,8 @@ def write_steps(record: Record) -> list[str]:
 def write_ranks(record: Record) -> list[str]:
     if "cases" not in record:
         return write_any(record)
-    heads = ("rule", "overlap", "buckets", "same bits", "waits", "launches and copies")
-    names = ("rule", "overlap", "buckets", "same_bits", "waits", "launches_and_copies")
+    heads = ("rule", "options", "buckets", "same bits", "waits", "launches and copies")
+    names = ("rule", "options", "buckets", "same_bits", "waits", "launches_and_copies")
     return write_table(heads, [tuple(case[name] for name in names) for case in record["cases"]])
 
 

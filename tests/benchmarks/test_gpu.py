@@ -84,14 +84,47 @@ def test_a_wait_of_the_profiler_is_none_of_the_step() -> None:
         assert rank.count_events(events) == {"launches": 1, "copies": 1, "waits": 1}
 
 
+CHECKED = "12 passed, 3 skipped in 4.00s\n========= ERROR SUMMARY: {} errors\n"
+
+
+def judge(out: str, code: int = 0, *, is_checked: bool = True) -> dict[str, Any]:
+    with imported_modules(ROOT / "benchmarks/gpu", "conditions", "checks") as (_, checks):
+        record: dict[str, Any] = checks.judge_tests(out, code, is_checked=is_checked)
+        return record
+
+
+def test_the_checker_of_memory_speaks_after_the_tests() -> None:
+    record = judge(CHECKED.format(0))
+    assert record["ok"]
+    assert (record["passed"], record["processes_checked"]) == (12, 1)
+
+
+@pytest.mark.parametrize(
+    ("out", "code"),
+    [
+        (CHECKED.format(0) + CHECKED.format(2), 0),
+        (CHECKED.format(0), 9),
+        ("12 passed in 4.00s", 0),  # nothing was checked
+        ("no tests ran in 0.01s\n========= ERROR SUMMARY: 0 errors\n", 0),
+    ],
+)
+def test_memory_is_not_called_checked(out: str, code: int) -> None:
+    assert not judge(out, code)["ok"]
+
+
 @pytest.mark.slow
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     parts = rehearse(tmp_path)
     assert set(parts) == {"conformance", "memory", "cast", "ranks", "ops", "steps", "text"}
     assert all(case["same_bits"] for case in parts["ranks"]["cases"])
-    assert {case["overlap"] for case in parts["ranks"]["cases"]} == {False, True}
+    options = {case["options"] for case in parts["ranks"]["cases"]}
+    assert options == {"", "overlap", "cautious", "weighted", "local"}
     assert len(parts["ops"]["rows"]) == 7
     assert "distlion.Lion" in {row["optimizer"] for row in parts["steps"]["rows"]}
     assert parts["conformance"]["passed"] >= 1
     methods = {row["method"] for row in parts["text"]["rows"]}
-    assert methods == {"majority", "global-lion", "global-adamw"}
+    assert methods == {
+        "global-adamw",
+        "majority-betas-90-95",
+        "majority-cautious-betas-90-95",
+    }

@@ -21,7 +21,7 @@ from distlion.kernels.gpu.encode import encode_kernel
 
 __all__ = ["IS_INTERPRETED", "TESTED_VERSIONS", "TritonKernels", "warn_of_version"]
 
-TESTED_VERSIONS = ((3, 7), (3, 9))
+TESTED_VERSIONS = ((3, 6), (3, 9))
 """First and last version that the kernels were tested with."""
 IS_INTERPRETED = not isinstance(encode_kernel, triton.runtime.JITFunction)
 """Whether kernels are interpreted on the CPU: TRITON_INTERPRET was 1 when Triton was imported."""
