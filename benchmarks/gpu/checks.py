@@ -24,8 +24,6 @@ OPTIONS = (("majority", "--cautious"), ("average", "--weighted"), ("scaled", "--
 SIZES, TINY_SIZES = [70, 1_000_003, 1, 4096 * 64], [70, 4200, 1]
 MOST_CALLS = 6
 """Launches and copies of a bucket in each of its two phases."""
-CORES_OF_A_CASE = 4
-"""Of two ranks, each with a thread of its own to receive."""
 RANK_LIMIT_S = 600
 TESTS_LIMIT_S = 3600
 
@@ -96,13 +94,12 @@ def check_cast(*, rehearses: bool) -> dict[str, Any]:
 def check_ranks(*, rehearses: bool) -> dict[str, Any]:
     """Train two ranks of one device, and one with a device beside one without.
 
-    Cases run beside each other, as many as the cores allow: what takes how long is not asked.
+    Cases run beside each other, one for each core: what takes how long is not asked.
     """
     overlaps = ((), ("--overlap",))
     named = [(rule, *overlap) for rule in LISTED for overlap in overlaps] + list(OPTIONS)
     cases = named[:4] + named[-len(OPTIONS) :] if rehearses else named
-    n_at_once = max(1, (os.cpu_count() or 1) // CORES_OF_A_CASE)
-    with ThreadPoolExecutor(n_at_once) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         judged = list(pool.map(lambda case: check_case(case, rehearses=rehearses), cases))
     return {"ok": all(case["ok"] for case in judged), "cases": judged}
 

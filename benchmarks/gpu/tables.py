@@ -35,18 +35,30 @@ def write_table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str
 def write_ops(record: Record) -> list[str]:
     if "rows" not in record:
         return write_any(record)
-    heads = ("op", "parameter", "momentum", "bytes", "GB/s", "copy, GB/s", "share", "aim", "met")
+    heads = (
+        "op",
+        "parameter",
+        "momentum",
+        "addresses",
+        "bytes",
+        "GB/s",
+        "copy, GB/s",
+        "share",
+        "aim",
+        "met",
+    )
     rows = [
         (
             row["op"],
             row["param"],
             row["exp_avg"],
+            row["addresses"],
             f"{row['bytes_each']:g}",
             f"{row['gb_per_s']:.0f}",
             f"{row['copy_gb_per_s']:.0f}",
             f"{row['share']:.0%}",
-            f"{row['aim']:.0%}",
-            "yes" if row["met"] else "NO",
+            "" if row["aim"] is None else f"{row['aim']:.0%}",
+            {None: "", True: "yes", False: "NO"}[row["met"]],
         )
         for row in record["rows"]
     ]
@@ -57,11 +69,20 @@ def write_steps(record: Record) -> list[str]:
     if "rows" not in record:
         return write_any(record)
     rows = [
-        (row["optimizer"], f"{row['device_s'] * 1e3:.3f}", f"{row['times_of_ours']:.2f}")
+        (
+            row["optimizer"],
+            f"{row['device_s'] * 1e3:.3f}",
+            f"{row['host_s'] * 1e3:.3f}",
+            f"{row['times_of_ours']:.2f}",
+        )
         for row in record["rows"]
     ]
     missing = [f"{name}: not measured ({why})" for name, why in record["missing"].items()]
-    return [*write_table(("optimizer", "step, ms", "times ours"), rows), "", *missing]
+    return [
+        *write_table(("optimizer", "step, ms", "of which the host, ms", "times ours"), rows),
+        "",
+        *missing,
+    ]
 
 
 def write_ranks(record: Record) -> list[str]:

@@ -119,7 +119,7 @@ def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     assert all(case["same_bits"] for case in parts["ranks"]["cases"])
     options = {case["options"] for case in parts["ranks"]["cases"]}
     assert options == {"", "overlap", "cautious", "weighted", "local"}
-    assert len(parts["ops"]["rows"]) == 7
+    assert len(parts["ops"]["rows"]) == 9
     assert "distlion.Lion" in {row["optimizer"] for row in parts["steps"]["rows"]}
     assert parts["conformance"]["passed"] >= 1
     methods = {row["method"] for row in parts["text"]["rows"]}

@@ -238,7 +238,9 @@ def _encode(
             table.check_room(out)
         out.zero_()
     if not table.parts:
-        return torch.ones(len(segments), dtype=torch.bool, device=table.device)
+        # Without segments, only the output says which device is meant.
+        device = table.device if segments or out is None else out.device
+        return torch.ones(len(segments), dtype=torch.bool, device=device)
     is_linear = vote == encode.DIRECTIONS.value
     stored = torch.uint16 if direction == bits.BFLOAT16.value else torch.float32
     there = upload_table(
