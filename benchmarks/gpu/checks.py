@@ -19,8 +19,13 @@ from conditions import ROOT
 from distlion.aggregation import RULES
 
 LISTED = [name for name, named in RULES.items() if named.listed]
-# Options of rank.py beside a rule, each with the rule that it is tried with.
-OPTIONS = (("majority", "--cautious"), ("average", "--weighted"), ("scaled", "--local"))
+CASES = [(rule, *overlap) for rule in LISTED for overlap in ((), ("overlap",))] + [
+    ("majority", "cautious"),
+    ("average", "weighted"),
+    ("scaled", "local"),
+]
+"""Rules, with options; local steps have a rule of their own."""
+KINDS = ("host and host", "device and device", "device and host")
 SIZES, TINY_SIZES = [70, 1_000_003, 1, 4096 * 64], [70, 4200, 1]
 MOST_CALLS = 6
 """Launches and copies of a bucket in each of its two phases."""
@@ -94,33 +99,29 @@ def check_cast(*, rehearses: bool) -> dict[str, Any]:
 def check_ranks(*, rehearses: bool) -> dict[str, Any]:
     """Train two ranks of one device, and one with a device beside one without.
 
-    Cases run beside each other, one for each core: what takes how long is not asked.
+    The kinds of ranks run beside each other: what takes how long is not asked.
     """
-    overlaps = ((), ("--overlap",))
-    named = [(rule, *overlap) for rule in LISTED for overlap in overlaps] + list(OPTIONS)
-    cases = named[:4] + named[-len(OPTIONS) :] if rehearses else named
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        judged = list(pool.map(lambda case: check_case(case, rehearses=rehearses), cases))
-    return {"ok": all(case["ok"] for case in judged), "cases": judged}
+    cases = CASES[:2] + CASES[-3:] if rehearses else CASES
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        pairs = list(pool.map(lambda kind: train_ranks(kind, cases, rehearses=rehearses), KINDS))
+    judged = [
+        judge_ranks(case, [row for pair in pairs for row in (pair[0][place], pair[1][place])])
+        for place, case in enumerate(cases)
+    ]
+    return {"ok": all(each["ok"] for each in judged), "cases": judged}
 
 
-def check_case(case: tuple[str, ...], *, rehearses: bool) -> dict[str, Any]:
+def judge_ranks(case: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Judge one case by what ranks said: first those that are both on the host."""
     rule, *options = case
-    kinds = ("host and host", "device and device", "device and host")
-    rows = {kind: train_ranks(kind, rule, options, rehearses=rehearses) for kind in kinds}
-    return judge_ranks(rule, options, rows)
-
-
-def judge_ranks(rule: str, options: list[str], rows: dict[str, list[dict]]) -> dict[str, Any]:
-    first = rows["host and host"][0]
-    same_bits = all(row["digests"] == first["digests"] for pair in rows.values() for row in pair)
-    calls = [row["calls"] for pair in rows.values() for row in pair if row["calls"]]
-    n = first["buckets"]
+    same_bits = all(row["digests"] == rows[0]["digests"] for row in rows)
+    calls = [row["calls"] for row in rows if row["calls"]]
+    n = rows[0]["buckets"]
     most_waits = max((each["waits"] for each in calls), default=None)
     most_calls = max((each["launches"] + each["copies"] for each in calls), default=None)
     return {
         "rule": rule,
-        "options": " ".join(option.removeprefix("--") for option in options),
+        "options": " ".join(options),
         "buckets": n,
         "same_bits": same_bits,
         "waits": most_waits,
@@ -132,13 +133,12 @@ def judge_ranks(rule: str, options: list[str], rows: dict[str, list[dict]]) -> d
 
 
 def train_ranks(
-    kind: str, rule: str, options: list[str], *, rehearses: bool
-) -> list[dict[str, Any]]:
-    """Train two ranks, each a process; return what they say."""
-    command = [sys.executable, Path(__file__).with_name("rank.py"), "--rule", rule]
+    kind: str, cases: list[tuple[str, ...]], *, rehearses: bool
+) -> list[list[dict[str, Any]]]:
+    """Train two ranks, each a process; return what they say of each case."""
+    command = [sys.executable, Path(__file__).with_name("rank.py"), "--cases", json.dumps(cases)]
     command += ["--steps", "4" if rehearses else "20"]
     command += ["--sizes", *map(str, TINY_SIZES if rehearses else SIZES)]
-    command += options
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -162,16 +162,16 @@ def train_ranks(
             )
         )
     try:
-        return [read_rank(process, f"{kind}, {rule} {' '.join(options)}") for process in ranks]
+        return [read_rank(process, kind) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
 
 
-def read_rank(process: subprocess.Popen[str], what: str) -> dict[str, Any]:
+def read_rank(process: subprocess.Popen[str], what: str) -> list[dict[str, Any]]:
     out, err = process.communicate(timeout=RANK_LIMIT_S)
     if process.returncode:
         raise RuntimeError(f"{what}: a rank ended with {process.returncode}:\n{err}")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    found: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
     return found

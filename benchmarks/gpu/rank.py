@@ -1,4 +1,4 @@
-"""One rank of ``check_ranks``: train on a device, and say what came of it as JSON.
+"""One rank of ``check_ranks``: train by each rule, and say what came of it as JSON.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are those of torchrun.
 """
@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,14 +92,14 @@ def count_events(events: Iterable[FunctionEvent]) -> dict[str, int]:
 
 
 def make_optimizer(
-    args: argparse.Namespace, params: list[nn.Parameter], rank: int
+    rule: str, options: list[str], params: list[nn.Parameter]
 ) -> distlion.DistributedLion | distlion.LocalSteps:
     shared = {
         "exchange": distlion.AllReduce(),
-        "bucket_elements": max(args.sizes),
+        "bucket_elements": max(param.numel() for param in params),
         "check_every": None,
     }
-    if args.local:
+    if "local" in options:
         # A power of two: its products are exact, so that device and host round alike.
         inner = torch.optim.SGD(params, lr=2.0**-7)
         return distlion.LocalSteps(inner, every=2, **shared)
@@ -106,37 +107,28 @@ def make_optimizer(
         params,
         lr=1e-2,
         weight_decay=0.1,
-        aggregation=RULES[args.rule].rule,
-        overlap=args.overlap,
-        cautious=args.cautious,
-        weight=1 + 2 * rank if args.weighted else 1,
+        aggregation=RULES[rule].rule,
+        overlap="overlap" in options,
+        cautious="cautious" in options,
+        weight=1 + 2 * dist.get_rank() if "weighted" in options else 1,
         **shared,
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rule", required=True, help="local steps have their own")
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--sizes", type=int, nargs="+", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    for name in ("--overlap", "--cautious", "--weighted", "--local"):
-        parser.add_argument(name, action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(rule: str, options: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Train by one rule; return what came of it, and what the last step asked of CUDA."""
     rank = dist.get_rank()
     # How often steps of another optimizer wait is its own affair.
-    is_counted = args.device.startswith("cuda") and not args.local
+    is_counted = args.device.startswith("cuda") and "local" not in options
     params = make_params(args.sizes, args.device)
-    optimizer = make_optimizer(args, params, rank)
+    optimizer = make_optimizer(rule, options, params)
     calls = None
     for step in range(args.steps):
         is_watched = is_counted and step >= WATCHED_FROM
         is_last = step == args.steps - 1
         grads = make_grads(params, rank, step)  # copied from the host, which waits for it
         # With overlap, votes leave in here.
-        with watched(is_watched and args.overlap):
+        with watched(is_watched and "overlap" in options):
             backward(params, grads)
         if is_last and is_counted:
             calls = count_calls(optimizer.step)
@@ -146,12 +138,20 @@ def main() -> None:
         optimizer.zero_grad()
     optimizer.verify_replicas()
     digests = reference.digests([param.detach().cpu() for param in params]).tolist()
-    found = {
-        "digests": digests,
-        "buckets": len(getattr(optimizer, "votes", optimizer)._session.routing.routes),
-        "calls": calls,
-    }
-    print(json.dumps(found), flush=True)
+    n_buckets = len(getattr(optimizer, "votes", optimizer)._session.routing.routes)
+    return {"digests": digests, "buckets": n_buckets, "calls": calls}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", required=True, help="JSON: [[rule, option, ...], ...]")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    print(json.dumps([train(rule, options, args) for rule, *options in json.loads(args.cases)]))
     dist.barrier()
     dist.destroy_process_group()
 

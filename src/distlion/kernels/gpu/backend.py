@@ -21,7 +21,7 @@ from distlion.kernels.cpu import note_writes
 from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
-from distlion.kernels.gpu.launch import count_neighbors, launch, launch_part
+from distlion.kernels.gpu.launch import launch, launch_part
 from distlion.kernels.gpu.powers import list_powers
 from distlion.kernels.gpu.runs import list_runs
 from distlion.kernels.gpu.table import (
@@ -263,7 +263,6 @@ def _encode(
             DIRECTION=direction,
             KIND=kind,
             M_KIND=m_kind,
-            VEC=count_neighbors(kind, m_kind, direction),
         )
         if out is not None:
             halves = target.view(torch.int32)
@@ -311,7 +310,6 @@ def _commit(
             STOCHASTIC=rounding is not None and kind == bits.BFLOAT16.value,
             KIND=kind,
             M_KIND=m_kind,
-            VEC=count_neighbors(kind, m_kind),
         )
 
 
@@ -355,7 +353,6 @@ def _count(
         REPLY=FORMATS[reply],
         REPLY_PLANES=out.shape[1],
         WEIGHTED=present.dtype != torch.bool,
-        VEC=count_neighbors(direction),
     )
 
 

@@ -1,8 +1,9 @@
 """Shared functions of the kernels: read and write numbers, pack bits into words, draw coins.
 
 A program works on a *tile*: 4,096 elements of one parameter, which is 64 words or one scale block.
-Inside, it is (ROWS, 32 / VEC, VEC): 128 half words of 32 bits, and a thread holds VEC neighbors, 16
-bytes of them. Words are read and written as two int32 halves, the lower one first.
+Inside, it is (ROWS, 32): 128 half words of 32 bits. Neighbors of one thread are 16 bytes, and
+neighboring threads read neighboring bytes, so that memory gives whole lines. Words are read and
+written as two int32 halves, the lower one first.
 
 Every float operation rounds once: kernels are launched with ``enable_fp_fusion=False``, and avoid
 operations that Triton compiles to another rounding (``tl.fma``, float32 ``/``, ``tl.floor``).
@@ -28,11 +29,9 @@ DECAY, STEP_WIDTH, GRAD_SCALE, CAUTIOUS = (tl.constexpr(24 + i) for i in range(4
 
 
 @triton.jit
-def place_elements(VEC: tl.constexpr):
-    """Return the numbers of a tile's elements: (ROWS, 32 / VEC, VEC) int32."""
-    rows = tl.arange(0, ROWS)[:, None, None] * 32
-    parts = tl.arange(0, 32 // VEC)[None, :, None] * VEC
-    return rows + parts + tl.arange(0, VEC)[None, None, :]
+def place_elements():
+    """Return the numbers of a tile's elements: (ROWS, 32) int32."""
+    return tl.arange(0, ROWS)[:, None] * 32 + tl.arange(0, 32)[None, :]
 
 
 @triton.jit
@@ -128,17 +127,15 @@ def store_half_words(halves, words, left, MASKED: tl.constexpr):
 
 
 @triton.jit
-def pack(bits, VEC: tl.constexpr):
-    """Pack: (ROWS, 32 / VEC, VEC) int32, 0 or 1 << place in VEC, to (ROWS,) half words."""
-    parts = tl.sum(bits, axis=2)
-    return tl.sum(parts << (tl.arange(0, 32 // VEC) * VEC)[None, :], axis=1)
+def pack(are_set):
+    """Pack (ROWS, 32) booleans into (ROWS,) half words."""
+    return tl.sum(tl.where(are_set, 1 << tl.arange(0, 32)[None, :], 0), axis=1)
 
 
 @triton.jit
-def unpack(halves, VEC: tl.constexpr):
+def unpack(halves):
     """Unpack (ROWS,) half words: bit 0 of each element is its bit, others are garbage."""
-    shift = tl.arange(0, 32 // VEC)[None, :, None] * VEC + tl.arange(0, VEC)[None, None, :]
-    return halves[:, None, None] >> shift
+    return halves[:, None] >> tl.arange(0, 32)[None, :]
 
 
 @triton.jit

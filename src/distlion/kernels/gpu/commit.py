@@ -47,30 +47,29 @@ def read_step(
     left,
     FORMAT: tl.constexpr,
     PLANES: tl.constexpr,
-    VEC: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Compute fl(a * S) of the reply."""
     halves = find_half_words(reply, tl.load(row + BUCKET_WORD) + first // 64, PLANES)
     width = tl.load(numbers + STEP_WIDTH)
-    bits = unpack(load_half_words(halves, left, MASKED), VEC)
+    bits = unpack(load_half_words(halves, left, MASKED))
     if FORMAT == SIGN:
         # a times one or minus one, which only changes the sign of a.
         return ((~bits << 31) ^ width.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     elif FORMAT == TERNARY:
-        moves = unpack(load_half_words(halves + 16, left, MASKED), VEC)
+        moves = unpack(load_half_words(halves + 16, left, MASKED))
         sign = tl.where((bits & 1) != 0, 1.0, -1.0)
         return tl.where((moves & 1) != 0, sign, 0.0) * width
     else:
         count = bits & 1
         for plane in tl.static_range(1, PLANES):
-            bits = unpack(load_half_words(halves + 16 * plane, left, MASKED), VEC)
+            bits = unpack(load_half_words(halves + 16 * plane, left, MASKED))
             count |= (bits & 1) << plane
         return (2 * count - tl.load(row + PRESENT).to(tl.int32)).to(tl.float32) * width
 
 
 @triton.jit
-def round_at_random(table, row, first, x, VEC: tl.constexpr):
+def round_at_random(table, row, first, x):
     """Add 16 bits of the coin below bfloat16's mantissa, then cut them off.
 
     A word has bits for four neighbors, which lie in one thread.
@@ -85,7 +84,7 @@ def round_at_random(table, row, first, x, VEC: tl.constexpr):
         drawn |= draw(table, word + 1) << (64 - 16 * skipped).to(tl.uint64)
     shift = (16 * tl.arange(0, 4)).to(tl.uint64)[None, None, :]
     noise = (drawn[:, :, None] >> shift).to(tl.uint32) & 0xFFFF
-    noise = tl.reshape(noise, (ROWS, 32 // VEC, VEC))
+    noise = tl.reshape(noise, (ROWS, 32))
     bits = x.to(tl.uint32, bitcast=True)
     is_finite = (bits & 0x7FFFFFFF) < INFINITY_BITS
     rounded = (bits + noise) & 0xFFFF0000
@@ -103,7 +102,6 @@ def move_param(
     step,
     STOCHASTIC: tl.constexpr,
     KIND: tl.constexpr,
-    VEC: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Write x' = fl(fl(d * x) - fl(a * S)); ``step`` is fl(a * S)."""
@@ -111,7 +109,7 @@ def move_param(
     x = read(param, first, inner, left, KIND, MASKED)
     x = tl.load(numbers + DECAY) * x - step
     if STOCHASTIC and KIND == BFLOAT16:
-        x = round_at_random(table, row, first, x, VEC)
+        x = round_at_random(table, row, first, x)
     write(param, first, inner, left, x, KIND, MASKED)
 
 
@@ -129,14 +127,13 @@ def move_tile(
     STOCHASTIC: tl.constexpr,
     KIND: tl.constexpr,
     M_KIND: tl.constexpr,
-    VEC: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Move a tile: ``left`` elements from ``first`` on, all TILE of them unless MASKED."""
-    inner = place_elements(VEC)
+    inner = place_elements()
     if FORMAT != OWN and FORMAT != NO_REPLY:
-        step = read_step(row, numbers, reply, first, left, FORMAT, PLANES, VEC, MASKED)
-        move_param(table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, VEC, MASKED)
+        step = read_step(row, numbers, reply, first, left, FORMAT, PLANES, MASKED)
+        move_param(table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, MASKED)
     if MOMENTUM:
         grad = tl.load(row + GRAD)
         exp_avg = tl.load(row + EXP_AVG)
@@ -148,9 +145,7 @@ def move_tile(
                 c = mask_direction(numbers, blend_direction(numbers, m, g), g)
                 s = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, 0.0))
                 step = s * tl.load(numbers + STEP_WIDTH)
-                move_param(
-                    table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, VEC, MASKED
-                )
+                move_param(table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, MASKED)
             moved = tl.load(numbers + BETA2) * m + tl.load(numbers + REST2) * g
             write(exp_avg, first, inner, left, moved, M_KIND, MASKED)
 
@@ -167,7 +162,6 @@ def commit_kernel(
     STOCHASTIC: tl.constexpr,
     KIND: tl.constexpr,
     M_KIND: tl.constexpr,
-    VEC: tl.constexpr,
 ):
     """Move parameters of one kind, their momenta, or both.
 
@@ -186,10 +180,10 @@ def commit_kernel(
         if (left == TILE) & (tl.load(row + ALIGNED) != 0):
             move_tile(
                 table, row, numbers, reply, first, left,
-                FORMAT, PLANES, MOMENTUM, STOCHASTIC, KIND, M_KIND, VEC, False,
+                FORMAT, PLANES, MOMENTUM, STOCHASTIC, KIND, M_KIND, False,
             )  # fmt: skip
         else:
             move_tile(
                 table, row, numbers, reply, first, left,
-                FORMAT, PLANES, MOMENTUM, STOCHASTIC, KIND, M_KIND, VEC, True,
+                FORMAT, PLANES, MOMENTUM, STOCHASTIC, KIND, M_KIND, True,
             )  # fmt: skip

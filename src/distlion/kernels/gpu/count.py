@@ -37,11 +37,10 @@ def add_votes(
     VOTE: tl.constexpr,
     PLANES: tl.constexpr,
     DIRECTION: tl.constexpr,
-    VEC: tl.constexpr,
 ):
     """Add the votes of one worker: odd levels, -1, 0, 1, or directions."""
     if VOTE == DIRECTIONS:
-        inner = place_elements(VEC)
+        inner = place_elements()
         stored = tl.load(votes + first_word * 64 + inner, mask=inner < left, other=0)
         if DIRECTION == FLOAT32:
             return total + stored
@@ -49,13 +48,13 @@ def add_votes(
             return total + (stored.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
         halves = find_half_words(votes, first_word, PLANES)
-        sign = 2 * (unpack(load_half_words(halves, left, True), VEC) & 1) - 1
+        sign = 2 * (unpack(load_half_words(halves, left, True)) & 1) - 1
         if VOTE == TERNARY_VOTE:
-            return total + sign * (unpack(load_half_words(halves + 16, left, True), VEC) & 1)
+            return total + sign * (unpack(load_half_words(halves + 16, left, True)) & 1)
         elif PLANES > 1:
-            size = tl.full((ROWS, 32 // VEC, VEC), 1, tl.int32)
+            size = tl.full((ROWS, 32), 1, tl.int32)
             for plane in tl.static_range(1, PLANES):
-                bits = unpack(load_half_words(halves + 16 * plane, left, True), VEC)
+                bits = unpack(load_half_words(halves + 16 * plane, left, True))
                 size += (bits & 1) << plane
             return total + sign * size
         else:
@@ -77,7 +76,6 @@ def count_kernel(
     REPLY: tl.constexpr,
     REPLY_PLANES: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    VEC: tl.constexpr,
 ):
     """Add the votes of the workers present, and write the reply.
 
@@ -96,32 +94,32 @@ def count_kernel(
     first_word = tl.load(row + BUCKET_WORD) + first // 64
 
     if VOTE == DIRECTIONS:
-        total = tl.zeros((ROWS, 32 // VEC, VEC), tl.float32)
+        total = tl.zeros((ROWS, 32), tl.float32)
     else:
-        total = tl.zeros((ROWS, 32 // VEC, VEC), tl.int32)
+        total = tl.zeros((ROWS, 32), tl.int32)
     for worker in range(n_workers):
         times = tl.load(voters + run * n_workers + worker)
         if WEIGHTED:
             for _ in range(times):
-                total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION, VEC)
+                total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION)
         elif times != 0:
-            total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION, VEC)
+            total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION)
         votes += worker_stride
 
-    bit = tl.where(place_elements(VEC) < left, 1 << tl.arange(0, VEC)[None, None, :], 0)
+    is_there = place_elements() < left
     halves = find_half_words(out, first_word, REPLY_PLANES)
     if REPLY == COUNT:
         ones = (total + tl.load(row + PRESENT).to(tl.int32)) >> 1
         for plane in tl.static_range(REPLY_PLANES):
-            bits = tl.where(((ones >> plane) & 1) != 0, bit, 0)
-            store_half_words(halves + 16 * plane, pack(bits, VEC), left, True)
+            bits = (((ones >> plane) & 1) != 0) & is_there
+            store_half_words(halves + 16 * plane, pack(bits), left, True)
     elif REPLY == TERNARY_REPLY:
-        store_half_words(halves, pack(tl.where(total > 0, bit, 0), VEC), left, True)
-        store_half_words(halves + 16, pack(tl.where(total != 0, bit, 0), VEC), left, True)
+        store_half_words(halves, pack((total > 0) & is_there), left, True)
+        store_half_words(halves + 16, pack((total != 0) & is_there), left, True)
     else:
         tl.static_assert(REPLY == SIGN)
-        words = pack(tl.where(total > 0, bit, 0), VEC)
-        ties = pack(tl.where(total == 0, bit, 0), VEC)
+        words = pack((total > 0) & is_there)
+        ties = pack((total == 0) & is_there)
         coin_word = tl.load(row + FIRST_WORD) + first // 64
         words |= ties & draw_half_words(table, coin_word, tl.load(row + FIRST_BIT))
         store_half_words(halves, words, left, True)

@@ -61,22 +61,20 @@ def invert_scale(table, magnitude, left, L1: tl.constexpr):
 
 
 @triton.jit
-def write_bits(halves, bits, left, VEC: tl.constexpr, MASKED: tl.constexpr):
+def write_bits(halves, bits, left, MASKED: tl.constexpr):
     """Write a plane of booleans."""
-    bit = 1 << tl.arange(0, VEC)[None, None, :]
-    store_half_words(halves, pack(tl.where(bits, bit, 0), VEC), left, MASKED)
+    store_half_words(halves, pack(bits), left, MASKED)
 
 
 @triton.jit
-def write_coins(table, row, halves, c, inner, first, left, VEC: tl.constexpr, MASKED: tl.constexpr):
+def write_coins(table, row, halves, c, inner, first, left, MASKED: tl.constexpr):
     """Write the sign plane of a tile with zeros: 1 where c > 0, the zero coin where c = 0."""
-    bit = 1 << tl.arange(0, VEC)[None, None, :]
-    zeros = tl.where(c == 0, bit, 0)
+    zeros = c == 0
     if MASKED:
-        zeros = tl.where(inner < left, zeros, 0)
+        zeros = zeros & (inner < left)
     word = tl.load(row + FIRST_WORD) + first // 64
     coins = draw_half_words(table, word, tl.load(row + FIRST_BIT))
-    words = pack(tl.where(c > 0, bit, 0), VEC) | (pack(zeros, VEC) & coins)
+    words = pack(c > 0) | (pack(zeros) & coins)
     store_half_words(halves, words, left, MASKED)
 
 
@@ -86,7 +84,6 @@ def write_levels(
     halves,
     c,
     left,
-    VEC: tl.constexpr,
     PLANES: tl.constexpr,
     L1: tl.constexpr,
     MASKED: tl.constexpr,
@@ -99,7 +96,7 @@ def write_levels(
     # 0.
     level = tl.where(scaled < highest, scaled, highest).to(tl.int32)
     for plane in tl.static_range(1, PLANES):
-        write_bits(halves + 16 * plane, ((level >> (plane - 1)) & 1) != 0, left, VEC, MASKED)
+        write_bits(halves + 16 * plane, ((level >> (plane - 1)) & 1) != 0, left, MASKED)
 
 
 @triton.jit
@@ -110,8 +107,9 @@ def find_rare(c, voted, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
     element checked.
     """
     limit = float("inf") if (M_KIND == FLOAT32 and DIRECTION == FLOAT32) else BFLOAT16_INFINITE
-    total = tl.sum(tl.abs(c) + tl.abs(moved), axis=2)
-    least = tl.min(tl.abs(voted), axis=2)
+    # Four neighbors lie in one thread.
+    total = tl.sum(tl.reshape(tl.abs(c) + tl.abs(moved), (ROWS, 8, 4)), axis=2)
+    least = tl.min(tl.reshape(tl.abs(voted), (ROWS, 8, 4)), axis=2)
     return tl.max(tl.where(total < limit, tl.where(least == 0.0, 1, 0), 2))
 
 
@@ -130,11 +128,10 @@ def encode_tile(
     DIRECTION: tl.constexpr,
     KIND: tl.constexpr,
     M_KIND: tl.constexpr,
-    VEC: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Encode a tile: ``left`` elements from ``first`` on, all TILE of them unless MASKED."""
-    inner = place_elements(VEC)
+    inner = place_elements()
     g = read(tl.load(row + GRAD), first, inner, left, KIND, MASKED) * tl.load(numbers + GRAD_SCALE)
     m = read(tl.load(row + EXP_AVG), first, inner, left, M_KIND, MASKED)
     c = blend_direction(numbers, m, g)
@@ -153,14 +150,14 @@ def encode_tile(
             tl.store(target, narrow(voted, DIRECTION))
     elif VOTE != NONE:
         halves = find_half_words(out, first_word, PLANES)
-        write_bits(halves, voted > 0, left, VEC, MASKED)
+        write_bits(halves, voted > 0, left, MASKED)
         if VOTE == TERNARY:
-            write_bits(halves + 16, voted != 0, left, VEC, MASKED)
+            write_bits(halves + 16, voted != 0, left, MASKED)
         else:
             if PLANES > 1:
-                write_levels(table, halves, voted, left, VEC, PLANES, L1, MASKED)
+                write_levels(table, halves, voted, left, PLANES, L1, MASKED)
             if rare != 0:
-                write_coins(table, row, halves, voted, inner, first, left, VEC, MASKED)
+                write_coins(table, row, halves, voted, inner, first, left, MASKED)
 
     if rare == 2:
         bad = is_infinite_or_nan(c, DIRECTION) | is_infinite_or_nan(moved, M_KIND)
@@ -181,7 +178,6 @@ def encode_kernel(
     DIRECTION: tl.constexpr,
     KIND: tl.constexpr,
     M_KIND: tl.constexpr,
-    VEC: tl.constexpr,
 ):
     """Encode the directions of parameters of one kind.
 
@@ -201,12 +197,12 @@ def encode_kernel(
         if (left == TILE) & (tl.load(row + ALIGNED) != 0):
             encode_tile(
                 table, row, numbers, out, flag, first, left,
-                VOTE, PLANES, L1, DIRECTION, KIND, M_KIND, VEC, False,
+                VOTE, PLANES, L1, DIRECTION, KIND, M_KIND, False,
             )  # fmt: skip
         else:
             encode_tile(
                 table, row, numbers, out, flag, first, left,
-                VOTE, PLANES, L1, DIRECTION, KIND, M_KIND, VEC, True,
+                VOTE, PLANES, L1, DIRECTION, KIND, M_KIND, True,
             )  # fmt: skip
 
 

@@ -9,18 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlion.kernels.gpu import bits
 from distlion.kernels.gpu.table import Part, Uploaded
 
 N_WARPS = 4
 """Fewer than 8, so that a thread has 32 elements, which share its one-time work."""
 OPTIONS = {"num_warps": N_WARPS, "enable_fp_fusion": False}
 """Options of every kernel. If fused, a product and a sum would round only once."""
-
-
-def count_neighbors(*kinds: int) -> int:
-    """Count the elements that a thread reads at once: 16 bytes of the smallest."""
-    return 4 if all(kind == bits.FLOAT32.value for kind in kinds) else 8
 
 
 def launch_part(

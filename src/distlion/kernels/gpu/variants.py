@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.kernels.gpu import checks, commit, count, encode
 from distlion.kernels.gpu.backend import COIN_BLOCK
-from distlion.kernels.gpu.launch import OPTIONS, count_neighbors
+from distlion.kernels.gpu.launch import OPTIONS
 from distlion.kernels.gpu.table import KINDS
 
 POINTERS = {
@@ -124,7 +124,6 @@ def list_variants() -> Iterator[Variant]:
     for kind_name, kind in _list_kinds():
         for name, (vote, planes, is_l1, direction) in VOTES.items():
             votes = {"VOTE": vote.value, "PLANES": planes, "L1": is_l1, "DIRECTION": direction}
-            votes["VEC"] = count_neighbors(*kind.values(), direction)
             types = {"out": _pointer(direction)} if vote is encode.DIRECTIONS else {}
             yield Variant(f"encode {name}, {kind_name}", encode.encode_kernel, votes | kind, types)
         for name, (reply, planes, moves_momentum) in MOVES.items():
@@ -134,7 +133,6 @@ def list_variants() -> Iterator[Variant]:
                     "PLANES": planes,
                     "MOMENTUM": moves_momentum,
                     "STOCHASTIC": is_random,
-                    "VEC": count_neighbors(*kind.values()),
                 }
                 rounding = ", stochastic rounding" if is_random else ""
                 yield Variant(
@@ -150,7 +148,6 @@ def list_variants() -> Iterator[Variant]:
             "REPLY": reply.value,
             "REPLY_PLANES": reply_planes,
             "WEIGHTED": is_weighted,
-            "VEC": count_neighbors(direction),
         }
         types = {"votes": _pointer(direction)} if is_linear else {}
         weights = ", weighted" if is_weighted else ""
