@@ -13,13 +13,15 @@ def write_markdown(records: dict[str, Record]) -> str:
     lines = ["# Measurements on a GPU"]
     said = None
     for name, record in records.items():
-        conditions = record["conditions"]
+        conditions = dict(record["conditions"])
+        command = conditions.pop("command")
         if conditions != said:
             lines += ["", "Conditions:", ""]
             lines += [f"- {what}: {value}" for what, value in conditions.items()]
             said = conditions
         found = {what: value for what, value in record.items() if what != "conditions"}
-        lines += ["", f"## {name}", "", *(WRITERS.get(name, write_any)(found))]
+        lines += ["", f"## {name}", "", f"`{command}`", ""]
+        lines += WRITERS.get(name, write_any)(found)
     return "\n".join(lines) + "\n"
 
 
@@ -88,9 +90,12 @@ def write_steps(record: Record) -> list[str]:
 def write_ranks(record: Record) -> list[str]:
     if "cases" not in record:
         return write_any(record)
-    heads = ("rule", "options", "buckets", "same bits", "waits", "launches and copies")
-    names = ("rule", "options", "buckets", "same_bits", "waits", "launches_and_copies")
-    return write_table(heads, [tuple(case[name] for name in names) for case in record["cases"]])
+    heads = ("rule", "options", "buckets", "same bits", "waits", "launches and copies", "at most")
+    names = ("rule", "options", "buckets", "same_bits", "waits", "launches_and_copies", "at_most")
+    rows = [
+        ["" if case[name] is None else case[name] for name in names] for case in record["cases"]
+    ]
+    return write_table(heads, [tuple(row) for row in rows])
 
 
 def write_text(record: Record) -> list[str]:

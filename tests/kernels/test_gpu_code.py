@@ -17,10 +17,13 @@ if INTERPRETS:
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
 triton = pytest.importorskip("triton")
 variants = pytest.importorskip("distlion.kernels.gpu.variants")
+launch = pytest.importorskip("distlion.kernels.gpu.launch")
 
 VARIANTS = list(variants.list_variants())
 QUICK = ("encode signs, float32, momentum float32", "commit signs, bfloat16, momentum bfloat16")
 MOST_INSTRUCTIONS = 25
+# Of 32 elements that a thread works on: a fourth program on each multiprocessor is worth more.
+MOST_SPILLED_BYTES = 216
 # Two momenta or parameters that are rounded by integers: see docs/reference/gpu.md.
 ROUNDED_TWICE = {"bfloat16, momentum float32": 26, "bfloat16, momentum bfloat16": 33}
 
@@ -67,7 +70,8 @@ def test_code_is_exact_and_wide_and_as_recorded(
 ) -> None:
     record = program.measure(variant, capability)
     assert record.inexact == ()
-    assert record.spilled_bytes == 0
+    assert record.registers <= launch.MOST_REGISTERS
+    assert record.spilled_bytes <= MOST_SPILLED_BYTES
     assert json.loads(json.dumps(vars(record))) == records[variant.name, capability]
     kind, moves = (variant.constants.get(name) for name in ("KIND", "M_KIND"))
     if moves is None:

@@ -13,7 +13,9 @@ from distlion.kernels.gpu.table import Part, Uploaded
 
 N_WARPS = 4
 """Fewer than 8, so that a thread has 32 elements, which share its one-time work."""
-OPTIONS = {"num_warps": N_WARPS, "enable_fp_fusion": False}
+MOST_REGISTERS = 128
+"""So that four programs share a multiprocessor: faster than three without a spilled register."""
+OPTIONS = {"num_warps": N_WARPS, "maxnreg": MOST_REGISTERS, "enable_fp_fusion": False}
 """Options of every kernel. If fused, a product and a sum would round only once."""
 
 
