@@ -49,7 +49,8 @@ def test_an_unknown_part_is_refused_with_those_that_exist() -> None:
 
 
 def test_the_cast_is_rehearsed_beside_the_records_that_are_there(tmp_path: Path) -> None:
-    there = {"conditions": {"rehearsal": True, "device": "a GPU of old"}, "ok": True, "rows": []}
+    conditions = {"rehearsal": True, "device": "a GPU of old", "command": "one of old"}
+    there = {"conditions": conditions, "ok": True, "rows": []}
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu/ops.json").write_text(json.dumps(there))
     parts = rehearse(tmp_path, "cast")
