@@ -1,4 +1,4 @@
-"""Fabric saves a module under local steps, with its optimizer and without."""
+"""Models are saved under local steps: by Fabric after a vote, by Accelerate only then."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import distlion
+from distlion.errors import CheckpointError
 
 pytest.importorskip("lightning")
 from distlion.integrations import fabric
@@ -46,3 +47,21 @@ def test_nothing_votes_where_no_module_is_saved(saved: Any, tmp_path: Path) -> N
     strategy.save_checkpoint(tmp_path / "numbers.ckpt", {"epoch": 3})
     assert saved.call_count == 1
     assert (optimizer.committed_step, optimizer.steps_since_vote) == (0, 2)
+
+
+def test_accelerate_saves_no_model_between_two_votes(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from distlion.integrations.accelerate import VotingAccelerator
+
+    accelerator = VotingAccelerator(cpu=True)
+    module = torch.nn.Linear(3, 1)
+    inner = torch.optim.SGD(module.parameters(), 0.1)
+    model, optimizer = accelerator.prepare(module, distlion.LocalSteps(inner, every=4))
+    accelerator.backward(model(torch.ones(1, 3)).sum())
+    optimizer.step()
+    with pytest.raises(CheckpointError, match=r"taken 1 local steps .* call accelerator.vote"):
+        accelerator.save_model(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+    accelerator.vote()
+    accelerator.save_model(model, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

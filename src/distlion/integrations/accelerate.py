@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distlion.checkpoint import Check, WorldChange, load_together, save_checkpoint
-from distlion.errors import ProcessGroupError, UnsupportedTypeError
+from distlion.errors import CheckpointError, ProcessGroupError, UnsupportedTypeError
 from distlion.integrations.frameworks import (
     Voter,
     broadcast_rest,
@@ -57,7 +57,8 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         The model is not wrapped in DistributedDataParallel. With overlap, ``accumulate``
         and ``no_sync`` hold back votes; ``clip_grad_norm_`` clips each worker by its own norm.
         ``save_state`` writes ``distlion/`` beside Accelerate's files, and ``load_state`` needs it.
-        Workers of ``LocalSteps`` vote before ``save_state``; call ``vote()`` before an evaluation.
+        Workers of ``LocalSteps`` vote before ``save_state``; call ``vote()`` before an evaluation
+        and before ``save_model``, which refuses a model between two votes.
 
     Example:
         >>> accelerator = VotingAccelerator()
@@ -149,6 +150,23 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         folder: str = super().save_state(*args, **kwargs)
         self.wait_for_everyone()
         return folder
+
+    def save_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Save a model as Accelerate does, after a vote.
+
+        Raises:
+            CheckpointError: This worker has taken local steps since the last vote, so its
+                parameters are not those of the others.
+        """
+        for number, each in enumerate(self._voting):
+            voter = each.voter
+            if isinstance(voter, LocalSteps) and voter.steps_since_vote:
+                raise CheckpointError(
+                    f"save_model: optimizer {number} has taken {voter.steps_since_vote} local "
+                    "steps since the last vote, so every worker has other parameters; call "
+                    "accelerator.vote() on all processes, then save"
+                )
+        super().save_model(model, *args, **kwargs)
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
         """Load Accelerate's state and every worker's momentum: all of it, or nothing on any rank.
