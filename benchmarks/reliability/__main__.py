@@ -17,6 +17,7 @@ from archive import Records, require_evidence
 from protocol import describe, list_open
 from runs import Reporter, RunConfig
 from sources import Data
+from unequal import UnequalTrainer, describe_unequal, is_unequal, list_unequal
 from watched import WatchedTrainer
 from work import run_until_done
 
@@ -33,16 +34,22 @@ def main(words: list[str] | None = None) -> None:
 
     def make(config: RunConfig) -> dict[str, object]:
         task, digest = data.build(config)
-        return {"data": digest, **WatchedTrainer(config, task, Reporter(config)).run()}
+        trainer = UnequalTrainer if is_unequal(config) else WatchedTrainer
+        return {"data": digest, **trainer(config, task, Reporter(config)).run()}
+
+    def list_all() -> list[RunConfig]:
+        unequal = [run for run in list_unequal() if records.read(run.name) is None]
+        return unequal + list_open(records.read)
 
     if args.what == "run":
         torch.set_num_threads(1)  # bits depend on it
         require_evidence()
-        run_until_done(lambda: list_open(records.read), records, make)
+        run_until_done(list_all, records, make)
     elif args.what == "open":
-        print("\n".join(run.name for run in list_open(records.read)))
+        print("\n".join(run.name for run in list_all()))
     else:
-        (args.results / "reliability.md").write_text(describe(records.read))
+        page = f"{describe(records.read)}\n{describe_unequal(records.read)}"
+        (args.results / "reliability.md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -55,9 +55,13 @@ def score(record: dict[str, Any]) -> float:
 def judge(find: Find, method: str, condition: Condition) -> str:
     """Return "better", "worse" or "inconclusive" beside the majority; "open" without all runs."""
     both = [find_all(find, each, condition) for each in (method, MAJORITY)]
-    leads = [score(own) - score(other) for own, other in zip(*both, strict=False)]
-    if not leads:
-        return "open"
+    own, other = ([score(record) for record in records] for records in both)
+    return compare(own, other) if own and other else "open"
+
+
+def compare(own: list[float], other: list[float]) -> str:
+    """Return "better", "worse" or "inconclusive", of accuracies in percent by seed."""
+    leads = [one - another for one, another in zip(own, other, strict=True)]
     if min(leads) > 0 and fmean(leads) >= MARGIN:
         return "better"
     return "worse" if max(leads) < 0 and fmean(leads) <= -MARGIN else "inconclusive"

@@ -16,7 +16,7 @@ MODULES = (
     "study_path",
     *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
     *("runs", "archive", "work", "cells", "plan", "images", "text", "sources"),
-    *("protocol", "watched"),
+    *("protocol", "watched", "unequal"),
 )
 
 
@@ -180,7 +180,60 @@ def test_the_program_lists_what_is_open_and_writes_the_page(
     study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study.program.main(["open", "--results", str(tmp_path)])
-    assert len(capsys.readouterr().out.split()) == 54
+    assert len(capsys.readouterr().out.split()) == 54 + 6
 
     study.program.main(["report", "--results", str(tmp_path)])
     assert "Decided: weighted: open" in (tmp_path / "reliability.md").read_text()
+
+
+class _Images:
+    """A task of which only batches are asked for."""
+
+    validate = test = None
+
+    def build_model(self) -> torch.nn.Module:
+        return torch.nn.Linear(2, 2)
+
+    def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(torch.full((32, 2), float(worker)), torch.arange(32)) for worker in range(8)]
+
+
+def test_unequal_workers_use_the_first_images_of_equal_batches(study: Any) -> None:
+    runs = study.unequal.list_unequal()
+    assert len({run.name for run in runs}) == 6
+    assert all(study.unequal.is_unequal(run) for run in runs)
+    assert not any(map(study.unequal.is_unequal, study.protocol.list_open(lambda name: None)))
+
+    batches = study.unequal.UnequalTask(_Images()).batches(0)
+
+    assert [len(targets) for _, targets in batches] == [32] * 5 + [1] * 3
+    assert [float(inputs[0, 0]) for inputs, _ in batches] == list(range(8))
+
+
+def test_only_proportional_votes_have_weights(study: Any) -> None:
+    majority, proportional = study.unequal.list_unequal()[:2]
+    trainers = [
+        study.unequal.UnequalTrainer(run, _Images(), lambda step: None)
+        for run in (majority, proportional)
+    ]
+    clusters = [trainer._method.optimizer for trainer in trainers]
+    assert [cluster.weights for cluster in clusters] == [(1,) * 8, study.unequal.SIZES]
+    assert [group["lr"] for group in clusters[1].param_groups] == [0.0016]
+    own, other = ({**cluster.param_groups[0], "params": []} for cluster in clusters)
+    assert own == other
+
+
+@pytest.mark.parametrize(
+    ("weighted", "verdict"), [(52.0, "better"), (50.5, "inconclusive"), (48.0, "worse")]
+)
+def test_the_table_of_unequal_batches_judges_all_seeds(
+    study: Any, weighted: float, verdict: str
+) -> None:
+    percent = {"majority": 50.0, "proportional": weighted}
+    found = {
+        run.name: {"test": {"accuracy": percent[run.method] / 100 + run.seed / 1000}}
+        for run in study.unequal.list_unequal()
+    }
+    assert study.unequal.describe_unequal(found.get).splitlines()[-1].endswith(f"| {verdict} |")
+    del found[next(iter(found))]
+    assert study.unequal.describe_unequal(found.get).splitlines()[-1].endswith("| open |")
