@@ -94,7 +94,7 @@ def run(seeds: int) -> list[dict[str, Any]]:
                 model, cluster = study.build(SAVED_WORKERS)
                 study.go_on(model, cluster, BEFORE)
                 distlion.save_checkpoint(folder, model, cluster)
-                expected = study.follow(Path(folder), SAVED_WORKERS, "error")
+                expected = study.follow(Path(folder), SAVED_WORKERS, "raise")
                 for workers in WORKERS:
                     for rule in WORLD_CHANGES[1:]:
                         found = study.follow(Path(folder), workers, rule)

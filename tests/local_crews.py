@@ -99,11 +99,11 @@ def train(
         "seed": seed,
         "counts": (optimizer.local_step, optimizer.committed_step),
         "rates": [group["lr"] for group in optimizer.param_groups],
-        "momentum": bits(optimizer.votes.outer_momentum.buffers),
+        "momentum": bits(optimizer.outer_optimizer.outer_momentum.buffers),
         "own": bits(model.parameters()),
         "kept": {
-            key: [entry[key].clone() for entry in optimizer.votes.state.values()]
-            for key in next(iter(optimizer.votes.state.values()))
+            key: [entry[key].clone() for entry in optimizer.outer_optimizer.state.values()]
+            for key in next(iter(optimizer.outer_optimizer.state.values()))
         },
         "formed": [line for line in said if line.startswith("epoch ")],
     }

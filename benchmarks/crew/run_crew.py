@@ -32,7 +32,7 @@ def main(file: Path, endpoint: str) -> None:
         while True:
             pace.wait()
             step = optimizer.committed_step
-            compute_loss(model, step=step, place=crew.place).backward()
+            compute_loss(model, step=step, place=crew.rank).backward()
             if optimizer.step():
                 log.write_commit(step=step + 1, epoch=crew.epoch.number, params=model.parameters())
             else:

@@ -87,7 +87,7 @@ PATTERNS: dict[str, Any] = {
 }
 
 _OVERLAP = {"overlap": True}
-_NODES = {"nodes": distlion.Nodes(size=2)}
+_NODES = {"nodes": distlion.Nodes(ranks_per_node=2)}
 _CLIPPED = {"clip_norm": distlion.ClipNorm(0.5)}
 _CLIPPED_BY_ALL = {"clip_norm": distlion.ClipNorm(0.5, scope="global")}
 _SYNC = {"momentum_sync": distlion.MomentumSync(every=4)}

@@ -67,8 +67,8 @@ class LocalWorker:
     def tensors(self) -> list[Tensor]:
         """Copy all that a run goes on from."""
         found = [*self.model.state_dict().values(), *self.optimizer.common_point]
-        found += self.optimizer.votes.outer_momentum.buffers
-        for entries in (self.optimizer.state, self.optimizer.votes.state):
+        found += self.optimizer.outer_optimizer.outer_momentum.buffers
+        for entries in (self.optimizer.state, self.optimizer.outer_optimizer.state):
             found += [value for entry in entries.values() for value in entry.values()]
         return [torch.as_tensor(each).detach().clone() for each in found]
 
@@ -187,7 +187,7 @@ def test_the_model_is_saved_as_the_common_point_has_it(tmp_path: Path) -> None:
     votes = distlion.LocalSteps(
         torch.optim.AdamW(other.named_parameters()), every=EVERY, outer_lr=0.5
     )
-    distlion.load_checkpoint(path, other, votes, on_world_change="error")
+    distlion.load_checkpoint(path, other, votes, on_world_change="raise")
     assert are_equal(votes.common_point, common.values())
     assert are_equal(other.parameters(), worker.model.parameters())
     assert not are_equal(other.parameters(), common.values())
@@ -225,7 +225,7 @@ def test_what_cannot_be_loaded_at_the_end_puts_everything_back(
     def fail(state: Any) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(worker.optimizer.votes, "load_state_dict", fail)
+    monkeypatch.setattr(worker.optimizer.outer_optimizer, "load_state_dict", fail)
     with pytest.raises(RuntimeError, match="no room"):
         worker.load(path)
     monkeypatch.undo()

@@ -85,13 +85,13 @@ FORGED: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-@pytest.mark.parametrize("on_world_change", ["error", "mean"])
+@pytest.mark.parametrize("on_world_change", ["raise", "mean"])
 def test_what_disagrees_is_refused_and_nothing_is_changed(
     folder: Path, name: str, on_world_change: Any
 ) -> None:
     spoil, match = FORGED[name]
     spoil(folder)
-    run = Run(4 if on_world_change == "error" else 3, aggregation=distlion.FeedbackVote())
+    run = Run(4 if on_world_change == "raise" else 3, aggregation=distlion.FeedbackVote())
     run.train(0, 1)
     before, kept = run.tensors(), list_kept(run)
     with pytest.raises(CheckpointError, match=match):

@@ -51,7 +51,7 @@ class Pair:
             self.voters,
             load_rest or self.load_rest,
             self.rest,
-            on_world_change="error",
+            on_world_change="raise",
         )
 
     def picture(self) -> Any:
@@ -129,12 +129,12 @@ def test_what_interrupts_a_framework_leaves_nothing_half_loaded(pair: Pair) -> N
 def test_files_are_checked_before_there_is_an_optimizer(tmp_path: Path) -> None:
     run = Run(workers=1)
     path = run.save(tmp_path)
-    check_checkpoints(lambda: [tmp_path], on_world_change="error")
+    check_checkpoints(lambda: [tmp_path], on_world_change="raise")
     worker = path / "worker-00000.safetensors"
     worker.write_bytes(worker.read_bytes()[:-1])
     with pytest.raises(errors.CheckpointError, match="worker-00000"):
-        check_checkpoints(lambda: [tmp_path], on_world_change="error")
+        check_checkpoints(lambda: [tmp_path], on_world_change="raise")
     Run(workers=4).save(tmp_path / "four")
     with pytest.raises(errors.CheckpointError, match="4 workers, and now there are 1"):
-        check_checkpoints(lambda: [tmp_path / "four"], on_world_change="error")
+        check_checkpoints(lambda: [tmp_path / "four"], on_world_change="raise")
     check_checkpoints(lambda: [tmp_path / "four"], on_world_change="mean")

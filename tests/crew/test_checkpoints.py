@@ -53,7 +53,7 @@ def resume(rank: int, size: int, port: int, folder: str, on_world_change: Any) -
     return found.step, loaded, [param.detach().clone() for param in model.parameters()]
 
 
-@pytest.mark.parametrize(("size", "on_world_change"), [(2, "error"), (3, "mean")])
+@pytest.mark.parametrize(("size", "on_world_change"), [(2, "raise"), (3, "mean")])
 def test_a_crew_resumes_what_a_crew_has_saved(
     tmp_path: Path, size: int, on_world_change: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_crew_resumes_what_a_crew_has_saved(
 
 def refuse(rank: int, size: int, port: int, folder: str) -> str:
     try:
-        resume(rank, size, port, folder, "error")
+        resume(rank, size, port, folder, "raise")
     except CheckpointError as error:
         return str(error)
     return ""

@@ -54,7 +54,7 @@ def strike_one(
                     strike(store, how)
             elif not faults.armed:
                 faults.arm(
-                    rank=crew.place,
+                    rank=crew.rank,
                     step=parts * STRUCK_AT,
                     point=point,
                     action=lambda _: strike(store, how),
@@ -238,7 +238,7 @@ def replay(results: list[dict[str, Any]], name: str) -> None:
         place = members.index(result["id"])
         assert bits(cluster.worker_params(place)) == result["own"]
         for key, kept in result["kept"].items():
-            mine = [entry[key][place] for entry in cluster.votes.state.values()]
+            mine = [entry[key][place] for entry in cluster.outer_optimizer.state.values()]
             assert are_equal(mine, kept), key
 
 

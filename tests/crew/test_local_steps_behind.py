@@ -45,7 +45,7 @@ def miss(rank: int, size: int, port: int, call: str, parts: int) -> dict[str, An
                 if rank in actions:
                     point._session.abandon = lambda *_: actions[rank](0)  # type: ignore[method-assign,assign,return-value]
             elif rank in actions:
-                before, place = optimizer.committed_step, crew.place
+                before, place = optimizer.committed_step, crew.rank
                 faults.arm(rank=place, step=before, point="before_commit", action=actions[rank])
             if call == "vote":
                 optimizer.vote()

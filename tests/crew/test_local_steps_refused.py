@@ -49,7 +49,11 @@ def be_refused(
     ("options", "error", "words"),
     [
         ({"delay": 1}, InvalidArgumentError, "delay=1 cannot be used in a crew: where members"),
-        ({"nodes": distlion.Nodes(size=2)}, InvalidArgumentError, "nodes= cannot be used"),
+        (
+            {"nodes": distlion.Nodes(ranks_per_node=2)},
+            InvalidArgumentError,
+            "nodes= cannot be used",
+        ),
         ({"every": 0}, InvalidArgumentError, "every=0: expected 1 or more"),
     ],
 )

@@ -35,7 +35,7 @@ class Run:
 
     def train(self, goal: int) -> None:
         while self.optimizer.local_step < goal:
-            draw_loss(self.model, self.optimizer.local_step, self.crew.place).backward()
+            draw_loss(self.model, self.optimizer.local_step, self.crew.rank).backward()
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
@@ -45,8 +45,8 @@ class Run:
 
     def tensors(self) -> list[Tensor]:
         found = [*self.model.parameters(), *self.optimizer.common_point]
-        found += self.optimizer.votes.outer_momentum.buffers
-        for entries in (self.optimizer.state, self.optimizer.votes.state):
+        found += self.optimizer.outer_optimizer.outer_momentum.buffers
+        for entries in (self.optimizer.state, self.optimizer.outer_optimizer.state):
             found += [value for entry in entries.values() for value in entry.values()]
         return [torch.as_tensor(each).detach().clone() for each in found]
 
@@ -58,7 +58,7 @@ def save(rank: int, size: int, port: int, folder: str, name: str) -> Any:
         await_members(crew, size)
         run.train(SAVED_AT)
         distlion.save_checkpoint(f"{folder}/saved", *run.everything()).wait()
-        place, saved = crew.place, run.tensors()
+        place, saved = crew.rank, run.tensors()
         run.train(GOAL)
         return place, saved, run.tensors()
 
@@ -80,7 +80,7 @@ def resume_whole(rank: int, size: int, port: int, folder: str, name: str) -> Any
     with make_crew(port, min_workers=size, max_workers=size, run_id="again") as crew:
         run = Run(crew, rank + 10, **OPTIONS[name])
         distlion.load_checkpoint(f"{folder}/saved", *run.everything())
-        place, loaded = crew.place, run.tensors()
+        place, loaded = crew.rank, run.tensors()
         run.train(GOAL)
         return place, loaded, run.tensors()
 

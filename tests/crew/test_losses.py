@@ -37,7 +37,7 @@ def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> d
         def die(optimizer: CrewLion) -> None:
             if optimizer.committed_step == STRUCK_AT and not faults.armed:
                 faults.arm(
-                    rank=crew.place,
+                    rank=crew.rank,
                     step=STRUCK_AT,
                     point=point,
                     action=lambda _: os.kill(os.getpid(), signal.SIGKILL),
@@ -107,7 +107,7 @@ def test_log_has_the_words_of_a_worker_that_left_by_itself() -> None:
         check_counts(result, members=2, lost=1)
 
 
-def differ(rank: int, size: int, port: int, on_divergence: str) -> Any:
+def differ(rank: int, size: int, port: int, on_mismatch: str) -> Any:
     """Parameters of one survivor are changed by hand; then another worker is killed."""
     crew = make_crew(port, min_workers=2, max_workers=size)
     is_struck = False
@@ -121,7 +121,7 @@ def differ(rank: int, size: int, port: int, on_divergence: str) -> Any:
             if rank == 1:
                 optimizer.param_groups[0]["params"][1].data[3] += 1
 
-    options = {**OPTIONS["majority"], "on_divergence": on_divergence}
+    options = {**OPTIONS["majority"], "on_mismatch": on_mismatch}
     try:
         return train(crew, options, seed=rank, size=size, each=act)
     except ReplicaMismatchError as error:

@@ -118,7 +118,7 @@ def cut_off(rank: int, size: int, plan: LabPlan, port: int, control_port: int, w
         if is_last and step == STRUCK_AT and not control.check(["cut"]):
             wires.set_link(rank, up=False)
             control.set("cut", str(time.monotonic()))
-        if not is_last and step == COME_BY and crew.place == 0 and not control.check(["mended"]):
+        if not is_last and step == COME_BY and crew.rank == 0 and not control.check(["mended"]):
             if when == "at the end":
                 await_true(lambda: control.check(["over"]), limit_s=60)
             wires.set_link(size - 1, up=True)

@@ -32,7 +32,7 @@ def lose_and_join(rank: int, size: int, port: int, name: str, newcomers: Any) ->
     def act(optimizer: CrewLion) -> None:
         if rank == 0 and optimizer.committed_step == STRUCK_AT and not faults.armed:
             faults.arm(
-                rank=crew.place,
+                rank=crew.rank,
                 step=STRUCK_AT,
                 point="before_step",
                 action=lambda _: os.kill(os.getpid(), signal.SIGKILL),

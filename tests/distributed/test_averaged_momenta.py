@@ -86,7 +86,7 @@ def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) ->
         make_params(),
         lr=1e-2,
         momentum_sync=sync,
-        nodes=Nodes(size=size),
+        nodes=Nodes(ranks_per_node=size),
         exchange=AllReduce(),
     )
     for _ in range(STEPS):
@@ -244,12 +244,14 @@ def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Cau
     "arguments",
     [
         {"diagnose_every": 5},
-        {"momentum_sync": MomentumSync(every=100, select="auto"), "nodes": Nodes(size=2)},
+        {"momentum_sync": MomentumSync(every=100, select="auto"), "nodes": Nodes(ranks_per_node=2)},
         pytest.param(
             {"momentum_sync": MomentumSync(every=100, select="auto", stagger=False)},
             marks=pytest.mark.slow,
         ),
-        pytest.param({"diagnose_every": 5, "nodes": Nodes(size=2)}, marks=pytest.mark.slow),
+        pytest.param(
+            {"diagnose_every": 5, "nodes": Nodes(ranks_per_node=2)}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_damaged_sample_is_an_error_on_all_and_nothing_moves(arguments: dict[str, Any]) -> None:

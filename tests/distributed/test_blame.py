@@ -21,7 +21,7 @@ WRONG_RANK = 1
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one bucket": (2, {}),
     "a bucket each": (2, {"bucket_elements": 1}),
-    "nodes": (4, {"nodes": distlion.Nodes(2)}),
+    "nodes": (4, {"nodes": distlion.Nodes(ranks_per_node=2)}),
 }
 
 

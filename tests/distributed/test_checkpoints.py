@@ -27,7 +27,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "momentum_sync": distlion.MomentumSync(every=2, select="auto"),
     },
     "overlap": lambda: {"overlap": True, "bucket_elements": 50},
-    "nodes": lambda: {"nodes": distlion.Nodes(size=2)},
+    "nodes": lambda: {"nodes": distlion.Nodes(ranks_per_node=2)},
 }
 
 
@@ -56,7 +56,7 @@ def test_four_workers_resume_to_the_bits_of_an_uninterrupted_run(tmp_path: Path)
 
 
 def save_and_return(rank: int, world_size: int, folder: str, nodes: int | None) -> Tensors:
-    worker = Worker(rank, nodes=None if nodes is None else distlion.Nodes(size=nodes))
+    worker = Worker(rank, nodes=None if nodes is None else distlion.Nodes(ranks_per_node=nodes))
     worker.train(0, SAVED_AT)
     worker.save(folder)
     return worker.tensors()
@@ -65,7 +65,7 @@ def save_and_return(rank: int, world_size: int, folder: str, nodes: int | None) 
 def load_and_return(
     rank: int, world_size: int, folder: str, rule: Any, nodes: int | None
 ) -> Tensors:
-    worker = Worker(rank, nodes=None if nodes is None else distlion.Nodes(size=nodes))
+    worker = Worker(rank, nodes=None if nodes is None else distlion.Nodes(ranks_per_node=nodes))
     worker.load(folder, on_world_change=rule)
     found = worker.tensors()
     worker.train(SAVED_AT, SAVED_AT + 1)
@@ -86,7 +86,7 @@ def test_virtual_workers_go_on_with_what_real_ones_saved_and_back(tmp_path: Path
         assert all(map(torch.equal, virtual.optimizer.exp_avg(rank), momenta_of(tensors)))
     virtual.save(tmp_path / "virtual")
     for rank, tensors in enumerate(
-        run_workers(load_and_return, 3, str(tmp_path / "virtual"), "error", None)
+        run_workers(load_and_return, 3, str(tmp_path / "virtual"), "raise", None)
     ):
         assert all(map(torch.equal, momenta_of(tensors), momenta_of(saved[rank])))
 
@@ -112,7 +112,7 @@ def test_other_numbers_of_workers_begin_with_the_mean_of_their_neighbourhoods(
 def test_nodes_of_another_size_are_another_number_of_voters(tmp_path: Path) -> None:
     saved = run_workers(save_and_return, 4, str(tmp_path), 2)
     # Two nodes of two are two voters: two workers take their momenta over as they are.
-    found = run_workers(load_and_return, 2, str(tmp_path), "error", None)
+    found = run_workers(load_and_return, 2, str(tmp_path), "raise", None)
     for node, tensors in enumerate(found):
         pieces = [momenta_of(saved[2 * node + part]) for part in range(2)]
         for index, momentum in enumerate(momenta_of(tensors)):

@@ -116,7 +116,7 @@ def make_pair(rank: int, **options: Any) -> distlion.DistributedLion:
 
 def play_nodes(rank: int, world_size: int, scope: str, size: int) -> list[np.ndarray]:
     """Play with nodes, or (size 1) with single workers that hold the nodes' means."""
-    nodes = distlion.Nodes(size) if size > 1 else None
+    nodes = distlion.Nodes(ranks_per_node=size) if size > 1 else None
     clip = distlion.ClipNorm(MAX_NORM, scope=scope)  # type: ignore[arg-type]
     optimizer = make_pair(rank, nodes=nodes, clip_norm=clip)
     for step in range(3):

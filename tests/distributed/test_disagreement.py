@@ -160,7 +160,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "overlap": {"overlap": True, "bucket_elements": 64},
     "clipping in nodes": {
-        "nodes": distlion.Nodes(size=2),
+        "nodes": distlion.Nodes(ranks_per_node=2),
         "clip_norm": distlion.ClipNorm(1.0, scope="global"),
     },
 }

@@ -195,7 +195,7 @@ def repair(rank: int, world_size: int) -> int:
     optimizer = distlion.DistributedLion(
         params.items(),
         exchange=distlion.AllGather(),
-        on_divergence="repair",
+        on_mismatch="repair",
         check_every=2,
         **HYPER,
     )
@@ -259,7 +259,10 @@ def train_as_nodes(rank: int, world_size: int) -> list[Tensor]:
     """Parameters of several pieces: what is said of each has scales of its own."""
     params = make_params({"p0": (3, 5000), "p1": (70,)})
     optimizer = distlion.DistributedLion(
-        params.items(), exchange=distlion.AllReduce(), nodes=distlion.Nodes(2), **HYPER
+        params.items(),
+        exchange=distlion.AllReduce(),
+        nodes=distlion.Nodes(ranks_per_node=2),
+        **HYPER,
     )
     train(optimizer, params, rank, 0, STEPS)
     optimizer.verify_replicas()

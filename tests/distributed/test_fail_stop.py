@@ -32,7 +32,7 @@ ALL_GATHER = {"exchange": distlion.AllGather()}
 PARAMETER_SERVER = {"exchange": distlion.ParameterServer()}
 DOUBLING = {"exchange": distlion.RecursiveDoubling()}
 OVERLAP = {"exchange": distlion.AllReduce(), "overlap": True, "bucket_elements": 1024}
-NODES = {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(size=2)}
+NODES = {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(ranks_per_node=2)}
 REPLIES_ARE_IN = ("before_commit", "after_commit")
 
 

@@ -107,13 +107,20 @@ def test_ranks_with_and_without_a_gpu_train_together(
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "nodes": {"nodes": distlion.Nodes(size=2)},
-    "nodes, overlap": {"nodes": distlion.Nodes(size=2), "overlap": True, "bucket_elements": 600},
+    "nodes": {"nodes": distlion.Nodes(ranks_per_node=2)},
+    "nodes, overlap": {
+        "nodes": distlion.Nodes(ranks_per_node=2),
+        "overlap": True,
+        "bucket_elements": 600,
+    },
     "momenta": {"momentum_sync": distlion.MomentumSync(every=3)},
     "momenta in int8": {"momentum_sync": distlion.MomentumSync(every=3, dtype=torch.int8)},
     "momenta, auto": {"momentum_sync": distlion.MomentumSync(every=3, select="auto")},
     "clipping": {"clip_norm": distlion.ClipNorm(0.5, scope="global")},
-    "clipping in nodes": {"clip_norm": distlion.ClipNorm(0.5), "nodes": distlion.Nodes(size=2)},
+    "clipping in nodes": {
+        "clip_norm": distlion.ClipNorm(0.5),
+        "nodes": distlion.Nodes(ranks_per_node=2),
+    },
     "all-gather": {"exchange": distlion.AllGather()},
     "server": {"exchange": distlion.ParameterServer()},
     "diagnoses": {"diagnose_every": 5},
@@ -147,7 +154,7 @@ def repair_somewhere(rank: int, world_size: int) -> list[Tensor]:
     with pretend_cuda() as device:
         values = draw(7)
         params = [nn.Parameter(device.place(value) if rank else value) for value in values]
-        optimizer = distlion.DistributedLion(params, lr=1e-2, on_divergence="repair")
+        optimizer = distlion.DistributedLion(params, lr=1e-2, on_mismatch="repair")
         if rank == 1:
             with torch.no_grad():
                 params[1][17] += 1

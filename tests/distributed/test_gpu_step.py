@@ -166,7 +166,7 @@ def list_launches(
             ({}, torch.float16),
             ({"clip_norm": distlion.ClipNorm(1.0)}, torch.float32),
             ({"momentum_sync": distlion.MomentumSync(every=2)}, torch.float32),
-            ({"nodes": distlion.Nodes(size=2), "rounding": "stochastic"}, torch.bfloat16),
+            ({"nodes": distlion.Nodes(ranks_per_node=2), "rounding": "stochastic"}, torch.bfloat16),
         ],
         lambda case: "nodes" in case[0] or case[0] == {"aggregation": distlion.MajorityVote()},
     ),

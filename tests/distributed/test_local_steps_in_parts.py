@@ -97,7 +97,7 @@ def test_outer_steps_and_outcomes_taken_later_give_the_bits_of_the_oracle() -> N
 
 def train_with_lion(rank: int, world_size: int, nodes: bool) -> Ended:
     params = make_params(SHAPES)
-    options: Options = {"nodes": distlion.Nodes(size=2)} if nodes else {}
+    options: Options = {"nodes": distlion.Nodes(ranks_per_node=2)} if nodes else {}
     optimizer = make(params, **SETTINGS, outer="lion", outer_lr=1e-2, diagnose_every=1, **options)
     for turn in range(PARTS + 1):
         before, plan = optimizer.traffic.sent_bytes, optimizer.plan.sent_bytes
@@ -124,7 +124,7 @@ def test_outer_lion_gives_the_bits_of_virtual_workers() -> None:
         **SETTINGS,
     )
     train_virtually(cluster, params.values(), 0, EVERY + INTERVAL)
-    assert [each.step for each in cluster.votes.diagnostics()] == [*range(PARTS + 1)]
+    assert [each.step for each in cluster.outer_optimizer.diagnostics()] == [*range(PARTS + 1)]
     cluster.vote()
     for common, own in run_workers(train_with_lion, N_WORKERS, False):
         assert are_equal(common, cluster.common_point)
@@ -226,7 +226,7 @@ def test_parts_are_divided_anew_where_parameters_are_added() -> None:
 def repair(rank: int, world_size: int) -> Ended:
     """The common point of rank 1 is damaged in a part that does not vote, and repaired."""
     params = make_params(SHAPES)
-    optimizer = make(params, **SETTINGS, check_every=1, on_divergence="repair")
+    optimizer = make(params, **SETTINGS, check_every=1, on_mismatch="repair")
     train(optimizer, params.values(), rank, 0, 2 * INTERVAL - 1)
     if rank == 1:
         optimizer.common_point[2][0] += 1

@@ -123,7 +123,9 @@ def test_an_outcome_that_is_taken_later_is_that_of_the_same_schedule() -> None:
 def train_in_nodes(rank: int, world_size: int, rule: Aggregation | None, outer: str) -> Ended:
     params = make_params(SHAPES)
     options = {"outer_lr": 1e-2} if outer == "lion" else {}
-    optimizer = make(params, nodes=distlion.Nodes(size=2), aggregation=rule, outer=outer, **options)
+    optimizer = make(
+        params, nodes=distlion.Nodes(ranks_per_node=2), aggregation=rule, outer=outer, **options
+    )
     train(optimizer, params.values(), rank, 0, STEPS - 1)
     optimizer.verify_replicas()
     return copies(optimizer.common_point), copies(params.values())
@@ -340,7 +342,7 @@ def test_a_vote_out_of_turn_ends_a_period() -> None:
 def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     """The common point of rank 1 is damaged in memory, and repaired after the next vote."""
     params = make_params(SHAPES)
-    optimizer = make(params, check_every=1, on_divergence="repair")
+    optimizer = make(params, check_every=1, on_mismatch="repair")
     train(optimizer, params.values(), rank, 0, EVERY + 1)
     if rank == 1:
         optimizer.common_point[0][0] += 1

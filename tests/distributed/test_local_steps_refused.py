@@ -93,7 +93,9 @@ def add_bad_group(rank: int, world_size: int) -> tuple[Caught | None, Any, list[
     lr = -1.0 if rank == 1 else 1e-3
     group = {"params": [params["more"]], "lr": lr}
     found = catch(lambda: optimizer.add_param_group(group))
-    counts = [len(each.param_groups) for each in (optimizer, optimizer.inner, optimizer.votes)]
+    counts = [
+        len(each.param_groups) for each in (optimizer, optimizer.inner, optimizer.outer_optimizer)
+    ]
     counts += [len(optimizer.common_point), len(optimizer.state)]
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.add_param_group({"params": [params["more"]], "lr": 1e-3})

@@ -24,7 +24,9 @@ def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     models = [distlion.cost.LinkModel(1e-5, 1e6), distlion.cost.LinkModel(1e-2, 1e9)]
     routing.probe_link = lambda link, step: models[rank % 2]
     params = [torch.nn.Parameter(torch.zeros(UNIT)) for _ in range(2)]
-    optimizer = distlion.DistributedLion(params, nodes=distlion.Nodes(2), overlap=True)
+    optimizer = distlion.DistributedLion(
+        params, nodes=distlion.Nodes(ranks_per_node=2), overlap=True
+    )
     run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
     optimizer.step()
     return len(optimizer._session.routing.routes), optimizer.committed_step
@@ -43,7 +45,7 @@ def diagnose(rank: int, world_size: int) -> list[float]:
         params,
         lr=1e-3,
         aggregation=distlion.FullPrecision(),
-        nodes=distlion.Nodes(2),
+        nodes=distlion.Nodes(ranks_per_node=2),
         diagnose_every=1,
     )
     set_grads([params[0][1]], rank, 0)
@@ -60,7 +62,11 @@ def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
     routing.probe_link = lambda link, step: distlion.cost.LinkModel(1e-4, 1e7)
     params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
     optimizer = distlion.DistributedLion(
-        params, lr=1e-3, nodes=distlion.Nodes(2), bucket_elements=1, step_timeout_s=20
+        params,
+        lr=1e-3,
+        nodes=distlion.Nodes(ranks_per_node=2),
+        bucket_elements=1,
+        step_timeout_s=20,
     )
     for _, param in params:
         param.grad = torch.ones(UNIT)
@@ -83,7 +89,7 @@ def move_transposed(rank: int, world_size: int, transposed: bool) -> list[torch.
     start = torch.linspace(-1, 1, 3 * UNIT).view(UNIT, 3)
     param = torch.nn.Parameter(start.t().contiguous().t() if transposed else start.clone())
     assert param.is_contiguous() is not transposed
-    optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(2))
+    optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(ranks_per_node=2))
     for step in range(3):
         set_grads([param], rank, step)
         optimizer.step()

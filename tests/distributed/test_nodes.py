@@ -98,7 +98,9 @@ def play_nodes(rank: int, world_size: int, size: int) -> dict[str, Outcome]:
     variants = [(name, "all-reduce") for name in CASES] + [("majority", v) for v in VARIANTS]
     for name, variant in variants:
         case, options = CASES[name], VARIANTS[variant]
-        optimizer = make_optimizer(case, rank=rank, nodes=distlion.Nodes(size), **options)
+        optimizer = make_optimizer(
+            case, rank=rank, nodes=distlion.Nodes(ranks_per_node=size), **options
+        )
         for step in range(case.steps):
             if variant == "overlap":
                 optimizer.zero_grad()
@@ -156,7 +158,7 @@ def make_nodes(**options: Any) -> distlion.DistributedLion:
         ("small", torch.nn.Parameter(torch.full((70,), 0.5))),
         ("large", torch.nn.Parameter(torch.full((3, 5000), 0.5))),
     ]
-    settings = {"lr": 1e-2, "nodes": distlion.Nodes(2), "step_timeout_s": 20}
+    settings = {"lr": 1e-2, "nodes": distlion.Nodes(ranks_per_node=2), "step_timeout_s": 20}
     return distlion.DistributedLion(params, **(settings | options))
 
 
@@ -276,7 +278,7 @@ def test_step_that_all_ranks_of_all_nodes_give_up_never_was() -> None:
 
 
 def skip(rank: int, world_size: int) -> Caught | None:
-    optimizer = make_nodes(nodes=distlion.Nodes(3))
+    optimizer = make_nodes(nodes=distlion.Nodes(ranks_per_node=3))
     set_some_grads(optimizer, 0, rank)
     if rank == 2:
         optimizer.param_groups[0]["step"] += 1
@@ -334,7 +336,7 @@ def test_parameter_that_is_frozen_later_moves_no_piece() -> None:
 def scale_half(rank: int, world_size: int) -> tuple[float, float]:
     """A small gradient in float16, scaled up: unscaled in float16 it would vanish."""
     param = torch.nn.Parameter(torch.ones(100, dtype=torch.float16))
-    optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(2))
+    optimizer = distlion.DistributedLion([param], lr=1e-2, nodes=distlion.Nodes(ranks_per_node=2))
     param.grad = torch.full_like(param, 1e-2)
     optimizer.grad_scale = torch.tensor(65536.0 if rank % 2 else 32768.0)
     optimizer.found_inf = torch.tensor(0.0)
@@ -363,7 +365,7 @@ def test_state_of_a_part_resumes_to_the_same_bits_and_a_misfit_is_refused(
 
 def refuse(rank: int, world_size: int) -> list[Caught | None]:
     makers = (
-        lambda: make_nodes(nodes=distlion.Nodes(2)),
+        lambda: make_nodes(nodes=distlion.Nodes(ranks_per_node=2)),
         lambda: make_nodes(nodes=distlion.Nodes()),
     )
     return [caught(None, maker) for maker in makers]
@@ -379,12 +381,12 @@ def test_workers_that_are_no_multiple_of_a_node_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_nodes_without_ranks_are_refused(size: int) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="size"):
-        distlion.Nodes(size)
+    with pytest.raises(errors.InvalidArgumentError, match="ranks_per_node"):
+        distlion.Nodes(ranks_per_node=size)
 
 
 def test_nodes_of_a_wrong_type_are_refused() -> None:
-    with pytest.raises(errors.UnsupportedTypeError, match="size"):
-        distlion.Nodes(2.0)  # type: ignore[arg-type]
+    with pytest.raises(errors.UnsupportedTypeError, match="ranks_per_node"):
+        distlion.Nodes(ranks_per_node=2.0)  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedTypeError, match="nodes"):
         distlion.DistributedLion([torch.nn.Parameter(torch.ones(1))], nodes=2)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def verify_while_others_clip_in_nodes(
     optimizer = make_optimizer(
         [(name, torch.nn.Parameter(torch.ones(9000))) for name in "abc"],
         exchange=distlion.AllReduce(),
-        nodes=distlion.Nodes(2),
+        nodes=distlion.Nodes(ranks_per_node=2),
         clip_norm=distlion.ClipNorm(1.0, scope=scope),  # type: ignore[arg-type]
         bucket_elements=buckets,
     )

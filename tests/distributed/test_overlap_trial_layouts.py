@@ -97,8 +97,8 @@ def equal(first: distlion.DistributedLion, second: distlion.DistributedLion) -> 
 def try_with_nodes(rank: int, world_size: int) -> list[Any]:
     found = []
     for pays in (False, True):
-        trying = make(rank, overlap="auto", nodes=distlion.Nodes(2))
-        plain = make(rank, nodes=distlion.Nodes(2))
+        trying = make(rank, overlap="auto", nodes=distlion.Nodes(ranks_per_node=2))
+        plain = make(rank, nodes=distlion.Nodes(ranks_per_node=2))
         set_clock(trying, pays=pays)
         for step in range(STEPS + 2):
             train(trying, rank, step)

@@ -63,7 +63,11 @@ def vote_in_nodes(rank: int, world_size: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(rank)
         params = [torch.nn.Parameter(torch.ones(n)) for n in (30, 9001)]
         optimizer = distlion.DistributedLion(
-            params, lr=1e-2, exchange=exchange, nodes=distlion.Nodes(2), bucket_elements=64
+            params,
+            lr=1e-2,
+            exchange=exchange,
+            nodes=distlion.Nodes(ranks_per_node=2),
+            bucket_elements=64,
         )
         for _ in range(3):
             for param in params:

@@ -121,7 +121,7 @@ def drift_and_repair(rank: int, world_size: int) -> tuple[Any, int, str]:
     """One element of one parameter changes on rank 1, two parameters on rank 2."""
     heard = io.StringIO()
     logging.getLogger("distlion").addHandler(logging.StreamHandler(heard))
-    optimizer = make_optimizer(check_every=2, on_divergence="repair")
+    optimizer = make_optimizer(check_every=2, on_mismatch="repair")
     momenta = []
     for step in range(4):
         set_grads(optimizer, step, rank)

@@ -318,7 +318,7 @@ def construct_wrongly(rank: int, world_size: int) -> dict[str, Any]:
         "no voters": catch(construct()),
         "shards as voters": catch(construct(process_group=mesh["shard"].get_group())),
         "all as voters": catch(construct(process_group=torch.distributed.group.WORLD)),
-        "nodes": catch(construct(process_group=voters, nodes=distlion.Nodes(size=2))),
+        "nodes": catch(construct(process_group=voters, nodes=distlion.Nodes(ranks_per_node=2))),
         "checkpoint": catch(
             lambda: distlion.save_checkpoint("/nowhere", model, make_optimizer(model, mesh))
         ),

@@ -60,7 +60,7 @@ def test_workers_whose_parameters_are_sharded_meet_at_every_vote() -> None:
 
 def refuse(rank: int, world_size: int) -> list[str]:
     found = []
-    for shape, options in (((1, 2), {}), ((2, 1), {"common_on": "cuda"})):
+    for shape, options in (((1, 2), {}), ((2, 1), {"common_device": "cuda"})):
         mesh = make_mesh(*shape)
         model = shard(build(), mesh["shard"])
         inner = torch.optim.AdamW(model.named_parameters())
@@ -74,7 +74,7 @@ def refuse(rank: int, world_size: int) -> list[str]:
 def test_what_cannot_vote_is_refused() -> None:
     for alone, elsewhere in run_workers(refuse, 2):
         assert "act as one worker" in alone
-        assert "Leave common_on out" in elsewhere
+        assert "Leave it out" in elsewhere
 
 
 def train_shards_in_parts(rank: int, world_size: int) -> list[list[bytes]]:

@@ -174,7 +174,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "feedback": {"aggregation": distlion.FeedbackVote(), "exchange": distlion.AllGather()},
     "clipping in nodes": {
         "exchange": distlion.AllGather(),
-        "nodes": distlion.Nodes(size=2),
+        "nodes": distlion.Nodes(ranks_per_node=2),
         "clip_norm": distlion.ClipNorm(1.0, scope="global"),
         "nonfinite": "abstain",
     },

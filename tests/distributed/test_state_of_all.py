@@ -24,7 +24,7 @@ pytestmark = pytest.mark.distributed
 
 N_RANKS = 4
 RULE = distlion.FeedbackVote()
-NODES = distlion.Nodes(size=2)
+NODES = distlion.Nodes(ranks_per_node=2)
 
 
 def copy_kept(worker: Worker) -> list[torch.Tensor]:

@@ -34,10 +34,14 @@ ROUTES: dict[str, tuple[int, dict[str, Any]]] = {
         f"{name}, overlap": (3, {"exchange": pattern, "overlap": True, "bucket_elements": 1})
         for name, pattern in PATTERNS.items()
     },
-    "nodes": (4, {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(2)}),
+    "nodes": (4, {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(ranks_per_node=2)}),
     "nodes, overlap": (
         4,
-        {"exchange": distlion.AllReduce(), "nodes": distlion.Nodes(2), "overlap": True},
+        {
+            "exchange": distlion.AllReduce(),
+            "nodes": distlion.Nodes(ranks_per_node=2),
+            "overlap": True,
+        },
     ),
 }
 

@@ -289,7 +289,7 @@ def vote_by_nodes(rank: int, world_size: int, weights: tuple[int, ...]) -> Any:
     params = make_params(SHAPES)
     optimizer = distlion.DistributedLion(
         params.items(),
-        nodes=distlion.Nodes(size=2),
+        nodes=distlion.Nodes(ranks_per_node=2),
         aggregation=distlion.Average(),
         weight=weights[rank // 2],
     )
@@ -315,7 +315,9 @@ def test_a_node_votes_with_its_weight() -> None:
 
 
 def disagree_inside(rank: int, world_size: int) -> Caught | None:
-    return caught(None, lambda: make_plain(nodes=distlion.Nodes(size=2), weight=(1, 1, 2, 3)[rank]))
+    return caught(
+        None, lambda: make_plain(nodes=distlion.Nodes(ranks_per_node=2), weight=(1, 1, 2, 3)[rank])
+    )
 
 
 def test_ranks_of_a_node_have_one_weight() -> None:

@@ -92,7 +92,7 @@ class Checkpoints:
         if chance.random() < 0.05:
             verify_checkpoint(self._root)
         try:
-            self._run.load(self._root, on_world_change=chance.choice(("error", "map", "reset")))
+            self._run.load(self._root, on_world_change=chance.choice(("raise", "map", "reset")))
         except errors.DistlionError:
             assert self._run.equals(self._before), "a refused load has changed something"
             raise

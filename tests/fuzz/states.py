@@ -271,12 +271,12 @@ def load_damaged(player: Player, args: Args) -> None:
 
 
 def _draw_world(random: Random, setup: Setup) -> Args:
-    rule = random.choice(("mean", "map", "reset", "error"))
+    rule = random.choice(("mean", "map", "reset", "raise"))
     return {"workers": random.choice((1, 2, 3, 4)), "rule": rule, "key": draw_key(random)}
 
 
 def _promise_world(setup: Setup, args: Args) -> Promise:
-    is_refused = args["rule"] == "error" and args["workers"] != setup.workers
+    is_refused = args["rule"] == "raise" and args["workers"] != setup.workers
     return Promise.REFUSED if is_refused else Promise.OK
 
 
@@ -302,7 +302,7 @@ def change_world(player: Player, args: Args) -> None:
     clusters = {}
     for workers in (player.setup.workers, n):
         other = player.as_virtual(workers)
-        load(other, folder, on_world_change=args["rule"] if workers == n else "error")
+        load(other, folder, on_world_change=args["rule"] if workers == n else "raise")
         clusters[workers] = other
     then, now = clusters[player.setup.workers], clusters[n]
     for index, (old, new) in enumerate(zip(then.model.params, now.model.params, strict=True)):

@@ -14,7 +14,7 @@ from distlion.integrations.logging import VoteLog, VoteMeter, log_to_tensorboard
 
 TRAFFIC = {"step_s", "interval_s", "sent_bytes", "sent_bytes_total", "bits_per_parameter"}
 CHANGES = {"members", "epoch", "epochs_formed", "members_lost", "forming_s"}
-DIAGNOSIS = {"margin", "ties", "agreement", "dispersion"}
+DIAGNOSIS = {"margin", "ties", "agreement", "coherence"}
 
 
 def make_optimizer(**options):

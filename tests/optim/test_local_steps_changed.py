@@ -24,7 +24,7 @@ def test_a_group_that_the_inner_optimizer_refuses_changes_nothing() -> None:
     more = nn.Parameter(torch.ones(3))
     with pytest.raises(InvalidArgumentError, match=r"lr=-1\.0"):
         optimizer.add_param_group({"params": [more], "lr": -1.0})
-    assert len(optimizer.param_groups) == len(optimizer.votes.param_groups) == 1
+    assert len(optimizer.param_groups) == len(optimizer.outer_optimizer.param_groups) == 1
     assert len(optimizer.common_point) == len(SHAPES)
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.add_param_group({"params": [more], "lr": 1e-3})
@@ -41,7 +41,7 @@ def test_a_group_that_votes_cannot_take_leaves_the_inner_optimizer(
     def fail(group: Any) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(optimizer.votes, "add_param_group", fail)
+    monkeypatch.setattr(optimizer.outer_optimizer, "add_param_group", fail)
     with pytest.raises(RuntimeError, match="no room"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
     assert len(optimizer.param_groups) == 1
@@ -155,9 +155,9 @@ def test_hooks_of_states_run() -> None:
     [
         ({"outer": "lion"}, "outer='lion' moves every element by outer_lr"),
         ({"outer_betas": (0.9, 0.99)}, "belongs to outer='lion'"),
-        ({"common_on": "meta"}, "common_on='meta': a meta tensor has no values"),
-        ({"common_on": "gpu"}, "common_on='gpu' cannot be used here"),
-        ({"common_on": "cuda:77"}, "common_on='cuda:77' cannot be used here"),
+        ({"common_device": "meta"}, "common_device='meta': a meta tensor has no values"),
+        ({"common_device": "gpu"}, "common_device='gpu' cannot be used here"),
+        ({"common_device": "cuda:77"}, "common_device='cuda:77' cannot be used here"),
         ({"every": 1, "delay": 1}, "delay=1: with every=1 the next vote begins one step later"),
     ],
 )
@@ -167,6 +167,6 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: s
 
 
 def test_the_common_point_is_on_a_device() -> None:
-    with pytest.raises(UnsupportedTypeError, match="common_on=3: expected a device"):
-        make(common_on=3)
-    assert make(common_on=torch.device("cpu"))[0].common_point[0].device.type == "cpu"
+    with pytest.raises(UnsupportedTypeError, match="common_device=3: expected a device"):
+        make(common_device=3)
+    assert make(common_device=torch.device("cpu"))[0].common_point[0].device.type == "cpu"

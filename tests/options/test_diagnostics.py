@@ -39,7 +39,7 @@ def test_margin_ties_agreement_and_dispersion_of_three_coordinates() -> None:
         margin=pytest.approx(2 / 9),
         ties=pytest.approx(1 / 3),
         agreement=0.5,
-        dispersion=pytest.approx(1 / 3),
+        coherence=pytest.approx(1 / 3),
         # Others' sums of signs: 0, 0, -1; 0, -2, 0; 2, 0, 1. Elements of both: 1 wrong, 1, 2.
         agreement_of=(0.0, 0.0, 0.0),
     )
@@ -53,7 +53,7 @@ def test_absent_workers_do_not_vote_but_have_momenta() -> None:
     assert found is not None
     assert (found.margin, found.ties, found.agreement) == (1.0, 0.0, 1.0)
     assert found.agreement_of == (1.0, None, 1.0)
-    assert found.dispersion == pytest.approx(1.0)
+    assert found.coherence == pytest.approx(1.0)
 
 
 def test_nothing_is_said_where_nobody_votes() -> None:
@@ -108,8 +108,8 @@ def test_agreement_is_counted_on_what_was_really_applied(
         assert each.agreement == pytest.approx(float(agreement))
     if rule == distlion.FullPrecision():
         assert all(each.agreement == 1 for each in found)
-    assert found[0].dispersion == 1  # all momenta are 0
-    assert math.isclose(found[2].dispersion, 1 / workers, rel_tol=0.5)
+    assert found[0].coherence == 1  # all momenta are 0
+    assert math.isclose(found[2].coherence, 1 / workers, rel_tol=0.5)
 
 
 def test_diagnosis_changes_nothing() -> None:

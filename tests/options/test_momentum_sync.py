@@ -10,8 +10,8 @@ import torch
 from distlion import MomentumSync
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.options.momentum_exchange import MomentumRows, MomentumSlice, cut_slices
-from distlion.options.momentum_sync import choose_dispersed
-from distlion.options.sample import draw_sample, measure_dispersion
+from distlion.options.momentum_sync import choose_least_coherent
+from distlion.options.sample import draw_sample, measure_coherence
 from records import make_records
 
 RECORDS = make_records([2, 3, 5], ["layers.0.attn.weight", "layers.0.mlp.weight", "head.weight"])
@@ -190,15 +190,15 @@ def test_dispersion_is_1_where_workers_agree_and_1_over_n_where_they_do_not() ->
     agreed = [[3.0, -4.0]] * 4
     strangers = [[1.0 if i == j else 0.0 for j in range(4)] for i in range(4)]
 
-    assert measure_dispersion(agreed) == 1
-    assert measure_dispersion(strangers) == 0.25
-    assert measure_dispersion([[0.0, 0.0]] * 3) == 1
+    assert measure_coherence(agreed) == 1
+    assert measure_coherence(strangers) == 0.25
+    assert measure_coherence([[0.0, 0.0]] * 3) == 1
 
 
 def test_the_most_dispersed_are_chosen_until_their_share_is_full() -> None:
-    assert choose_dispersed([0.9, 0.2, 0.5], [50, 10, 40], 0.1) == [False, True, False]
-    assert choose_dispersed([0.9, 0.2, 0.5], [50, 10, 40], 0.11) == [False, True, True]
-    assert choose_dispersed([0.9, 0.2, 0.5], [50, 10, 40], 1.0) == [True, True, True]
+    assert choose_least_coherent([0.9, 0.2, 0.5], [50, 10, 40], 0.1) == [False, True, False]
+    assert choose_least_coherent([0.9, 0.2, 0.5], [50, 10, 40], 0.11) == [False, True, True]
+    assert choose_least_coherent([0.9, 0.2, 0.5], [50, 10, 40], 1.0) == [True, True, True]
 
 
 def test_sample_is_everything_of_a_small_parameter_and_256_of_a_large_one() -> None:

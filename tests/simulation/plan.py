@@ -176,7 +176,7 @@ def _draw_options(chance: random.Random, size: int) -> dict[str, Any]:
         "lr": 1e-2,
         "weight_decay": chance.choice((0.0, 0.1)),
         "exchange": "auto" if is_auto else PATTERNS[chance.choice(OF_ALL_RULES)],
-        "nodes": distlion.Nodes(size=2) if in_nodes else None,
+        "nodes": distlion.Nodes(ranks_per_node=2) if in_nodes else None,
         "momentum_sync": _draw_sync(chance),
         "overlap": overlap,
         "nonfinite": chance.choice(("raise", "skip", "abstain")),

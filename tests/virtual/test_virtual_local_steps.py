@@ -233,8 +233,8 @@ def test_bits_count_scales_both_ways() -> None:
     cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=1)
     train_virtually(cluster, params.values(), 0, 2)
     n = sum(param.numel() for param in params.values())
-    assert cluster.votes.up_bits_per_parameter == (n + 3 * 32) / n
-    assert cluster.votes.down_bits_per_parameter == (n + 3 * 32) / n
+    assert cluster.outer_optimizer.up_bits_per_parameter == (n + 3 * 32) / n
+    assert cluster.outer_optimizer.down_bits_per_parameter == (n + 3 * 32) / n
 
 
 @pytest.mark.parametrize(

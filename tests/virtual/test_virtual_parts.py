@@ -96,9 +96,15 @@ def test_what_does_not_vote_is_not_touched() -> None:
     cluster = make_three_parts(params, aggregation=distlion.ResidualVote())
     for vote in range(6):
         before = copies(cluster.common_point)
-        kept = [copies(cluster.votes.state[param].values()) for param in cluster.votes.state]
+        kept = [
+            copies(cluster.outer_optimizer.state[param].values())
+            for param in cluster.outer_optimizer.state
+        ]
         train_virtually(cluster, params.values(), 2 * vote, 2 * vote + 2)
-        after = [[*cluster.votes.state[param].values()] for param in cluster.votes.state]
+        after = [
+            [*cluster.outer_optimizer.state[param].values()]
+            for param in cluster.outer_optimizer.state
+        ]
         for index in range(3):
             is_turn = index == vote % 3
             assert torch.equal(cluster.common_point[index], before[index]) != is_turn
@@ -149,11 +155,11 @@ def test_a_part_that_has_just_voted_rests_in_a_vote_out_of_turn() -> None:
     cluster = make_three_parts(params, aggregation=distlion.ResidualVote())
     train_virtually(cluster, params.values(), 0, EVERY // 3)
     before = copies(cluster.common_point)
-    residual = copies([next(iter(cluster.votes.state.values()))["residual"]])
+    residual = copies([next(iter(cluster.outer_optimizer.state.values()))["residual"]])
     cluster.vote()
     after = cluster.common_point
     assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [True, False, False]
-    assert are_equal(residual, [next(iter(cluster.votes.state.values()))["residual"]])
+    assert are_equal(residual, [next(iter(cluster.outer_optimizer.state.values()))["residual"]])
 
 
 def test_a_part_whose_period_was_given_up_rests_in_a_vote_out_of_turn() -> None:

@@ -50,7 +50,7 @@ def load_checkpoint(
     optimizer: VotingBase | LocalSteps,
     scheduler: Any | None = None,
     *,
-    on_world_change: WorldChange = "error",
+    on_world_change: WorldChange = "raise",
 ) -> LoadedCheckpoint:
     """Load what ``save_checkpoint`` saved; every worker must call it.
 
@@ -64,7 +64,7 @@ def load_checkpoint(
         scheduler: Overwritten, if given.
         on_world_change: Momenta to begin with if the number of workers has changed. "map" gives
             each worker the mean of its neighborhood, "mean" gives all workers the same mean,
-            "reset" gives zeros, "error" refuses.
+            "reset" gives zeros, "raise" refuses.
 
     Returns:
         The step, and this worker's ``extra``.

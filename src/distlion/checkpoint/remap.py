@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.errors import CheckpointError, InvalidArgumentError
 
-WorldChange = Literal["error", "mean", "map", "reset"]
+WorldChange = Literal["raise", "mean", "map", "reset"]
 WORLD_CHANGES: tuple[WorldChange, ...] = get_args(WorldChange)
 
 Share = tuple[int, Fraction]
@@ -38,11 +38,11 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
         "reset"         m'_j = 0
 
     Raises:
-        CheckpointError: The numbers differ, and the rule is "error".
+        CheckpointError: The numbers differ, and the rule is "raise".
     """
     if saved == present:
         return [(voter, Fraction(1))]
-    if rule == "error":
+    if rule == "raise":
         raise CheckpointError(
             f"the checkpoint holds the momenta of {saved} workers, and now there are {present}; "
             "say what they begin with: on_world_change='map' (each the mean of its neighborhood), "

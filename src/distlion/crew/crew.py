@@ -73,7 +73,7 @@ class Crew:
         >>> with distlion.Crew("head:29400", min_workers=3) as crew:
         ...     optimizer = crew.optimizer(model.named_parameters(), lr=1e-4)
         ...     while optimizer.committed_step < 10_000:
-        ...         batch = take(optimizer.committed_step, crew.place, crew.size)
+        ...         batch = take(optimizer.committed_step, crew.rank, crew.size)
         ...         model(batch).loss.backward()
         ...         optimizer.step()  # False where members changed: the batch is taken again
         ...         optimizer.zero_grad()
@@ -146,7 +146,7 @@ class Crew:
         return self._epoch
 
     @property
-    def place(self) -> int:
+    def rank(self) -> int:
         """The place of this worker among the present members, which is its rank."""
         return self.epoch.place
 

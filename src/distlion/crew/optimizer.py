@@ -243,7 +243,7 @@ class CrewLion(DistributedLion):
         Raises:
             ReplicaMismatchError: Replicas are not repaired, or no majority is known.
         """
-        if self._settings.on_divergence != "repair" or not error.culprits:
+        if self._settings.on_mismatch != "repair" or not error.culprits:
             raise error
         logger.warning("%s; they take the parameters of the others", error)
         if self._session.ranks.rank in error.culprits:

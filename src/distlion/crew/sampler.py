@@ -40,7 +40,7 @@ class CrewSampler:
 
     def take(self) -> list[int]:
         """Return the numbers of this worker's examples for the next step."""
-        first = self.cursor + self._crew.place * self._batch_size
+        first = self.cursor + self._crew.rank * self._batch_size
         return [self._find(first + offset) for offset in range(self._batch_size)]
 
     def advance(self) -> None:

@@ -44,7 +44,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
     Args:
         args, kwargs: Arguments of ``Accelerator``.
         on_world_change: Momenta with which workers begin if ``load_state`` finds another number
-            of them, as in ``distlion.load_checkpoint``. "error" refuses.
+            of them, as in ``distlion.load_checkpoint``. "raise" refuses.
 
     Raises:
         MissingDependencyError: accelerate has another major version.
@@ -69,7 +69,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
     step: int
     _optimizers: list[Optimizer]
 
-    def __init__(self, *args: Any, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, on_world_change: WorldChange = "raise", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         kind = self.distributed_type.value
         if not (kind == "NO" or kind.startswith("MULTI_")):

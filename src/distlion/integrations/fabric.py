@@ -38,7 +38,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Args:
         on_world_change: Momenta with which workers begin if a run is resumed on another number of
-            them, as in ``distlion.load_checkpoint``. "error" refuses.
+            them, as in ``distlion.load_checkpoint``. "raise" refuses.
         kwargs: Arguments of ``DDPStrategy``.
 
     Raises:
@@ -59,7 +59,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         >>> model, optimizer = fabric.setup(model, optimizer)
     """
 
-    def __init__(self, *, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
+    def __init__(self, *, on_world_change: WorldChange = "raise", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._on_world_change = on_world_change
         self._voters: list[Voter] = []

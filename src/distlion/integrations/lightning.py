@@ -50,7 +50,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     Args:
         on_world_change: Momenta with which workers begin if a run is resumed on another number of
-            them, as in ``distlion.load_checkpoint``. "error" refuses.
+            them, as in ``distlion.load_checkpoint``. "raise" refuses.
         kwargs: Arguments of ``DDPStrategy``, except for its averaging of gradients.
 
     Raises:
@@ -71,7 +71,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         >>> trainer.fit(module, loader)  # its configure_optimizers returns a DistributedLion
     """
 
-    def __init__(self, *, on_world_change: WorldChange = "error", **kwargs: Any) -> None:
+    def __init__(self, *, on_world_change: WorldChange = "raise", **kwargs: Any) -> None:
         refused = sorted(_OF_DDP & kwargs.keys())
         if refused:
             raise InvalidArgumentError(

@@ -20,7 +20,7 @@ __all__ = ["VoteLog", "VoteMeter", "log_to_tensorboard", "log_to_wandb"]
 PREFIX = "votes"
 """Prefix of every name, so that dashboards group them."""
 
-_OF_DIAGNOSES = ("margin", "ties", "agreement", "dispersion")
+_OF_DIAGNOSES = ("margin", "ties", "agreement", "coherence")
 
 
 class ScalarWriter(Protocol):
@@ -79,7 +79,7 @@ class VoteMeter:
             ``distlion.crew.CrewTraffic``; only in a crew, where ``step_s`` includes the seconds of
             forming an epoch.
             ``grad_norm``: ``optimizer.grad_norm`` of the last step; only with ``clip_norm``.
-            ``margin``, ``ties``, ``agreement``, ``dispersion``: means over parameters of the last
+            ``margin``, ``ties``, ``agreement``, ``coherence``: means over parameters of the last
             diagnosis (``distlion.Diagnosis``); only with ``diagnose_every``, once for each
             diagnosis. The result is empty if there was no step.
         """

@@ -95,7 +95,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     Attributes:
         on_world_change: Momenta with which workers begin if a run is resumed on another number of
-            them, as in ``distlion.load_checkpoint``. "error" refuses.
+            them, as in ``distlion.load_checkpoint``. "raise" refuses.
 
     Raises:
         MissingDependencyError: transformers, accelerate or TRL has another major version.
@@ -126,7 +126,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         >>> trainer.train()
     """
 
-    on_world_change: WorldChange = "error"
+    on_world_change: WorldChange = "raise"
     optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
     _meter: VoteMeter | None = None
 

@@ -252,8 +252,8 @@ def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
     if is_dtensor(param):
         if device is not None and device.type != param.device.type:
             raise UnsupportedTypeError(
-                f"common_on={str(device)!r}: the parameters are DTensors on {param.device.type}, "
-                "and the common point has their mesh. Leave common_on out"
+                f"common_device={str(device)!r}: the parameters are DTensors on "
+                f"{param.device.type}, and the common point has their mesh. Leave it out"
             )
         return param.detach().to(torch.float32, copy=True)
     if device is not None:

@@ -69,7 +69,7 @@ class DistributedLion(VotingBase):
             ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, ``RecursiveDoubling()``,
             or "auto": for each bucket the fastest by the cost model, on the link as measured.
-        nodes: ``Nodes(size=8)``: the ranks of a node act as one worker; None: each for itself.
+        nodes: ``Nodes(ranks_per_node=8)``: a node's ranks act as one worker; None: each for itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None: never.
         weight: Number of times that this worker's vote counts, 1 to 255, such as by batch size.
         process_group: The workers that vote; None: the default group, or for DTensors the only mesh
@@ -79,7 +79,7 @@ class DistributedLion(VotingBase):
             hyperparameters between backward and ``step()``. See ``no_sync()``.
         nonfinite: Response to a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or "abstain": leave out that worker for that parameter.
-        on_divergence: "raise" where replicas differ, or "repair" from the majority of workers.
+        on_mismatch: "raise" where replicas differ, or "repair" from the majority of workers.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16, which otherwise loses small updates.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
@@ -129,7 +129,7 @@ class DistributedLion(VotingBase):
         process_group: dist.ProcessGroup | None = None,
         overlap: bool | Literal["auto"] = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
-        on_divergence: Literal["raise", "repair"] = "raise",
+        on_mismatch: Literal["raise", "repair"] = "raise",
         clip_norm: ClipNorm | None = None,
         rounding: Literal["nearest", "stochastic"] = "nearest",
         exp_avg_dtype: torch.dtype | None = None,
@@ -146,7 +146,7 @@ class DistributedLion(VotingBase):
             momentum_sync=momentum_sync,
             overlap=overlap,
             nonfinite=nonfinite,
-            on_divergence=on_divergence,
+            on_mismatch=on_mismatch,
             clip_norm=clip_norm,
             rounding=rounding,
             bucket_elements=bucket_elements,

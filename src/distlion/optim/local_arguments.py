@@ -123,7 +123,7 @@ def find_common_device(given: object) -> torch.device | None:
         return None
     if not isinstance(given, str | torch.device):
         raise UnsupportedTypeError(
-            f"common_on={given!r}: expected a device such as 'cpu' or 'cuda:0', or None"
+            f"common_device={given!r}: expected a device such as 'cpu' or 'cuda:0', or None"
         )
     try:
         device = torch.device(given)
@@ -131,7 +131,7 @@ def find_common_device(given: object) -> torch.device | None:
         raise _refuse_device(given, error) from error
     if device.type == "meta":
         raise InvalidArgumentError(
-            "common_on='meta': a meta tensor has no values. Expected a device such as 'cpu'"
+            "common_device='meta': a meta tensor has no values. Expected a device such as 'cpu'"
         )
     return device
 
@@ -150,6 +150,6 @@ def check_common_device(device: torch.device) -> None:
 
 def _refuse_device(device: object, error: Exception) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"common_on={str(device)!r} cannot be used here ({type(error).__name__}: "
+        f"common_device={str(device)!r} cannot be used here ({type(error).__name__}: "
         f"{str(error).splitlines()[0][:120]}). Expected a device of this machine, such as 'cpu'"
     )

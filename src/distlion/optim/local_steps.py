@@ -57,10 +57,10 @@ class LocalSteps(AroundInner):
         nesterov: Whether that momentum looks ahead.
         outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
         outer_betas: Betas of "lion"; None for (0.9, 0.99).
-        common_on: Device of the common point and of the rule's state, such as "cpu" where a GPU has
-            no memory for them; None: each parameter's own device.
+        common_device: Device of the common point and of the rule's state, such as "cpu" where a GPU
+            has no memory for them; None: each parameter's own device.
         exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
-        on_divergence, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
+        on_mismatch, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
         step_timeout_s, seed: Likewise; steps are votes there.
 
     Raises:
@@ -110,13 +110,13 @@ class LocalSteps(AroundInner):
         nesterov: bool = False,
         outer: Literal["sgd", "lion"] = "sgd",
         outer_betas: tuple[float, float] | None = None,
-        common_on: torch.device | str | None = None,
+        common_device: torch.device | str | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
         weight: int = 1,
         process_group: dist.ProcessGroup | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
-        on_divergence: Literal["raise", "repair"] = "raise",
+        on_mismatch: Literal["raise", "repair"] = "raise",
         bucket_elements: int | None = None,
         check_every: int | None = 1000,
         diagnose_every: int | None = None,
@@ -133,13 +133,13 @@ class LocalSteps(AroundInner):
             Schedule(every, delay, parts),
             step,
             aggregation,
-            common_on=common_on,
+            common_device=common_device,
             exchange=exchange,
             nodes=nodes,
             weight=weight,
             process_group=process_group,
             nonfinite=nonfinite,
-            on_divergence=on_divergence,
+            on_mismatch=on_mismatch,
             bucket_elements=bucket_elements,
             check_every=check_every,
             diagnose_every=diagnose_every,
@@ -153,7 +153,7 @@ class LocalSteps(AroundInner):
         return LocalVotes(*args, **options)
 
     @property
-    def votes(self) -> CommonPoint:
+    def outer_optimizer(self) -> CommonPoint:
         """The optimizer of the common point; its steps are the votes, and none is under way."""
         return self._votes.wait()
 
@@ -222,11 +222,11 @@ class LocalSteps(AroundInner):
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed on deltas, as ``DistributedLion.diagnostics``."""
-        return self.votes.diagnostics()
+        return self.outer_optimizer.diagnostics()
 
     def verify_replicas(self) -> None:
         """Compare the common point of all workers, as ``DistributedLion.verify_replicas``."""
-        self.votes.verify_replicas()
+        self.outer_optimizer.verify_replicas()
 
     @_disable_dynamo
     @torch.no_grad()

@@ -56,7 +56,7 @@ class LocalVotes:
         schedule: The steps at which votes begin, and at which their outcome is taken.
         outer: The outer step.
         aggregation: The rule for deltas.
-        common_on: Device of the common point.
+        common_device: Device of the common point.
         make: Function that makes the common point.
         **options: Options of the common point.
 
@@ -74,7 +74,7 @@ class LocalVotes:
         outer: OuterStep,
         aggregation: Aggregation | None,
         *,
-        common_on: object,
+        common_device: object,
         make: Callable[..., CommonPoint] = CommonPoint,
         **options: Any,
     ) -> None:
@@ -85,7 +85,7 @@ class LocalVotes:
         self._voting: Pairs = ()  # their period ends with the vote under way
         self._abstains = False
         names = label_params(inner.param_groups)
-        self.pairs = LocalPairs(find_common_device(common_on))
+        self.pairs = LocalPairs(find_common_device(common_device))
         placed = self.pairs.place(list(names.values()), list(names), known={})
         schedule.check_tensors(self.pairs.own)
         self.common = make(

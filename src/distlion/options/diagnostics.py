@@ -13,7 +13,7 @@ from torch import Tensor
 from distlion.exchange import plan_sample
 from distlion.kernels import Segment
 from distlion.options.reliability import Counts, ReliabilityWatch, count_agreement
-from distlion.options.sample import draw_sample, measure_dispersion, place_sample
+from distlion.options.sample import draw_sample, measure_coherence, place_sample
 from distlion.step import VotingParam, count_turns, read_together
 from distlion.transport import ByteCount
 from distlion.vote import ParameterReply
@@ -31,7 +31,7 @@ class Diagnosis:
     Equation, for each element, over the n votes of the workers present, repeated by weight:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
-        dispersion = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
+        coherence = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
         agreement_of worker i: sign(c_i) = sign(sum_(j != i) sign(c_j)), where neither is 0
 
     Attributes:
@@ -40,7 +40,7 @@ class Diagnosis:
         margin: Mean margin over the sample; 1 where all vote alike.
         ties: Share of ties in the sample.
         agreement: Share of agreement among elements with a direction; 1 where none has one.
-        dispersion: 1 where momenta are equal, about 1 / N where they have nothing in common.
+        coherence: 1 where momenta are equal, about 1 / N where they have nothing in common.
         agreement_of: For each worker, in rank order, its agreement with the majority of the others:
             of the elements where it has a direction and the others are not tied, the share on which
             both have one sign. Each worker counts once, whatever its weight. None for a worker that
@@ -52,7 +52,7 @@ class Diagnosis:
     margin: float
     ties: float
     agreement: float
-    dispersion: float
+    coherence: float
     agreement_of: tuple[float | None, ...]
 
 
@@ -197,7 +197,7 @@ def diagnose(
         margin=math.fsum(margins) / n,
         ties=ties / n,
         agreement=agreed / led if led else 1.0,
-        dispersion=measure_dispersion([row[n:] for row in rows]),
+        coherence=measure_coherence([row[n:] for row in rows]),
         agreement_of=tuple(agreed / compared if compared else None for agreed, compared in counts),
     )
 

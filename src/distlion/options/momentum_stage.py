@@ -25,10 +25,10 @@ from distlion.options.momentum_exchange import (
     cut_slices,
     new_momentum,
 )
-from distlion.options.momentum_sync import AUTO, MomentumSync, choose_dispersed
+from distlion.options.momentum_sync import AUTO, MomentumSync, choose_least_coherent
 from distlion.options.sample import (
     draw_sample,
-    measure_dispersion,
+    measure_coherence,
     place_sample,
     split_rows,
 )
@@ -124,9 +124,9 @@ class MomentumStage:
 
     def select_dispersed(self, rows: Sequence[Sequence[float]]) -> list[bool]:
         """Select anew, by the results of ``take_sample`` on every worker."""
-        dispersions = [measure_dispersion(part) for part in split_rows(rows, self._sample)]
+        coherences = [measure_coherence(part) for part in split_rows(rows, self._sample)]
         sizes = [param.n_kept for param in self._params]
-        return choose_dispersed(dispersions, sizes, self.sync.share)
+        return choose_least_coherent(coherences, sizes, self.sync.share)
 
     def remember(self, selected: Sequence[bool], groups: Sequence[dict[str, Any]]) -> None:
         """Average these parameters from now on, also after a checkpoint."""

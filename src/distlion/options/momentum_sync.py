@@ -196,17 +196,17 @@ def _count_active(done: int) -> int:
     return (_LOOK_EVERY - _REST) * blocks + within - _FIRST_LOOK
 
 
-def choose_dispersed(
-    dispersions: Sequence[float], sizes: Sequence[int], share: float
+def choose_least_coherent(
+    coherences: Sequence[float], sizes: Sequence[int], share: float
 ) -> list[bool]:
     """Choose the parameters whose momenta differ most, until they make up a share.
 
     Args:
-        dispersions: ||mean_i m_i||^2 / mean_i ||m_i||^2 of each, 1 where workers agree.
+        coherences: ||mean_i m_i||^2 / mean_i ||m_i||^2 of each, 1 where workers agree.
         sizes: Number of elements of each.
         share: Share of all elements; the last parameter may exceed it.
     """
-    order = sorted(range(len(sizes)), key=lambda index: dispersions[index])
+    order = sorted(range(len(sizes)), key=lambda index: coherences[index])
     chosen, missing = [False] * len(sizes), share * sum(sizes)
     for index in order:
         if missing <= 0:

@@ -20,7 +20,7 @@ PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
 """Unit of the start of pieces: a scale block of QuantizedVote, so that none is cut."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Nodes:
     """Let the ranks of a node act as one worker: only votes of whole nodes cross the network.
 
@@ -30,27 +30,30 @@ class Nodes:
         ``FeedbackVote`` has scales for each rank's piece.
 
     Args:
-        size: L, ranks of a node; None takes LOCAL_WORLD_SIZE, which torchrun sets. Ranks of a node
-            follow each other: 0 ... L - 1, L ... 2 L - 1, and so on.
+        ranks_per_node: L; None takes LOCAL_WORLD_SIZE, which torchrun sets. Ranks of a node follow
+            each other: 0 ... L - 1, L ... 2 L - 1, and so on.
 
     Raises:
-        InvalidArgumentError: ``size`` is below 1.
-        UnsupportedTypeError: ``size`` is not an integer.
+        InvalidArgumentError: ``ranks_per_node`` is below 1.
+        UnsupportedTypeError: ``ranks_per_node`` is not an integer.
 
     Notes:
         Each rank votes for its part of every parameter only, and keeps that part's momentum. So
         ``exp_avg`` and ``estimate`` in the optimizer's state are flat and hold 1/L of it.
     """
 
-    size: int | None = None
+    ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
-        if self.size is None:
+        given = self.ranks_per_node
+        if given is None:
             return
-        if not isinstance(self.size, int) or isinstance(self.size, bool):
-            raise UnsupportedTypeError(f"Nodes(size={self.size!r}): expected an integer or None")
-        if self.size < 1:
-            raise InvalidArgumentError(f"Nodes(size={self.size}): expected 1 or more")
+        if not isinstance(given, int) or isinstance(given, bool):
+            raise UnsupportedTypeError(
+                f"Nodes(ranks_per_node={given!r}): expected an integer or None"
+            )
+        if given < 1:
+            raise InvalidArgumentError(f"Nodes(ranks_per_node={given}): expected 1 or more")
 
     def resolve(self, world_size: int) -> int:
         """Return the number of ranks of a node.
@@ -58,13 +61,13 @@ class Nodes:
         Raises:
             InvalidArgumentError: It is not known, or the number of workers is not a multiple.
         """
-        size = self.size
+        size = self.ranks_per_node
         if size is None:
             text = os.environ.get("LOCAL_WORLD_SIZE", "")
             if not text.isdecimal() or int(text) < 1:
                 raise InvalidArgumentError(
                     f"Nodes() takes its size from LOCAL_WORLD_SIZE, which is {text!r}; start the "
-                    "workers with torchrun, or give Nodes(size=...)"
+                    "workers with torchrun, or give Nodes(ranks_per_node=...)"
                 )
             size = int(text)
         if world_size % size:

@@ -42,7 +42,7 @@ def place_sample(sample: Sequence[Tensor], params: Sequence[VotingParam]) -> lis
     return [index.to(params[position].device) for position, index in enumerate(sample)]
 
 
-def measure_dispersion(rows: Sequence[Sequence[float]]) -> float:
+def measure_coherence(rows: Sequence[Sequence[float]]) -> float:
     """Measure the agreement of workers.
 
     Equation:

@@ -26,7 +26,7 @@ class Settings:
     momentum_sync: MomentumSync | None
     overlap: bool | Literal["auto"]
     nonfinite: Literal["raise", "skip", "abstain"]
-    on_divergence: Literal["raise", "repair"]
+    on_mismatch: Literal["raise", "repair"]
     clip_norm: ClipNorm | None
     rounding: Literal["nearest", "stochastic"]
     bucket_elements: int | None
@@ -43,7 +43,9 @@ class Settings:
                 f"exchange={self.exchange!r}: expected 'auto', or one of {list_patterns()}"
             )
         if self.nodes is not None and not isinstance(self.nodes, Nodes):
-            raise UnsupportedTypeError(f"nodes={self.nodes!r}: expected Nodes(size=...) or None")
+            raise UnsupportedTypeError(
+                f"nodes={self.nodes!r}: expected Nodes(ranks_per_node=...) or None"
+            )
         if self.momentum_sync is not None and not isinstance(self.momentum_sync, MomentumSync):
             raise UnsupportedTypeError(
                 f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
@@ -59,7 +61,7 @@ class Settings:
                 f"overlap={self.overlap!r} sends votes while gradients still arrive; choose one"
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
-        check_choice("on_divergence", self.on_divergence, ("raise", "repair"))
+        check_choice("on_mismatch", self.on_mismatch, ("raise", "repair"))
         check_choice("rounding", self.rounding, ("nearest", "stochastic"))
         for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
             value = getattr(self, name)

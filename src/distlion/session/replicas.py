@@ -119,7 +119,7 @@ class Replicas:
         link = self._connections.link_replicas(timeout_s)
         was_repaired = False
         with self._as_one(timeout_s, step=step):
-            was_repaired = verify_replicas(link, params, self._settings.on_divergence, step=step)
+            was_repaired = verify_replicas(link, params, self._settings.on_mismatch, step=step)
         # Counters' state may have caused the difference. With shards, some ranks repaired none.
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)
@@ -240,7 +240,7 @@ def _checksum(digests: Tensor) -> int:
 def verify_replicas(
     link: Transport,
     params: Sequence[VotingParam],
-    on_divergence: Literal["raise", "repair"] = "raise",
+    on_mismatch: Literal["raise", "repair"] = "raise",
     *,
     step: int,
 ) -> bool:
@@ -249,7 +249,7 @@ def verify_replicas(
     Args:
         link: The link between all workers.
         params: The trainable parameters.
-        on_divergence: "repair" copies parameters that differ from the majority's lowest rank, and
+        on_mismatch: "repair" copies parameters that differ from the majority's lowest rank, and
             compares again.
         step: The step that errors name.
 
@@ -263,7 +263,7 @@ def verify_replicas(
     differing, culprits = _find_differing(link, everybody, everywhere)
     if not differing:
         return False
-    if on_divergence == "repair":
+    if on_mismatch == "repair":
         holders = {column: _majority_holder(everybody[:, column].tolist()) for column in differing}
         if None not in holders.values():
             _repair(link, params, holders, culprits, step=step)

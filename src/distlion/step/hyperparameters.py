@@ -51,7 +51,7 @@ OF_THE_WHOLE = frozenset(
         "momentum_sync",
         "nodes",
         "nonfinite",
-        "on_divergence",
+        "on_mismatch",
         "overlap",
         "process_group",
         "rounding",

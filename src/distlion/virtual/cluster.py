@@ -119,7 +119,7 @@ class VirtualCluster(VotingBase):
             momentum_sync=momentum_sync,
             overlap=False,
             nonfinite=nonfinite,
-            on_divergence="raise",
+            on_mismatch="raise",
             clip_norm=clip_norm,
             rounding=rounding,
             bucket_elements=bucket_elements,

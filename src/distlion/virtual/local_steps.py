@@ -162,7 +162,7 @@ class VirtualLocalSteps:
         return self._votes.traffic
 
     @property
-    def votes(self) -> VirtualCluster:
+    def outer_optimizer(self) -> VirtualCluster:
         """The cluster that votes on deltas."""
         return self._votes
 

@@ -21,7 +21,7 @@ def make_run(rule, seconds, losses, sent, **settings):
     steps = [0, 5, 10]
     return make_record(
         settings={"task": "text", "rule": rule, "lr": 1e-3, "steps": 10, **settings},
-        final_heldout_loss=losses[-1],
+        final_validation_loss=losses[-1],
         sent_bytes_per_worker=sent,
         evaluations={"step": steps, "seconds": seconds, "loss": losses},
     )
@@ -101,10 +101,14 @@ def test_local_steps_are_named_as_those_who_compare_know_them():
 
 def test_a_baseline_beside_votes_has_none_of_their_options():
     first = TrainSettings.with_defaults(
-        rule="majority", overlap=Overlap.ON, exchange="all-gather", sync_every=5, lr=1.0
+        rule="majority", overlap=Overlap.ON, exchange="all-gather", momentum_sync_every=5, lr=1.0
     )
     second = settle_beside(first, "global-adamw", None)
-    assert (second.exchange, second.overlap, second.sync_every) == ("auto", Overlap.OFF, None)
+    assert (second.exchange, second.overlap, second.momentum_sync_every) == (
+        "auto",
+        Overlap.OFF,
+        None,
+    )
     assert second.lr == second.method.train_lr
     kept = {"task", "workers", "steps", "seed", "batch_size", "data", "partition", "schedule"}
     for name in kept:

@@ -113,7 +113,10 @@ def test_advice_is_also_written_as_the_call_that_follows_it():
     params = [torch.nn.Parameter(torch.zeros(1))]
     optimizer = eval(line, {"distlion": distlion, "params": params})
     assert isinstance(optimizer, distlion.DistributedLion)
-    assert 'exchange=distlion.AllReduce(), nodes=distlion.Nodes(8), overlap="auto"' in line
+    assert (
+        'exchange=distlion.AllReduce(), nodes=distlion.Nodes(ranks_per_node=8), overlap="auto"'
+        in line
+    )
     assert "nodes=" not in list_calls(plan(gpus_per_node="1").stdout)[0]
 
 

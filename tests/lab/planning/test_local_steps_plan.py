@@ -68,7 +68,9 @@ def test_a_vote_that_travels_costs_what_its_steps_do_not_hide() -> None:
 
 def test_momenta_are_not_averaged() -> None:
     scenario = make_scenario()
-    assert forecast_local(replace(scenario, sync_every=7), 8) == forecast_local(scenario, 8)
+    assert forecast_local(replace(scenario, momentum_sync_every=7), 8) == forecast_local(
+        scenario, 8
+    )
 
 
 @pytest.mark.parametrize(

@@ -165,12 +165,16 @@ class TestCoresThatWorkOnPackets:
     def test_momenta_come_after_the_votes(self):
         every, never = (
             forecast_votes(
-                make_scenario(machine=self.BUSY, link=LinkModel(0.0, 1e12), sync_every=sync_every),
+                make_scenario(
+                    machine=self.BUSY,
+                    link=LinkModel(0.0, 1e12),
+                    momentum_sync_every=momentum_sync_every,
+                ),
                 MajorityVote(),
                 AllReduce(),
                 overlap=False,
             )
-            for sync_every in (100, None)
+            for momentum_sync_every in (100, None)
         )
         further_bytes = every.sent_bytes - never.sent_bytes
         assert further_bytes > 0
@@ -242,7 +246,7 @@ def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
         compute_s=1.0,
     )
     every = 64
-    averaging = replace(without, sync_every=every, sync_bits=bits)
+    averaging = replace(without, momentum_sync_every=every, momentum_sync_bits=bits)
 
     for overlap in (False, True):
         plain, synced = (
@@ -262,7 +266,7 @@ def test_a_pattern_that_counts_in_parts_carries_no_floats():
     scenario, doubling = make_scenario(), RecursiveDoubling()
     assert doubling in list_able(scenario, MajorityVote())
     assert doubling not in list_able(scenario, FullPrecision())
-    assert doubling not in list_able(replace(scenario, sync_every=100), MajorityVote())
+    assert doubling not in list_able(replace(scenario, momentum_sync_every=100), MajorityVote())
     with pytest.raises(InvalidArgumentError, match="FullPrecision"):
         forecast_votes(scenario, FullPrecision(), doubling, overlap=False)
 

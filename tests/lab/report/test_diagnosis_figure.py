@@ -12,7 +12,7 @@ from distlion.lab.report import diagnosis_figure
 
 ENTRIES = [
     {"step": step, "parameter": name, "margin": value, "ties": 0.1, "agreement": 0.9,
-     "dispersion": 0.5}
+     "coherence": 0.5}
     for step, name, value in [(0, "a", 0.2), (0, "b", 0.4), (10, "a", 0.6)]
 ]  # fmt: skip
 

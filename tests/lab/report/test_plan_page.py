@@ -56,7 +56,7 @@ def grid():
         {"gpus_per_node": 8, "node_link": PCIE},
         {"gpus_per_node": 3, "node_link": NVLINK, "nodes": 1},
         {"machine": CPU},
-        {"machine": CPU, "sync_every": 7},
+        {"machine": CPU, "momentum_sync_every": 7},
         {"machine": CPU, "gpus_per_node": 8},
         {"machine": CPU, "nodes": 1},
         {"machine": GPU.slowed(3)},
@@ -65,9 +65,9 @@ def grid():
         {"link": LinkModel(3.0, 1e12)},
         {"overlap_share": 0.0},
         {"overlap_share": 1.0, "backward_share": 0.5},
-        {"sync_every": 100},
-        {"sync_every": 7, "sync_bits": 8},
-        {"sync_every": 1, "sync_bits": 16},
+        {"momentum_sync_every": 100},
+        {"momentum_sync_every": 7, "momentum_sync_bits": 8},
+        {"momentum_sync_every": 1, "momentum_sync_bits": 16},
     ):
         yield Scenario(**usual | changed)
 

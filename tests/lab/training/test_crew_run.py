@@ -61,7 +61,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(tmp_path):
     assert record.replicas_equal
     assert record.losses["step"] == list(range(STEPS))
     assert record.evaluations["step"] == [0, 250, 500, 750, 1000]
-    assert record.final_heldout_loss < record.first_heldout_loss
+    assert record.final_validation_loss < record.initial_validation_loss
 
 
 def test_a_mistake_of_a_worker_ends_the_run(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_mistake_of_a_worker_ends_the_run(tmp_path, monkeypatch):
     [
         ({"rule": "global-adamw", "exchange": "auto"}, {}, "--rule global-adamw"),
         ({"workers": 1}, {}, "--workers 1"),
-        ({"sync_every": 3}, {}, "--sync-every"),
+        ({"momentum_sync_every": 3}, {}, "--momentum-sync-every"),
         ({}, {"every": 5}, "--checkpoint-every"),
     ],
 )

@@ -62,7 +62,7 @@ def test_local_steps_are_those_of_adamw_with_scaled_votes() -> None:
         ({"rule": "scaled"}, "rule scaled votes on deltas of local steps. Set every"),
         ({"every": 4, "rule": "majority"}, "does not vote on deltas, as --every 4 needs it"),
         ({"every": 4, "overlap": Overlap.ON}, "overlap is on with every 4"),
-        ({"every": 4, "sync_every": 2}, "sync_every is 2 with every 4"),
+        ({"every": 4, "momentum_sync_every": 2}, "momentum_sync_every is 2 with every 4"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
@@ -209,7 +209,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(delay: int | None, tmp_path: 
     assert resumed is not None
     assert expected is not None
     assert resumed.losses["loss"] == expected.losses["loss"]
-    assert resumed.final_heldout_loss == expected.final_heldout_loss
+    assert resumed.final_validation_loss == expected.final_validation_loss
 
 
 def test_another_number_of_local_steps_does_not_resume(tmp_path: Path) -> None:

@@ -126,12 +126,12 @@ def test_evaluations_come_first_now_and_then_and_last(record):
 @pytest.mark.distributed
 def test_initial_and_final_validation_loss_are_those_of_the_series(record):
     ends = (record.evaluations["loss"][0], record.evaluations["loss"][-1])
-    assert (record.first_heldout_loss, record.final_heldout_loss) == ends
+    assert (record.initial_validation_loss, record.final_validation_loss) == ends
 
 
 @pytest.mark.distributed
 def test_training_lowers_the_validation_loss(record):
-    assert record.final_heldout_loss < record.first_heldout_loss
+    assert record.final_validation_loss < record.initial_validation_loss
 
 
 @pytest.mark.distributed

@@ -52,7 +52,7 @@ def make_settings(folder, **given):
         "batch_size": 2,
         "warmup_steps": 3,
         "exchange": "all-reduce",
-        "sync_every": 3,
+        "momentum_sync_every": 3,
         "diagnose_every": 4,
         "model_config": config,
     }
@@ -302,7 +302,7 @@ def test_torchrun_restarts_killed_workers_and_ends_with_the_same_bits(seed, tmp_
         "--batch-size": 2,
         "--warmup-steps": 3,
         "--exchange": "all-reduce",
-        "--sync-every": 3,
+        "--momentum-sync-every": 3,
         "--diagnose-every": 4,
         "--model-config": settings.model_config,
         "--checkpoint-every": EVERY,

@@ -18,8 +18,8 @@ from distlion.lab.training import (
 from signals import hear_ctrl_c
 
 PROMISED = {
-    "first_heldout_loss",
-    "final_heldout_loss",
+    "initial_validation_loss",
+    "final_validation_loss",
     "final_train_loss",
     "sent_bytes_per_worker",
     "full_precision_bytes_per_worker",
@@ -214,7 +214,7 @@ def test_momenta_are_averaged_and_votes_diagnosed_where_asked_for(run_dir, tmp_p
     assert plain["diagnostics"] == []
     folder = tmp_path / "diagnosed"
 
-    train(make_settings(sync_every=2, diagnose_every=3), run_dir=folder, observe=ignore)
+    train(make_settings(momentum_sync_every=2, diagnose_every=3), run_dir=folder, observe=ignore)
 
     record = json.loads((folder / RECORD_NAME).read_text())
     assert {entry["step"] for entry in record["diagnostics"]} == {0, 3}

@@ -179,7 +179,7 @@ def test_baselines_average_gradients_and_sign_methods_vote(rule, votes):
     assert TrainSettings.with_defaults(rule=rule).method.votes is votes
 
 
-@pytest.mark.parametrize("name", ["sync_every", "diagnose_every"])
+@pytest.mark.parametrize("name", ["momentum_sync_every", "diagnose_every"])
 def test_what_concerns_votes_is_refused_where_there_are_none(name):
     assert getattr(TrainSettings.with_defaults(**{name: 3}), name) == 3
     with pytest.raises(InvalidArgumentError, match=f"{name} is 3 with the rule global-lion"):

@@ -57,7 +57,7 @@ def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> Train
     }
     if not method.votes:
         changes |= {"exchange": AUTO, "overlap": Overlap.OFF}
-        changes |= dict.fromkeys(("sync_every", "diagnose_every", "step_timeout_s"))
+        changes |= dict.fromkeys(("momentum_sync_every", "diagnose_every", "step_timeout_s"))
     return dataclasses.replace(settings, **changes)
 
 
@@ -105,14 +105,14 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
     """Show the losses of two runs after equal steps and in equal time, and their bytes."""
     runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
     rules = [name_rule(run.settings) for run in runs]
-    ahead = second.final_heldout_loss - first.final_heldout_loss
+    ahead = second.final_validation_loss - first.final_validation_loss
     rows = {
         "learning rate": [f"{run.settings['lr']:g}" for run in runs],
-        "validation loss": [f"{run.final_heldout_loss:.4f}" for run in runs],
+        "validation loss": [f"{run.final_validation_loss:.4f}" for run in runs],
         f"... after {within_s:.0f} s on this machine": [
             f"{_find_loss(run, within_s):.4f}" for run in runs
         ],
-        "validation accuracy": [f"{run.final_heldout_accuracy:.1%}" for run in runs],
+        "validation accuracy": [f"{run.final_validation_accuracy:.1%}" for run in runs],
         "sent by each worker in a step": [f"{_count_step_bytes(run) / 1e6:.2f} MB" for run in runs],
         "... which takes, at 100 Mbit/s": [
             f"{8 * _count_step_bytes(run) / WIRE_BITS_PER_S:.3f} s" for run in runs
@@ -125,7 +125,7 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
         title=f"{first.settings['steps']} steps each, on the same data",
     )
     print_table(console, table)
-    share = f"{abs(ahead) / second.final_heldout_loss:.1%}"
+    share = f"{abs(ahead) / second.final_validation_loss:.1%}"
     verb = f"{'leads' if ahead > 0 else 'trails'} {rules[1]} by {share}"
     console.print(
         Text(

@@ -69,7 +69,7 @@ def write_call(scenario: Scenario, forecast: Forecast) -> str:
     """Format the call that makes the optimizer of a forecast, without its learning rate."""
     arguments = [f"aggregation=distlion.{forecast.method}", f"exchange=distlion.{forecast.pattern}"]
     if scenario.gpus_per_node > 1:
-        arguments.append(f"nodes=distlion.Nodes({scenario.gpus_per_node})")
+        arguments.append(f"nodes=distlion.Nodes(ranks_per_node={scenario.gpus_per_node})")
     if forecast.overlap:
         # The first steps then find out if overlap pays on these machines.
         arguments.append('overlap="auto"')

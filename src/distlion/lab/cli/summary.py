@@ -33,9 +33,9 @@ def _build_table(record: Record) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_row("final training loss", f"{record.final_train_loss:.4f}")
-    table.add_row("initial validation loss", f"{record.first_heldout_loss:.4f}")
-    table.add_row("final validation loss", f"{record.final_heldout_loss:.4f}")
-    table.add_row("validation accuracy", f"{record.final_heldout_accuracy:.1%}")
+    table.add_row("initial validation loss", f"{record.initial_validation_loss:.4f}")
+    table.add_row("final validation loss", f"{record.final_validation_loss:.4f}")
+    table.add_row("validation accuracy", f"{record.final_validation_accuracy:.1%}")
     table.add_row("wall time", f"{record.wall_s:.1f} s")
     if settings.get("every") is not None:
         table.add_row("votes", str(record.traffic["steps"]))

@@ -230,7 +230,7 @@ _SETTINGS = (
     "workers",
     "exchange",
     "overlap",
-    "sync_every",
+    "momentum_sync_every",
     "every",
     "delay",
     "diagnose_every",
@@ -260,7 +260,7 @@ def train_command(
     rule: _Rule = None,
     exchange: _Exchange = AUTO,
     overlap: _Overlap = Overlap.OFF,
-    sync_every: _SyncEvery = None,
+    momentum_sync_every: _SyncEvery = None,
     every: _Every = None,
     delay: _Delay = None,
     diagnose_every: _DiagnoseEvery = None,
@@ -306,7 +306,7 @@ def train_command(
             every=checkpoint_every,
             keep=keep_checkpoints,
             resume=resume,
-            on_world_change="error" if on_world_change is None else on_world_change.value,
+            on_world_change="raise" if on_world_change is None else on_world_change.value,
         )
         _check_folder(run_dir, checkpoints)
         second = read_beside(settings, context.params)

@@ -63,7 +63,7 @@ def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalFo
         InvalidArgumentError: ``every`` or ``delay`` is out of range.
     """
     check_delay(delay, check_every_steps(every))
-    scenario = replace(scenario, sync_every=None)
+    scenario = replace(scenario, momentum_sync_every=None)
     votes = [
         forecast_votes(scenario, ScaledVote(), pattern, overlap=False)
         for pattern in list_able(scenario, ScaledVote())

@@ -36,9 +36,9 @@ class Scenario:
             work of the forward pass.
         overlap_share: Share of backward that overlapped communication can hide behind: the
             gradients of the first bucket come first.
-        sync_every: Steps in which workers that vote average every momentum once, a part in each
-            step (``MomentumSync``); None for never.
-        sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
+        momentum_sync_every: Steps in which workers that vote average every momentum once, a part in
+            each step (``MomentumSync``); None for never.
+        momentum_sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
         price_per_gpu_hour: Price of one worker for an hour.
         price_per_gb: Price of 10^9 bytes that a node sends.
 
@@ -55,8 +55,8 @@ class Scenario:
     machine: Machine = GPU
     backward_share: float = 2 / 3
     overlap_share: float = 0.9
-    sync_every: int | None = None
-    sync_bits: int = 32
+    momentum_sync_every: int | None = None
+    momentum_sync_bits: int = 32
     price_per_gpu_hour: float = 0.0
     price_per_gb: float = 0.0
 
@@ -65,8 +65,12 @@ class Scenario:
         self._check("nodes", 1 <= self.nodes <= MAX_NODES, f"1 to {MAX_NODES:,}")
         self._check("gpus_per_node", 1 <= self.gpus_per_node <= 1024, "1 to 1,024")
         self._check("compute_s", 0 < self.compute_s < math.inf, "a number of seconds above 0")
-        self._check("sync_every", self.sync_every is None or self.sync_every >= 1, "1 or more")
-        self._check("sync_bits", self.sync_bits in (8, 16, 32), "8, 16 or 32")
+        self._check(
+            "momentum_sync_every",
+            self.momentum_sync_every is None or self.momentum_sync_every >= 1,
+            "1 or more",
+        )
+        self._check("momentum_sync_bits", self.momentum_sync_bits in (8, 16, 32), "8, 16 or 32")
         for name in ("backward_share", "overlap_share"):
             self._check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("price_per_gpu_hour", "price_per_gb"):

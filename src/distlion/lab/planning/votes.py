@@ -58,7 +58,7 @@ def forecast_votes(
 
 def list_able(scenario: Scenario, rule: Aggregation) -> list[Exchange]:
     """List the patterns that carry a rule's votes, and momenta where they are averaged."""
-    averages = scenario.sync_every is not None
+    averages = scenario.momentum_sync_every is not None
     return [
         pattern
         for pattern in PATTERNS.values()
@@ -87,10 +87,10 @@ class _Momenta(NamedTuple):
 
 
 def _plan_momenta(scenario: Scenario, pattern: Exchange) -> _Momenta:
-    if scenario.sync_every is None or scenario.nodes == 1:
+    if scenario.momentum_sync_every is None or scenario.nodes == 1:
         return _Momenta()
-    n_elements = -(-scenario.own_params // scenario.sync_every)
-    shape = shape_momenta(n_elements, scenario.nodes, _SYNC_DTYPES[scenario.sync_bits])
+    n_elements = -(-scenario.own_params // scenario.momentum_sync_every)
+    shape = shape_momenta(n_elements, scenario.nodes, _SYNC_DTYPES[scenario.momentum_sync_bits])
     first, others = (_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
     return _Momenta(
         max(first, others),

@@ -23,7 +23,7 @@ _MEASURES = {
     "margin": "vote margin |sum| / N",
     "ties": "share of ties",
     "agreement": "agreement with global Lion",
-    "dispersion": "momenta: $\\|$mean$\\|^2$ / mean $\\|\\cdot\\|^2$",
+    "coherence": "momenta: $\\|$mean$\\|^2$ / mean $\\|\\cdot\\|^2$",
 }
 _WIDTH_INCHES = 11.0
 _LEAST_INCHES, _INCHES_PER_NAME = 3.0, 0.17

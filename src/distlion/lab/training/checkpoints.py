@@ -44,7 +44,7 @@ class CheckpointSettings:
     every: int | None = None
     keep: int = 3
     resume: bool = False
-    on_world_change: WorldChange = "error"
+    on_world_change: WorldChange = "raise"
 
     def __post_init__(self) -> None:
         for name, value in (("checkpoint_every", self.every), ("keep", self.keep)):

@@ -132,7 +132,7 @@ class CrewLoop:
 
     def _step(self) -> None:
         start_s, step, crew = time.perf_counter(), self._done, self._crew
-        place, size = crew.place, crew.size
+        place, size = crew.rank, crew.size
         batch = self._task.training_batch(
             seed=self._settings.seed, step=step, rank=place, world_size=size
         )
@@ -174,14 +174,14 @@ class CrewLoop:
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the loss is {loss}; try a smaller lr than {self._settings.lr}",
-                rank=self._crew.place,
+                rank=self._crew.rank,
                 step=self._done,
             )
 
     def _report(self, validation_loss: float | None) -> None:
         epoch, series, done = self._crew.epoch, self._series, self._done
         is_new, self._epoch = epoch.number != self._epoch, epoch.number
-        if self._crew.place:
+        if self._crew.rank:
             return
         names = ", ".join(f"{each.id} (process {each.pid})" for each in epoch.members)
         self._observe(
@@ -214,9 +214,9 @@ class CrewLoop:
             task=self._task.describe(),
             trainable_parameters=self._trainable,
             world_size=self._crew.size,
-            first_heldout_loss=series.evaluations["loss"][0],
-            final_heldout_loss=series.evaluations["loss"][-1],
-            final_heldout_accuracy=series.evaluations["accuracy"][-1],
+            initial_validation_loss=series.evaluations["loss"][0],
+            final_validation_loss=series.evaluations["loss"][-1],
+            final_validation_accuracy=series.evaluations["accuracy"][-1],
             final_train_loss=math.fsum(losses) / len(losses),
             wall_s=series.seconds,
             sent_bytes_per_worker=worker.sent_bytes,

@@ -105,12 +105,12 @@ class DeltaVotes:
     @property
     def up_bits_per_parameter(self) -> float:
         """Bits of a vote, averaged over the steps."""
-        return self._cluster.votes.up_bits_per_parameter * self._votes_per_step
+        return self._cluster.outer_optimizer.up_bits_per_parameter * self._votes_per_step
 
     @property
     def down_bits_per_parameter(self) -> float:
         """Bits of a reply, averaged over the steps."""
-        return self._cluster.votes.down_bits_per_parameter * self._votes_per_step
+        return self._cluster.outer_optimizer.down_bits_per_parameter * self._votes_per_step
 
     @property
     def _votes_per_step(self) -> float:

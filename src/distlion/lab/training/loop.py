@@ -107,7 +107,7 @@ def start_worker(
         warmup_steps=settings.warmup_steps,
         make_optimizer=make_optimizer,
     )
-    every = settings.sync_every
+    every = settings.momentum_sync_every
     options = VoteOptions(
         exchange=find_exchange(settings.exchange),
         momentum_sync=None if every is None else MomentumSync(every=every),
@@ -288,9 +288,9 @@ class TrainingLoop:
             task=self._task.describe(),
             trainable_parameters=trainable,
             world_size=self._world_size,
-            first_heldout_loss=history.evaluations["loss"][0],
-            final_heldout_loss=history.evaluations["loss"][-1],
-            final_heldout_accuracy=history.evaluations["accuracy"][-1],
+            initial_validation_loss=history.evaluations["loss"][0],
+            final_validation_loss=history.evaluations["loss"][-1],
+            final_validation_accuracy=history.evaluations["accuracy"][-1],
             final_train_loss=float(losses[-FINAL_LOSS_STEPS:].mean()),
             wall_s=wall_s,
             sent_bytes_per_worker=int(sent),

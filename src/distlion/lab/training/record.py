@@ -33,9 +33,9 @@ class Record:
         task: Facts about data and model.
         trainable_parameters: Number of trainable parameters.
         world_size: Number of workers.
-        first_heldout_loss: Initial validation loss, in nats per prediction.
-        final_heldout_loss: Validation loss after the last step, in nats per prediction.
-        final_heldout_accuracy: Validation accuracy after the last step, 0 to 1.
+        initial_validation_loss: Initial validation loss, in nats per prediction.
+        final_validation_loss: Validation loss after the last step, in nats per prediction.
+        final_validation_accuracy: Validation accuracy after the last step, 0 to 1.
         final_train_loss: Training loss in nats, the mean over workers and at most the last 20
             steps.
         wall_s: Seconds from before the first evaluation to after the last one.
@@ -55,9 +55,9 @@ class Record:
     task: dict[str, str | int]
     trainable_parameters: int
     world_size: int
-    first_heldout_loss: float
-    final_heldout_loss: float
-    final_heldout_accuracy: float
+    initial_validation_loss: float
+    final_validation_loss: float
+    final_validation_accuracy: float
     final_train_loss: float
     wall_s: float
     sent_bytes_per_worker: int

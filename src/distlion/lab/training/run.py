@@ -214,7 +214,7 @@ def _check_crew(settings: TrainSettings, checkpoints: CheckpointSettings) -> Non
         "torchrun": torchrun_world_size() is not None,
         f"--rule {settings.rule}": not settings.method.votes,
         "--workers 1": settings.workers == 1,
-        "--sync-every": settings.sync_every is not None,
+        "--momentum-sync-every": settings.momentum_sync_every is not None,
         "--every": settings.every is not None,
         "--checkpoint-every and --resume": checkpoints.are_used,
     }

@@ -94,8 +94,8 @@ class TrainSettings:
         exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
         overlap: Overlap of votes with backward: on, off, or the faster one; off for a
             baseline.
-        sync_every: Steps in which every momentum is averaged over workers once. None for never;
-            always None for a baseline.
+        momentum_sync_every: Steps in which every momentum is averaged over workers once. None for
+            never; always None for a baseline.
         every: Local steps of AdamW from vote to vote, at least 1; None votes in each step.
         delay: Steps after which the outcome of a vote is applied, less than ``every``; None for no
             delay.
@@ -131,7 +131,7 @@ class TrainSettings:
     rule: str
     exchange: str
     overlap: Overlap
-    sync_every: int | None
+    momentum_sync_every: int | None
     every: int | None
     delay: int | None
     diagnose_every: int | None
@@ -194,7 +194,7 @@ class TrainSettings:
         check_device(self.device)
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
             self._check_least(name, 1)
-        for name in ("sync_every", "diagnose_every"):
+        for name in ("momentum_sync_every", "diagnose_every"):
             if getattr(self, name) is not None:
                 self._check_least(name, 1)
         for name in ("warmup_steps", "seed", "weight_decay"):
@@ -253,7 +253,7 @@ class TrainSettings:
                 f"device is {self.device} with the rule {self.rule}, whose gradients Gloo "
                 "averages on the CPU; 'distlion compare --device' has baselines on a GPU"
             )
-        for name in ("sync_every", "diagnose_every", "step_timeout_s"):
+        for name in ("momentum_sync_every", "diagnose_every", "step_timeout_s"):
             if getattr(self, name) is not None:
                 raise InvalidArgumentError(
                     f"{name} is {getattr(self, name)} with the rule {self.rule}, whose workers "
@@ -266,10 +266,10 @@ class TrainSettings:
                 f"overlap is {self.overlap.value} with every {self.every}: a step without a vote "
                 "has nothing to overlap. Expected off. To hide a vote behind later steps, set delay"
             )
-        if self.sync_every is not None:
+        if self.momentum_sync_every is not None:
             raise InvalidArgumentError(
-                f"sync_every is {self.sync_every} with every {self.every}: these votes have no "
-                "momenta to average. Omit sync_every"
+                f"momentum_sync_every is {self.momentum_sync_every} with every {self.every}: these "
+                "votes have no momenta to average. Omit momentum_sync_every"
             )
 
     def _check_partition(self) -> None:

@@ -209,7 +209,7 @@
       ["sending 1 MB of votes, of gradients", formatWire(given.machine)],
       ["backward, share of compute", `${(100 * given.backward_share).toFixed(0)}%`],
       ["overlap hides, share of backward", `${(100 * given.overlap_share).toFixed(0)}%`],
-      ["momenta averaged", given.sync_every === null ? "never" : `every ${given.sync_every} steps, ${given.sync_bits} bits`],
+      ["momenta averaged", given.momentum_sync_every === null ? "never" : `every ${given.momentum_sync_every} steps, ${given.momentum_sync_bits} bits`],
       ["least gain to compress", `${(100 * threshold).toFixed(0)}%`],
     ];
     document.getElementById("assumptions").replaceChildren(...rows.map(([name, value]) => {

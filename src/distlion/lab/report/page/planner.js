@@ -130,7 +130,7 @@ const planner = (() => {
   ];
   const hasExtra = (shape) => (shape.shards > 2 ** (bitLength(shape.shards) - 1) ? 1 : 0);
   const listAble = (scenario, rule) => PATTERNS.filter((pattern) =>
-    !pattern.countsInParts || (rule.has_partial_sums && scenario.sync_every === null));
+    !pattern.countsInParts || (rule.has_partial_sums && scenario.momentum_sync_every === null));
 
   // ---- link: seconds
 
@@ -203,8 +203,8 @@ const planner = (() => {
     const busiest = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, shape, rank).sent));
     const planes = replyPlanes(rule, workers);
     let momentaBytes = 0, late = 0;
-    if (scenario.sync_every !== null && workers > 1) {
-      const part = shapeMomenta(model, ceilDiv(own, scenario.sync_every), workers, scenario.sync_bits);
+    if (scenario.momentum_sync_every !== null && workers > 1) {
+      const part = shapeMomenta(model, ceilDiv(own, scenario.momentum_sync_every), workers, scenario.momentum_sync_bits);
       momentaBytes = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, part, rank).sent));
       late = Math.max(exchangeS(model, pattern, part, link), momentaBytes * machine.vote_wire_s_per_byte);
     }
@@ -279,7 +279,7 @@ const planner = (() => {
     scenario.compute_s + commitS(model, scenario.machine, scenario.n_params, scenario.n_params, 0);
 
   function forecastLocal(model, given, every, delay = 0) {
-    const scenario = { ...given, sync_every: null }, base = baseS(model, scenario);
+    const scenario = { ...given, momentum_sync_every: null }, base = baseS(model, scenario);
     const votes = listAble(scenario, model.delta_rule)
       .map((pattern) => forecastVotes(model, scenario, model.delta_rule, pattern, false));
     const vote = votes.reduce((a, b) => (b.step_s < a.step_s ? b : a));
