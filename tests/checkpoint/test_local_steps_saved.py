@@ -86,9 +86,10 @@ def resume(rank: int, world_size: int, folder: str) -> list[str]:
         )
         second = LocalWorker(rank, dtype, **options).train(0, 1)
         loaded = second.load(path)
-        counts = (loaded.step, second.optimizer.local_step, second.optimizer.committed_step)
+        own = second.optimizer
+        counts = (loaded.step, loaded.local_step, own.local_step, own.committed_step)
         votes = AT // (options.get("every", EVERY) // options.get("parts", 1))
-        if counts != (votes, AT, votes):
+        if counts != (votes, AT, AT, votes):
             wrong.append(f"{name}: {counts}")
         if not are_equal(second.train(AT, STEPS).tensors(), whole.tensors()):
             wrong.append(name)

@@ -32,7 +32,9 @@ class LoadedCheckpoint:
 
     Attributes:
         path: The checkpoint's folder.
-        step: Steps committed.
+        step: Steps committed; with ``LocalSteps``, votes.
+        local_step: Steps that each worker has taken, from which its data goes on: ``step``, or the
+            calls of ``LocalSteps.step``.
         workers: Number of workers whose momenta it holds.
         extra: The ``extra`` that this worker gave to ``save_checkpoint``, or, if the number of
             workers changed, the one from the worker in this one's place.
@@ -40,6 +42,7 @@ class LoadedCheckpoint:
 
     path: Path
     step: int
+    local_step: int
     workers: int
     extra: Any
 
@@ -67,7 +70,7 @@ def load_checkpoint(
             "reset" gives zeros, "raise" refuses.
 
     Returns:
-        The step, and this worker's ``extra``.
+        The steps, and this worker's ``extra``.
 
     Raises:
         CheckpointError: On some worker a file is missing, truncated or damaged, or its contents do
@@ -82,7 +85,7 @@ def load_checkpoint(
 
     Example:
         >>> state = distlion.load_checkpoint("runs/first", model, optimizer, scheduler)
-        >>> first_batch = state.step
+        >>> first_batch = state.local_step
     """
     with ExitStack() as stack:
         loading = Loading(model, optimizer, scheduler, stack, on_world_change=on_world_change)
@@ -187,8 +190,10 @@ class Loading:
         newest = read_newest(reader.folder.parent) or reader.manifest
         loaded = frozenset({reader.manifest.identity, newest.identity})
         note_loaded(self._optimizer, list_loaded(self._optimizer) | loaded)
+        manifest = reader.manifest
+        step = manifest.step if self._local is None else self._local.local_step
         return LoadedCheckpoint(
-            reader.folder, reader.manifest.step, reader.manifest.workers, self._parsed.extra
+            reader.folder, manifest.step, step, manifest.workers, self._parsed.extra
         )
 
     def take_back(self) -> None:

@@ -144,9 +144,7 @@ class RunCheckpoints:
         extra = loaded.extra if isinstance(loaded.extra, dict) else {}
         self._check_settings(extra.get("settings", {}), loaded.path)
         self._history.restore(extra)
-        # Checkpoints of local steps are numbered by votes.
-        optimizer = self._optimizer
-        done = optimizer.local_step if isinstance(optimizer, LocalSteps) else loaded.step
+        done = loaded.local_step
         return done, f"resumed from {loaded.path}: step {done} of {self._training.steps}"
 
     def _check_settings(self, saved: dict[str, Any], path: Path) -> None:
