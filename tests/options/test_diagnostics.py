@@ -25,7 +25,7 @@ def compare(step: int, name: str, rows: list[list[float]], updates: list[int]) -
     return diagnose(step, name, rows, updates, counts=counts)
 
 
-def test_margin_ties_agreement_and_dispersion_of_three_coordinates() -> None:
+def test_margin_ties_agreement_and_coherence_of_three_coordinates() -> None:
     # Directions of three workers, then their momenta.
     rows = [[1.0, -2.0, 0.5, 1.0, 0.0, 0.0], [3.0, 1.0, 0.0, 0.0, 1.0, 0.0],
             [-1.0, -1.0, -0.5, 0.0, 0.0, 1.0]]  # fmt: skip

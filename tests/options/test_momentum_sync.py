@@ -186,7 +186,7 @@ def test_zeros_survive_int8() -> None:
     assert torch.equal(rows.decode(rows.encode(row)), row)
 
 
-def test_dispersion_is_1_where_workers_agree_and_1_over_n_where_they_do_not() -> None:
+def test_coherence_is_1_where_workers_agree_and_1_over_n_where_they_do_not() -> None:
     agreed = [[3.0, -4.0]] * 4
     strangers = [[1.0 if i == j else 0.0 for j in range(4)] for i in range(4)]
 
