@@ -124,7 +124,7 @@ wheel: $(VENV)/.ready-test  ## build the wheel into dist/, install it in a clean
 	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist .
 	echo "installing it in a clean environment ..."
 	"$(PYTHON)" -m venv build/wheel
-	build/wheel/bin/python -m pip install -qq -c constraints.txt dist/*.whl pytest hypothesis nanobind
+	build/wheel/bin/python -m pip install -qq -c constraints.txt "$$(echo dist/*.whl)[test]"
 	(cd build/wheel && bin/python -m pytest -q -p no:cacheprovider "$(CURDIR)/tests/kernels" $(ARGS))
 	ls -l dist
 

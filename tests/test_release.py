@@ -1,0 +1,93 @@
+"""What a release consists of agrees: one version, one list of Pythons, one chain of jobs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT: dict[str, Any] = PYPROJECT["project"]
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / path).read_text("utf-8"))
+    return found
+
+
+def list_pythons() -> list[str]:
+    pattern = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+    return [found[1] for line in PROJECT["classifiers"] if (found := pattern.fullmatch(line))]
+
+
+def test_one_version_and_one_date() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    version, date = re.findall(r"^## \[(\d\S*)\] - (\S+)$", changelog, re.MULTILINE)[0]
+    assert PROJECT["version"] == version or PROJECT["version"].endswith(".dev0")
+    citation = read_yaml("CITATION.cff")
+    assert (citation["version"], citation["date-released"]) == (version, date)
+    assert read_yaml("packaging/conda/recipe.yaml")["context"]["version"] == version
+
+
+def test_every_python_has_a_wheel_and_is_tested() -> None:
+    pythons = list_pythons()
+    assert len(pythons) >= 5
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
+    built = [f"cp{python.replace('.', '')}-*" for python in pythons]
+    assert PYPROJECT["tool"]["cibuildwheel"]["build"] == built
+    assert PYPROJECT["tool"]["scikit-build"]["wheel"]["py-api"] + "-*" in built
+    tests = read_yaml(".github/workflows/test.yml")["jobs"]["matrix"]["strategy"]["matrix"]
+    assert tests["python"] == pythons
+
+
+def test_wheels_are_built_on_the_systems_that_are_tested() -> None:
+    release, test = (
+        read_yaml(f".github/workflows/{name}.yml")["jobs"] for name in ("release", "test")
+    )
+    built = release["wheels"]["strategy"]["matrix"]["os"]
+    assert built == test["matrix"]["strategy"]["matrix"]["os"]
+    assert len(built) == 3
+
+
+def test_only_a_tag_publishes_and_only_after_every_other_job() -> None:
+    jobs = read_yaml(".github/workflows/release.yml")["jobs"]
+    publish = jobs["publish"]
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    before, waiting = set(), ["publish"]
+    while waiting:
+        needed = jobs[waiting.pop()].get("needs", [])
+        waiting += [needed] if isinstance(needed, str) else needed
+        before |= set(waiting)
+    assert before == set(jobs) - {"publish"}
+    may_publish = [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})]
+    assert may_publish == ["publish"]
+
+
+def test_files_are_counted_and_checked_before_they_are_published() -> None:
+    jobs = read_yaml(".github/workflows/release.yml")["jobs"]
+    commands = "\n".join(step.get("run", "") for step in jobs["check"]["steps"])
+    assert "twine check --strict dist/*" in commands
+    # Python 3.10 and 3.11 have a wheel each, later ones share one; and there is the sdist.
+    own = [python for python in list_pythons() if python in ("3.10", "3.11")]
+    systems = jobs["wheels"]["strategy"]["matrix"]["os"]
+    assert f"= {(len(own) + 1) * len(systems) + 1}\n" in commands
+
+
+def test_the_page_on_pypi_links_to_the_repository() -> None:
+    """The commands that rewrite README.md leave no link to a file."""
+    steps = read_yaml(".github/workflows/release.yml")["jobs"]["sdist"]["steps"]
+    (commands,) = (step["run"] for step in steps if "sed" in step.get("run", ""))
+    assert commands.count("sed -i -E") == 2
+    links = r"\]\(([^:)]+)\)"
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(re.findall(links, text)) > 10
+    for pattern, place in re.findall(r"s#(.+?)#\\1\$here/(raw|blob)", commands):
+        text = re.sub(pattern, rf"\1https://host/{place}/\2)", text)
+    assert re.findall(links, text) == []
+    assert "](https://host/raw/benchmarks/results/step_time.png)" in text
