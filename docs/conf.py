@@ -10,7 +10,7 @@ import distlion
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-from generated import read_source, write_docstring, write_planner  # noqa: E402
+from generated import describe_page, read_source, write_docstring, write_planner  # noqa: E402
 
 project = "distlion"
 author = "The distlion developers"
@@ -56,6 +56,7 @@ html_theme = "furo"
 html_title = "distlion"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
@@ -66,13 +67,15 @@ html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = "$ "
 
-pygments_style = "friendly"
+# Both have enough contrast for every token on their own background.
+pygments_style = "a11y-light"
 pygments_dark_style = "monokai"
 
 
 def setup(app: object) -> None:
     """Connect what is generated out of the package itself."""
     app.connect("source-read", read_source)  # type: ignore[attr-defined]
+    app.connect("html-page-context", describe_page)  # type: ignore[attr-defined]
     app.connect("build-finished", write_planner)  # type: ignore[attr-defined]
     # Before napoleon.
     app.connect("autodoc-process-docstring", write_docstring, priority=400)  # type: ignore[attr-defined]

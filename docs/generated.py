@@ -7,6 +7,7 @@ A page has a line `<!-- generated: NAME -->`, in the place of which Sphinx reads
 from __future__ import annotations
 
 import ast
+import html
 import os
 import re
 import subprocess
@@ -14,14 +15,18 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from unittest import mock
 
 MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 # Below 80 columns help has no frames.
 COLUMNS = 79
+# Search engines show about so many characters of a page's description.
+DESCRIPTION_CHARACTERS = 160
 PLANNER = "planner.html"
-BACK = '<p><a href="index.html">Documentation of distlion</a></p>'
+BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of distlion</a></nav>'
+LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
 REPORTS = "benchmarks/results/"
 # What the planner's page opens with.
 PLANNED = ("--params", "350e6", "--nodes", "8", "--link", "1gbit", "--compute-s", "0.5")
@@ -132,6 +137,33 @@ def read_source(app: Any, docname: str, source: list[str]) -> None:
         source[0] = f"# {title}\n\n{source[0]}"
     if docname.startswith(REPORTS):
         source[0] = f"---\nnosearch: true\n---\n{source[0]}"
+
+
+def describe_page(
+    app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Describe a page by its first paragraph, and mark long signatures as mere layout.
+
+    Sphinx sets each parameter of a long signature as a definition without a term, which a screen
+    reader would announce.
+    """
+    del app, pagename, templatename
+    body = context.get("body", "")
+    context["body"] = body.replace('<dl>\n<dd><em class="sig-param">', LAYOUT)
+    if doctree is not None and (text := find_description(doctree)):
+        context["metatags"] += f'<meta name="description" content="{html.escape(text)}">'
+
+
+def find_description(doctree: Any) -> str:
+    """Return the first paragraph of a page's running text, cut at a word."""
+    from docutils import nodes
+
+    sections = (nodes.document, nodes.section)
+    for paragraph in doctree.findall(nodes.paragraph):
+        text = " ".join(paragraph.astext().split())
+        if isinstance(paragraph.parent, sections) and text:
+            return shorten(text, DESCRIPTION_CHARACTERS, placeholder=" ...")
+    return ""
 
 
 def write_docstring(

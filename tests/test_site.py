@@ -166,3 +166,32 @@ def test_running_text_below_an_equation_is_running_text() -> None:
         "",
         "Args:",
     ]
+
+
+def test_page_is_described_by_its_first_running_text_cut_at_a_word() -> None:
+    nodes = pytest.importorskip("docutils.nodes")
+    from docutils.utils import new_document
+
+    page = new_document("page")
+    title = nodes.title("", "Title")
+    listed = nodes.list_item("", nodes.paragraph("", "In a list."))
+    text = nodes.paragraph("", 'Say "it" in\nwords. ' + "more " * 40)
+    page += nodes.section("", title, nodes.bullet_list("", listed), text)
+    context = {"body": "", "metatags": "<meta>"}
+    load("generated").describe_page(None, "", "", context, page)
+    described = re.fullmatch(
+        r'<meta><meta name="description" content="(.*)">', str(context["metatags"])
+    )
+    assert described is not None
+    assert described[1].startswith("Say &quot;it&quot; in words. more")
+    assert described[1].endswith(" more ...")
+    assert len(described[1]) <= 160 + 2 * len("quot;")
+
+
+def test_lines_of_a_long_signature_are_no_definitions() -> None:
+    pytest.importorskip("docutils")
+    context = {"body": '(\n\n<dl>\n<dd><em class="sig-param">a</em></dd></dl><dl>\n<dt>b</dt>'}
+    load("generated").describe_page(None, "", "", context, None)
+    assert context["body"] == (
+        '(\n\n<dl role="none">\n<dd><em class="sig-param">a</em></dd></dl><dl>\n<dt>b</dt>'
+    )

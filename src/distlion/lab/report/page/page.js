@@ -162,7 +162,9 @@
       row.innerHTML = "<td><label><input type='checkbox'><svg viewBox='0 0 26 12'></svg><span></span></label></td>"
         + "<td class='wide'></td><td class='wide'></td><td class='wide'></td><td></td><td class='wide'></td><td></td>";
       const cells = row.children, box = row.querySelector("input");
-      row.querySelector("span").textContent = forecast.method.replace("torch.", "");
+      // A narrow page breaks a name before its arguments.
+      row.querySelector("span").append(
+        ...forecast.method.replace("torch.", "").split(/(?=\()/).flatMap((part) => [part, document.createElement("wbr")]));
       row.querySelector("svg").append(svg("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke, "stroke-width": 3.5, "stroke-dasharray": dash }));
       box.checked = drawn.has(forecast.method);
       box.addEventListener("change", () => { drawn[box.checked ? "add" : "delete"](forecast.method); drawChart(); });
