@@ -84,10 +84,10 @@ def test_options_that_a_crew_cannot_have_are_refused_by_name(option: str) -> Non
 
 
 class FixedCrew:
-    """Stands in for a crew, of which a sampler reads place and size."""
+    """Stands in for a crew, of which a sampler reads rank and size."""
 
-    def __init__(self, place: int, size: int) -> None:
-        self.place, self.size = place, size
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
 
     def carry(self, **carried: Any) -> None:
         self.carried = carried
