@@ -39,6 +39,12 @@ def test_html_escapes_text_and_keeps_code():
     assert '<td class="number">1.5 ± 0.1</td>' in page
 
 
+def test_html_sets_a_unit_below_what_it_measures():
+    page = render_html([Table(["error (%)", "f(x) or so"], [["1", "2"]])])
+    assert '<th class="number">error<br><span>(%)</span></th>' in page
+    assert '<th class="number">f(x) or so</th>' in page
+
+
 def test_html_holds_its_pictures():
     assert 'src="data:image/png;base64,iVBORw=="' in render_html(BLOCKS)
 
@@ -50,7 +56,7 @@ def test_html_is_closed_in_order():
             self.open = []
 
         def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "img"):
+            if tag not in ("br", "img", "meta"):
                 self.open.append(tag)
 
         def handle_endtag(self, tag):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 _CODE = re.compile(r"`([^`]+)`")
 # A number, also with a standard deviation, a range, and "1 of 3".
 _NUMBER = re.compile(r"[+\-]?\d[\d.,e+\-]*( (±|–|of) [\d.,e+\-]+)?")
+# The unit at the end of a column's head.
+_UNIT = re.compile(r" (\([^()]+\))$")
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,14 @@ def _table_to_html(table: Table) -> str:
 
     def row(cells: Sequence[str], tag: str) -> str:
         inner = "".join(
-            f"<{tag}{kind}>{_inline(cell)}</{tag}>"
-            for cell, kind in zip(cells, classes, strict=True)
+            f"<{tag}{kind}>{cell}</{tag}>" for cell, kind in zip(cells, classes, strict=True)
         )
         return f"<tr>{inner}</tr>"
 
-    rows = "\n".join(row(cells, "td") for cells in table.rows)
-    head = row(table.head, "th")
-    return f'<div class="table"><table><thead>{head}</thead>\n<tbody>{rows}</tbody></table></div>'
+    rows = "\n".join(row([_inline(cell) for cell in cells], "td") for cells in table.rows)
+    # A unit is set below what it measures, so that columns are as narrow as their numbers.
+    head = row([_UNIT.sub(r"<br><span>\1</span>", _inline(cell)) for cell in table.head], "th")
+    return f"{_SCROLLED}<table><thead>{head}</thead>\n<tbody>{rows}</tbody></table></div>"
 
 
 def _find_numeric(table: Table) -> list[bool]:
@@ -136,6 +138,9 @@ def _inline(text: str) -> str:
     return _CODE.sub(r"<code>\1</code>", html.escape(text))
 
 
+# A table wider than the page scrolls in a box, which the keyboard reaches too.
+_SCROLLED = '<div class="table" role="group" aria-label="table" tabindex="0">'
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --line: #d0d0d0; --soft: #f4f4f2; }
 @media (prefers-color-scheme: dark) {
@@ -147,17 +152,24 @@ h1 { font-size: 1.7rem; } h2 { font-size: 1.3rem; margin-top: 2.2rem; }
 h3 { font-size: 1.05rem; margin-top: 1.6rem; }
 p { max-width: 48rem; }
 .table { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; }
-th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid var(--line); text-align: left;
+table { border-collapse: collapse; font-size: 0.85rem; }
+th, td { padding: 0.3rem 0.45rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; }
-th { border-bottom-width: 2px; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { border-bottom-width: 2px; vertical-align: bottom; line-height: 1.3; }
+th span { font-weight: normal; }
+td:first-child { min-width: 7rem; }
+td.number { white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
 pre { background: var(--soft); padding: 0.8rem; overflow-x: auto; white-space: pre-wrap;
   overflow-wrap: anywhere; }
 code { font-size: 0.92em; }
 figure { margin: 1.5rem 0; }
 figure img { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line); }
 figcaption { font-size: 0.9rem; max-width: 48rem; }
+@media (max-width: 46rem) {
+  body { padding: 1rem; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
+}
 """
 
 _PAGE = """<!DOCTYPE html>
@@ -169,7 +181,9 @@ _PAGE = """<!DOCTYPE html>
 <style>{style}</style>
 </head>
 <body>
+<main>
 {body}
+</main>
 </body>
 </html>
 """
