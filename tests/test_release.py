@@ -1,4 +1,4 @@
-"""What a release consists of agrees: one version, one list of Pythons, one chain of jobs."""
+"""A release has one version, one list of Pythons and one chain of jobs, wherever they stand."""
 
 from __future__ import annotations
 

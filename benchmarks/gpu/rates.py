@@ -22,7 +22,7 @@ REPETITIONS = 30
 F32, BF16 = torch.float32, torch.bfloat16
 BITS = 4
 ALIGNED, ODD = "multiples of 16", "odd"
-"""Where tensors begin in memory: torch aligns what it allocates, views may begin anywhere."""
+"""Addresses of tensors: torch aligns its allocations, and a view may begin anywhere."""
 # Op, parameter's and momentum's dtype, addresses, bytes an element, share of the copy rate that is
 # the aim; None for none.
 OPS = (

@@ -164,7 +164,7 @@ class LocalSteps(AroundInner):
 
     @property
     def every(self) -> int:
-        """Number of steps from one vote on a parameter to the next."""
+        """Number of steps between two votes on the same parameter."""
         return self.schedule.every
 
     @property

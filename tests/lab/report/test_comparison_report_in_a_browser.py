@@ -1,9 +1,4 @@
-"""The page of a comparison in Chromium, at two widths.
-
-Chromium comes with the system; nothing is downloaded here.
-"""
-
-import shutil
+"""The page of a comparison in Chromium, at two widths."""
 
 import pytest
 
@@ -11,33 +6,17 @@ from comparisons import write_comparison
 from distlion.cost import LinkModel
 from distlion.lab.report import write_comparison_report
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), "")
 LINK = LinkModel(latency_s=1e-4, rate_bit_per_s=1e9)
 METHODS = ("majority-cautious-betas-90-95", "majority-sync-10-attention", "global-lion")
 OVERFLOWS = "element => element.scrollWidth - element.clientWidth"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = write_comparison(tmp_path_factory.mktemp("report") / "out", methods=METHODS)
     return write_comparison_report(folder, link=LINK, rate="1gbit")[-1].as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        # Root has no sandbox; the page is ours.
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 def open_page(browser, address, width):
