@@ -247,3 +247,33 @@ def test_workers_with_too_few_looks_are_not_in_the_median(
     for look in range(LOOKS):
         observe(watch, look, [(1, 10)], [(9, 10), (0, 0) if look == 0 else (9, 10)])
     assert len(seen) == 1
+
+
+def test_looks_go_on_with_more_parameters_and_begin_anew_with_other_workers(
+    seen: list[warnings.WarningMessage],
+) -> None:
+    flock = Flock(4, flippers=[0])
+    flock.take_steps(LOOKS - 1)
+    flock.cluster.add_param_group({"params": [("third", nn.Parameter(torch.zeros(3)))]})
+    flock.take_steps(1)
+    assert len(seen) == 1
+
+    flock.cluster.change_workers([0, 1, 2, 7])
+    flock.take_steps(LOOKS - 1)
+    assert len(seen) == 1
+    flock.take_steps(1)
+    assert len(seen) == 2
+
+
+def test_a_warning_that_is_made_an_error_comes_after_the_step() -> None:
+    flock, silent = Flock(4, flippers=[0]), Flock(4, flippers=[0], every=None)
+    flock.take_steps(LOOKS - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DisagreeingWorkersWarning):
+            flock.take_steps(1)
+    flock.take_steps(1)
+    silent.take_steps(LOOKS + 1)
+
+    assert flock.cluster.committed_step == LOOKS + 1
+    assert all(map(torch.equal, flock.params, silent.params))
