@@ -54,5 +54,5 @@ def test_changing_what_was_returned_changes_no_paper() -> None:
 
 @pytest.mark.parametrize("paper", ["2411.16085", "", "lion", 2404.00438, None, ["2404.00438"]])
 def test_other_papers_are_refused(paper: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="Expected '2404.00438' or '2411.16462'"):
+    with pytest.raises(InvalidArgumentError, match=r"Expected '2404\.00438' or '2411\.16462'"):
         distlion.paper_settings(paper)

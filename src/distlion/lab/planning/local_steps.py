@@ -151,9 +151,7 @@ def _describe_delay(scenario: Scenario, forecast: LocalForecast) -> str:
     """Name the delay that hides a vote, or say that none does."""
     delay = math.ceil(forecast.vote_s / _base_s(scenario))
     if delay < forecast.every:
-        return (
-            f"delay={delay} hides it behind later steps; its effect on training was not measured."
-        )
+        return f"delay={delay} hides it behind later steps (not measured in training)."
     return f"That is longer than {forecast.every - 1} steps, so that no delay hides all of it."
 
 
