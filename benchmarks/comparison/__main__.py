@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from claims import GAIN, PAR, RECOVERED, Answer, answer_all, sum_up
+from claims import GAIN, MATCH, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
 from distlion.cost import LinkModel
@@ -97,9 +97,9 @@ def describe_claims(
         Paragraph(
             "Differences are of the final outcome (images: test error in points; text: test loss "
             "in nats per byte), taken seed by seed: mean ± standard deviation; lower is better. A "
-            f"par is no more than {PAR['points']:g} point or {PAR['nats']:g} nats above; some "
+            f"match is at most {MATCH['points']:g} point or {MATCH['nats']:g} nats above. Some "
             f"parameters recover what all do with {RECOVERED:.0%} of the gain, where that is more "
-            f"than {GAIN:g} of a par. These bounds were fixed before the runs. All methods of a "
+            f"than {GAIN:g} of that. These bounds were fixed before the runs. All methods of a "
             "part had as many learning rates to choose from, which its report lists; with one, no "
             "choice. With few seeds, a mean below its standard deviation decides little: see for "
             "how many seeds an answer holds."

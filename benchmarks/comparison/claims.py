@@ -1,7 +1,7 @@
 """The claims of the papers, each answered by the figures of the study.
 
 Differences are taken seed by seed, then averaged; lower is better. A run that diverged is
-infinitely far above all others. What counts as a par was fixed before the runs that answer.
+infinitely far above all others. What counts as a match was fixed before the runs that answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from distlion.lab.report.comparison import Cell, Comparison, Metric, Spread
 
 # Above the reference, in the unit of the outcome: points of test error; nats of test loss.
-PAR = {"points": 1.0, "nats": 0.02}
-# What averaging momenta must gain, of a par, for a part of that to be asked for; and which part.
+MATCH = {"points": 1.0, "nats": 0.02}
+# Averaging momenta must gain this share of it, for a part of the gain to be asked for; and which.
 GAIN = 0.5
 RECOVERED = 0.75
 GLOBAL = "global-lion"
@@ -50,7 +50,7 @@ class Endings:
         self.workers = workers
         self._metric: Metric = comparison.outcome
         self._unit = "points" if comparison.is_classification else "nats"
-        self.par = PAR[self._unit]
+        self.match = MATCH[self._unit]
         self._cells = {name: comparison.cell(name, workers) for name in comparison.methods}
         settings = comparison.settings
         names = ("task", "data", "partition", "alpha", "steps", "lrs", "seeds")
@@ -111,11 +111,11 @@ def mean_of(differences: Sequence[float]) -> float:
     return math.fsum(differences) / len(differences) if differences else math.nan
 
 
-def _ask_par(method: str, name: str) -> Callable[[Endings], Iterator[Answer]]:
+def _ask_match(method: str, name: str) -> Callable[[Endings], Iterator[Answer]]:
     def ask(endings: Endings) -> Iterator[Answer]:
         if endings.have(method, GLOBAL):
-            claim = f"{name} is on a par with global Lion"
-            yield endings.compare(claim, method, GLOBAL, margin=endings.par)
+            claim = f"{name} matches global Lion"
+            yield endings.compare(claim, method, GLOBAL, margin=endings.match)
 
     return ask
 
@@ -126,7 +126,7 @@ def _ask_baselines(endings: Endings) -> Iterator[Answer]:
             if endings.have(method, baseline):
                 ours, theirs = endings.bits(method), endings.bits(baseline)
                 answer = endings.compare(
-                    f"{method} is ahead of {baseline} at no more traffic", method, baseline
+                    f"{method} leads {baseline} at no more traffic", method, baseline
                 )
                 figures = f"{answer.figures}; {ours:.3g} bits against {theirs:.3g}"
                 holds = None if ours > theirs else answer.holds
@@ -147,12 +147,12 @@ def _ask_more_bits(endings: Endings) -> Iterator[Answer]:
 
 
 def _ask_bits(endings: Endings) -> Iterator[Answer]:
-    """Ask with which number of bits a vote is on a par with global Lion."""
+    """Ask with which number of bits a vote matches global Lion."""
     votes = {"1": "majority", "2": "quantized-2", "4": "quantized-4"}
     if not endings.have(GLOBAL, *votes.values()):
         return
     above = {bits: endings.minus(method, GLOBAL) for bits, method in votes.items()}
-    enough = [bits for bits, found in above.items() if mean_of(found) <= endings.par]
+    enough = [bits for bits, found in above.items() if mean_of(found) <= endings.match]
     figures = f"above {GLOBAL}: " + ", ".join(
         f"p = {bits} {endings.format(found)}" for bits, found in above.items()
     )
@@ -178,7 +178,7 @@ def _compare_subset(endings: Endings, *, every: str, some: str, none: str) -> An
     )
     claim = "averaging the momenta of some parameters recovers what averaging all does"
     of_all, of_some = map(mean_of, gains)
-    is_gain = of_all > GAIN * endings.par
+    is_gain = of_all > GAIN * endings.match
     return endings.answer(claim, figures, of_some >= RECOVERED * of_all if is_gain else None)
 
 
@@ -198,10 +198,10 @@ def _ask_ties(endings: Endings) -> Iterator[Answer]:
 
 
 QUESTIONS: Sequence[Callable[[Endings], Iterator[Answer]]] = (
-    _ask_par("majority", "Majority vote"),
-    _ask_par("average", "Average"),
-    _ask_par("majority-zero", "Majority vote with ties as 0"),
-    _ask_par("lion-cub", "Lion Cub"),
+    _ask_match("majority", "Majority vote"),
+    _ask_match("average", "Average"),
+    _ask_match("majority-zero", "Majority vote with ties as 0"),
+    _ask_match("lion-cub", "Lion Cub"),
     _ask_baselines,
     _ask_norms,
     _ask_more_bits,

@@ -14,6 +14,7 @@ from pathlib import Path
 import study_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
+from gap import describe_gap, list_gap
 from protocol import describe, list_open
 from runs import Reporter, RunConfig
 from sources import Data
@@ -38,8 +39,8 @@ def main(words: list[str] | None = None) -> None:
         return {"data": digest, **trainer(config, task, Reporter(config)).run()}
 
     def list_all() -> list[RunConfig]:
-        unequal = [run for run in list_unequal() if records.read(run.name) is None]
-        return unequal + list_open(records.read)
+        others = [run for run in list_unequal() + list_gap() if records.read(run.name) is None]
+        return others + list_open(records.read)
 
     if args.what == "run":
         torch.set_num_threads(1)  # bits depend on it
@@ -48,8 +49,8 @@ def main(words: list[str] | None = None) -> None:
     elif args.what == "open":
         print("\n".join(run.name for run in list_all()))
     else:
-        page = f"{describe(records.read)}\n{describe_unequal(records.read)}"
-        (args.results / "reliability.md").write_text(page)
+        pages = (describe(records.read), describe_gap(records.read), describe_unequal(records.read))
+        (args.results / "reliability.md").write_text("\n".join(pages))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ CONDITIONS = tuple((alpha, flippers) for alpha in RATES for flippers in FLIPPERS
 HEAD = """# Votes weighed by agreement
 
 Test accuracy in %, mean ± standard deviation of three seeds; agreement, a mean over a run, with the
-majority of the others. The protocol is in the documentation, `explanation/reliability-protocol`.
+majority of the others; workers that the warning's first form named. The protocol is in the
+documentation, `explanation/reliability-protocol`.
 """
 Find = Callable[[str], dict[str, Any] | None]
 Condition = tuple[float | None, int]
@@ -85,10 +86,15 @@ def describe(find: Find) -> str:
     return "\n".join([HEAD, *lines, "", f"Decided: {', '.join(decisions)}.", ""])
 
 
-def _write_row(find: Find, condition: Condition) -> str:
+def name_condition(condition: Condition) -> str:
+    """Name the data and the number of flippers."""
     alpha, flippers = condition
-    cells = ["even" if alpha is None else f"alpha {alpha:g}"]
-    cells[0] += f", {flippers} flip" if flippers else ""
+    data = "even" if alpha is None else f"alpha {alpha:g}"
+    return f"{data}, {flippers} flip" if flippers else data
+
+
+def _write_row(find: Find, condition: Condition) -> str:
+    flippers, cells = condition[1], [name_condition(condition)]
     for method in METHODS:
         found = [score(record) for record in find_all(find, method, condition)]
         shown = f"{fmean(found):.1f} ± {stdev(found):.1f}, " if found else ""

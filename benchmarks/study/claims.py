@@ -37,7 +37,7 @@ class Claim:
         source: Who says so.
         text: The statement.
         pairs: Method and reference; empty where the study does not ask.
-        wants_ahead: Whether ``ahead`` is claimed, rather than a par.
+        wants_lead: A lead is claimed, rather than a match.
         conditions: Which cells: ``even``, or those of the part of this name.
         elsewhere: Where an untested one was looked at, if anywhere.
     """
@@ -45,38 +45,38 @@ class Claim:
     source: str
     text: str
     pairs: tuple[tuple[str, str], ...] = ()
-    wants_ahead: bool = False
+    wants_lead: bool = False
     conditions: str = "even"
     elsewhere: str = ""
 
 
 CLAIMS = (
-    Claim(_LION, "majority vote is on a par with global AdamW", (("majority", _ADAMW),)),
-    Claim(_LION, "majority vote is on a par with global Lion", (("majority", _GLOBAL_LION),)),
-    Claim(_LION, "Average is on a par with global AdamW", (("average", _ADAMW),)),
-    Claim(_LION, "Average is on a par with global Lion", (("average", _GLOBAL_LION),)),
+    Claim(_LION, "majority vote matches global AdamW", (("majority", _ADAMW),)),
+    Claim(_LION, "majority vote matches global Lion", (("majority", _GLOBAL_LION),)),
+    Claim(_LION, "Average matches global AdamW", (("average", _ADAMW),)),
+    Claim(_LION, "Average matches global Lion", (("average", _GLOBAL_LION),)),
     Claim(
         _LION,
-        "votes are ahead of TernGrad at no more traffic",
+        "votes lead TernGrad at no more traffic",
         (("majority", "terngrad-adamw"), ("average", "terngrad-adamw")),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         _LION,
-        "votes are ahead of DGC at no more traffic",
+        "votes lead DGC at no more traffic",
         (("majority", "dgc"), ("average", "dgc")),
-        wants_ahead=True,
+        wants_lead=True,
     ),
-    Claim(_LION, "votes are ahead of D-Signum", (("majority", "signum"),), wants_ahead=True),
+    Claim(_LION, "votes lead D-Signum", (("majority", "signum"),), wants_lead=True),
     Claim(
         _LION,
-        "votes are ahead of GradDrop at no more traffic",
+        "votes lead GradDrop at no more traffic",
         elsewhere="[the start of training](../../docs/explanation/start-of-training.md)",
     ),
     Claim(_LION, "the same on ImageNet, OpenWebText (350M, 760M) and few-shot fine-tuning (7B)"),
     Claim(
         _CUB,
-        "two bits are on a par with global Lion",
+        "two bits match global Lion",
         (("quantized-2", _GLOBAL_LION), (SHORT_TWO_BITS, SHORT_LION)),
     ),
     *(
@@ -85,7 +85,7 @@ CLAIMS = (
         for claim in (
             Claim(
                 "ours",
-                f"on skewed data majority vote is on a par with global Lion{words}",
+                f"on skewed data majority vote matches global Lion{words}",
                 (("majority", _GLOBAL_LION), ("majority-sync-10", _GLOBAL_LION)),
                 conditions=conditions,
             ),
@@ -93,34 +93,34 @@ CLAIMS = (
                 _CUB,
                 f"averaged momenta win back what majority vote loses on skewed data{words}",
                 (("majority-sync-10", "majority"),),
-                wants_ahead=True,
+                wants_lead=True,
                 conditions=conditions,
             ),
             Claim(
                 "ours",
-                "on skewed data betas (0.9, 0.95), or momentum after the vote, end ahead of "
+                "on skewed data betas (0.9, 0.95), or momentum after the vote, lead "
                 f"majority vote{words}",
                 ((SHORT, "majority"), ("shared-majority", "majority")),
-                wants_ahead=True,
+                wants_lead=True,
                 conditions=conditions,
             ),
             Claim(
                 "ours",
-                "on skewed data momentum after the vote ends ahead of betas (0.9, 0.95)" + words,
+                "on skewed data momentum after the vote leads betas (0.9, 0.95)" + words,
                 (("shared-majority", SHORT),),
-                wants_ahead=True,
+                wants_lead=True,
                 conditions=conditions,
             ),
             Claim(
                 _EF21,
-                f"on skewed data error feedback puts votes ahead of averaged momenta{words}",
+                f"on skewed data error feedback lets votes lead averaged momenta{words}",
                 tuple((method, "majority-sync-10") for method in _FEEDBACKS),
-                wants_ahead=True,
+                wants_lead=True,
                 conditions=conditions,
             ),
             Claim(
                 _EF21,
-                "on skewed data votes with error feedback are on a par with global Lion of the "
+                "on skewed data votes with error feedback match global Lion of the "
                 f"same betas{words}",
                 (
                     (FEEDBACK, _GLOBAL_LION),
@@ -131,7 +131,7 @@ CLAIMS = (
             ),
             Claim(
                 _EF21,
-                f"on skewed data votes with error feedback are on a par with global AdamW{words}",
+                f"on skewed data votes with error feedback match global AdamW{words}",
                 tuple((method, _ADAMW) for method in _FEEDBACKS),
                 conditions=conditions,
             ),
@@ -139,25 +139,25 @@ CLAIMS = (
     ),
     Claim(
         "ours",
-        "the library's FeedbackVote is on a par with the study's loop of the same equations",
+        "the library's FeedbackVote matches the study's loop of the same equations",
         ((LIBRARY_FEEDBACK_2, SHORT_FEEDBACK_2),),
         conditions="skew-tuned",
     ),
     Claim(
         _EF21,
-        "on even data votes with error feedback are on a par with majority vote of the same betas",
+        "on even data votes with error feedback match majority vote of the same betas",
         ((FEEDBACK, "majority"), (SHORT_FEEDBACK, SHORT), (SHORT_FEEDBACK_2, SHORT)),
     ),
     Claim(
         _EF21,
-        "on even data votes with error feedback are on a par with global AdamW",
+        "on even data votes with error feedback match global AdamW",
         tuple((method, _ADAMW) for method in _FEEDBACKS),
     ),
     Claim(
         "signSGD on different data (arXiv:1906.01736, arXiv:1905.12938)",
-        "on skewed data stochastic signs end ahead of majority vote, at rates tuned on it",
+        "on skewed data stochastic signs lead majority vote, at rates tuned on it",
         tuple((method, "majority") for method in STOCHASTIC),
-        wants_ahead=True,
+        wants_lead=True,
         conditions="skew-tuned",
     ),
     Claim(
@@ -167,18 +167,18 @@ CLAIMS = (
     ),
     Claim(
         _CUB,
-        "p bits scaled by L1 end ahead of L-infinity at full range",
+        "p bits scaled by L1 lead L-infinity at full range",
         (
             (SHORT_TWO_BITS, "quantized-2-linf-full-betas-90-95"),
             ("quantized-4-betas-90-95", "quantized-4-linf-full-betas-90-95"),
         ),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         _CUB,
-        "p bits scaled by L1 end ahead of L-infinity that clamps",
+        "p bits scaled by L1 lead L-infinity that clamps",
         ((SHORT_TWO_BITS, "quantized-2-linf-betas-90-95"),),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         _CUB,
@@ -188,101 +188,101 @@ CLAIMS = (
     ),
     Claim(
         "ours",
-        "Lion is on a par with AdamW on these tasks",
+        "Lion matches AdamW on these tasks",
         ((_GLOBAL_LION, _ADAMW),),
     ),
     Claim(
         "ours",
-        "momentum after the vote is on a par with global AdamW",
+        "momentum after the vote matches global AdamW",
         (("shared-majority", _ADAMW),),
     ),
     Claim(
         "ours",
-        "momentum after the vote is ahead of majority vote over Lion",
+        "momentum after the vote leads majority vote over Lion",
         (("shared-majority", "majority"),),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         "ours",
-        "momentum after the vote, or D-Signum, is ahead of betas (0.9, 0.95)",
+        "momentum after the vote, or D-Signum, leads betas (0.9, 0.95)",
         (("shared-majority", SHORT), ("signum", SHORT)),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         "ours",
-        "two bits before the shared momentum are ahead of one",
+        "two bits before the shared momentum lead one",
         (("shared-quantized-2", "shared-majority"),),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         "ours",
-        "a shared momentum of 0.95 or 0.8 is on a par with 0.9",
+        "a shared momentum of 0.95 or 0.8 matches 0.9",
         (("shared-majority-b95", "shared-majority"), ("shared-majority-b80", "shared-majority")),
     ),
     Claim(
         "ours",
-        "norms and biases in full precision put a majority vote ahead",
+        "norms and biases in full precision improve a majority vote",
         (("majority-full-vectors", "majority"),),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         "ours",
-        "other betas put votes ahead of those of Lion",
+        "with other betas, votes lead votes with Lion's",
         tuple((method, "majority") for method in (*OTHER_BETAS, "signum")),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         "ours",
-        "with other betas, votes are on a par with global AdamW",
+        "with other betas, votes match global AdamW",
         tuple((method, _ADAMW) for method in (*OTHER_BETAS, "signum")),
     ),
     Claim(
         "ours",
-        "with betas (0.9, 0.95) for both, majority vote is on a par with global Lion",
+        "with betas (0.9, 0.95) for both, majority vote matches global Lion",
         ((SHORT, SHORT_LION),),
     ),
     Claim(
         "ours",
-        "with betas (0.9, 0.95), Lion, and votes, are on a par with AdamW of any",
+        "with betas (0.9, 0.95), Lion, and votes, match AdamW of any",
         ((SHORT_LION, _ADAMW), (SHORT_LION, SHORT_ADAMW), (SHORT, SHORT_ADAMW)),
     ),
     Claim(
         "ours",
-        "betas (0.9, 0.95) put AdamW ahead of its default",
+        "AdamW with betas (0.9, 0.95) leads AdamW with its default",
         ((SHORT_ADAMW, _ADAMW),),
-        wants_ahead=True,
+        wants_lead=True,
     ),
     Claim(
         "ours",
-        "votes on embeddings that may be zero put a majority vote ahead",
+        "votes on embeddings that may be zero improve a majority vote",
         (("majority-ternary-embeddings-betas-90-95", SHORT),),
-        wants_ahead=True,
+        wants_lead=True,
     ),
-    Claim("ours", "DGC is on a par with the SGD that is in it", (("dgc", _SGD),)),
+    Claim("ours", "DGC matches the SGD that is in it", (("dgc", _SGD),)),
     Claim(
         _SIGNUM,
-        "with Byzantine workers, majority vote is ahead of the mean",
+        "with Byzantine workers, majority vote leads the mean",
         (("majority", _GLOBAL_LION),),
-        wants_ahead=True,
+        wants_lead=True,
         conditions="byzantine",
     ),
     Claim(
         "ours",
-        "with Byzantine workers, majority vote is on a par with the median of 32-bit gradients",
+        "with Byzantine workers, majority vote matches the median of 32-bit gradients",
         (("majority", "median-lion"),),
         conditions="byzantine",
     ),
     Claim(
         "ours",
-        "at higher accuracy, votes are on a par with global AdamW",
+        "at higher accuracy, votes match global AdamW",
         (("majority", _ADAMW), (SHORT, _ADAMW)),
         conditions="confirmation",
     ),
     Claim(
         "ours",
-        "at higher accuracy, betas (0.9, 0.95) put votes ahead of those of Lion",
+        "at higher accuracy, votes with betas (0.9, 0.95) lead votes with Lion's",
         ((SHORT, "majority"),),
-        wants_ahead=True,
+        wants_lead=True,
         conditions="confirmation",
     ),
 )
@@ -385,8 +385,8 @@ def condition_of(part: str) -> str:
 def holds(claim: Claim, comparison: Comparison) -> str:
     """Return what a comparison says of a claim."""
     verdict = comparison.verdict
-    if verdict in (Verdict.OPEN, Verdict.UNDECIDED):
+    if verdict in (Verdict.OPEN, Verdict.INCONCLUSIVE):
         return verdict.value
-    if claim.wants_ahead and verdict is Verdict.PAR:
-        return "not shown: on a par"
-    return "does not hold" if verdict is Verdict.BEHIND else "holds"
+    if claim.wants_lead and verdict is Verdict.MATCHES:
+        return "not shown: matches"
+    return "does not hold" if verdict is Verdict.TRAILS else "holds"

@@ -9,7 +9,7 @@ from claims import Study
 from evidence import Comparison, Verdict
 from plan import FEEDBACK, SHORT
 
-# Points of test error: half of what betas (0.9, 0.95) were ahead by in a third of the steps.
+# Points of test error: half of what betas (0.9, 0.95) led by in a third of the steps.
 LEAST_AT_LENGTH = 2.4
 
 
@@ -52,19 +52,19 @@ def list_decisions(study: Study) -> Iterator[Decision]:
     yield Decision(
         "Do betas become (0.9, 0.95) by default?",
         (
-            *_all_ahead(study, SHORT, "majority", ("confirmation", "images-8", "text-8")),
-            *_all_ahead(study, SHORT, "majority", ("images-32", "skew")),
-            _is_far_ahead(study.compare("confirmation", SHORT, "majority")),
+            *_all_lead(study, SHORT, "majority", ("confirmation", "images-8", "text-8")),
+            *_all_lead(study, SHORT, "majority", ("images-32", "skew")),
+            _leads_far(study.compare("confirmation", SHORT, "majority")),
         ),
     )
     yield Decision(
         "Does momentum after the vote become an option?",
         (
-            _is_ahead(
-                f"ahead of {SHORT} at alpha 0.1",
+            _leads(
+                f"leads {SHORT} at alpha 0.1",
                 _skewed(study, "shared-majority", SHORT, alpha=0.1),
             ),
-            _is_ahead(
+            _leads(
                 "the same at rates tuned on skewed classes",
                 study.compare("skew-tuned", "shared-majority", SHORT),
             ),
@@ -74,24 +74,24 @@ def list_decisions(study: Study) -> Iterator[Decision]:
     yield Decision(
         "Does error feedback become a rule?",
         (
-            _is_ahead(
-                f"ahead of {averaged} at alpha 0.1, at rates tuned there",
+            _leads(
+                f"leads {averaged} at alpha 0.1, at rates tuned there",
                 study.compare("skew-tuned", FEEDBACK, averaged),
             ),
-            _is_ahead(
-                f"ahead of {averaged}, or on a par, at alpha 1",
+            _leads(
+                f"leads or matches {averaged} at alpha 1",
                 _skewed(study, FEEDBACK, averaged, alpha=1.0),
-                Verdict.PAR,
+                Verdict.MATCHES,
             ),
         ),
     )
 
 
-def _all_ahead(
+def _all_lead(
     study: Study, method: str, reference: str, parts: Sequence[str]
 ) -> Iterator[Condition]:
     for part in parts:
-        yield _is_ahead(f"{part}: ahead", study.compare(part, method, reference))
+        yield _leads(f"{part}: leads", study.compare(part, method, reference))
 
 
 def _skewed(study: Study, method: str, reference: str, *, alpha: float) -> list[Comparison]:
@@ -99,18 +99,18 @@ def _skewed(study: Study, method: str, reference: str, *, alpha: float) -> list[
     return [each for each in found if each.method.cell.alpha == alpha]
 
 
-def _is_ahead(text: str, found: Sequence[Comparison], *enough: Verdict) -> Condition:
-    """Ask for ``ahead``, or what is enough, in each of some comparisons."""
+def _leads(text: str, found: Sequence[Comparison], *enough: Verdict) -> Condition:
+    """Ask for ``leads``, or what is enough, in each of some comparisons."""
     verdicts = {each.verdict for each in found}
-    if verdicts - {Verdict.AHEAD, Verdict.OPEN, *enough}:
+    if verdicts - {Verdict.LEADS, Verdict.OPEN, *enough}:
         return Condition(text, holds=False)
     return Condition(text, holds=None if not found or Verdict.OPEN in verdicts else True)
 
 
-def _is_far_ahead(found: Sequence[Comparison]) -> Condition:
+def _leads_far(found: Sequence[Comparison]) -> Condition:
     (comparison,) = found
     known = comparison.verdict is not Verdict.OPEN
     return Condition(
-        f"confirmation: mean at least {LEAST_AT_LENGTH:g} points ahead",
+        f"confirmation: mean at least {LEAST_AT_LENGTH:g} points of lead",
         holds=comparison.mean <= -LEAST_AT_LENGTH if known else None,
     )

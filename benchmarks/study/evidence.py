@@ -27,10 +27,10 @@ Array = npt.NDArray[np.float64]
 class Verdict(Enum):
     """What a comparison decides."""
 
-    PAR = "on a par"
-    AHEAD = "ahead"
-    BEHIND = "behind"
-    UNDECIDED = "undecided"
+    MATCHES = "matches"
+    LEADS = "leads"
+    TRAILS = "trails"
+    INCONCLUSIVE = "inconclusive"
     OPEN = "not yet run"
 
 
@@ -121,11 +121,11 @@ def compare(method: Ending, reference: Ending) -> Comparison:
     whole = method.is_whole and reference.is_whole
     if whole and method.has_diverged:
         return Comparison(
-            method, reference, 0, math.inf, math.nan, math.nan, math.inf, Verdict.BEHIND
+            method, reference, 0, math.inf, math.nan, math.nan, math.inf, Verdict.TRAILS
         )
     if whole and reference.has_diverged:
         return Comparison(
-            method, reference, 0, -math.inf, math.nan, -math.inf, math.nan, Verdict.AHEAD
+            method, reference, 0, -math.inf, math.nan, -math.inf, math.nan, Verdict.LEADS
         )
     seeds = [
         seed
@@ -167,10 +167,10 @@ def half_width(by_unit: Array) -> float:
 def decide(mean: float, half: float, *, margin: float) -> Verdict:
     """Say what a mean difference and its bounds decide."""
     if mean + half < 0:
-        return Verdict.AHEAD
+        return Verdict.LEADS
     if mean + half < margin:
-        return Verdict.PAR
-    return Verdict.BEHIND if mean - half > 0 else Verdict.UNDECIDED
+        return Verdict.MATCHES
+    return Verdict.TRAILS if mean - half > 0 else Verdict.INCONCLUSIVE
 
 
 def sampling_error(errors: Sequence[Array]) -> float:

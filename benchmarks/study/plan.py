@@ -107,7 +107,7 @@ def _cells(setting: Setting, methods: tuple[str, ...], workers: int) -> tuple[Ce
     return tuple(_cell(setting, method, workers) for method in methods)
 
 
-# What is compared with others, and whom it is said to be ahead of.
+# What is compared with others, and which methods it may lead.
 _TUNED_AGAIN = ("majority", SHORT, "terngrad-adamw", "dgc")
 
 

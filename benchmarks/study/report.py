@@ -29,7 +29,7 @@ _FIGURES = (
     (draw_bits, "bits", "Outcome against bits up and down; lower left is better."),
     (draw_curves, "curves", "Validation loss over steps, the mean of the seeds."),
 )
-_DIVERGED = {Verdict.BEHIND: "diverged", Verdict.AHEAD: "the reference diverged"}
+_DIVERGED = {Verdict.TRAILS: "diverged", Verdict.LEADS: "the reference diverged"}
 _REFERENCES = ("global-adamw", "global-lion", "majority", SHORT)
 
 
@@ -53,7 +53,8 @@ def _lay_out(study: Study, records: Records) -> Iterator[Block]:
     yield Paragraph(
         "Differences are method minus reference, in points of test error (images) or nats a byte "
         "(text): mean ± standard deviation of the seeds, and the one-sided 95 % bounds by which "
-        "the protocol decides. A par is an upper bound below "
+        "the protocol decides: its *on a par*, *ahead*, *behind* and *undecided* are *matches*, "
+        "*leads*, *trails* and *inconclusive* here. A match is an upper bound below "
         f"{MARGINS['images']:g} point or {MARGINS['text']:g} nats."
     )
     yield Table(

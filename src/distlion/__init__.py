@@ -25,6 +25,7 @@ from distlion.optim import (
     MomentumSync,
     Nodes,
     lion_cub,
+    paper_settings,
 )
 from distlion.options import average_buffers
 from distlion.virtual import VirtualClients, VirtualCluster, VirtualLocalSteps
@@ -61,5 +62,6 @@ __all__ = [
     "average_buffers",
     "lion_cub",
     "load_checkpoint",
+    "paper_settings",
     "save_checkpoint",
 ]

@@ -168,7 +168,7 @@ class LostUpdatesWarning(UserWarning):
 
 
 class DisagreeingWorkersWarning(UserWarning):
-    """Workers have disagreed with the majority of the others for many looks.
+    """Workers agree with the majority of the others clearly less than the median worker does.
 
     Attributes:
         workers: Their ranks in the voting group; with nodes, the numbers of their nodes.

@@ -119,12 +119,14 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
         CorruptFrameError, "bytes from {who} were damaged on the way; nothing was committed"
     ),
     "lost": Failure(
-        PeerLostError, "{what}: {who} is gone; look at its log{note}; nothing was committed here"
+        PeerLostError,
+        "{what}: {who} is gone; look at its log (if it ended normally: did it have fewer batches, "
+        "or skip a step()?){note}; nothing was committed here",
     ),
     "left": Failure(
         PeerLostError,
-        "{what}: {who} left, and is no longer waited for; look at its log{note}; nothing was "
-        "committed here",
+        "{what}: {who} left, and is no longer waited for; look at its log (if it ended normally: "
+        "did it have fewer batches, or skip a step()?){note}; nothing was committed here",
     ),
     "silent": Failure(
         StepTimeoutError,

@@ -129,10 +129,10 @@ def test_a_par_is_within_the_margin_on_the_mean_of_paired_differences(claims: An
 
     answers = answer_first(claims, part)
 
-    majority = answers["Majority vote is on a par with global Lion"]
+    majority = answers["Majority vote matches global Lion"]
     assert (majority.holds, majority.seeds) == (True, "2 of 3")
     assert majority.figures == "majority - global-lion: +0.90 ± 0.61 points"
-    average = answers["Average is on a par with global Lion"]
+    average = answers["Average matches global Lion"]
     assert (average.holds, average.seeds) == (False, "1 of 3")
 
 
@@ -142,8 +142,8 @@ def test_being_ahead_counts_only_at_no_more_traffic(claims: Any) -> None:
 
     answers = answer_first(claims, part)
 
-    assert answers["majority is ahead of dgc at no more traffic"].holds is True
-    dearer = answers["average is ahead of dgc at no more traffic"]
+    assert answers["majority leads dgc at no more traffic"].holds is True
+    dearer = answers["average leads dgc at no more traffic"]
     assert dearer.holds is None
     assert dearer.figures == "average - dgc: -10.00 ± 0.00 points; 7 bits against 6"
 
@@ -185,7 +185,7 @@ def test_lion_cub_is_set_against_its_votes_alone(claims: Any) -> None:
     ]
     assert helped.holds is True
     assert helped.figures.startswith("lion-cub - quantized-2: -0.50")
-    assert answers["Lion Cub is on a par with global Lion"].holds is False
+    assert answers["Lion Cub matches global Lion"].holds is False
 
 
 def test_lion_cub_is_what_the_claim_says() -> None:
@@ -246,7 +246,7 @@ def test_what_diverged_is_behind_what_did_not(claims: Any, diverged: str, holds:
     which = ("majority", "global-lion") if diverged == "both" else (diverged,)
     part = make_part({"global-lion": [50, 50], "majority": [50, 50]}, diverged=which)
 
-    answer = answer_first(claims, part)["Majority vote is on a par with global Lion"]
+    answer = answer_first(claims, part)["Majority vote matches global Lion"]
 
     assert answer.holds is holds
     assert answer.figures.endswith("(diverged)")
@@ -254,7 +254,7 @@ def test_what_diverged_is_behind_what_did_not(claims: Any, diverged: str, holds:
 
 def test_a_rate_at_the_edge_of_its_grid_is_reported(claims: Any) -> None:
     part = make_part({"majority": [50], "dgc": [60]}, edge=("dgc",))
-    answer = answer_first(claims, part)["majority is ahead of dgc at no more traffic"]
+    answer = answer_first(claims, part)["majority leads dgc at no more traffic"]
     assert "lr at the edge of the grid: dgc;" in answer.figures
 
 
@@ -264,7 +264,7 @@ def test_parts_that_share_runs_answer_once_and_in_order(claims: Any) -> None:
     elsewhere = make_part(errors, alpha=0.1)
     parts = {"first": first, "again": again, "other": other, "elsewhere": elsewhere}
 
-    answers = claims.answer_all(parts)["Majority vote is on a par with global Lion"]
+    answers = claims.answer_all(parts)["Majority vote matches global Lion"]
 
     assert [(answer.part, answer.workers) for answer in answers] == [
         ("first", 4),
@@ -315,7 +315,7 @@ def test_the_program_runs_parts_and_writes_what_they_say(
 
     program.main()
 
-    assert "Majority vote is on a par with global Lion: " in capsys.readouterr().out
+    assert "Majority vote matches global Lion: " in capsys.readouterr().out
     found = json.loads((results / "claims.json").read_text())
     assert [each["seed"] for each in found["outcomes"]] == [1, 2, 1, 2]
     assert [each["workers"] for each in found["answers"]] == [2]
@@ -359,7 +359,7 @@ def test_claims_stand_in_a_table_with_their_answers(program: Any, claims: Any) -
     blocks = program.describe_claims(answers, {"p": part}, "python benchmarks/comparison")
 
     first = next(block for block in blocks if isinstance(block, Table))
-    assert first.rows == [["Majority vote is on a par with global Lion", "holds here (1 of 1)"]]
+    assert first.rows == [["Majority vote matches global Lion", "holds here (1 of 1)"]]
     assert (
         "| p | 4 | majority - global-lion: +0.00 ± 0.00 points | holds | 1 of 1 |"
         in render_markdown(blocks)

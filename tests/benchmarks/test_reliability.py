@@ -16,7 +16,7 @@ MODULES = (
     "study_path",
     *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
     *("runs", "archive", "work", "cells", "plan", "images", "text", "sources"),
-    *("protocol", "watched", "unequal"),
+    *("protocol", "watched", "unequal", "gap"),
 )
 
 
@@ -180,10 +180,62 @@ def test_the_program_lists_what_is_open_and_writes_the_page(
     study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study.program.main(["open", "--results", str(tmp_path)])
-    assert len(capsys.readouterr().out.split()) == 54 + 6
+    assert len(capsys.readouterr().out.split()) == 54 + 6 + 18
 
     study.program.main(["report", "--results", str(tmp_path)])
     assert "Decided: weighted: open" in (tmp_path / "reliability.md").read_text()
+
+
+def make_named(study: Any, named: dict[tuple[float | None, int], list[int]]) -> dict[str, Any]:
+    """Return records of the warning's second form; by default flippers are named."""
+    return {
+        run.name: {
+            "agreement": [0.4] * run.attackers + [0.5] * (8 - run.attackers),
+            "named": named.get((run.alpha, run.attackers), list(range(run.attackers))[::-1]),
+        }
+        for run in study.gap.list_gap()
+    }
+
+
+@pytest.mark.parametrize(
+    ("named", "decided"),
+    [
+        ({}, "holds"),
+        ({(0.1, 0): [5], (0.1, 2): [], (0.1, 3): [7]}, "holds"),
+        ({(None, 0): [5]}, "fails"),
+        ({(None, 2): [0]}, "fails"),
+        ({(None, 3): [0, 1, 2, 7]}, "fails"),
+    ],
+)
+def test_the_warning_holds_if_it_names_flippers_and_nobody_else_on_even_data(
+    study: Any, named: dict[tuple[float | None, int], list[int]], decided: str
+) -> None:
+    found = make_named(study, named)
+    assert study.gap.decide_warning(found.get) == decided
+
+    del found[study.gap.list_condition((None, 3))[1].name]
+    # A condition that failed is said to fail, whatever is open.
+    expected = "fails" if decided == "fails" and (None, 3) not in named else "open"
+    assert study.gap.decide_warning(found.get) == expected
+
+
+def test_new_seeds_judge_the_warning_at_the_old_conditions(study: Any) -> None:
+    old = [run for run in study.protocol.list_open(lambda name: None) if run.method == "majority"]
+    new = study.gap.list_gap()
+
+    assert {run.seed for run in old} == {1, 2, 3}
+    assert [run.seed for run in new] == [4] * 6 + [5] * 6 + [6] * 6
+    assert new == [replace(run, seed=run.seed + 3) for run in old]
+
+
+def test_the_page_shows_gaps_and_names(study: Any) -> None:
+    page = study.gap.describe_gap(make_named(study, {(0.1, 3): [0, 7]}).get)
+
+    assert "| even |  | +0.0 to +0.0 | 0 of 0 | 0 |" in page
+    assert "| even, 2 flip | -10.0 to -10.0 | +0.0 to +0.0 | 6 of 6 | 0 |" in page
+    assert "| alpha 0.1, 3 flip | -10.0 to -10.0 | +0.0 to +0.0 | 3 of 9 | 3 |" in page
+    assert page.endswith("On even data: holds.\n")
+    assert "| even | open | open | open | open |" in study.gap.describe_gap({}.get)
 
 
 class _Images:

@@ -355,12 +355,12 @@ def test_report_decides_by_the_bounds_and_nothing_before_all_seeds(
     records = make_records(study, tmp_path / "runs", errors)
     report = study.report.write_report(records, tmp_path).read_text()
     lines = [line for line in report.splitlines() if "| images-4 | 4 |" in line]
-    (majority,) = [line for line in lines if "majority vote is on a par with global AdamW" in line]
+    (majority,) = [line for line in lines if "majority vote matches global AdamW" in line]
     assert "+3.07 ± 0.06" in majority
     assert majority.endswith("does not hold |")
-    (shared,) = [line for line in lines if "after the vote is on a par with global AdamW" in line]
+    (shared,) = [line for line in lines if "after the vote matches global AdamW" in line]
     assert shared.endswith("| holds |")
-    (average,) = [line for line in lines if "Average is on a par with global AdamW" in line]
+    (average,) = [line for line in lines if "Average matches global AdamW" in line]
     assert "(2 of 3 seeds)" in average
     assert average.endswith("| not yet run |")
     assert (tmp_path / "study_endings.png").stat().st_size > 1000

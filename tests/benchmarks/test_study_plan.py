@@ -214,12 +214,12 @@ def test_bound_over_examples_counts_where_seeds_agree(study: Any) -> None:
 @pytest.mark.parametrize(
     ("mean", "half", "verdict"),
     [
-        (0.5, 0.4, "PAR"),
-        (0.5, 0.6, "UNDECIDED"),
-        (1.5, 0.6, "BEHIND"),
-        (-0.5, 0.6, "PAR"),
-        (-0.5, 0.4, "AHEAD"),
-        (0.1, 3.0, "UNDECIDED"),
+        (0.5, 0.4, "MATCHES"),
+        (0.5, 0.6, "INCONCLUSIVE"),
+        (1.5, 0.6, "TRAILS"),
+        (-0.5, 0.6, "MATCHES"),
+        (-0.5, 0.4, "LEADS"),
+        (0.1, 3.0, "INCONCLUSIVE"),
     ],
 )
 def test_verdict_follows_the_bounds(study: Any, mean: float, half: float, verdict: str) -> None:
@@ -233,21 +233,21 @@ def test_units_survive_packing(study: Any, units: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "of_a_par", "of_ahead"),
+    ("verdict", "of_a_match", "of_a_lead"),
     [
-        ("AHEAD", "holds", "holds"),
-        ("PAR", "holds", "not shown: on a par"),
-        ("BEHIND", "does not hold", "does not hold"),
-        ("UNDECIDED", "undecided", "undecided"),
+        ("LEADS", "holds", "holds"),
+        ("MATCHES", "holds", "not shown: matches"),
+        ("TRAILS", "does not hold", "does not hold"),
+        ("INCONCLUSIVE", "inconclusive", "inconclusive"),
         ("OPEN", "not yet run", "not yet run"),
     ],
 )
 def test_a_claim_is_answered_by_what_was_decided(
-    study: Any, verdict: str, of_a_par: str, of_ahead: str
+    study: Any, verdict: str, of_a_match: str, of_a_lead: str
 ) -> None:
     found = SimpleNamespace(verdict=study.evidence.Verdict[verdict])
-    claims = [study.claims.Claim("us", "it", wants_ahead=wants) for wants in (False, True)]
-    assert [study.claims.holds(claim, found) for claim in claims] == [of_a_par, of_ahead]
+    claims = [study.claims.Claim("us", "it", wants_lead=wants) for wants in (False, True)]
+    assert [study.claims.holds(claim, found) for claim in claims] == [of_a_match, of_a_lead]
 
 
 # Decisions
@@ -259,14 +259,14 @@ def make_comparison(study: Any, verdict: str, *, mean: float = -3.0, alpha: floa
 
 
 def decide_for_library(study: Any, **found: Any) -> list[str]:
-    """Return the answers where each part has one comparison, ``AHEAD`` if it is not given."""
+    """Return the answers where each part has one comparison, ``LEADS`` if it is not given."""
 
     def compare(part: str, method: str, reference: str) -> list[Any]:
-        ahead = [make_comparison(study, "AHEAD", alpha=alpha) for alpha in (0.1, 1.0)]
+        ahead = [make_comparison(study, "LEADS", alpha=alpha) for alpha in (0.1, 1.0)]
         if part == "skew" and method != "majority-betas-90-95":
             mine: list[Any] = found.get(method.partition("-")[0], ahead)
             return mine
-        return [found.get(part.replace("-", "_"), make_comparison(study, "AHEAD"))]
+        return [found.get(part.replace("-", "_"), make_comparison(study, "LEADS"))]
 
     found_by = SimpleNamespace(compare=compare)
     return [each.answer for each in study.decisions.list_decisions(found_by)]
@@ -275,23 +275,23 @@ def decide_for_library(study: Any, **found: Any) -> list[str]:
 def test_betas_change_only_where_all_parts_are_ahead_and_the_long_one_by_far(study: Any) -> None:
     assert decide_for_library(study)[0] == "yes"
     for part in ("confirmation", "images_8", "text_8", "images_32", "skew"):
-        for verdict in ("PAR", "BEHIND", "UNDECIDED"):
+        for verdict in ("MATCHES", "TRAILS", "INCONCLUSIVE"):
             found = make_comparison(study, verdict)
             assert decide_for_library(study, **{part: found})[0] == "no"
         assert decide_for_library(study, **{part: make_comparison(study, "OPEN")})[0] == "not yet"
     for mean, answer in ((-2.39, "no"), (-2.4, "yes")):
-        found = make_comparison(study, "AHEAD", mean=mean)
+        found = make_comparison(study, "LEADS", mean=mean)
         assert decide_for_library(study, confirmation=found)[0] == answer
 
 
 def test_one_condition_that_fails_is_enough_for_a_no(study: Any) -> None:
-    lost, open_ = make_comparison(study, "AHEAD", mean=-1.0), make_comparison(study, "OPEN")
+    lost, open_ = make_comparison(study, "LEADS", mean=-1.0), make_comparison(study, "OPEN")
     assert decide_for_library(study, confirmation=lost, skew=open_)[0] == "no"
 
 
 def test_momentum_after_the_vote_must_be_ahead_where_classes_are_most_skewed(study: Any) -> None:
-    for verdict, answer in (("AHEAD", "yes"), ("PAR", "no"), ("OPEN", "not yet")):
-        found = [make_comparison(study, verdict), make_comparison(study, "BEHIND", alpha=1.0)]
+    for verdict, answer in (("LEADS", "yes"), ("MATCHES", "no"), ("OPEN", "not yet")):
+        found = [make_comparison(study, verdict), make_comparison(study, "TRAILS", alpha=1.0)]
         assert decide_for_library(study, shared=found)[1] == answer
         tuned = make_comparison(study, verdict)
         assert decide_for_library(study, skew_tuned=tuned)[1] == answer
@@ -299,19 +299,19 @@ def test_momentum_after_the_vote_must_be_ahead_where_classes_are_most_skewed(stu
 
 def test_error_feedback_must_be_ahead_of_averages_but_where_skew_is_mild(study: Any) -> None:
     for verdict, answer, mildly in (
-        ("AHEAD", "yes", "yes"),
-        ("PAR", "no", "yes"),
-        ("UNDECIDED", "no", "no"),
+        ("LEADS", "yes", "yes"),
+        ("MATCHES", "no", "yes"),
+        ("INCONCLUSIVE", "no", "no"),
         ("OPEN", "not yet", "not yet"),
     ):
         tuned = make_comparison(study, verdict)
         assert decide_for_library(study, skew_tuned=tuned)[2] == answer
-        found = [make_comparison(study, verdict, alpha=1.0), make_comparison(study, "BEHIND")]
+        found = [make_comparison(study, verdict, alpha=1.0), make_comparison(study, "TRAILS")]
         assert decide_for_library(study, feedback=found)[2] == mildly
 
 
 def test_what_no_runs_are_compared_in_is_not_decided(study: Any) -> None:
-    only_mild = [make_comparison(study, "AHEAD", alpha=1.0)]
+    only_mild = [make_comparison(study, "LEADS", alpha=1.0)]
     assert decide_for_library(study, shared=only_mild)[1] == "not yet"
 
 
@@ -356,7 +356,7 @@ def make_ending(study: Any, *, diverged: int | None) -> Any:
 
 @pytest.mark.parametrize(
     ("method", "reference", "verdict"),
-    [(1, None, "BEHIND"), (1, 2, "BEHIND"), (None, 2, "AHEAD"), (None, None, "PAR")],
+    [(1, None, "TRAILS"), (1, 2, "TRAILS"), (None, 2, "LEADS"), (None, None, "MATCHES")],
 )
 def test_whoever_diverges_is_behind(
     study: Any, method: int | None, reference: int | None, verdict: str

@@ -136,8 +136,8 @@ def test_a_worker_that_flips_its_votes_is_named_once(seen: list[warnings.Warning
     assert isinstance(warning.message, DisagreeingWorkersWarning)
     assert warning.message.workers == (1, 6)
     assert "worker 1 on" in str(warning.message)
-    place = f"{LOOKS} diagnoses in a row, up to step {LOOKS - 1}. Expected 45% or more"
-    assert place in str(warning.message)
+    assert f"mean of the last {LOOKS} diagnoses up to step {LOOKS - 1}. " in str(warning.message)
+    assert "expected at most 5 points less" in str(warning.message)
     assert warning.filename == __file__
 
 
@@ -163,42 +163,89 @@ def test_of_two_workers_neither_is_named(seen: list[warnings.WarningMessage]) ->
     assert seen == []
 
 
-def observe(watch: ReliabilityWatch, look: int, own: Sequence[tuple[int, int]]) -> None:
-    """Let worker 0 have these counts, one for each parameter, and two others agree."""
-    watch.observe(look, [[each, (9, 10), (45, 100)] for each in own])
+def observe(
+    watch: ReliabilityWatch,
+    look: int,
+    own: Sequence[tuple[int, int]],
+    others: Sequence[tuple[int, int]] = ((90, 100), (45, 100)),
+) -> None:
+    """Let worker 0 have these counts, one for each parameter, and others the same in each."""
+    watch.observe(look, [[each, *others] for each in own])
     watch.warn()
 
 
 def test_the_elements_of_a_look_are_judged_together(seen: list[warnings.WarningMessage]) -> None:
-    """Shares of 0.4 and 0.6 are 0.5 on average, and 46 of 110 elements."""
+    """Shares of 0.3 and 0.6 are 0.45 on average, and 36 of 110 elements; others have 0.4."""
     watch = ReliabilityWatch(3)
     for look in range(LOOKS):
-        observe(watch, look, [(40, 100), (6, 10)])
+        observe(watch, look, [(30, 100), (6, 10)], [(9, 10), (40, 100)])
 
-    # Worker 2 stands at 0.45 exactly, which is not below it.
-    assert [warning.message.workers for warning in seen] == [(0,)]  # type: ignore[union-attr]
-    assert "worker 0 on 41.8% of the elements" in str(seen[0].message)
+    (warning,) = seen
+    assert isinstance(warning.message, DisagreeingWorkersWarning)
+    assert warning.message.workers == (0,)
+    assert "worker 0 on 32.7% of the elements" in str(warning.message)
+    assert "The median worker agrees on 40.0%" in str(warning.message)
 
 
-def test_one_look_with_agreement_begins_a_new_run(seen: list[warnings.WarningMessage]) -> None:
+@pytest.mark.parametrize("agreed", [39, 40, 41])
+def test_a_gap_must_be_larger_than_five_points(
+    seen: list[warnings.WarningMessage], agreed: int
+) -> None:
     watch = ReliabilityWatch(3)
-    for look in range(2 * LOOKS - 1):
-        observe(watch, look, [(45, 100) if look == LOOKS - 1 else (1, 10)])
+    for look in range(LOOKS):
+        # 0.1 of these looks more, so that no rounding decides between 0.4 and 0.45 - 0.05.
+        observe(watch, look, [(agreed + (look < LOOKS // 10), 100)])
+
+    assert len(seen) == (agreed == 39)
+
+
+def test_the_mean_of_the_last_looks_counts(seen: list[warnings.WarningMessage]) -> None:
+    """Neither one look with agreement saves a worker, nor does an old one condemn it."""
+    watch = ReliabilityWatch(3)
+    for look in range(LOOKS):
+        observe(watch, look, [(90, 100) if look < LOOKS // 2 else (0, 100)])
     assert seen == []
 
-    observe(watch, 2 * LOOKS, [(1, 10)])
-    assert "worker 0 on 10.0% of the elements" in str(seen[0].message)
+    for look in range(LOOKS, LOOKS + 6):
+        assert seen == []
+        observe(watch, look, [(0, 100)])
+    assert "worker 0 on 39.6% of the elements" in str(seen[0].message)
+
+
+def test_all_may_agree_less_late_in_a_run(seen: list[warnings.WarningMessage]) -> None:
+    watch = ReliabilityWatch(4)
+    for look in range(2 * LOOKS):
+        observe(watch, look, [(30, 100)], [(31, 100), (33, 100), (40, 100)])
+
+    assert seen == []
 
 
 def test_a_step_without_a_vote_of_a_worker_is_none_of_its_looks(
     seen: list[warnings.WarningMessage],
 ) -> None:
-    watch = ReliabilityWatch(3)
+    watch = ReliabilityWatch(4)
     for look in range(LOOKS):
-        observe(watch, look, [(0, 0) if look == 7 else (1, 10)])
+        own = (0, 0) if look == 7 else (1, 10)
+        observe(watch, look, [own], [(9, 10), (9, 10), (9, 10)])
     assert seen == []
 
-    observe(watch, LOOKS, [(1, 10)])
+    observe(watch, LOOKS, [(1, 10)], [(9, 10), (9, 10), (9, 10)])
+    (warning,) = seen
+    assert isinstance(warning.message, DisagreeingWorkersWarning)
+    assert warning.message.workers == (0,)
+
+
+def test_workers_with_too_few_looks_are_not_in_the_median(
+    seen: list[warnings.WarningMessage],
+) -> None:
+    watch = ReliabilityWatch(4)
+    for look in range(LOOKS):
+        observe(watch, look, [(1, 10)], [(9, 10), (9, 10), (0, 0) if look == 0 else (9, 10)])
+
+    assert [warning.message.workers for warning in seen] == [(0,)]  # type: ignore[union-attr]
+    watch = ReliabilityWatch(3)
+    for look in range(LOOKS):
+        observe(watch, look, [(1, 10)], [(9, 10), (0, 0) if look == 0 else (9, 10)])
     assert len(seen) == 1
 
 

@@ -73,13 +73,13 @@ class Distributed:
             RuntimeError: Somebody did not come, or the store is gone.
         """
         network, machine, kernel = self.network, self._machine, running()
-        made = End(network, machine, store.prefix)
+        made = End(network, machine, store.path)
         machine.note_progress(kernel.now_s)
         deadline_s = kernel.now_s + timeout.total_seconds()
-        present = network.meetings.setdefault(store.prefix, {})
+        present = network.meetings.setdefault(store.path, {})
         present[rank] = machine.rank
         while True:
-            store.store.meet(max(0.0, deadline_s - kernel.now_s))
+            store.meet(max(0.0, deadline_s - kernel.now_s))
             if len(present) == size:
                 break
             if kernel.now_s >= deadline_s:
@@ -103,6 +103,9 @@ class PrefixStore:
         """The place in the store below all prefixes."""
         below = getattr(self.store, "path", "")
         return f"{below}/{self.prefix}" if below else self.prefix
+
+    def meet(self, timeout_s: float) -> None:
+        self.store.meet(timeout_s)
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self.store.check([self._place(key) for key in keys]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,10 @@ from simulation.network import Delays
 
 OF_ALL_RULES = sorted(name for name, each in PATTERNS.items() if not each.counts_in_parts)
 """Patterns that carry votes of every rule, and momenta."""
+COUNTED = ("average", "majority", "ternary")
+"""Rules whose votes the other patterns carry."""
+FIRST_DOUBLING = 1_000_000
+"""Schedules from this seed on are those of the seeds from 0 on, by ``RecursiveDoubling``."""
 Kind = Literal["die", "stop", "cut", "damage", "late", "leave", "settings", "give up"]
 MESSAGE_FAULTS = ("die", "stop", "cut", "damage")
 """Faults that strike at a message; the others strike at a call of ``step()``."""
@@ -132,6 +136,8 @@ class Plan:
 
 def draw_plan(seed: int) -> Plan:
     """Draw a schedule."""
+    if seed >= FIRST_DOUBLING:
+        return _double(draw_plan(seed - FIRST_DOUBLING), seed)
     chance = random.Random(seed)
     size = chance.choice((2, 2, 3, 3, 4, 4, 5))
     sizes = tuple(
@@ -162,6 +168,17 @@ def draw_plan(seed: int) -> Plan:
         poisons=poisons,
         faults=faults,
     )
+
+
+def _double(plan: Plan, seed: int) -> Plan:
+    """Return a plan whose votes are added on their way, by rules that allow it."""
+    chance = random.Random(seed)
+    options = {**plan.options, "exchange": distlion.RecursiveDoubling(), "momentum_sync": None}
+    clip = plan.options["clip_norm"]
+    if clip is not None:
+        options["clip_norm"] = replace(clip, scope="worker")
+    rules = tuple(chance.choice(COUNTED) for _ in plan.rules)
+    return replace(plan, seed=seed, options=options, rules=rules)
 
 
 def _draw_options(chance: random.Random, size: int) -> dict[str, Any]:

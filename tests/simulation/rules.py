@@ -134,6 +134,10 @@ def _struck(outcome: Outcome) -> set[int]:
 def _has_lost_store(outcome: Outcome) -> bool:
     """Return whether the rank that keeps the store has ended before the others."""
     ends = {fault.victim for fault, _ in outcome.fired if fault.kind in ("die", "leave")}
+    for rank, diary in enumerate(outcome.diaries):
+        # It may end by itself, where the others do not connect in time.
+        if diary.fatal is not None and diary.fatal.call == CONSTRUCTION:
+            ends.add(rank)
     return outcome.store_host in ends
 
 

@@ -13,11 +13,12 @@ from simulation.crews.play import play_crew
 from simulation.distributed import Distributed
 from simulation.kernel import Kernel
 from simulation.network import Delays, Network
-from simulation.plan import MESSAGE_FAULTS, draw_plan
+from simulation.plan import FIRST_DOUBLING, MESSAGE_FAULTS, draw_plan
 from simulation.play import play
 from simulation.stand_ins import SIMULATED, installed
 
 QUICK, MANY = 200, 2000
+QUICK_DOUBLING, MANY_DOUBLING = 100, 1000
 QUICK_CREWS, MANY_CREWS = 100, 1000
 ALL_KINDS = {*MESSAGE_FAULTS, "late", "leave", "settings", "give up"}
 
@@ -39,6 +40,16 @@ def test_some_hundred_schedules_keep_all_rules() -> None:
 @pytest.mark.slow
 def test_two_thousand_more_schedules_keep_all_rules() -> None:
     _play(range(QUICK, QUICK + MANY))
+
+
+def test_some_schedules_of_votes_added_on_their_way_keep_all_rules() -> None:
+    _play(range(FIRST_DOUBLING, FIRST_DOUBLING + QUICK_DOUBLING))
+
+
+@pytest.mark.slow
+def test_a_thousand_more_schedules_of_votes_added_on_their_way_keep_all_rules() -> None:
+    first = FIRST_DOUBLING + QUICK_DOUBLING
+    _play(range(first, first + MANY_DOUBLING))
 
 
 def test_some_crews_keep_all_rules() -> None:

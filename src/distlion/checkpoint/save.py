@@ -19,6 +19,7 @@ from distlion.checkpoint.folder import prune
 from distlion.checkpoint.identity import identify, list_loaded
 from distlion.checkpoint.local import describe_local, take_apart
 from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.optim import LocalSteps, VotingBase
@@ -176,6 +177,7 @@ def save_checkpoint(
         pending = PendingCheckpoint(writer.write, in_background=async_)
         if async_:  # within: Ctrl-C at the end of the meeting must not lose it
             _pending[votes] = pending
+    warn_if_unreadable()
     return pending
 
 

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import CheckpointError
+from distlion.step import warn_user
 
 # https://github.com/huggingface/safetensors#format
 _DTYPES = {
@@ -33,6 +35,8 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _CHUNK_BYTES = 1 << 22
+_INSTALL = "pip install safetensors"
+_has_warned = False
 # A link could lead out of the folder, and a pipe would block.
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -152,6 +156,19 @@ def refuse_to_read(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} cannot be read: {error.strerror or error}{hint}")
 
 
+def warn_if_unreadable() -> None:
+    """Warn, once in a process, that the package that reads checkpoints is missing."""
+    global _has_warned
+    if _has_warned or find_spec("safetensors") is not None:
+        return
+    _has_warned = True
+    warn_user(
+        "this checkpoint is complete, but checkpoints are read with the safetensors package, which "
+        f"is not installed here. Install it before you need them: {_INSTALL}",
+        UserWarning,
+    )
+
+
 class TensorFile:
     """A checked file, open for reading.
 
@@ -168,8 +185,7 @@ class TensorFile:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
             raise CheckpointError(
-                "checkpoints are read with the safetensors package; install it with "
-                "pip install 'distlion[checkpoint]'"
+                f"checkpoints are read with the safetensors package; install it with {_INSTALL}"
             ) from error
         try:
             self._file = stack.enter_context(safe_open(path, framework="pt"))

@@ -12,6 +12,7 @@ from distlion.optim.local_state import check_schedule
 from distlion.optim.local_steps import LocalSteps
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterMomentum, OuterStep
+from distlion.optim.papers import paper_settings
 from distlion.optim.parts import divide, take_turns
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
@@ -48,6 +49,7 @@ __all__ = [
     "lion_cub",
     "list_kept",
     "move_on",
+    "paper_settings",
     "rehearse_step",
     "take_turns",
 ]

@@ -64,7 +64,7 @@ class DistributedLion(VotingBase):
         lr: Learning rate, 0 or more.
         betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
         weight_decay: Decoupled weight decay, 0 or more.
-        cautious: Vote on 0 where direction and gradient differ in sign (arXiv:2411.16085).
+        cautious: Set the direction to 0 where the gradient has another sign (arXiv:2411.16085).
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
             ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, ``RecursiveDoubling()``,

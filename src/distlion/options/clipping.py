@@ -24,8 +24,9 @@ class ClipNorm:
     Equation:
         g <- g * min(1, max_norm / (norm + 1e-6))
         "worker": norm = ||g_i||, each worker its own. "global": norm = sqrt(mean over workers of
-        ||g_i||^2), one factor for all; it is at least the norm of the mean gradient, and equal to
-        it where workers agree.
+        ||g_i||^2), one factor for all. It is at least the norm of the mean gradient, which DDP
+        clips: equal where all gradients are equal, about sqrt(N) times it where they are
+        independent noise.
 
     Args:
         max_norm: Largest norm, above 0.
@@ -37,11 +38,12 @@ class ClipNorm:
 
     Notes:
         A sign ignores a common factor, so clipping does not shorten Lion's step. It limits the
-        share of one outlying batch in the direction and the momentum. With "worker", a worker's
-        outlier counts less against its own momentum; with "global", against every worker's, even
-        those without an outlier. ``p.grad`` is not changed. The norm is added in double, by blocks
-        and then exactly, so it depends neither on buckets nor on threads. Norms that are not finite
-        are ignored, and ``nonfinite=`` applies. ``optimizer.grad_norm`` is the last step's norm.
+        share of one outlying batch in the direction and the momentum. With "worker", an outlier has
+        less influence on that worker's momentum; with "global", it scales down the gradients of all
+        workers, even those without an outlier. ``p.grad`` is not changed. The norm is added in
+        double, by blocks and then exactly, so it depends neither on buckets nor on threads. Norms
+        that are not finite are ignored, and ``nonfinite=`` applies. ``optimizer.grad_norm`` is the
+        last step's norm.
     """
 
     max_norm: float

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import fmean, median
 
 import torch
 
@@ -11,9 +12,9 @@ from distlion.errors import DisagreeingWorkersWarning
 from distlion.step import warn_user
 
 LOOKS = 100
-"""In so many diagnosed steps in a row a worker disagrees before it is named."""
-LEAST_AGREEMENT = 0.45
-"""Less is disagreement. Late in a run honest workers come below it too, and above it again."""
+"""A worker is judged by its mean agreement in so many of its last diagnosed steps."""
+LARGEST_GAP = 0.05
+"""A worker's mean may be this much below the median worker's. All means fall late in a run."""
 _LEAST_WORKERS = 3
 """Of two that disagree, nobody knows which one is wrong."""
 
@@ -41,81 +42,63 @@ def count_agreement(rows: Sequence[Sequence[float]]) -> Counts:
     return list(zip(agreed, compared, strict=True))
 
 
-@dataclass
-class _Run:
-    """Looks in a row in which a worker disagreed.
-
-    Attributes:
-        looks: Their number.
-        agreed, compared: Elements in all of them.
-        is_named: Whether a warning has named the worker.
-    """
-
-    looks: int = 0
-    agreed: int = 0
-    compared: int = 0
-    is_named: bool = False
-
-    def add(self, agreed: int, compared: int) -> None:
-        """Take a look; one with agreement ends the run, one without elements is none."""
-        if compared == 0:
-            return
-        if agreed >= LEAST_AGREEMENT * compared:
-            self.looks = self.agreed = self.compared = 0
-            return
-        self.looks += 1
-        self.agreed += agreed
-        self.compared += compared
-
-
 class ReliabilityWatch:
-    """Name workers that disagree with the others in many looks in a row; each once.
+    """Name workers that agree with the others clearly less than the median worker does; each once.
 
-    A look compares a worker on all sampled elements of a step together.
+    Equation:
+        a_i = mean of worker i's agreement in its last ``LOOKS`` looks
+        named: a_i < median(a) - ``LARGEST_GAP``
+
+    A look compares a worker on all sampled elements of a step together. Workers with fewer looks
+    are neither judged nor part of the median.
 
     Args:
         n_workers: Workers that vote.
     """
 
     def __init__(self, n_workers: int) -> None:
-        self._runs = [_Run() for _ in range(n_workers)]
+        self._shares = [deque[float](maxlen=LOOKS) for _ in range(n_workers)]
+        self._named: set[int] = set()
         self._step = 0
 
     def observe(self, step: int, counts: Sequence[Counts]) -> None:
-        """Take one look.
+        """Take one look; it is none for a worker without elements to compare.
 
         Args:
             step: The step that was diagnosed, counted from 0.
             counts: For each parameter of the step, ``count_agreement``.
         """
         self._step = step
-        for worker, run in enumerate(self._runs):
-            run.add(
-                agreed=sum(each[worker][0] for each in counts),
-                compared=sum(each[worker][1] for each in counts),
-            )
+        for worker, shares in enumerate(self._shares):
+            agreed = sum(each[worker][0] for each in counts)
+            compared = sum(each[worker][1] for each in counts)
+            if compared > 0:
+                shares.append(agreed / compared)
 
     def warn(self) -> None:
         """Warn of workers that have not been named before, if there are any."""
-        if len(self._runs) < _LEAST_WORKERS:
+        means = {
+            worker: fmean(shares)
+            for worker, shares in enumerate(self._shares)
+            if len(shares) == LOOKS
+        }
+        if len(means) < _LEAST_WORKERS:
             return
+        usual = median(means.values())
         low = {
-            worker: run
-            for worker, run in enumerate(self._runs)
-            if run.looks >= LOOKS and not run.is_named
+            worker: mean
+            for worker, mean in means.items()
+            if mean < usual - LARGEST_GAP and worker not in self._named
         }
         if not low:
             return
-        for run in low.values():
-            run.is_named = True
-        listed = ", ".join(
-            f"worker {worker} on {run.agreed / run.compared:.1%}" for worker, run in low.items()
-        )
+        self._named.update(low)
+        listed = ", ".join(f"worker {worker} on {mean:.1%}" for worker, mean in low.items())
         message = (
             f"too little agreement with the majority of the other workers: {listed} of the "
-            f"elements compared in {LOOKS} diagnoses in a row, up to step {self._step}. Expected "
-            f"{LEAST_AGREEMENT:.0%} or more. Look for a flipped sign of the loss, wrong labels or "
-            "faulty hardware there. A worker whose data differ from the others' looks the same. "
-            "Its votes count as before."
+            f"elements compared, mean of the last {LOOKS} diagnoses up to step {self._step}. The "
+            f"median worker agrees on {usual:.1%}; expected at most {100 * LARGEST_GAP:g} points "
+            "less. Look for a flipped sign of the loss, wrong labels or faulty hardware there. A "
+            "worker whose data differ from the others' looks the same. Its votes count as before."
         )
         warn_user(DisagreeingWorkersWarning(message, workers=tuple(low)))

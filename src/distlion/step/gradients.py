@@ -104,8 +104,8 @@ class GradientWatch:
                 "votes say no more than one worker's. Either gradients are averaged before the "
                 "vote, by DistributedDataParallel or a trainer that wraps the model in it: turn "
                 "that off by distlion.integrations.ddp.disable_all_reduce(model); "
-                "docs/how-to/trainers has the lines for the Hugging Face Trainer, Accelerate, "
-                "Lightning and FSDP2. Or "
+                'the documentation, "Your trainer", has the lines for the Hugging Face Trainer, '
+                "Accelerate, Lightning and FSDP2. Or "
                 "all ranks read the same data: give each rank its own part, for example by "
                 "torch.utils.data.DistributedSampler.",
                 IdenticalGradientsWarning,

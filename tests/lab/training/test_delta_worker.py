@@ -50,7 +50,7 @@ def test_local_steps_are_those_of_adamw_with_scaled_votes() -> None:
     assert (settings.rule, settings.lr, settings.weight_decay) == ("scaled", 1e-3, 0.1)
     assert settings.method.votes
     assert "ScaledVote() of deltas of 8 steps of AdamW" in settings.method.definition
-    assert TrainSettings.with_defaults().rule == "majority"
+    assert TrainSettings.with_defaults().rule == "majority-cautious-betas-90-95"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ WIRE_BITS_PER_S = 100e6
 _NEXT = (
     ("both tuned, with other seeds", "distlion compare --quick --task {task} --methods {methods}"),
     ("how fast on your network", "distlion plan --help"),
-    ("your own script", "docs/tutorials/from-ddp.md"),
+    ("your own script", 'the documentation, "From DDP in ten minutes"'),
 )
 
 

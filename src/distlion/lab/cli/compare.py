@@ -67,7 +67,7 @@ _Methods = Annotated[
         "2 for feedback; cautious masks elements whose direction and gradient differ in sign; A "
         "and B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of "
         "steps in which momenta are averaged once, or workers exchange once.",
-        show_default="majority,average,global-lion,global-adamw",
+        show_default="majority-cautious-betas-90-95,majority,global-lion,global-adamw",
     ),
 ]
 _Workers = Annotated[

@@ -9,10 +9,7 @@ from distlion.lab.cli.plan_table import format_number
 from distlion.lab.cli.table import build_table, print_table
 from distlion.lab.planning import PERIODS, Scenario, Site, advise_local, format_rate, list_sites
 
-FEWER_VOTES = (
-    "Fewer votes cost some progress in each step: see docs/how-to/local-steps.md. * marks the "
-    "recommended choice."
-)
+_MARK = 'The documentation, "Train across sites", has more. * marks the recommended choice.'
 
 
 def print_local(console: Console, scenario: Scenario, *, with_sites: bool) -> None:
@@ -25,7 +22,7 @@ def print_local(console: Console, scenario: Scenario, *, with_sites: bool) -> No
     rows = [_write_row(site) for site in list_sites(scenario)]
     console.print(Text("\nSeconds of a step, by the link between sites:"), soft_wrap=True)
     print_table(console, build_table(head, rows, left=("link",), bold=()))
-    console.print(Text(FEWER_VOTES), soft_wrap=True)
+    console.print(Text(_MARK), soft_wrap=True)
 
 
 def _write_row(site: Site) -> list[str]:

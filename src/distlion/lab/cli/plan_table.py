@@ -65,15 +65,26 @@ def print_plan(
     console.print(Text(f"\n{TIME_ONLY}"), soft_wrap=True)
 
 
+_RECIPE = (
+    "model.named_parameters()",
+    "lr=adamw_lr / 4",
+    "weight_decay=4 * adamw_weight_decay",
+    "betas=(0.9, 0.95)",
+    "cautious=True",
+)
+"""The page "The recipe" has the reasons."""
+
+
 def write_call(scenario: Scenario, forecast: Forecast) -> str:
-    """Format the call that makes the optimizer of a forecast, without its learning rate."""
-    arguments = [f"aggregation=distlion.{forecast.method}", f"exchange=distlion.{forecast.pattern}"]
+    """Format the call that makes the optimizer of a forecast, with the recipe's settings."""
+    arguments = [*_RECIPE, f"aggregation=distlion.{forecast.method}"]
+    arguments.append(f"exchange=distlion.{forecast.pattern}")
     if scenario.gpus_per_node > 1:
         arguments.append(f"nodes=distlion.Nodes(ranks_per_node={scenario.gpus_per_node})")
     if forecast.overlap:
         # The first steps then find out if overlap pays on these machines.
         arguments.append('overlap="auto"')
-    return f"distlion.DistributedLion(params, {', '.join(arguments)})"
+    return f"distlion.DistributedLion({', '.join(arguments)})"
 
 
 def choose_best(ranked: Sequence[Forecast]) -> list[Forecast]:

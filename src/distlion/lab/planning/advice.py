@@ -24,8 +24,8 @@ from distlion.lab.planning.scenario import Scenario
 DO_NOT_COMPRESS = "Do not compress here"
 
 TIME_ONLY = (
-    "This forecast is of time. Rules also differ in the accuracy that training ends with: see "
-    "docs/how-to/choose-a-rule.md."
+    "This forecast is of time. Rules also differ in the accuracy that training ends with: see the "
+    'documentation, "Choose a rule", and "The recipe" for learning rates.'
 )
 """Printed below a plan."""
 

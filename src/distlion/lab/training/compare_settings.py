@@ -16,7 +16,7 @@ from distlion.lab.training.methods import find_method
 from distlion.lab.training.run_settings import RunSettings
 from distlion.lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
-_METHODS = ("majority", "average", "global-lion", "global-adamw")
+_METHODS = ("majority-cautious-betas-90-95", "majority", "global-lion", "global-adamw")
 _WORKERS = (4, 8)
 _STEPS = 200
 # Warm-up and the time between evaluations are each this part of a run: a tenth.

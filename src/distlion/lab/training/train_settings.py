@@ -23,7 +23,8 @@ from distlion.lab.training.methods import find_rule
 from distlion.lab.training.workers import AUTO
 from distlion.optim import check_delay, check_every_steps
 
-DEFAULT_RULE = "majority"
+DEFAULT_RULE = "majority-cautious-betas-90-95"
+"""The recipe's."""
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
 DEFAULT_STEP_TIMEOUT_S = 60.0
