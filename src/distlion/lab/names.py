@@ -20,8 +20,8 @@ def suggest(name: str, known: Iterable[str], *, all_in: str) -> str:
         all_in: Command that lists them, such as ``distlion train --help``.
 
     Returns:
-        ``did you mean majority? 'distlion train --help' lists all``. Names that hold it between
-        hyphens come first. If no name is near but few are known, the text lists them.
+        ``did you mean majority? 'distlion train --help' lists all``. If names hold it between
+        hyphens, only these are proposed. If no name is near but few are known, the text lists them.
     """
     names = list(dict.fromkeys(known))
     folded = {each.lower(): each for each in names}
