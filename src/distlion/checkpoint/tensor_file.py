@@ -167,8 +167,8 @@ def warn_if_unreadable() -> None:
         return
     _has_warned = True
     warn_user(
-        "checkpoints are written without the safetensors package, but reading them needs it, and it "
-        f"is not installed here. Install it before you need them: {_INSTALL}",
+        "checkpoints are written without the safetensors package, but reading them needs it, and "
+        f"it is not installed here. Install it before you need them: {_INSTALL}",
         UserWarning,
     )
 
