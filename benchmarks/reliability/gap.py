@@ -46,8 +46,8 @@ def describe_gap(find: Find) -> str:
     lines = [
         "## The warning, second form",
         "",
-        "Majority, seeds 4 to 6. Distance of a worker's agreement to the median worker's, in points:",
-        "a mean over parameters and a run; the warning pools elements of its last 100 looks.",
+        "Majority, seeds 4 to 6. Distance of a worker's agreement to the median worker's, in",
+        "points: a mean over parameters and a run. The warning pools elements of its last looks.",
         "",
         "| data | flippers | others | flippers named | others named |",
         "|---|---:|---:|---:|---:|",
